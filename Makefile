@@ -1,0 +1,56 @@
+# Every target sets up what it needs in .venv and build/; nothing outside the tree is touched.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
+
+.PHONY: demo test native-test python-test lint soak bench stub clean
+
+demo: $(VENV)/.library
+	PYTHONPATH=examples $(PY) -m engine
+	PYTHONPATH=examples $(PY) -m engine --kill-worker
+
+test: native-test python-test
+
+native-test: $(VENV)/.library
+	$(VENV)/bin/cmake -S . -B build/native -G Ninja -DMEMLANE_NATIVE_TESTS=ON \
+	    -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja >/dev/null
+	$(VENV)/bin/cmake --build build/native
+	$(VENV)/bin/ctest --test-dir build/native --output-on-failure
+
+python-test: $(VENV)/.tools
+	$(PY) -m pytest -q
+
+lint: $(VENV)/.tools
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(PY) -m mypy src tests/harness examples benchmarks
+	$(VENV)/bin/lint-imports
+
+# The long runs: minutes to hours, not part of `make test`.
+soak: $(VENV)/.tools
+	MEMLANE_SOAK_KILLS=2000 $(PY) -m pytest -q -m "soak or not soak" tests/fault
+
+# The figures of the README, with the machine they were measured on.
+bench: $(VENV)/.library native-test
+	$(PY) -m benchmarks.foundation
+
+# Rewrites the type stub of the native module.
+stub: $(VENV)/.library
+	$(PY) -m nanobind.stubgen -m memlane._native -o src/memlane/_native.pyi
+
+$(VENV)/.library: pyproject.toml $(NATIVE)
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check scikit-build-core nanobind cmake ninja
+	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
+	    -Cbuild-dir=build/editable -e .
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.library
+	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
+	    -Cbuild-dir=build/editable -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,381 @@
+// The broadcast ring for Python: RingSegment (the shared memory), RingWriter and RingReader (its two ends).
+//
+// A message that fits the chunk and finds it free: one crossing, one copy, the GIL kept for copies below 64 KiB.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "bindings/broadcast.hpp"
+#include "bindings/end.hpp"
+#include "bindings/shared_buffer.hpp"
+#include "broadcast/ring_reader.hpp"
+#include "broadcast/ring_writer.hpp"
+#include "core/sweep.hpp"
+
+namespace memlane::bindings {
+
+using namespace nb::literals;
+using broadcast::ChunkKind;
+using broadcast::ChunkSpace;
+using broadcast::RingGeometry;
+using broadcast::RingReader;
+using broadcast::RingWriter;
+
+namespace {
+
+// Above this a copy takes longer than handing the GIL over and back.
+constexpr std::size_t kCopyWithoutGil = 64u << 10;
+
+void copy(void* to, const void* from, std::size_t bytes) {
+    if (bytes < kCopyWithoutGil) {
+        std::memcpy(to, from, bytes);
+        return;
+    }
+    const nb::gil_scoped_release no_gil;
+    std::memcpy(to, from, bytes);
+}
+
+core::SegmentId to_id(const nb::bytes& text) {
+    core::SegmentId id{};
+    if (text.size() != id.size()) raise_error("InvalidArgument", "a queue id has 16 bytes");
+    std::memcpy(id.data(), text.c_str(), id.size());
+    return id;
+}
+
+class RingSegment {
+public:
+    RingSegment(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved)
+        : segment_(std::move(segment)), geometry_(geometry), reserved_(reserved), space_(geometry, reserved) {}
+
+    static RingSegment create(const RingGeometry& g, const nb::bytes& id, const std::string& name,
+                              std::uint64_t reserved_bytes, std::optional<std::size_t> slot) {
+        const core::SegmentId segment_id = to_id(id);
+        const nb::gil_scoped_release no_gil;
+        core::sweep_dead_segments();
+        const std::uint64_t each = std::min(reserved_bytes, g.max_chunk_bytes);
+        std::vector<core::ReservedRange> ranges;
+        if (each == g.max_chunk_bytes) {
+            ranges.push_back({0, g.total_bytes()});
+        } else {
+            for (std::uint64_t c = 0; c < g.max_chunks; ++c) ranges.push_back({c * g.max_chunk_bytes, each});
+            ranges.push_back({g.metadata_offset(), g.metadata_size() * g.max_chunks});
+        }
+        return {core::Segment::create(broadcast::plan_of(g), segment_id, name, ranges, slot), g, each};
+    }
+
+    static RingSegment attach(const RingGeometry& g, const std::string& name, const std::optional<nb::bytes>& id,
+                              std::optional<std::size_t> slot) {
+        std::optional<core::SegmentId> segment_id;
+        if (id) segment_id = to_id(*id);
+        const nb::gil_scoped_release no_gil;
+        return {core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot), g, 0};
+    }
+
+    const std::shared_ptr<core::Segment>& segment() const noexcept { return segment_; }
+    const RingGeometry& geometry() const noexcept { return geometry_; }
+    std::uint64_t reserved() const noexcept { return reserved_; }
+
+    SharedBuffer whole() const { return {mapping(), 0, mapping()->bytes()}; }
+    SharedBuffer data(std::uint64_t chunk) {
+        const auto kept = mapping();
+        space_.ensure_all(*segment_, chunk);
+        return {kept, chunk * geometry_.max_chunk_bytes, geometry_.max_chunk_bytes};
+    }
+    SharedBuffer metadata(std::uint64_t chunk) const {
+        return {mapping(), geometry_.metadata_offset() + chunk * geometry_.metadata_size(), geometry_.metadata_size()};
+    }
+
+    // Without a queue on it nobody is told: such a ring has no participants.
+    void close() {
+        if (segment_->is_open()) segment_->remove_name();
+        segment_->abandon();
+    }
+    void abandon() noexcept { segment_->abandon(); }
+
+private:
+    const std::shared_ptr<os::Mapping>& mapping() const {
+        if (!segment_->is_open()) raise_error("Closed", "this ring is closed");
+        return segment_->mapping();
+    }
+
+    std::shared_ptr<core::Segment> segment_;
+    RingGeometry geometry_;
+    std::uint64_t reserved_;
+    ChunkSpace space_;
+};
+
+const char* to_text(core::Presence presence, const os::ProcessIdentity& who) noexcept {
+    switch (presence) {
+        case core::Presence::absent: return "absent";
+        case core::Presence::dead: return "dead";
+        case core::Presence::closed:
+        case core::Presence::released: return "closed";
+        case core::Presence::attached: break;
+    }
+    switch (os::activity_of(who)) {
+        case os::Activity::running: return "running";
+        case os::Activity::stopped: return "stopped";
+        default: return "unknown";
+    }
+}
+
+// (state, pid, position, last progress in ns of the monotonic clock) by slot. Costs system calls.
+template <class Core>
+nb::list participants_of(Core& end, std::size_t own_slot) {
+    nb::list all;
+    for (std::size_t i = 0; i < 1 + end.ring().geometry().n_reader; ++i) {
+        const core::Participants& participants = end.participants();
+        const core::Presence presence = i == own_slot ? core::Presence::attached : participants.presence(i);
+        const os::ProcessIdentity who = participants.identity(i);
+        const core::ParticipantSlot& slot = participants.slot(i);
+        all.append(nb::make_tuple(to_text(presence, who), who.pid, core::load_relaxed(slot.position),
+                                  core::load_relaxed(slot.last_progress_ns)));
+    }
+    return all;
+}
+
+template <class Core>
+nb::tuple counters_of(Core& end, std::size_t own_slot) {
+    const core::ParticipantSlot& slot = end.participants().slot(own_slot);
+    return nb::make_tuple(core::load_relaxed(slot.position), core::load_relaxed(slot.bytes),
+                          core::load_relaxed(slot.waits));
+}
+
+// Until the writer and every reader have attached. A death among them, or the writer's end, ends it, too.
+template <class Core>
+core::Outcome wait_for_all(Core& end, std::size_t own_slot, os::Deadline deadline, Interruption& look) {
+    const core::Participants& participants = end.participants();
+    const std::size_t count = 1 + end.ring().geometry().n_reader;
+    std::optional<std::size_t> dead;
+    const auto find_dead = [&] {
+        for (std::size_t i = 0; i < count && !dead; ++i)
+            if (i != own_slot && participants.presence(i) == core::Presence::dead) dead = i;
+        return dead.has_value();
+    };
+    const auto all_here = [&] {
+        if (end.is_stopping() || participants.state(0) == core::SlotState::closed) return true;
+        for (std::size_t i = 0; i < count; ++i)
+            if (participants.state(i) == core::SlotState::absent) return false;
+        return true;
+    };
+    core::Spinner spinner(count, os::usable_cores());
+    const core::WaitResult result = core::wait_until({&end.segment().header().membership}, spinner, deadline, all_here,
+                                                     [&] { return find_dead() || look(); });
+    if (end.is_stopping()) return {core::Status::closed};
+    if (find_dead()) return {core::Status::peer_died, *dead};
+    if (result == core::WaitResult::timed_out) return {core::Status::timed_out};
+    if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
+    for (std::size_t i = 0; i < count; ++i)
+        if (participants.state(i) == core::SlotState::absent) return {core::Status::peer_closed, 0};
+    return {core::Status::ok};
+}
+
+template <class Bound, class Core>
+void raise_outcome(End<Bound, Core>& end, const core::Outcome& outcome, nb::handle timeout,
+                   const char* timed_out = "timed_out") {
+    if (outcome.status == core::Status::interrupted) raise_failure(end.self(), "cancelled");
+    if (outcome.status == core::Status::timed_out) raise_failure(end.self(), timed_out, 0, timeout);
+    raise_failure(end.self(), name_of(outcome.status), outcome.slot, timeout);
+}
+
+class Writer : public End<Writer, RingWriter> {
+public:
+    Writer(const RingSegment& ring, std::vector<std::int64_t> ranks)
+        : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved()),
+          max_chunk_bytes_(ring.geometry().max_chunk_bytes) {}
+
+    std::uint64_t max_chunk_bytes() const noexcept { return max_chunk_bytes_; }
+
+    void send(const nb::bytes& message, nb::handle timeout) {
+        const Call call(*this, false);
+        const std::size_t bytes = message.size();
+        begin(bytes, timeout);
+        copy(core().chunk(), message.c_str(), bytes);
+        core().publish(ChunkKind::object, bytes);
+    }
+
+    SharedBuffer begin_write(nb::handle timeout) {
+        const Call call(*this, false);
+        const RingGeometry& g = core().ring().geometry();
+        begin(g.max_chunk_bytes, timeout);
+        set_holding(true);
+        return {core().segment().mapping(), core().ring().chunk_at(core().position()) * g.max_chunk_bytes,
+                g.max_chunk_bytes};
+    }
+
+    void end_write(bool publish) {
+        if (is_closed() && !publish) return;  // closed inside the block, which then failed: nothing to take back
+        const Call call(*this, true);
+        set_holding(false);
+        if (publish) core().publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
+    }
+
+    void wait_until_ready(nb::handle timeout) {
+        const Call call(*this, false);
+        const os::Deadline deadline = to_deadline(timeout);
+        Interruption look;
+        const core::Outcome outcome = [&] {
+            const nb::gil_scoped_release no_gil;
+            return wait_for_all(core(), RingWriter::kSlot, deadline, look);
+        }();
+        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout, "not_ready");
+        core().segment().remove_name();
+    }
+
+    bool release_reader(std::size_t reader) {
+        const Call call(*this, false);
+        return core().release_reader(reader);
+    }
+
+private:
+    const std::uint64_t max_chunk_bytes_;
+
+    void begin(std::uint64_t bytes, nb::handle timeout) {
+        const os::Deadline deadline = to_deadline(timeout);
+        core::Outcome outcome = core().begin_nowait(bytes);
+        if (outcome.status == core::Status::would_block) {
+            Interruption look;
+            const nb::gil_scoped_release no_gil;
+            outcome = core().begin(bytes, deadline, look);
+        }
+        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
+    }
+};
+
+class Reader : public End<Reader, RingReader> {
+public:
+    Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, std::size_t reader)
+        : End(ring.segment(), std::move(ranks), ring.geometry(), reader), place_(reader) {}
+
+    std::size_t place() const noexcept { return place_; }
+
+    // The bytes of the next object. The chunk is given back before anybody decodes them, so decoding may fail.
+    nb::bytes receive(nb::handle timeout, nb::handle cancel) {
+        const Call call(*this, false);
+        begin(timeout, cancel);
+        const auto descriptor = core().descriptor();
+        if (!descriptor || descriptor->kind != ChunkKind::object) {
+            core().finish(0);
+            raise_failure(self(), "corrupt");
+        }
+        const std::size_t bytes = descriptor->length;
+        nb::object message = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
+        if (!message.is_valid()) throw nb::python_error();  // MemoryError; nothing is consumed
+        copy(PyBytes_AS_STRING(message.ptr()), core().chunk(), bytes);
+        core().finish(bytes);
+        return nb::borrow<nb::bytes>(message);
+    }
+
+    SharedBuffer begin_read(nb::handle timeout, nb::handle cancel) {
+        const Call call(*this, false);
+        begin(timeout, cancel);
+        core().ensure_whole_chunk();
+        set_holding(true);
+        const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
+        return {core().segment().mapping(), core().ring().chunk_at(core().position()) * bytes, bytes};
+    }
+
+    void end_read() {
+        if (is_closed()) return;  // closed inside the block: the chunk was given back with everything else
+        const Call call(*this, true);
+        set_holding(false);
+        core().finish(core().ring().geometry().max_chunk_bytes);
+    }
+
+    void wait_until_ready(nb::handle timeout) {
+        const Call call(*this, false);
+        const os::Deadline deadline = to_deadline(timeout);
+        Interruption look;
+        const core::Outcome outcome = [&] {
+            const nb::gil_scoped_release no_gil;
+            return wait_for_all(core(), core().slot(), deadline, look);
+        }();
+        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout, "not_ready");
+    }
+
+private:
+    const std::size_t place_;
+
+    void begin(nb::handle timeout, nb::handle cancel) {
+        const os::Deadline deadline = to_deadline(timeout);
+        core::Outcome outcome = core().begin_nowait();
+        if (outcome.status == core::Status::would_block) {
+            Interruption look(cancel);
+            if (look.is_cancelled()) raise_failure(self(), "cancelled");
+            const nb::gil_scoped_release no_gil;
+            outcome = core().begin(deadline, look);
+        }
+        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
+    }
+};
+
+}  // namespace
+
+void bind_broadcast(nb::module_& m) {
+    nb::class_<RingGeometry>(m, "RingGeometry", "Numbers that fix the bytes of a ring.")
+        .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t>(), "n_reader"_a, "max_chunk_bytes"_a, "max_chunks"_a)
+        .def_ro("n_reader", &RingGeometry::n_reader)
+        .def_ro("max_chunk_bytes", &RingGeometry::max_chunk_bytes)
+        .def_ro("max_chunks", &RingGeometry::max_chunks)
+        .def_prop_ro("metadata_size", &RingGeometry::metadata_size)
+        .def_prop_ro("metadata_offset", &RingGeometry::metadata_offset)
+        .def_prop_ro("total_bytes", &RingGeometry::total_bytes);
+
+    nb::class_<RingSegment>(m, "RingSegment", "The shared memory of one ring.")
+        .def_static("create", &RingSegment::create, "geometry"_a, "id"_a, "name"_a, "reserved_bytes"_a,
+                    "slot"_a = nb::none(),
+                    "Makes a segment, with `reserved_bytes` of every chunk reserved. Sweeps what the dead left first.")
+        .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "slot"_a = nb::none(),
+                    "Joins the segment of that name, as the participant `slot` or as a mere user.")
+        .def_prop_ro("name", [](const RingSegment& self) { return self.segment()->name(); })
+        .def_prop_ro("size", [](const RingSegment& self) { return self.segment()->bytes(); })
+        .def_prop_ro("is_creator", [](const RingSegment& self) { return self.segment()->is_creator(); })
+        .def_prop_ro("is_open", [](const RingSegment& self) { return self.segment()->is_open(); })
+        .def_prop_ro("is_own", [](const RingSegment& self) { return self.segment()->is_own(); },
+                     "False in a child that was forked after the segment was opened.")
+        .def("whole", &RingSegment::whole)
+        .def("data", &RingSegment::data, "chunk"_a)
+        .def("metadata", &RingSegment::metadata, "chunk"_a)
+        .def("close", &RingSegment::close)
+        .def("abandon", &RingSegment::abandon);
+
+    nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
+        .def(nb::init<const RingSegment&, std::vector<std::int64_t>>(), "ring"_a, "ranks"_a)
+        .def("send", &Writer::send, "message"_a, "timeout"_a.none(), "One object as bytes; they must fit a chunk.")
+        .def("begin_write", &Writer::begin_write, "timeout"_a.none(), "The next chunk, free to be filled by hand.")
+        .def("end_write", &Writer::end_write, "publish"_a)
+        .def("wait_until_ready", &Writer::wait_until_ready, "timeout"_a.none())
+        .def("release_reader", &Writer::release_reader, "reader"_a,
+             "Stops waiting for a reader that is dead or absent; False if it lives.")
+        .def("close", [](Writer& self) { self.close(true); })
+        .def("abandon", [](Writer& self) { self.close(false); })
+        .def_prop_ro("is_closed", &Writer::is_closed)
+        .def_prop_ro("position", [](Writer& self) { return self.is_closed() ? 0 : self.core().position(); })
+        .def_prop_ro("slot", [](Writer&) { return RingWriter::kSlot; })
+        .def_prop_ro("ranks", &Writer::ranks)
+        .def_prop_ro("max_chunk_bytes", &Writer::max_chunk_bytes)
+        .def("participants", [](Writer& self) { return participants_of(self.readable(), RingWriter::kSlot); })
+        .def("counters", [](Writer& self) { return counters_of(self.readable(), RingWriter::kSlot); });
+
+    nb::class_<Reader>(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.")
+        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, std::size_t>(), "ring"_a, "ranks"_a, "reader"_a)
+        .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "The next object as bytes.")
+        .def("begin_read", &Reader::begin_read, "timeout"_a.none(), "cancel"_a.none(), "The next chunk as it is.")
+        .def("end_read", &Reader::end_read)
+        .def("wait_until_ready", &Reader::wait_until_ready, "timeout"_a.none())
+        .def("close", [](Reader& self) { self.close(true); })
+        .def("abandon", [](Reader& self) { self.close(false); })
+        .def_prop_ro("is_closed", &Reader::is_closed)
+        .def_prop_ro("position", [](Reader& self) { return self.is_closed() ? 0 : self.core().position(); })
+        .def_prop_ro("slot", [](Reader& self) { return 1 + self.place(); })
+        .def_prop_ro("ranks", &Reader::ranks)
+        .def_prop_ro("place", &Reader::place, "Of the reader among the local ones.")
+        .def("participants", [](Reader& self) { return participants_of(self.readable(), 1 + self.place()); })
+        .def("counters", [](Reader& self) { return counters_of(self.readable(), 1 + self.place()); });
+}
+
+}  // namespace memlane::bindings

@@ -1,0 +1,67 @@
+// The only place where what C++ found becomes a Python exception. Texts are made in Python (memlane._failures),
+// where the facts about the peers are at hand.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <exception>
+#include <system_error>
+
+#include "core/errors.hpp"
+#include "core/status.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+
+template <class... Args>
+void set_error(const char* error_class, const Args&... args) {
+    const nb::object type = nb::module_::import_("memlane.errors").attr(error_class);
+    const nb::object instance = type(args...);
+    PyErr_SetObject(type.ptr(), instance.ptr());
+}
+
+template <class... Args>
+[[noreturn]] void raise_error(const char* error_class, const Args&... args) {
+    set_error(error_class, args...);
+    throw nb::python_error();
+}
+
+inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
+    try {
+        std::rethrow_exception(thrown);
+    } catch (const core::SegmentMissing& e) {
+        set_error("SegmentMissing", e.name, e.what());
+    } catch (const core::SegmentRefused& e) {
+        set_error("SegmentRefused", e.what());
+    } catch (const core::LayoutMismatch& e) {
+        set_error("LayoutMismatch", e.what());
+    } catch (const core::RankTaken& e) {
+        set_error("RankTaken", e.what());
+    } catch (const core::ShmExhausted& e) {
+        set_error("ShmExhausted", e.need, e.free);
+    } catch (const std::system_error& e) {
+        const nb::object arguments = nb::make_tuple(e.code().value(), e.what());
+        PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    }
+}
+
+inline const char* name_of(core::Status status) noexcept {
+    switch (status) {
+        case core::Status::closed: return "closed";
+        case core::Status::peer_closed: return "peer_closed";
+        case core::Status::peer_died: return "peer_died";
+        default: return "unexpected";
+    }
+}
+
+// `end`: the endpoint object, which memlane._failures asks for its participants.
+[[noreturn]] inline void raise_failure(nb::handle end, const char* what, std::size_t slot = 0,
+                                       nb::handle timeout = nb::handle()) {
+    const nb::object make = nb::module_::import_("memlane._failures").attr("failure");
+    const nb::object failure = make(end, what, slot, timeout.is_valid() ? nb::borrow(timeout) : nb::none());
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(failure.ptr())), failure.ptr());
+    throw nb::python_error();
+}
+
+}  // namespace memlane::bindings

@@ -1,0 +1,25 @@
+// memlane._native: one bind function per system.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/broadcast.hpp"
+#include "bindings/failures.hpp"
+#include "bindings/shared_buffer.hpp"
+#include "core/sweep.hpp"
+
+NB_MODULE(_native, m) {
+    namespace nb = nanobind;
+    using namespace memlane;
+    m.doc() = "The native core of memlane: shared memory, atomics, waiting, liveness.";
+    nb::register_exception_translator(bindings::translate);
+    bindings::bind_shared_buffer(m);
+    bindings::bind_broadcast(m);
+    m.def(
+        "sweep_dead_segments",
+        [] {
+            const nb::gil_scoped_release no_gil;
+            return core::sweep_dead_segments();
+        },
+        "Removes the segments of this user that no living process holds; returns their names.");
+}

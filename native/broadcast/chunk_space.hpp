@@ -1,0 +1,34 @@
+// How much of every chunk is known to have its space, so that no process is ever killed by SIGBUS for touching it.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "broadcast/ring_layout.hpp"
+
+namespace memlane::broadcast {
+
+class ChunkSpace {
+public:
+    // `bytes`: what the creator reserved of each chunk, from its start on; 0 where that is not known.
+    ChunkSpace(const RingGeometry& geometry, std::uint64_t bytes)
+        : geometry_(geometry), reserved_(geometry.max_chunks, std::min(bytes, geometry.max_chunk_bytes)) {}
+
+    // One comparison if the space is there; else a system call. Throws ShmExhausted, and has then changed nothing.
+    void ensure(core::Segment& segment, std::uint64_t chunk, std::uint64_t bytes) {
+        if (bytes <= reserved_[chunk]) return;
+        constexpr std::uint64_t kStep = 64u << 10;
+        const std::uint64_t from = reserved_[chunk];
+        const std::uint64_t to = std::min(core::align_up(bytes, kStep), geometry_.max_chunk_bytes);
+        segment.reserve(chunk * geometry_.max_chunk_bytes + from, to - from);
+        reserved_[chunk] = to;
+    }
+
+    void ensure_all(core::Segment& segment, std::uint64_t chunk) { ensure(segment, chunk, geometry_.max_chunk_bytes); }
+
+private:
+    RingGeometry geometry_;
+    std::vector<std::uint64_t> reserved_;
+};
+
+}  // namespace memlane::broadcast

@@ -1,0 +1,117 @@
+// Bytes of the broadcast ring: n_reader readers, max_chunks chunks of max_chunk_bytes bytes.
+//
+//   offset                                length              content
+//   c * max_chunk_bytes                   max_chunk_bytes     data of chunk c
+//   metadata_offset + c * metadata_size   1                   `written` flag of chunk c
+//   the byte after it + r                 1                   flag of reader r for chunk c
+//   header_offset                         1024                SegmentHeader
+//   section participants                  128 * (1 + n)       slot 0: writer, slot 1 + r: reader r
+//   section ring_waits                    128                 the two futex words
+//   section parked_readers                n                   one byte per reader that sleeps
+//   section chunk_descriptors             64 * max_chunks     what memlane's own writer says of a chunk
+//
+// The flags alone decide who may do what (a process that knows only the documented part takes part through them):
+//
+//   written  readers   meaning
+//   0        ? ? ?     not written: the writer may write, nobody may read
+//   1        0 0 0     just written: every reader may read
+//   1        x x x     those whose flag is 0 may still read; the writer may not write
+//   1        1 1 1     read by all: the writer may write, nobody may read
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/layout.hpp"
+#include "core/segment.hpp"
+
+namespace memlane::broadcast {
+
+struct RingGeometry {
+    std::uint64_t n_reader;
+    std::uint64_t max_chunk_bytes;
+    std::uint64_t max_chunks;
+
+    constexpr std::uint64_t metadata_size() const noexcept { return 1 + n_reader; }
+    constexpr std::uint64_t metadata_offset() const noexcept { return max_chunk_bytes * max_chunks; }
+    constexpr std::uint64_t total_bytes() const noexcept { return (max_chunk_bytes + metadata_size()) * max_chunks; }
+};
+static_assert(RingGeometry{2, 100, 3}.metadata_offset() == 300);
+static_assert(RingGeometry{2, 100, 3}.total_bytes() == 309);
+
+// Readers wait on `published`, the writer on `consumed`; each is incremented only when somebody sleeps on it.
+struct RingWaits {
+    std::uint32_t published;
+    std::uint32_t reserved_0[15];
+    std::uint32_t consumed;
+    std::uint8_t writer_parked;
+    std::uint8_t reserved_1[59];
+};
+static_assert(sizeof(RingWaits) == 128);
+static_assert(offsetof(RingWaits, consumed) == 64);
+
+enum class ChunkKind : std::uint32_t { raw = 0, object = 1 };
+
+// Written by the writer before `written` is set. A descriptor of another turn is an old one: the chunk was then
+// filled by a process that knows only the documented part, and holds raw bytes.
+struct ChunkDescriptor {
+    std::uint64_t turn;  // 1 at the first lap of the ring
+    ChunkKind kind;
+    std::uint32_t reserved_0;
+    std::uint64_t length;
+    std::uint64_t extent_offset;
+    std::uint64_t extent_bytes;
+    std::int64_t published_ns;  // CLOCK_MONOTONIC
+    std::uint64_t reserved_1[2];
+};
+static_assert(sizeof(ChunkDescriptor) == 64);
+
+inline core::SegmentPlan plan_of(const RingGeometry& g) {
+    return {core::System::broadcast,
+            {g.n_reader, g.max_chunk_bytes, g.max_chunks, 0},
+            g.total_bytes(),
+            {{core::Section::participants, sizeof(core::ParticipantSlot), 1 + g.n_reader},
+             {core::Section::ring_waits, sizeof(RingWaits), 1},
+             {core::Section::parked_readers, 1, g.n_reader},
+             {core::Section::chunk_descriptors, sizeof(ChunkDescriptor), g.max_chunks}}};
+}
+
+// The ring's bytes by name. Keeps the mapping, not the segment: views may outlive close().
+class Ring {
+public:
+    Ring(const core::Segment& segment, const RingGeometry& geometry)
+        : geometry_(geometry),
+          mapping_(segment.mapping()),
+          waits_(segment.section<RingWaits>(core::Section::ring_waits)),
+          parked_(segment.section<std::uint8_t>(core::Section::parked_readers)),
+          descriptors_(segment.section<ChunkDescriptor>(core::Section::chunk_descriptors)) {}
+
+    const RingGeometry& geometry() const noexcept { return geometry_; }
+    std::uint64_t chunk_at(std::uint64_t position) const noexcept { return position % geometry_.max_chunks; }
+    std::uint64_t turn_at(std::uint64_t position) const noexcept { return position / geometry_.max_chunks + 1; }
+
+    std::byte* data(std::uint64_t chunk) const noexcept { return mapping_->base() + chunk * geometry_.max_chunk_bytes; }
+    std::uint8_t& written(std::uint64_t chunk) const noexcept { return *flags(chunk); }
+    std::uint8_t& consumed_by(std::uint64_t chunk, std::uint64_t reader) const noexcept {
+        return flags(chunk)[1 + reader];
+    }
+    ChunkDescriptor& descriptor(std::uint64_t chunk) const noexcept { return descriptors_[chunk]; }
+    RingWaits& waits() const noexcept { return *waits_; }
+    std::span<std::uint8_t> parked_readers() const noexcept { return {parked_, geometry_.n_reader}; }
+
+private:
+    std::uint8_t* flags(std::uint64_t chunk) const noexcept {
+        return reinterpret_cast<std::uint8_t*>(mapping_->base()) + geometry_.metadata_offset() +
+               chunk * geometry_.metadata_size();
+    }
+
+    RingGeometry geometry_;
+    std::shared_ptr<os::Mapping> mapping_;
+    RingWaits* waits_;
+    std::uint8_t* parked_;
+    ChunkDescriptor* descriptors_;
+};
+
+}  // namespace memlane::broadcast

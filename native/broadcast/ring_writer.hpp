@@ -1,0 +1,192 @@
+// The writer's end of the ring. One message: begin (see the chunk free, keep readers out) - fill in - publish.
+//
+// While nobody sleeps: no system call, no lock; n + 1 flag bytes read, n + 2 written, one descriptor line, one
+// line of own counters, two readings of the clock, one full fence.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "broadcast/chunk_space.hpp"
+#include "broadcast/ring_layout.hpp"
+#include "core/participants.hpp"
+#include "core/status.hpp"
+#include "core/wait.hpp"
+
+namespace memlane::broadcast {
+
+class RingWriter {
+public:
+    static constexpr std::size_t kSlot = 0;
+    // How often a writer that never blocks asks for the dead: a quarter of the promised second, so that the first
+    // call later than a second after a death always finds it.
+    static constexpr os::Nanoseconds kLookInterval = 250 * os::kMillisecond;
+
+    // `reserved_bytes` of every chunk are reserved already; the rest is when it is first used.
+    RingWriter(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved_bytes)
+        : segment_(std::move(segment)),
+          ring_(*segment_, geometry),
+          participants_(*segment_),
+          spinner_(1 + geometry.n_reader, os::usable_cores()),
+          space_(geometry, reserved_bytes),
+          readers_(geometry.n_reader, Reader::expected),
+          last_look_(os::monotonic_now()) {
+        participants_.join(kSlot, os::own_identity());
+    }
+
+    const Ring& ring() const noexcept { return ring_; }
+    core::Segment& segment() const noexcept { return *segment_; }
+    const core::Participants& participants() const noexcept { return participants_; }
+    std::uint64_t position() const noexcept { return position_; }
+    std::byte* chunk() const noexcept { return ring_.data(ring_.chunk_at(position_)); }
+
+    // Gets the next chunk ready for `bytes` bytes, if it is free. Throws ShmExhausted if there is no space for them.
+    core::Outcome begin_nowait(std::uint64_t bytes) {
+        if (is_stopping()) return {core::Status::closed};
+        const os::Nanoseconds now = os::monotonic_now();
+        if (now - last_look_ >= kLookInterval) look_at_readers(now);
+        if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
+        if (!is_free()) return {core::Status::would_block};
+        return start(bytes);
+    }
+
+    // The same, waiting for the readers. `look()` is called without any lock held at least every 100 ms.
+    template <class Look>
+    core::Outcome begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
+        core::ParticipantSlot& own = participants_.slot(kSlot);
+        core::add_single_writer<std::uint64_t>(own.waits, 1);
+        core::store_relaxed(own.activity, core::SlotActivity::waiting);
+        const core::WaitPoint point{&ring_.waits().consumed, &ring_.waits().writer_parked};
+        const core::WaitResult result = core::wait_until(
+            point, spinner_, deadline, [&] { return is_stopping() || is_free(); },
+            [&] {
+                look_at_readers(os::monotonic_now());
+                return first_dead() || look();
+            });
+        core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
+        if (is_stopping()) return {core::Status::closed};
+        if (result == core::WaitResult::timed_out) {
+            const os::Nanoseconds now = os::monotonic_now();
+            if (now - last_look_ >= core::kSlice) look_at_readers(now);
+        }
+        if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
+        if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
+        if (result == core::WaitResult::timed_out) return {core::Status::timed_out};
+        return start(bytes);
+    }
+
+    // Makes the chunk that begin() gave visible to all readers at once.
+    void publish(ChunkKind kind, std::uint64_t length) noexcept {
+        const std::uint64_t chunk = ring_.chunk_at(position_);
+        const os::Nanoseconds now = os::monotonic_now();
+        ChunkDescriptor& d = ring_.descriptor(chunk);
+        d.kind = kind;
+        d.length = length;
+        d.extent_offset = 0;
+        d.extent_bytes = 0;
+        d.published_ns = now;
+        d.turn = ring_.turn_at(position_);
+        for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
+            // Release, not relaxed: a reader that sees its flag fall must see `written` fallen before it, or it
+            // takes the chunk of the turn before for a new one.
+            SYNC_STORE(reset);
+            core::store_release<std::uint8_t>(ring_.consumed_by(chunk, r), 0);
+        }
+        SYNC_STORE(publish);
+        core::store_release<std::uint8_t>(ring_.written(chunk), 1);
+        ++position_;
+        count(length, now);
+        core::wake_parked(&ring_.waits().published, ring_.parked_readers());
+    }
+
+    // Nobody waits for this reader any more. True also if it had closed or was released before; false, and nothing
+    // changed, while a living process is there.
+    bool release_reader(std::size_t reader) {
+        if (readers_[reader] == Reader::closed || readers_[reader] == Reader::released) return true;
+        if (!participants_.release(1 + reader)) return false;
+        readers_[reader] = Reader::released;
+        return true;
+    }
+
+    // Ends a wait in another thread; every later one ends at once.
+    void stop_waiting() noexcept {
+        closing_.store(true);
+        core::wake_always(&ring_.waits().consumed);
+        core::wake_always(&segment_->header().membership);
+    }
+    bool is_stopping() const noexcept { return closing_.load(std::memory_order_relaxed); }
+
+    // Readers get what is published and then an end, instead of a death.
+    void announce_close() noexcept {
+        participants_.leave(kSlot);
+        core::wake_always(&ring_.waits().published);
+    }
+
+private:
+    enum class Reader : std::uint8_t { expected, dead, closed, released };
+
+    bool is_done(std::uint64_t chunk, std::size_t r) noexcept {
+        SYNC_LOAD(consume);
+        if (core::load_acquire(ring_.consumed_by(chunk, r)) != 0) return true;
+        if (readers_[r] == Reader::expected && participants_.state(1 + r) == core::SlotState::closed)
+            readers_[r] = Reader::closed;
+        return readers_[r] == Reader::closed || readers_[r] == Reader::released;
+    }
+
+    bool is_free() noexcept {
+        const std::uint64_t chunk = ring_.chunk_at(position_);
+        if (core::load_relaxed(ring_.written(chunk)) == 0) return true;
+        for (std::size_t r = 0; r < readers_.size(); ++r)
+            if (!is_done(chunk, r)) return false;
+        return true;
+    }
+
+    core::Outcome start(std::uint64_t bytes) {
+        const std::uint64_t chunk = ring_.chunk_at(position_);
+        space_.ensure(*segment_, chunk, bytes);
+        // Relaxed: every reader's flag is still 1, which keeps it out, and the release of `reset` comes after.
+        SYNC_STORE(retract);
+        core::store_relaxed<std::uint8_t>(ring_.written(chunk), 0);
+        return {core::Status::ok};
+    }
+
+    void look_at_readers(os::Nanoseconds now) {
+        last_look_ = now;
+        for (std::size_t r = 0; r < readers_.size(); ++r) {
+            if (readers_[r] != Reader::expected) continue;
+            switch (participants_.presence(1 + r)) {
+                case core::Presence::dead: readers_[r] = Reader::dead; break;
+                case core::Presence::closed: readers_[r] = Reader::closed; break;
+                default: break;
+            }
+        }
+    }
+
+    std::optional<std::size_t> first_dead() const noexcept {
+        const auto at = std::find(readers_.begin(), readers_.end(), Reader::dead);
+        if (at == readers_.end()) return std::nullopt;
+        return 1 + static_cast<std::size_t>(at - readers_.begin());
+    }
+
+    void count(std::uint64_t length, os::Nanoseconds now) noexcept {
+        core::ParticipantSlot& own = participants_.slot(kSlot);
+        core::store_relaxed(own.position, position_);
+        core::store_relaxed(own.last_progress_ns, now);
+        core::add_single_writer(own.bytes, length);
+    }
+
+    std::shared_ptr<core::Segment> segment_;
+    Ring ring_;
+    core::Participants participants_;
+    core::Spinner spinner_;
+    ChunkSpace space_;
+    std::vector<Reader> readers_;
+    os::Nanoseconds last_look_;
+    std::uint64_t position_ = 0;
+    std::atomic<bool> closing_{false};
+};
+
+}  // namespace memlane::broadcast

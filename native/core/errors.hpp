@@ -1,0 +1,35 @@
+// What can go wrong while a segment is made or joined. The bindings turn each into one class of memlane.errors;
+// any other failure of a system call stays a std::system_error and becomes an OSError.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace memlane::core {
+
+struct SegmentMissing : std::runtime_error {
+    SegmentMissing(std::string segment, const std::string& why) : runtime_error(why), name(std::move(segment)) {}
+    std::string name;
+};
+
+struct SegmentRefused : std::runtime_error {
+    using runtime_error::runtime_error;
+};
+
+struct LayoutMismatch : std::runtime_error {
+    using runtime_error::runtime_error;
+};
+
+struct RankTaken : std::runtime_error {
+    using runtime_error::runtime_error;
+};
+
+struct ShmExhausted : std::runtime_error {
+    ShmExhausted(std::uint64_t need_bytes, std::uint64_t free_bytes)
+        : runtime_error("shared memory exhausted"), need(need_bytes), free(free_bytes) {}
+    std::uint64_t need;
+    std::uint64_t free;
+};
+
+}  // namespace memlane::core

@@ -1,0 +1,104 @@
+// Bytes of a segment behind the documented part: one header, and sections that its directory lists.
+//
+//   0                       documented bytes of the system (a ring's chunks and flags)
+//   header_offset           SegmentHeader, 1024 bytes, on a page boundary
+//   ...                     sections in the order of the plan, each on a 128-byte boundary
+//   trailer_end             extents that a system appends later
+//
+// The header names its own offset, so an observer that knows no geometry finds it: it is the only page that
+// begins with the magic and with its own position.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace memlane::core {
+
+inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", little-endian
+inline constexpr std::uint32_t kLayoutMajor = 1;                // differs: cannot be used
+inline constexpr std::uint32_t kLayoutMinor = 0;                // differs: fields were added at the end
+inline constexpr std::uint64_t kUnderstoodFeatures = 0;
+
+inline constexpr std::size_t kPage = 4096;
+inline constexpr std::size_t kCacheLine = 64;
+inline constexpr std::size_t kSectionAlignment = 128;
+inline constexpr std::size_t kMaxSections = 24;
+
+enum class System : std::uint32_t { broadcast = 1 };
+enum class Section : std::uint32_t { participants = 1, ring_waits = 2, parked_readers = 3, chunk_descriptors = 4 };
+
+struct SectionEntry {
+    Section kind;
+    std::uint32_t stride;  // bytes of one element
+    std::uint64_t offset;  // in the file
+    std::uint64_t count;   // elements
+    std::uint64_t reserved;
+};
+static_assert(sizeof(SectionEntry) == 32);
+
+using Geometry = std::array<std::uint64_t, 4>;
+using SegmentId = std::array<std::uint8_t, 16>;
+
+struct SegmentHeader {
+    std::uint64_t magic;  // stored last (SYNC header): whoever sees it sees a complete segment
+    std::uint32_t layout_major;
+    std::uint32_t layout_minor;
+    std::uint64_t header_offset;
+    std::uint64_t trailer_end;
+    SegmentId id;
+    std::uint64_t must_understand;
+    std::uint64_t may_ignore;
+
+    System system;
+    std::uint32_t section_count;
+    Geometry geometry;  // meaning by system; a ring: n_reader, max_chunk_bytes, max_chunks, 0
+    std::int64_t created_ns;
+    std::uint64_t reserved_0[2];
+
+    std::uint32_t membership;  // futex word: somebody joined or left
+    std::uint32_t reserved_1[31];
+
+    SectionEntry sections[kMaxSections];
+};
+static_assert(sizeof(SegmentHeader) == 1024);
+static_assert(offsetof(SegmentHeader, system) == 64);
+static_assert(offsetof(SegmentHeader, membership) == 128);
+static_assert(offsetof(SegmentHeader, sections) == 256);
+
+// What the first 64 bytes of every participant's slot say, and the second 64 bytes count. A slot is written only
+// by the process that holds its lock; the two lines are apart because peers poll the first.
+enum class SlotState : std::uint32_t { absent = 0, attached = 1, closed = 2, released = 3 };
+enum class SlotActivity : std::uint32_t { elsewhere = 0, waiting = 1, copying = 2 };
+
+struct ParticipantSlot {
+    SlotState state;
+    std::uint32_t epoch;
+    std::uint64_t pid;
+    std::uint64_t start_ticks;
+    std::uint64_t pid_namespace;
+    std::uint64_t joined_at;    // position at which it joined
+    std::uint32_t wake_method;  // 0: futex
+    std::uint32_t reserved_0[5];
+
+    std::uint64_t position;          // messages published or consumed
+    std::int64_t last_progress_ns;   // CLOCK_MONOTONIC
+    SlotActivity activity;
+    std::uint32_t reserved_1;
+    std::uint64_t bytes;
+    std::uint64_t waits;  // calls that did not find at once what they came for
+    std::uint64_t reserved_2[3];
+};
+static_assert(sizeof(ParticipantSlot) == 128);
+static_assert(offsetof(ParticipantSlot, position) == 64);
+
+// Locks lie far beyond any byte of the file: one per participant, one shared by users that are no participants.
+inline constexpr std::int64_t kLockBase = std::int64_t{1} << 62;
+inline constexpr std::int64_t kUserLock = kLockBase + (std::int64_t{1} << 31);
+inline constexpr std::int64_t kLockSpan = std::int64_t{1} << 32;
+
+constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t to) noexcept {
+    return (value + to - 1) / to * to;
+}
+
+}  // namespace memlane::core

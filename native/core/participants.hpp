@@ -1,0 +1,89 @@
+// Who takes part in a segment: slot 0 is the writer, slot 1 + r is reader r.
+#pragma once
+
+#include <cstdint>
+
+#include "core/segment.hpp"
+#include "core/sync.hpp"
+#include "core/wait.hpp"
+#include "os/process.hpp"
+
+namespace memlane::core {
+
+// `dead` is decided by the lock alone: attached, and nobody holds it any more.
+enum class Presence { absent, attached, dead, closed, released };
+
+class Participants {
+public:
+    explicit Participants(Segment& segment)
+        : segment_(segment), slots_(segment.section<ParticipantSlot>(Section::participants)) {}
+
+    ParticipantSlot& slot(std::size_t i) const noexcept { return slots_[i]; }
+
+    // The caller holds the lock of the slot. Tells peers who wait for it.
+    void join(std::size_t i, const os::ProcessIdentity& who) const noexcept {
+        ParticipantSlot& s = slots_[i];
+        store_relaxed(s.pid, who.pid);
+        store_relaxed(s.start_ticks, who.start_ticks);
+        store_relaxed(s.pid_namespace, who.pid_namespace);
+        store_relaxed(s.last_progress_ns, os::monotonic_now());
+        set_state(i, SlotState::attached);
+    }
+
+    void leave(std::size_t i) const noexcept { set_state(i, SlotState::closed); }
+
+    // A place that nobody holds is given up for good: the caller keeps its lock, so nobody can attach there later.
+    // False if a living process holds it.
+    bool release(std::size_t i) const {
+        if (!segment_.lock().take_slot(i)) return false;
+        if (load_acquire(slots_[i].state) != SlotState::closed) set_state(i, SlotState::released);
+        return true;
+    }
+
+    SlotState state(std::size_t i) const noexcept {
+        SYNC_LOAD(join);
+        SYNC_LOAD(leave);
+        return load_acquire(slots_[i].state);
+    }
+
+    // One system call for a slot that is attached, none otherwise.
+    Presence presence(std::size_t i) const {
+        switch (state(i)) {
+            case SlotState::attached:
+                if (segment_.lock().is_held_by_other(i)) return Presence::attached;
+                // It says `closed` before it gives up the lock, so look again.
+                return state(i) == SlotState::attached ? Presence::dead : to_presence(state(i));
+            default: return to_presence(state(i));
+        }
+    }
+
+    os::ProcessIdentity identity(std::size_t i) const noexcept {
+        const ParticipantSlot& s = slots_[i];
+        return {load_relaxed(s.pid), load_relaxed(s.start_ticks), load_relaxed(s.pid_namespace)};
+    }
+
+private:
+    static Presence to_presence(SlotState state) noexcept {
+        switch (state) {
+            case SlotState::closed: return Presence::closed;
+            case SlotState::released: return Presence::released;
+            case SlotState::attached: return Presence::attached;
+            default: return Presence::absent;
+        }
+    }
+
+    void set_state(std::size_t i, SlotState state) const noexcept {
+        if (state == SlotState::attached) {
+            SYNC_STORE(join);
+        } else {
+            SYNC_STORE(leave);
+        }
+        store_release(slots_[i].state, state);
+        wake_always(&segment_.header().membership);
+    }
+
+    Segment& segment_;
+    ParticipantSlot* slots_;
+};
+
+}  // namespace memlane::core

@@ -1,0 +1,311 @@
+// The life of a segment: made without a name, reserved, locked, filled in, published, named; joined; unnamed.
+//
+// Whatever fails on the way leaves nothing behind, because until `link_name`, the last step, the file has no name
+// and goes with its descriptor.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/errors.hpp"
+#include "core/layout.hpp"
+#include "core/liveness.hpp"
+#include "core/sync.hpp"
+#include "os/clock.hpp"
+#include "os/mapping.hpp"
+#include "os/process.hpp"
+
+namespace memlane::core {
+
+inline constexpr const char* kDirectory = "/dev/shm";
+inline constexpr const char* kNamePrefix = "memlane-";
+
+struct PlannedSection {
+    Section kind;
+    std::uint32_t stride;
+    std::uint64_t count;
+};
+
+// What a system puts into a segment; the same plan makes it and checks it at attach.
+struct SegmentPlan {
+    System system;
+    Geometry geometry;
+    std::uint64_t documented_bytes;
+    std::vector<PlannedSection> sections;
+
+    std::uint64_t header_offset() const noexcept { return align_up(documented_bytes, kPage); }
+};
+
+// Bytes of the documented part that are reserved at creation; the trailer always is.
+struct ReservedRange {
+    std::uint64_t offset;
+    std::uint64_t bytes;
+};
+
+class Segment {
+public:
+    // `slot`: the participant that the creator is; none for a user who only holds the segment.
+    static std::shared_ptr<Segment> create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
+                                           const std::vector<ReservedRange>& reserved, std::optional<std::size_t> slot);
+    // `slot` as above; `id`: refuse another segment that has come to bear the name.
+    static std::shared_ptr<Segment> attach(const std::string& name, const SegmentPlan& plan,
+                                           const std::optional<SegmentId>& id, std::optional<std::size_t> slot);
+
+    // Another participant in this process, on this mapping: a race detector sees races through one mapping only.
+    std::shared_ptr<Segment> join_same_mapping(std::size_t slot) const {
+        std::shared_ptr<Segment> joined(new Segment(name_, false));
+        joined->file_ = os::reopen(file_);
+        joined->bytes_ = bytes_;
+        joined->mapping_ = mapping_;
+        joined->header_ = header_;
+        joined->sections_ = sections_;
+        joined->hold(slot);
+        return joined;
+    }
+
+    Segment(const Segment&) = delete;
+    Segment& operator=(const Segment&) = delete;
+    ~Segment() { abandon(); }
+
+    const std::string& name() const noexcept { return name_; }
+    std::uint64_t bytes() const noexcept { return bytes_; }
+    bool is_creator() const noexcept { return is_creator_; }
+    bool is_open() const noexcept { return mapping_ != nullptr; }
+    // False in a child that was forked after this segment was opened.
+    bool is_own() const noexcept { return generation_ == fork_generation().load(std::memory_order_relaxed); }
+
+    const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
+    LivenessLock& lock() noexcept { return lock_; }
+    SegmentHeader& header() const noexcept { return *header_; }
+
+    template <class T>
+    T* section(Section kind) const noexcept {
+        for (std::uint32_t i = 0; i < sections_.size(); ++i)
+            if (sections_[i].kind == kind) return reinterpret_cast<T*>(mapping_->base() + sections_[i].offset);
+        return nullptr;
+    }
+
+    // Takes space for a part of the file that was left open at creation; ShmExhausted changes nothing.
+    void reserve(std::uint64_t offset, std::uint64_t bytes) {
+        if (const int error = os::reserve(file_, offset, bytes)) throw_reservation(error, bytes);
+        mapping_->populate(offset, bytes);
+    }
+
+    // From now on nothing can stay behind, however the processes end; and nobody can join.
+    void remove_name() {
+        if (!is_creator_ || !is_named_ || !is_own()) return;
+        is_named_ = false;
+        os::unlink_if_same(file_, path());
+    }
+
+    // Frees everything that is this process's own: name (of its creator), lock, descriptor, and the mapping, which
+    // stays until the last view of it goes. Tells nobody: to peers it looks like a death.
+    void abandon() noexcept {
+        if (!is_open()) return;
+        try {
+            remove_name();
+        } catch (const std::system_error&) {
+            // The name is swept by the next creation: this process's lock on it ends here.
+        }
+        lock_.release();
+        file_.close();
+        header_ = nullptr;
+        mapping_.reset();
+    }
+
+private:
+    Segment(std::string name, bool is_creator) : name_(std::move(name)), is_creator_(is_creator) {}
+
+    std::string path() const { return path_of(name_); }
+    static std::string path_of(const std::string& name) { return std::string(kDirectory) + "/" + name; }
+
+    [[noreturn]] void throw_reservation(int error, std::uint64_t need) const {
+        if (error == ENOSPC || error == EFBIG || error == ENOMEM) throw ShmExhausted(need, os::free_bytes(file_));
+        os::throw_errno("cannot reserve " + std::to_string(need) + " bytes in " + kDirectory, error);
+    }
+
+    void hold(std::optional<std::size_t> slot);
+    void check_header(const SegmentPlan& plan, const std::optional<SegmentId>& id);
+    [[noreturn]] void throw_mismatch(const SegmentPlan& plan) const;
+
+    std::string name_;
+    bool is_creator_;
+    bool is_named_ = false;
+    std::uint64_t generation_ = fork_generation().load();
+    std::uint64_t bytes_ = 0;
+    os::FileDescriptor file_;
+    LivenessLock lock_;
+    std::shared_ptr<os::Mapping> mapping_;
+    SegmentHeader* header_ = nullptr;
+    std::vector<SectionEntry> sections_;  // private copy, checked: what a peer scribbles later is not believed
+};
+
+inline std::vector<SectionEntry> place_sections(const SegmentPlan& plan) {
+    std::vector<SectionEntry> placed;
+    std::uint64_t at = plan.header_offset() + sizeof(SegmentHeader);
+    for (const PlannedSection& s : plan.sections) {
+        at = align_up(at, kSectionAlignment);
+        placed.push_back({s.kind, s.stride, at, s.count, 0});
+        at += s.stride * s.count;
+    }
+    return placed;
+}
+
+inline std::uint64_t trailer_end_of(const SegmentPlan& plan) {
+    const std::vector<SectionEntry> placed = place_sections(plan);
+    return align_up(placed.back().offset + placed.back().stride * placed.back().count, kPage);
+}
+
+inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
+                                                const std::vector<ReservedRange>& reserved,
+                                                std::optional<std::size_t> slot) {
+    std::shared_ptr<Segment> segment(new Segment(name, true));
+    Segment& s = *segment;
+    s.bytes_ = trailer_end_of(plan);
+    s.file_ = os::create_unnamed(kDirectory);
+    try {
+        os::resize(s.file_, s.bytes_);
+    } catch (const std::system_error& error) {
+        if (error.code().value() == EFBIG || error.code().value() == EINVAL)
+            throw ShmExhausted(s.bytes_, os::free_bytes(s.file_));
+        throw;
+    }
+    std::vector<ReservedRange> ranges = reserved;
+    ranges.push_back({plan.header_offset(), s.bytes_ - plan.header_offset()});
+    std::uint64_t need = 0;
+    for (const ReservedRange& range : ranges) need += range.bytes;
+    // Ask before taking: filling the file system to its brim only to fail would hurt everybody else meanwhile.
+    if (const std::uint64_t free = os::free_bytes(s.file_); need > free) throw ShmExhausted(need, free);
+    for (const ReservedRange& range : ranges)
+        if (const int error = os::reserve(s.file_, range.offset, range.bytes)) s.throw_reservation(error, need);
+    try {
+        s.mapping_ = std::make_shared<os::Mapping>(s.file_, s.bytes_);
+    } catch (const std::system_error& error) {
+        if (error.code().value() == ENOMEM) throw ShmExhausted(s.bytes_, os::free_bytes(s.file_));
+        throw;
+    }
+    for (const ReservedRange& range : ranges) s.mapping_->populate(range.offset, range.bytes);
+    s.hold(slot);
+
+    s.header_ = reinterpret_cast<SegmentHeader*>(s.mapping_->base() + plan.header_offset());
+    s.sections_ = place_sections(plan);
+    SegmentHeader& h = *s.header_;
+    h.layout_major = kLayoutMajor;
+    h.layout_minor = kLayoutMinor;
+    h.header_offset = plan.header_offset();
+    h.trailer_end = s.bytes_;
+    h.id = id;
+    h.system = plan.system;
+    h.section_count = static_cast<std::uint32_t>(s.sections_.size());
+    h.geometry = plan.geometry;
+    h.created_ns = os::monotonic_now();
+    std::memcpy(h.sections, s.sections_.data(), s.sections_.size() * sizeof(SectionEntry));
+    SYNC_STORE(header);
+    store_release(h.magic, kMagic);
+
+    os::link_name(s.file_, s.path());
+    s.is_named_ = true;
+    return segment;
+}
+
+inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const SegmentPlan& plan,
+                                                const std::optional<SegmentId>& id, std::optional<std::size_t> slot) {
+    const std::string path = path_of(name);
+    std::shared_ptr<Segment> segment(new Segment(name, false));
+    Segment& s = *segment;
+    try {
+        s.file_ = os::open_existing(path);
+    } catch (const std::system_error& error) {
+        switch (error.code().value()) {
+            case ENOENT: throw SegmentMissing(name, path + " does not exist");
+            case ELOOP: throw SegmentRefused(path + " is a symbolic link; segments never are");
+            case EACCES:
+            case EPERM: throw SegmentRefused(path + " may not be opened by this user");
+            default: throw;
+        }
+    }
+    const os::FileFacts facts = os::facts_of(s.file_);
+    if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
+    if (facts.owner != ::geteuid())
+        throw SegmentRefused(path + " belongs to user " + std::to_string(facts.owner) + ", not to user " +
+                             std::to_string(::geteuid()));
+    if ((facts.mode & 0777) != 0600) throw SegmentRefused(path + " has another mode than 0600");
+    s.bytes_ = facts.bytes;
+    if (facts.bytes < trailer_end_of(plan)) s.throw_mismatch(plan);
+    s.mapping_ = std::make_shared<os::Mapping>(s.file_, facts.bytes);
+    s.check_header(plan, id);
+    const auto check_named = [&] {
+        if (os::facts_of(s.file_).links == 0) throw SegmentMissing(name, path + " was removed a moment ago");
+    };
+    try {
+        s.hold(slot);
+    } catch (const RankTaken&) {
+        check_named();  // a sweep of the dead holds every place for a moment, and has then removed the name
+        throw;
+    }
+    // Only now: with the lock held nobody takes the segment for dead any more.
+    check_named();
+    return segment;
+}
+
+inline void Segment::hold(std::optional<std::size_t> slot) {
+    lock_ = LivenessLock(file_);
+    if (slot ? lock_.take_slot(*slot) : lock_.take_user()) return;
+    throw RankTaken("the place is held by a living process");
+}
+
+inline void Segment::check_header(const SegmentPlan& plan, const std::optional<SegmentId>& id) {
+    header_ = reinterpret_cast<SegmentHeader*>(mapping_->base() + plan.header_offset());
+    SYNC_LOAD(header);
+    if (load_acquire(header_->magic) != kMagic || header_->header_offset != plan.header_offset()) throw_mismatch(plan);
+    const SegmentHeader seen = *header_;
+    if (seen.layout_major != kLayoutMajor)
+        throw LayoutMismatch(path() + " has layout version " + std::to_string(seen.layout_major) +
+                             ", this memlane has version " + std::to_string(kLayoutMajor));
+    if ((seen.must_understand & ~kUnderstoodFeatures) != 0)
+        throw LayoutMismatch(path() + " needs features " + std::to_string(seen.must_understand) +
+                             ", this memlane understands " + std::to_string(kUnderstoodFeatures));
+    if (seen.system != plan.system || seen.geometry != plan.geometry) throw_mismatch(plan);
+    if (id && seen.id != *id) throw SegmentMissing(name_, path() + " is another segment of the same name");
+    if (seen.section_count > kMaxSections) throw LayoutMismatch(path() + " has a damaged section directory");
+    for (const PlannedSection& want : plan.sections) {
+        const SectionEntry* found = nullptr;
+        for (std::uint32_t i = 0; i < seen.section_count; ++i)
+            if (seen.sections[i].kind == want.kind) found = &seen.sections[i];
+        const bool fits = found != nullptr && found->stride == want.stride && found->count == want.count &&
+                          found->offset % kSectionAlignment == 0 && found->offset <= bytes_ &&
+                          want.stride * want.count <= bytes_ - found->offset;
+        if (!fits) throw LayoutMismatch(path() + " has a damaged section directory");
+        sections_.push_back(*found);
+    }
+}
+
+inline std::string to_text(const Geometry& g) {
+    std::string text = "(";
+    for (std::size_t i = 0; i < g.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(g[i]);
+    return text + ")";
+}
+
+// Looks for the header wherever it is, to tell what the file holds instead. Reads with pread: touching a hole
+// of a mapped tmpfs file would allocate it.
+inline void Segment::throw_mismatch(const SegmentPlan& plan) const {
+    const std::string wanted = "geometry " + to_text(plan.geometry) + " of system " +
+                               std::to_string(static_cast<std::uint32_t>(plan.system));
+    off_t at = 0;
+    while ((at = ::lseek(file_.get(), at, SEEK_DATA)) >= 0) {
+        at = static_cast<off_t>(align_up(static_cast<std::uint64_t>(at), kPage));
+        SegmentHeader seen;
+        if (::pread(file_.get(), &seen, sizeof seen, at) != static_cast<ssize_t>(sizeof seen)) break;
+        if (seen.magic == kMagic && seen.header_offset == static_cast<std::uint64_t>(at))
+            throw LayoutMismatch(path() + " has geometry " + to_text(seen.geometry) + " of system " +
+                                 std::to_string(static_cast<std::uint32_t>(seen.system)) + ", asked for was " + wanted);
+        at += static_cast<off_t>(kPage);
+    }
+    throw LayoutMismatch(path() + " (" + std::to_string(bytes_) + " bytes) holds no memlane segment, asked for was " +
+                         wanted);
+}
+
+}  // namespace memlane::core

@@ -1,0 +1,41 @@
+// Removes what killed processes left behind: names of segments that nobody holds.
+#pragma once
+
+#include <dirent.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/liveness.hpp"
+#include "core/segment.hpp"
+
+namespace memlane::core {
+
+// Every segment is locked before it has a name, so one that can be locked as a whole has no living user: age and
+// pid are not asked. Returns the names that were removed. Costs a few microseconds per segment of this user.
+inline std::vector<std::string> sweep_dead_segments() {
+    std::vector<std::string> removed;
+    const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(kDirectory), ::closedir);
+    if (!directory) os::throw_errno(std::string("cannot list ") + kDirectory);
+    while (const dirent* entry = ::readdir(directory.get())) {
+        const std::string name = entry->d_name;
+        if (name.rfind(kNamePrefix, 0) != 0) continue;
+        const std::string path = std::string(kDirectory) + "/" + name;
+        try {
+            const os::FileDescriptor file = os::open_existing(path);
+            const os::FileFacts facts = os::facts_of(file);
+            if (!facts.is_regular() || facts.owner != ::geteuid()) continue;
+            LivenessLock lock(file);
+            if (!lock.take_all()) continue;
+            os::unlink_if_same(file, path);
+            removed.push_back(name);
+        } catch (const std::system_error&) {
+            continue;  // gone meanwhile, or somebody else's: not ours to remove, and no reason to fail a creation
+        }
+    }
+    return removed;
+}
+
+}  // namespace memlane::core

@@ -1,0 +1,68 @@
+// Atomics on bytes that processes share, and the names of the places where they synchronise.
+//
+// Every pair of a store and the load that must see it has one name, written at both ends:
+//
+//   name      store side                                load side                  what becomes visible
+//   header    magic of a complete segment               attach                     header, sections, all zeroes
+//   join      a participant's slot says `attached`      peers                      who it is (pid, start time, ...)
+//   leave     a participant's slot says `closed`        peers                      all it published or released before
+//   retract   writer sets `written` to 0                reader, before it reads    (nothing: readers keep out)
+//   reset     writer sets a reader's flag to 0          that reader                `written` = 0, data and descriptor
+//   publish   writer sets `written` to 1                readers                    data and descriptor
+//   consume   a reader sets its own flag to 1           writer                     that its loads of the data are over
+//   park      a sleeper sets its `parked` byte          whoever wakes it           (ordered by a full fence on both sides)
+//   wake      the waker increments the futex word       the sleeper's futex wait   what it waits for
+//
+// The marks are executable: nothing in a release build, a call of `sync_hook` in a build with
+// MEMLANE_SYNC_HOOKS, by which tests force an order of steps or kill a process exactly there.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#if defined(MEMLANE_SYNC_HOOKS)
+namespace memlane::core {
+inline std::atomic<void (*)(const char*)> sync_hook{nullptr};
+inline void call_sync_hook(const char* point) {
+    if (auto* hook = sync_hook.load(std::memory_order_relaxed)) hook(point);
+}
+}  // namespace memlane::core
+#define SYNC_STORE(name) ::memlane::core::call_sync_hook(#name ".store")
+#define SYNC_LOAD(name) ::memlane::core::call_sync_hook(#name ".load")
+#else
+#define SYNC_STORE(name) ((void)0)
+#define SYNC_LOAD(name) ((void)0)
+#endif
+
+namespace memlane::core {
+
+template <class T>
+T load_relaxed(const T& at) noexcept {
+    return std::atomic_ref<T>(const_cast<T&>(at)).load(std::memory_order_relaxed);
+}
+template <class T>
+T load_acquire(const T& at) noexcept {
+    return std::atomic_ref<T>(const_cast<T&>(at)).load(std::memory_order_acquire);
+}
+template <class T>
+void store_relaxed(T& at, T value) noexcept {
+    std::atomic_ref<T>(at).store(value, std::memory_order_relaxed);
+}
+template <class T>
+void store_release(T& at, T value) noexcept {
+    std::atomic_ref<T>(at).store(value, std::memory_order_release);
+}
+inline void full_fence() noexcept { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+// Lock-free at any address that holds such a value, or two processes would not agree on the lock.
+static_assert(std::atomic_ref<std::uint8_t>::is_always_lock_free);
+static_assert(std::atomic_ref<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
+
+// A number that one process writes and others may read at any time. No read-modify-write: a plain addition.
+template <class T>
+void add_single_writer(T& counter, T amount) noexcept {
+    store_relaxed(counter, static_cast<T>(load_relaxed(counter) + amount));
+}
+
+}  // namespace memlane::core

@@ -1,0 +1,133 @@
+// The one wait loop, for every system and both sides.
+//
+//   check - spin a little - { register as sleeper - full fence - check again - sleep at most 100 ms - look around }
+//
+// Why nobody is left asleep: the sleeper stores `parked`, then (full fence) loads what it waits for; the waker
+// stores that, then (full fence) loads `parked`. One of the two sees the other. The waker clears `parked` before
+// it increments the word, so a sleeper that registers in between is woken by the increment, needlessly at worst.
+// A byte per sleeper and not a count of them: a sleeper that is killed would leave a count wrong for ever.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "core/sync.hpp"
+#include "os/clock.hpp"
+#include "os/futex.hpp"
+
+namespace memlane::core {
+
+inline constexpr os::Nanoseconds kSlice = 100 * os::kMillisecond;
+
+inline void pause() noexcept {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Spins for less than a sleep and a wake-up cost, and gives up the habit while it does not pay: after a spin
+// that found nothing the next 1, 3, 7 ... 255 waits do not spin. It yields the core after every 32 pauses,
+// because the one it waits for may need this very core.
+class Spinner {
+public:
+    Spinner(std::size_t participants, unsigned cores) noexcept
+        : budget_(participants > cores ? 20'000 : 50'000) {}
+
+    template <class Ready>
+    bool spin(Ready&& ready) {
+        if (skip_ > 0) {
+            --skip_;
+            return false;
+        }
+        const os::Nanoseconds until = os::monotonic_now() + budget_;
+        do {
+            for (int i = 0; i < 32; ++i) {
+                if (ready()) {
+                    next_skip_ = 1;
+                    return true;
+                }
+                pause();
+            }
+            ::sched_yield();
+        } while (os::monotonic_now() < until);
+        skip_ = next_skip_;
+        next_skip_ = std::min(2 * next_skip_ + 1, 255u);
+        return false;
+    }
+
+private:
+    os::Nanoseconds budget_;
+    unsigned skip_ = 0;
+    unsigned next_skip_ = 1;
+};
+
+// Where somebody sleeps: a futex word that many may share, and one byte of his own by which he says that he does.
+// Without a byte (`parked` null) the waker must wake always.
+struct WaitPoint {
+    std::uint32_t* word;
+    std::uint8_t* parked = nullptr;
+};
+
+enum class WaitResult { ready, timed_out, interrupted };
+
+// Waits until ready() is true. `look()` is called after every 100 ms slice and after every signal; true from it
+// ends the wait as `interrupted`. No system call while ready() is true at once or within the spin.
+template <class Ready, class Look>
+WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look) {
+    if (ready() || spinner.spin(ready)) return WaitResult::ready;
+    os::Nanoseconds next_look = os::monotonic_now() + kSlice;
+    for (;;) {
+        SYNC_LOAD(wake);
+        const std::uint32_t seen = load_acquire(*point.word);
+        if (point.parked != nullptr) {
+            SYNC_STORE(park);
+            store_relaxed<std::uint8_t>(*point.parked, 1);
+        }
+        full_fence();
+        const bool at_once = ready();
+        os::FutexResult result = os::FutexResult::woken;
+        if (!at_once) {
+            result = os::futex_wait(point.word, seen, std::min(next_look, deadline.at()));
+        }
+        if (point.parked != nullptr) store_relaxed<std::uint8_t>(*point.parked, 0);
+        if (at_once || ready()) return WaitResult::ready;
+        const os::Nanoseconds now = os::monotonic_now();
+        if (now >= next_look || result == os::FutexResult::interrupted) {
+            if (look()) return WaitResult::interrupted;
+            if (ready()) return WaitResult::ready;
+            next_look = now + kSlice;
+        }
+        if (deadline.passed(now)) return WaitResult::timed_out;
+    }
+}
+
+inline void wake_always(std::uint32_t* word) noexcept {
+    SYNC_STORE(wake);
+    std::atomic_ref<std::uint32_t>(*word).fetch_add(1, std::memory_order_release);
+    os::futex_wake_all(word);
+}
+
+// Call after the store that the sleepers wait for. One fence and one look while nobody sleeps; one system call
+// however many do.
+inline void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked) noexcept {
+    full_fence();
+    SYNC_LOAD(park);
+    bool any = false;
+    for (std::uint8_t& one : parked) {
+        if (load_relaxed(one) != 0) {
+            store_relaxed<std::uint8_t>(one, 0);
+            any = true;
+        }
+    }
+    if (any) wake_always(word);
+}
+
+}  // namespace memlane::core

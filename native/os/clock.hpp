@@ -1,0 +1,42 @@
+// Time as the library counts it: nanoseconds of CLOCK_MONOTONIC, which is one clock for all processes of a host.
+#pragma once
+
+#include <ctime>
+
+#include <cstdint>
+
+namespace memlane::os {
+
+using Nanoseconds = std::int64_t;
+
+inline constexpr Nanoseconds kMillisecond = 1'000'000;
+inline constexpr Nanoseconds kSecond = 1'000'000'000;
+
+// No system call: the kernel answers from the vDSO (about 25 ns).
+inline Nanoseconds monotonic_now() noexcept {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * kSecond + now.tv_nsec;
+}
+
+// One absolute point in time at which a call gives up; made once where the call enters.
+class Deadline {
+public:
+    static constexpr Deadline never() noexcept { return Deadline{INT64_MAX}; }
+    static Deadline after(Nanoseconds span) noexcept {
+        if (span <= 0) return Deadline{0};
+        const Nanoseconds now = monotonic_now();
+        return span >= INT64_MAX - now ? never() : Deadline{now + span};
+    }
+
+    constexpr Nanoseconds at() const noexcept { return at_; }
+    constexpr bool passed(Nanoseconds now) const noexcept { return now >= at_; }
+    // Already over when the call began: such a call is a poll and never waits.
+    constexpr bool is_poll() const noexcept { return at_ == 0; }
+
+private:
+    constexpr explicit Deadline(Nanoseconds at) noexcept : at_(at) {}
+    Nanoseconds at_;
+};
+
+}  // namespace memlane::os

@@ -1,0 +1,139 @@
+// Files in shared memory: made without a name, named when complete, opened without following links.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace memlane::os {
+
+[[noreturn]] inline void throw_errno(const std::string& what, int error = errno) {
+    throw std::system_error(error, std::generic_category(), what);
+}
+
+class FileDescriptor {
+public:
+    FileDescriptor() noexcept = default;
+    explicit FileDescriptor(int fd) noexcept : fd_(fd) {}
+    FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
+    FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+        if (this != &other) {
+            close();
+            fd_ = other.release();
+        }
+        return *this;
+    }
+    ~FileDescriptor() { close(); }
+
+    int get() const noexcept { return fd_; }
+    bool is_open() const noexcept { return fd_ >= 0; }
+    int release() noexcept { return std::exchange(fd_, -1); }
+    // Linux frees the descriptor whatever close(2) returns, and a tmpfs file has nothing left to write.
+    void close() noexcept {
+        if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+    }
+
+private:
+    int fd_ = -1;
+};
+
+inline FileDescriptor create_unnamed(const std::string& directory) {
+    FileDescriptor file(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+    if (!file.is_open()) throw_errno("cannot create a file in " + directory);
+    if (::fchmod(file.get(), 0600) != 0) throw_errno("cannot set the mode of a file in " + directory);
+    return file;
+}
+
+inline FileDescriptor open_existing(const std::string& path) {
+    FileDescriptor file(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+    if (!file.is_open()) throw_errno("cannot open " + path);
+    return file;
+}
+
+// A second open file description of the same file; unlike dup() it shares no locks with the first.
+// Works for a file that has no name (any more), too.
+inline FileDescriptor reopen(const FileDescriptor& file) {
+    const std::string path = "/proc/self/fd/" + std::to_string(file.get());
+    FileDescriptor second(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (!second.is_open()) throw_errno("cannot reopen " + path + " (is /proc mounted?)");
+    return second;
+}
+
+// Gives a complete file its name; fails with EEXIST rather than replace or follow what is there.
+inline void link_name(const FileDescriptor& file, const std::string& path) {
+    const std::string self = "/proc/self/fd/" + std::to_string(file.get());
+    if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0)
+        throw_errno("cannot name the segment " + path);
+}
+
+struct FileFacts {
+    dev_t device;
+    ino_t inode;
+    mode_t mode;
+    uid_t owner;
+    nlink_t links;
+    std::uint64_t bytes;
+
+    bool is_regular() const noexcept { return S_ISREG(mode); }
+    bool is_same_file(const FileFacts& other) const noexcept {
+        return device == other.device && inode == other.inode;
+    }
+};
+
+inline FileFacts to_facts(const struct stat& s) noexcept {
+    return {s.st_dev, s.st_ino, s.st_mode, s.st_uid, s.st_nlink, static_cast<std::uint64_t>(s.st_size)};
+}
+
+inline FileFacts facts_of(const FileDescriptor& file) {
+    struct stat s{};
+    if (::fstat(file.get(), &s) != 0) throw_errno("cannot stat a segment");
+    return to_facts(s);
+}
+
+// Removes `path` only while it still names `file`; a name that is gone or names another file is left alone.
+inline void unlink_if_same(const FileDescriptor& file, const std::string& path) {
+    struct stat s{};
+    if (::lstat(path.c_str(), &s) != 0) {
+        if (errno == ENOENT) return;
+        throw_errno("cannot stat " + path);
+    }
+    if (!to_facts(s).is_same_file(facts_of(file))) return;
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw_errno("cannot remove " + path);
+}
+
+inline void resize(const FileDescriptor& file, std::uint64_t bytes) {
+    while (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
+        if (errno != EINTR) throw_errno("cannot size a segment to " + std::to_string(bytes) + " bytes");
+}
+
+inline std::uint64_t free_bytes(const FileDescriptor& file) noexcept {
+    struct statvfs s{};
+    if (::fstatvfs(file.get(), &s) != 0) return 0;
+    return static_cast<std::uint64_t>(s.f_bavail) * s.f_frsize;
+}
+
+// Takes the space for a range now, so that a full file system is an error here and not a SIGBUS later.
+// Returns 0 or an errno. In pieces: tmpfs gives up with EINTR when any signal is pending and undoes the
+// whole call, so one large call under a profiling timer might never end.
+inline int reserve(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) noexcept {
+    constexpr std::uint64_t kPiece = 16u << 20;
+    const std::uint64_t end = offset + bytes;
+    while (offset < end) {
+        const std::uint64_t piece = std::min(kPiece, end - offset);
+        if (::fallocate(file.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(piece)) == 0)
+            offset += piece;
+        else if (errno != EINTR)
+            return errno;
+    }
+    return 0;
+}
+
+}  // namespace memlane::os

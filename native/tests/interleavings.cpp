@@ -1,0 +1,128 @@
+// Orders of steps that luck would show once in a million runs, forced through the SYNC hooks.
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "rings.hpp"
+
+using namespace memlane;
+using namespace memlane::testing;
+using core::Status;
+
+namespace {
+
+std::map<std::string, std::function<void()>> at_point;  // run once, when the point is next reached
+
+void hook(const char* point) {
+    const auto found = at_point.find(point);
+    if (found == at_point.end()) return;
+    const auto action = std::move(found->second);
+    at_point.erase(found);
+    action();
+}
+
+struct Pair {
+    RingGeometry geometry{1, 64, 1};
+    std::shared_ptr<core::Segment> segment = new_segment(geometry);
+    RingWriter writer{segment, geometry, 64};
+    std::unique_ptr<RingReader> reader_end = new_reader(*segment, geometry, 0);
+    RingReader& reader = *reader_end;
+
+    void send(std::uint64_t value) {
+        CHECK(writer.begin_nowait(8).status == Status::ok);
+        std::memcpy(writer.chunk(), &value, sizeof value);
+        writer.publish(ChunkKind::object, sizeof value);
+    }
+};
+
+// The reader looks while the writer stands right before each of its stores: it must see nothing until `publish`.
+void nothing_is_seen_before_publish() {
+    for (const char* point : {"retract.store", "reset.store", "publish.store"}) {
+        Pair pair;
+        pair.send(1);
+        CHECK(pair.reader.begin_nowait().status == Status::ok);
+        pair.reader.finish(8);
+        bool looked = false;
+        at_point[point] = [&] {
+            looked = true;
+            CHECK(pair.reader.begin_nowait().status == Status::would_block);
+        };
+        pair.send(2);
+        CHECK(looked);
+        CHECK(pair.reader.begin_nowait().status == Status::ok);
+        CHECK(pair.reader.descriptor()->length == 8);
+    }
+}
+
+// The reader stands between its two loads while the writer does a whole turn: still once and whole.
+void turn_between_the_readers_two_loads() {
+    for (const char* point : {"reset.load", "publish.load"}) {
+        Pair pair;
+        bool sent = false;
+        at_point[point] = [&] {
+            sent = true;
+            pair.send(5);
+        };
+        const Status first = pair.reader.begin_nowait().status;
+        CHECK(sent);
+        CHECK(first == Status::ok || pair.reader.begin_nowait().status == Status::ok);
+        pair.reader.finish(8);
+        CHECK(pair.reader.begin_nowait().status == Status::would_block);
+    }
+}
+
+// A message comes exactly when the reader has looked in vain and is about to say that it sleeps, or has just said so.
+void no_wake_up_is_lost() {
+    for (const char* point : {"wake.load", "park.store"}) {
+        Pair pair;
+        bool sent = false;
+        at_point[point] = [&] {
+            sent = true;
+            pair.send(6);
+        };
+        const os::Nanoseconds before = os::monotonic_now();
+        CHECK(pair.reader.begin(os::Deadline::never(), keep_waiting).status == Status::ok);
+        CHECK(sent);
+        CHECK(os::monotonic_now() - before < core::kSlice);  // woken or never asleep, not rescued by the slice
+    }
+}
+
+// The same for the writer: the chunk is given back when the writer is about to sleep.
+void no_wake_up_of_the_writer_is_lost() {
+    for (const char* point : {"wake.load", "park.store"}) {
+        Pair pair;
+        pair.send(1);
+        at_point[point] = [&] {
+            CHECK(pair.reader.begin_nowait().status == Status::ok);
+            pair.reader.finish(8);
+        };
+        const os::Nanoseconds before = os::monotonic_now();
+        CHECK(pair.writer.begin(8, os::Deadline::never(), keep_waiting).status == Status::ok);
+        CHECK(os::monotonic_now() - before < core::kSlice);
+    }
+}
+
+// The mistake that the documented order exists for: the reader's flag falls before the data is there.
+void wrong_order_is_caught() {
+    Pair pair;
+    pair.send(1);
+    CHECK(pair.reader.begin_nowait().status == Status::ok);
+    pair.reader.finish(8);
+    std::uint8_t* flags = &pair.writer.ring().written(0);
+    flags[1] = 0;  // a writer that resets the flags while `written` still stands ...
+    CHECK(pair.reader.begin_nowait().status == Status::ok);  // ... shows the reader its old message again
+}
+
+}  // namespace
+
+int main() {
+    core::sync_hook.store(hook);
+    nothing_is_seen_before_publish();
+    turn_between_the_readers_two_loads();
+    no_wake_up_is_lost();
+    no_wake_up_of_the_writer_is_lost();
+    wrong_order_is_caught();
+    CHECK(at_point.empty());
+    std::puts("interleavings: 10 forced orders hold");
+}

@@ -1,0 +1,195 @@
+// The ring's ends in one process: the state table, laps, deadlines, death and release.
+#include <csignal>
+#include <cstring>
+#include <thread>
+
+#include "rings.hpp"
+
+using namespace memlane;
+using namespace memlane::testing;
+using core::Status;
+
+namespace {
+
+void send(RingWriter& writer, std::uint64_t value) {
+    CHECK(writer.begin_nowait(sizeof value).status == Status::ok);
+    std::memcpy(writer.chunk(), &value, sizeof value);
+    writer.publish(ChunkKind::object, sizeof value);
+}
+
+std::uint64_t receive(RingReader& reader) {
+    CHECK(reader.begin_nowait().status == Status::ok);
+    CHECK(reader.descriptor().has_value() && reader.descriptor()->length == sizeof(std::uint64_t));
+    std::uint64_t value;
+    std::memcpy(&value, reader.chunk(), sizeof value);
+    reader.finish(sizeof value);
+    return value;
+}
+
+void flags_follow_the_state_table() {
+    const RingGeometry g{2, 64, 3};
+    const auto segment = new_segment(g);
+    RingWriter writer(segment, g, 64);
+    const auto a_end = new_reader(*segment, g, 0);
+    RingReader& a = *a_end;
+    const auto b_end = new_reader(*segment, g, 1);
+    RingReader& b = *b_end;
+    const std::uint8_t* flags = &writer.ring().written(0);
+    CHECK(flags[0] == 0 && flags[1] == 0 && flags[2] == 0);
+    CHECK(a.begin_nowait().status == Status::would_block);
+    send(writer, 7);
+    CHECK(flags[0] == 1 && flags[1] == 0 && flags[2] == 0);
+    CHECK(receive(a) == 7);
+    CHECK(flags[0] == 1 && flags[1] == 1 && flags[2] == 0);
+    CHECK(a.begin_nowait().status == Status::would_block);  // never twice
+    send(writer, 8);
+    send(writer, 9);
+    CHECK(writer.begin_nowait(8).status == Status::would_block);  // b has not read
+    CHECK(receive(b) == 7);
+    send(writer, 10);
+    CHECK(flags[0] == 1 && flags[1] == 0 && flags[2] == 0);
+    for (const std::uint64_t expected : {8, 9, 10}) CHECK(receive(a) == expected && receive(b) == expected);
+}
+
+void laps_deliver_everything_in_order() {
+    const RingGeometry g{1, 64, 2};
+    const auto segment = new_segment(g);
+    RingWriter writer(segment, g, 64);
+    const auto reader_end = new_reader(*segment, g, 0);
+    RingReader& reader = *reader_end;
+    for (std::uint64_t i = 0; i < 1001; ++i) {
+        send(writer, i);
+        CHECK(receive(reader) == i);
+    }
+    CHECK(core::load_relaxed(writer.participants().slot(0).position) == 1001);
+    CHECK(core::load_relaxed(writer.participants().slot(1).position) == 1001);
+}
+
+void deadlines_end_waits_and_change_nothing() {
+    const RingGeometry g{1, 64, 1};
+    const auto segment = new_segment(g);
+    RingWriter writer(segment, g, 64);
+    const auto reader_end = new_reader(*segment, g, 0);
+    RingReader& reader = *reader_end;
+    const auto soon = [] { return os::Deadline::after(20 * os::kMillisecond); };
+    CHECK(reader.begin(soon(), keep_waiting).status == Status::timed_out);
+    send(writer, 1);
+    CHECK(writer.begin(8, soon(), keep_waiting).status == Status::timed_out);
+    CHECK(writer.begin(8, os::Deadline::never(), [] { return true; }).status == Status::interrupted);
+    CHECK(receive(reader) == 1);
+    send(writer, 2);
+    CHECK(receive(reader) == 2);
+}
+
+void sleeper_is_woken() {
+    const RingGeometry g{1, 64, 1};
+    const auto segment = new_segment(g);
+    RingWriter writer(segment, g, 64);
+    const auto reader_end = new_reader(*segment, g, 0);
+    RingReader& reader = *reader_end;
+    std::thread sleeper([&] {
+        for (std::uint64_t i = 0; i < 2000; ++i) {
+            CHECK(reader.begin(os::Deadline::never(), keep_waiting).status == Status::ok);
+            CHECK(receive(reader) == i);
+        }
+    });
+    for (std::uint64_t i = 0; i < 2000; ++i) {
+        CHECK(writer.begin(8, os::Deadline::never(), keep_waiting).status == Status::ok);
+        std::memcpy(writer.chunk(), &i, sizeof i);
+        writer.publish(ChunkKind::object, sizeof i);
+    }
+    sleeper.join();
+}
+
+void dead_reader_is_told_and_released() {
+    const RingGeometry g{2, 64, 1};
+    core::SegmentId id{};
+    const std::string name = "memlane-test-" + std::to_string(::getpid()) + "-death";
+    const auto segment =
+        core::Segment::create(broadcast::plan_of(g), id, name, {{0, g.total_bytes()}}, RingWriter::kSlot);
+    RingWriter writer(segment, g, 64);
+    const Signal attached;
+    const pid_t child = ::fork();
+    if (child == 0) {
+        RingReader reader(core::Segment::attach(name, broadcast::plan_of(g), id, 1), g, 0);
+        attached.send();
+        ::pause();
+    }
+    attached.wait();
+    segment->remove_name();
+    send(writer, 1);
+    CHECK(!writer.release_reader(0));  // it lives
+    ::kill(child, SIGSTOP);
+    const auto soon = os::Deadline::after(300 * os::kMillisecond);
+    CHECK(writer.begin(8, soon, keep_waiting).status == Status::timed_out);  // stopped is not dead
+    ::kill(child, SIGKILL);
+    const core::Outcome death = writer.begin(8, os::Deadline::never(), keep_waiting);
+    CHECK(death.status == Status::peer_died && death.slot == 1);
+    CHECK(exit_code(child) == 128 + SIGKILL);
+    CHECK(writer.begin_nowait(8).status == Status::peer_died);  // again and again
+    CHECK(writer.release_reader(0));
+    CHECK(writer.begin_nowait(8).status == Status::would_block);  // reader 1 may still come
+    CHECK(writer.release_reader(1));  // absent: can be given up
+    CHECK(writer.release_reader(1));
+    send(writer, 2);
+}
+
+void closed_reader_is_not_waited_for() {
+    const RingGeometry g{1, 64, 1};
+    const auto segment = new_segment(g);
+    RingWriter writer(segment, g, 64);
+    {
+        const auto reader_end = new_reader(*segment, g, 0);
+        RingReader& reader = *reader_end;
+        send(writer, 1);
+        CHECK(writer.begin_nowait(8).status == Status::would_block);
+        reader.announce_close();
+    }
+    send(writer, 2);
+    send(writer, 3);
+}
+
+void rank_is_taken_once() {
+    const RingGeometry g{1, 64, 1};
+    const auto segment = new_segment(g);
+    RingWriter writer(segment, g, 64);
+    const auto first = new_reader(*segment, g, 0);
+    bool refused = false;
+    try {
+        new_reader(*segment, g, 0);
+    } catch (const core::RankTaken&) {
+        refused = true;
+    }
+    CHECK(refused);
+}
+
+void foreign_chunk_has_no_descriptor() {
+    const RingGeometry g{1, 64, 2};
+    const auto segment = new_segment(g);
+    RingWriter writer(segment, g, 64);
+    const auto reader_end = new_reader(*segment, g, 0);
+    RingReader& reader = *reader_end;
+    for (std::uint64_t i = 0; i < 3; ++i) {  // descriptors of older turns are there
+        send(writer, i);
+        receive(reader);
+    }
+    std::uint8_t* flags = &writer.ring().written(1);
+    flags[1] = 0;
+    flags[0] = 1;  // by hand, by the documented part alone
+    CHECK(reader.begin_nowait().status == Status::ok);
+    CHECK(!reader.descriptor().has_value());
+}
+
+}  // namespace
+
+int main() {
+    flags_follow_the_state_table();
+    laps_deliver_everything_in_order();
+    deadlines_end_waits_and_change_nothing();
+    sleeper_is_woken();
+    dead_reader_is_told_and_released();
+    closed_reader_is_not_waited_for();
+    rank_is_taken_once();
+    foreign_chunk_has_no_descriptor();
+    std::puts("ring: 8 properties hold");
+}

@@ -1,0 +1,34 @@
+// Rings for tests: made in /dev/shm without leaving a name, joined by threads through one mapping (a race detector
+// sees races through the same mapping only).
+#pragma once
+
+#include <memory>
+
+#include "broadcast/ring_reader.hpp"
+#include "broadcast/ring_writer.hpp"
+#include "check.hpp"
+
+namespace memlane::testing {
+
+using broadcast::ChunkKind;
+using broadcast::RingGeometry;
+using broadcast::RingReader;
+using broadcast::RingWriter;
+
+inline constexpr auto keep_waiting = [] { return false; };
+
+inline std::shared_ptr<core::Segment> new_segment(const RingGeometry& geometry) {
+    static int count = 0;
+    core::SegmentId id{};
+    const std::string name = "memlane-test-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
+    auto segment = core::Segment::create(broadcast::plan_of(geometry), id, name, {{0, geometry.total_bytes()}},
+                                         RingWriter::kSlot);
+    segment->remove_name();
+    return segment;
+}
+
+inline std::unique_ptr<RingReader> new_reader(core::Segment& segment, const RingGeometry& geometry, std::size_t r) {
+    return std::make_unique<RingReader>(segment.join_same_mapping(1 + r), geometry, r);
+}
+
+}  // namespace memlane::testing

@@ -1,0 +1,38 @@
+"""Arguments from callers: an integer is an integer, and errors name what was wrong."""
+
+from __future__ import annotations
+
+import operator
+
+from memlane.errors import InvalidArgument, InvalidType
+
+# File offsets are signed 64-bit numbers; a ring that goes beyond a quarter of them is a mistake.
+MAX_SEGMENT_BYTES = 1 << 61
+
+
+def integer(name: str, value: object) -> int:
+    """`value` as an int; whatever has `__index__` counts (numpy integers do), a bool does not."""
+    if isinstance(value, bool):
+        raise InvalidType(f"{name} must be an integer, not {value!r}")
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidType(
+            f"{name} must be an integer, not {type(value).__name__}"
+        ) from None
+
+
+def integer_from(name: str, value: object, least: int) -> int:
+    number = integer(name, value)
+    if number < least:
+        raise InvalidArgument(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def segment_name(name: object) -> str:
+    """`name` if it can be the name of one file in /dev/shm and nothing else."""
+    if not isinstance(name, str):
+        raise InvalidType(f"a segment's name must be a string, not {type(name).__name__}")
+    if not name or "/" in name or "\0" in name or name in (".", "..") or len(name.encode()) > 255:
+        raise InvalidArgument(f"{name!r} cannot be the name of a segment")
+    return name

@@ -1,0 +1,8 @@
+"""Broadcast: one writer, N readers, every reader gets every message in order."""
+
+from memlane.broadcast.handle import Handle
+from memlane.broadcast.queue import MessageQueue
+from memlane.broadcast.ring import ShmRingBuffer
+from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
+
+__all__ = ["Handle", "MessageQueue", "QueueStatistics", "ReaderStatistics", "ShmRingBuffer"]

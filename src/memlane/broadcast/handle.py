@@ -1,0 +1,82 @@
+"""Handle: what a reader needs to find its queue, as it travels between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from memlane._checks import integer_from, segment_name
+from memlane.broadcast.ring import ring_geometry
+from memlane.errors import InvalidArgument, InvalidType
+
+# Of the handle and of the messages; a queue and its readers must agree.
+FORMAT_VERSION = 1
+
+
+@dataclass
+class Handle:
+    """The address of a queue. Give it to every reader: pickled, or as JSON text.
+
+    Attributes:
+        local_reader_ranks: ranks that read on the writer's host; their order is that of the flags.
+        buffer_handle: (n_reader, max_chunk_bytes, max_chunks, name) of the ring, None without
+            local readers.
+        local_subscribe_addr: always None; nothing local needs a socket.
+        remote_subscribe_addr: `tcp://host:port` for readers elsewhere, None without any.
+        remote_addr_ipv6: the host of that address is an IPv6 address.
+        format_version: of the handle and of the messages.
+        queue_id: 32 hexadecimal digits; a segment of another queue is refused.
+    """
+
+    local_reader_ranks: list[int] = field(default_factory=list)
+    buffer_handle: tuple[int, int, int, str] | None = None
+    local_subscribe_addr: str | None = None
+    remote_subscribe_addr: str | None = None
+    remote_addr_ipv6: bool = False
+    format_version: int = FORMAT_VERSION
+    queue_id: str = ""
+
+    def to_json(self) -> str:
+        """Plain JSON text, for wherever a pickle cannot go."""
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Handle:
+        """The handle in `text`; InvalidArgument (a ValueError) for anything that is none."""
+        try:
+            fields = msgspec.json.decode(text)
+            if not isinstance(fields, dict) or "format_version" not in fields:
+                raise InvalidArgument("this text is not a handle: it has no format version")
+            handle = msgspec.convert(fields, Handle)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise InvalidArgument(f"this text is not a handle: {error}") from None
+        except TypeError as error:
+            raise InvalidType(f"a handle is read from text: {error}") from None
+        handle.validate()
+        return handle
+
+    def validate(self) -> None:
+        """Raises unless every field is what a queue could have written there."""
+        if self.format_version != FORMAT_VERSION:
+            raise InvalidArgument(
+                f"the handle has format version {self.format_version}, this memlane reads "
+                f"version {FORMAT_VERSION}; use one version of memlane on both sides"
+            )
+        if len(self.queue_id) != 32 or not set(self.queue_id) <= set("0123456789abcdef"):
+            raise InvalidArgument(f"the handle's queue_id is no 32 hexadecimal digits: {self!r}")
+        for rank in self.local_reader_ranks:
+            integer_from("a rank", rank, 0)
+        if len(set(self.local_reader_ranks)) != len(self.local_reader_ranks):
+            raise InvalidArgument(f"the handle names a rank twice: {self.local_reader_ranks}")
+        if self.buffer_handle is not None:
+            n_reader, max_chunk_bytes, max_chunks, name = self.buffer_handle
+            ring_geometry(n_reader, max_chunk_bytes, max_chunks)
+            segment_name(name)
+            if n_reader != len(self.local_reader_ranks):
+                raise InvalidArgument(
+                    f"the handle's ring is for {n_reader} readers, but it names "
+                    f"{len(self.local_reader_ranks)} ranks"
+                )
+        elif self.local_reader_ranks:
+            raise InvalidArgument("the handle names local readers, but no ring")

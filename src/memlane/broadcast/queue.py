@@ -1,0 +1,421 @@
+"""MessageQueue: one writer's objects to every reader, each of them once and in order."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import ceil, isnan
+from typing import TYPE_CHECKING, Any, cast
+
+from memlane._checks import integer, integer_from
+from memlane._failures import participants_of
+from memlane._native import RingReader, RingSegment, RingWriter
+from memlane.broadcast.handle import Handle
+from memlane.broadcast.ring import ShmRingBuffer, name_of, new_queue_id, ring_geometry
+from memlane.broadcast.statistics import QueueStatistics, ReaderState, ReaderStatistics
+from memlane.errors import (
+    Closed,
+    InvalidArgument,
+    InvalidType,
+    MessageTooLarge,
+    RankTaken,
+    TimedOut,
+    Unsupported,
+    ViewInUse,
+    WrongRole,
+)
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+    from typing import Self
+
+    import zmq
+
+# Of every chunk this much is reserved when the queue is made, the rest when a message needs it: a
+# default queue (10 chunks of 10 MiB) must fit a container's 64 MiB while its messages are small.
+RESERVED_CHUNK_BYTES = 64 * 1024
+
+
+class MessageQueue:
+    """The writer's end of a queue, or a reader's (`create_from_handle`).
+
+    Args:
+        n_reader: all readers. With none `enqueue` returns at once and keeps nothing.
+        n_local_reader: those on this host.
+        local_reader_ranks: their ranks, `range(n_local_reader)` if None.
+        max_chunk_bytes: the largest message.
+        max_chunks: messages that the writer may be ahead of the slowest reader.
+        connect_ip: address for readers on other hosts.
+
+    Raises:
+        InvalidArgument: negative counts, more local readers than readers, ranks that do not fit.
+        ShmExhausted: /dev/shm has no space for it.
+        Unsupported: readers on other hosts.
+
+    Between the ends no lock is taken and, while nobody sleeps, no system call is made: `enqueue`
+    crosses into native code once and copies the pickled object once, and so does `dequeue`. One
+    thread at a time may use an end; `close()` may come from any thread. Dropping the last
+    reference frees everything but looks like a death to the peers: only `close()`, or leaving a
+    `with` block without an exception, says that this end is finished.
+    """
+
+    def __init__(
+        self,
+        n_reader: int,
+        n_local_reader: int,
+        local_reader_ranks: Sequence[int] | None = None,
+        max_chunk_bytes: int = 10 * 1024 * 1024,
+        max_chunks: int = 10,
+        connect_ip: str | None = None,
+    ) -> None:
+        readers = integer_from("n_reader", n_reader, 0)
+        local = integer_from("n_local_reader", n_local_reader, 0)
+        if local > readers:
+            raise InvalidArgument(f"{local} local readers are more than {readers} readers")
+        geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
+        ranks = _checked_ranks(local_reader_ranks, local)
+        if connect_ip is not None and not isinstance(connect_ip, str):
+            raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
+        if local < readers:
+            raise Unsupported(
+                f"{readers - local} of {readers} readers are on other hosts, which this version "
+                f"of memlane cannot serve; n_local_reader must equal n_reader"
+            )
+
+        queue_id = new_queue_id()
+        handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex())
+        if local == 0:
+            self._setup(handle, None, None)
+            return
+        segment = RingSegment.create(
+            geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
+        )
+        handle.buffer_handle = (
+            geometry.n_reader,
+            geometry.max_chunk_bytes,
+            geometry.max_chunks,
+            segment.name,
+        )
+        self._setup(handle, segment, RingWriter(segment, ranks))
+
+    @staticmethod
+    def create_from_handle(handle: Handle, rank: int) -> MessageQueue:
+        """Attaches reader `rank` to the queue; it gets every message from the first.
+
+        Raises:
+            SegmentMissing: the queue is gone, on another host, or everybody has attached.
+            RankTaken: that rank is, or was, attached.
+            SegmentRefused, LayoutMismatch: what bears the name is not the queue's memory.
+            InvalidArgument: a negative rank, or one that the queue does not have.
+        """
+        if not isinstance(handle, Handle):
+            raise InvalidType(f"a Handle is needed, not {type(handle).__name__}")
+        rank = integer_from("rank", rank, 0)
+        handle.validate()
+        if rank not in handle.local_reader_ranks or handle.buffer_handle is None:
+            raise InvalidArgument(
+                f"the queue has no reader {rank}: its ranks are {handle.local_reader_ranks}"
+            )
+        place = handle.local_reader_ranks.index(rank)
+        *numbers, name = handle.buffer_handle
+        geometry = ring_geometry(*numbers)
+        try:
+            segment = RingSegment.attach(
+                geometry, name, bytes.fromhex(handle.queue_id), slot=1 + place
+            )
+            reader = RingReader(segment, handle.local_reader_ranks, place)
+        except RankTaken as error:
+            raise RankTaken(f"reader {rank} cannot attach: {error}") from None
+        queue = MessageQueue.__new__(MessageQueue)
+        queue._setup(handle, segment, reader)
+        return queue
+
+    def _setup(
+        self, handle: Handle, segment: RingSegment | None, end: RingWriter | RingReader | None
+    ) -> None:
+        self.handle = handle
+        self.n_local_reader = len(handle.local_reader_ranks)
+        self.n_remote_reader = 0
+        self.local_socket = None
+        self.remote_socket = None
+        self._segment = segment
+        self._reader = end if isinstance(end, RingReader) else None
+        self._writer = end if isinstance(end, RingWriter) else None
+        self._is_writer = self._reader is None
+        self._is_local_reader = self._reader is not None
+        self._is_remote_reader = False
+        self._is_closed = False  # for the end that is no end: a writer without readers
+        self._finalizer = end and weakref.finalize(self, end.abandon)
+
+    # Both ends ------------------------------------------------------------------------------
+
+    @property
+    def buffer(self) -> ShmRingBuffer | None:
+        """The ring, for whoever wants to see its bytes. Closing it closes the queue."""
+        if self._segment is None:
+            return None
+        geometry = ring_geometry(*cast("tuple[int, int, int, str]", self.handle.buffer_handle)[:3])
+        return ShmRingBuffer._of_queue(self._segment, geometry, self.close)
+
+    @property
+    def _end(self) -> RingWriter | RingReader | None:
+        return self._writer if self._reader is None else self._reader
+
+    @property
+    def current_idx(self) -> int:
+        """The chunk of the next message, -1 without a ring."""
+        if self._end is None or self.handle.buffer_handle is None:
+            return -1
+        return self._end.position % self.handle.buffer_handle[2]
+
+    @property
+    def local_reader_rank(self) -> int:
+        """This reader's place in `local_reader_ranks`, -1 on the writer."""
+        return -1 if self._reader is None else self._reader.place
+
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Returns when the writer and all readers have attached.
+
+        The writer then removes the segment's name: from there on nothing can stay behind,
+        however the processes end. Not needed before the first message.
+
+        Raises:
+            TimedOut: it names who is missing.
+            ReaderDied, WriterDied: somebody died meanwhile or before.
+        """
+        if self._end is None:
+            self._check_open()
+            return
+        self._end.wait_until_ready(timeout)
+
+    def broadcast_object(self, obj: Any = None) -> Any:
+        """Writer: enqueues and returns `obj`. Reader: the next object."""
+        if self._is_writer:
+            self.enqueue(obj)
+            return obj
+        return self.dequeue()
+
+    def statistics(self) -> QueueStatistics:
+        """Counters of this end and the state of every reader; costs a few system calls a reader."""
+        rank = None if self._reader is None else self.handle.local_reader_ranks[self.local_reader_rank]
+        role: Any = "writer" if self._is_writer else "reader"
+        if self._end is None:
+            self._check_open()
+            return QueueStatistics(role, rank, os.getpid(), 0, 0, 0, ())
+        messages, size, waits = self._end.counters()
+        writer, *others = participants_of(self._end)
+        readers = tuple(
+            ReaderStatistics(rank_, None, "absent", writer.position, None)
+            if who.state == "absent"
+            else ReaderStatistics(
+                rank_,
+                who.pid or None,
+                cast("ReaderState", who.state),
+                max(0, writer.position - who.position),
+                who.last_progress_ns / 1e9,
+            )
+            for rank_, who in zip(self.handle.local_reader_ranks, others, strict=True)
+        )
+        return QueueStatistics(role, rank, os.getpid(), messages, size, waits, readers)
+
+    def close(self) -> None:
+        """Ends this end and says so to the peers. Idempotent, from any thread.
+
+        Readers of a closed writer get what is still queued, then `Closed`; nobody waits for a
+        closed reader. A call that another thread is blocked in raises `Closed`. Memory stays
+        mapped while views of it live; the name, the descriptors and the lock go now.
+        """
+        self._is_closed = True
+        if self._end is not None:
+            self._end.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._finalizer is not None:
+            self._is_closed = True
+            self._finalizer()  # frees everything, announces nothing: to the peers this is a death
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("this end is closed")
+
+    def __repr__(self) -> str:
+        role = "writer" if self._is_writer else f"reader {self.local_reader_rank}"
+        closed = " closed" if self._is_closed else ""
+        return (
+            f"<MessageQueue {self.handle.queue_id[:8]} {role}{closed}, "
+            f"readers {self.handle.local_reader_ranks}>"
+        )
+
+    # The writer -----------------------------------------------------------------------------
+
+    def _must_be_writer(self, call: str) -> None:
+        if not self._is_writer:
+            raise WrongRole(f"Only the writer can {call}")
+
+    def export_handle(self, rank: int | None = None) -> Handle:
+        """What readers attach by. With a rank it carries only that reader's secrets."""
+        self._must_be_writer("export_handle")
+        if rank is not None and integer_from("rank", rank, 0) not in self.handle.local_reader_ranks:
+            raise InvalidArgument(
+                f"the queue has no reader {rank}: its ranks are {self.handle.local_reader_ranks}"
+            )
+        return replace(self.handle, local_reader_ranks=list(self.handle.local_reader_ranks))
+
+    def enqueue(self, obj: Any, timeout: float | None = None) -> None:
+        """Sends `obj` to all readers; blocks while the ring is full.
+
+        Raises:
+            TimedOut: after `timeout` seconds; it names the readers that are behind.
+            ReaderDied: until `release_reader` is called.
+            MessageTooLarge: it does not fit a chunk.
+            ShmExhausted: /dev/shm has no space for the chunk.
+            Closed: this end was closed.
+
+        Whatever it raises, nothing was sent.
+        """
+        self._must_be_writer("enqueue")
+        writer = self._writer
+        if writer is None:
+            self._check_open()
+            return
+        message = pickle.dumps(obj, protocol=5)
+        if len(message) > writer.max_chunk_bytes:
+            raise MessageTooLarge(len(message), writer.max_chunk_bytes)
+        writer.send(message, timeout)
+
+    @contextmanager
+    def acquire_write(self, timeout: float | None = None) -> Iterator[memoryview]:
+        """The next chunk, to be filled by hand; leaving the block publishes it as raw bytes.
+
+        Leaving it by an exception publishes nothing. A slice that survives the block could
+        change the message later: `ViewInUse`, and nothing is published.
+        """
+        self._must_be_writer("acquire_write")
+        writer = self._writer
+        if writer is None:
+            self._check_open()
+            yield memoryview(bytearray(1))
+            return
+        view = memoryview(writer.begin_write(timeout))
+        try:
+            yield view
+            _release(view, "nothing was published")
+        except BaseException:
+            writer.end_write(publish=False)
+            raise
+        writer.end_write(publish=True)
+
+    def release_reader(self, rank: int) -> None:
+        """Goes on without a reader that died or never attached; its place is gone for good.
+
+        Raises:
+            InvalidArgument: there is no such reader, or it lives (stopped or slow is not dead).
+        """
+        self._must_be_writer("release_reader")
+        if integer("rank", rank) not in self.handle.local_reader_ranks or self._writer is None:
+            raise InvalidArgument(
+                f"the queue has no reader {rank}: its ranks are {self.handle.local_reader_ranks}"
+            )
+        place = self.handle.local_reader_ranks.index(rank)
+        if not self._writer.release_reader(place):
+            who = participants_of(self._writer)[1 + place]
+            raise InvalidArgument(
+                f"reader {rank} (pid {who.pid}) is {who.state}: only a dead or absent reader can "
+                f"be released; end its process first"
+            )
+
+    # A reader -------------------------------------------------------------------------------
+
+    def _must_be_reader(self, call: str) -> RingReader:
+        if self._reader is None:
+            raise WrongRole(f"Only readers can {call}")
+        return self._reader
+
+    def dequeue(
+        self, timeout: float | None = None, cancel: threading.Event | None = None
+    ) -> Any:
+        """The next object, in order, once. It is the reader's own.
+
+        When several reasons to return are due at once, a message that is there wins, then
+        `cancel`, then the timeout. A timeout of 0 polls.
+
+        Raises:
+            TimedOut: after `timeout` seconds; nothing is consumed.
+            Cancelled: `cancel` was set (noticed within 100 ms).
+            WriterDied: after all its complete messages.
+            Closed: the writer has closed and everything is read, or this end was closed.
+            CorruptMessage: the chunk was filled by hand; it is consumed.
+            Exception: whatever decoding the object raised; it is consumed.
+        """
+        reader = self._must_be_reader("dequeue")
+        return pickle.loads(reader.receive(timeout, cancel))
+
+    @contextmanager
+    def acquire_read(
+        self, timeout: float | None = None, cancel: threading.Event | None = None
+    ) -> Iterator[memoryview]:
+        """The next chunk as it is, all `max_chunk_bytes` of it; leaving the block releases it.
+
+        A slice that survives the block would show what the writer puts there next: `ViewInUse`.
+        """
+        reader = self._must_be_reader("acquire_read")
+        view = memoryview(reader.begin_read(timeout, cancel))
+        try:
+            yield view
+            _release(view, "the chunk was given back, its bytes will change")
+        finally:
+            reader.end_read()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._must_be_reader("iterate")
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self.dequeue()
+        except Closed:
+            raise StopIteration from None
+
+    @staticmethod
+    def recv(socket: zmq.Socket[bytes], timeout: float | None = None) -> Any:
+        """One pickled object from a ZeroMQ socket that the caller trusts.
+
+        Unpickling executes what the sender wants: never use it on a socket that strangers reach.
+        """
+        if timeout is not None and isnan(timeout):
+            raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
+        if not socket.poll(None if timeout is None else max(0, ceil(timeout * 1000))):
+            raise TimedOut(f"no message on the socket within {timeout} s", timeout)
+        return pickle.loads(socket.recv())
+
+
+def _checked_ranks(ranks: Sequence[int] | None, count: int) -> list[int]:
+    if ranks is None:
+        return list(range(count))
+    checked = [integer_from("a rank", rank, 0) for rank in ranks]
+    if len(checked) != count:
+        raise InvalidArgument(f"{len(checked)} local_reader_ranks for {count} local readers")
+    if len(set(checked)) != count:
+        raise InvalidArgument(f"local_reader_ranks names a rank twice: {checked}")
+    return checked
+
+
+def _release(view: memoryview, consequence: str) -> None:
+    try:
+        view.release()
+    except BufferError:
+        raise ViewInUse(
+            f"something still refers to the chunk at the end of its block; {consequence}"
+        ) from None

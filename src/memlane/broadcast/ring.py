@@ -1,0 +1,228 @@
+"""ShmRingBuffer: the documented bytes of a ring, for whoever sets the flags himself."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from memlane._checks import MAX_SEGMENT_BYTES, integer_from, segment_name
+from memlane._native import RingGeometry, RingSegment
+from memlane.errors import Closed, InvalidArgument, MemlaneError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+RingHandle = tuple[int, int, int, str]
+
+NAME_PREFIX = "memlane-"
+
+
+def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object) -> RingGeometry:
+    """The numbers of a ring, checked before anything is made of them."""
+    readers = integer_from("n_reader", n_reader, 1)
+    chunk = integer_from("max_chunk_bytes", max_chunk_bytes, 1)
+    chunks = integer_from("max_chunks", max_chunks, 1)
+    if readers >= 1 << 31:
+        raise InvalidArgument(f"n_reader must be below 2**31, not {readers}")
+    if (chunk + 1 + readers) * chunks > MAX_SEGMENT_BYTES:
+        raise InvalidArgument(
+            f"{chunks} chunks of {chunk} bytes for {readers} readers are more than any file can hold"
+        )
+    return RingGeometry(readers, chunk, chunks)
+
+
+def new_queue_id() -> bytes:
+    """128 random bits; they are also in the name, so that names never collide."""
+    return secrets.token_bytes(16)
+
+
+def name_of(queue_id: bytes) -> str:
+    """The name of the segment in /dev/shm."""
+    return NAME_PREFIX + queue_id.hex()
+
+
+class SharedMemoryInfo(NamedTuple):
+    """What `multiprocessing.shared_memory.SharedMemory` would tell of the segment."""
+
+    name: str
+    size: int
+    buf: memoryview
+
+
+class ShmRingBuffer:
+    """A fixed ring of chunks in shared memory: one writer, `n_reader` readers, no locks.
+
+    Args:
+        n_reader: readers, each with its own flag per chunk.
+        max_chunk_bytes: bytes of one chunk.
+        max_chunks: chunks of the ring.
+        name: a segment to attach to; None creates one, with all its space reserved.
+
+    Raises:
+        InvalidArgument: a number below 1, or a ring larger than any file.
+        ShmExhausted: /dev/shm has no space for it.
+        SegmentMissing, SegmentRefused, LayoutMismatch: the named segment cannot be joined.
+
+    Bytes: chunk `c` lies at `c * max_chunk_bytes`; its flags at `metadata_offset + c *
+    metadata_size` (`written`, then one per reader). The writer sets `written` to 0, writes the
+    data, sets every reader's flag to 0, then `written` to 1; a reader that sees `written` = 1 and
+    its own flag 0 reads the data, then sets its flag to 1. Python's own stores are not ordered
+    on every processor: between processes use `MessageQueue`, whose native ends are.
+    """
+
+    def __init__(
+        self, n_reader: int, max_chunk_bytes: int, max_chunks: int, name: str | None = None
+    ) -> None:
+        geometry = ring_geometry(n_reader, max_chunk_bytes, max_chunks)
+        if name is None:
+            queue_id = new_queue_id()
+            segment = RingSegment.create(
+                geometry, queue_id, name_of(queue_id), geometry.max_chunk_bytes
+            )
+        else:
+            segment = RingSegment.attach(geometry, segment_name(name))
+        self._setup(geometry, segment.name, segment)
+
+    def _setup(self, geometry: RingGeometry, name: str, segment: RingSegment | None) -> None:
+        self._geometry = geometry
+        self._name = name
+        self._segment = segment
+        self._close_owner: Callable[[], None] | None = None
+        self._is_closed = False
+        self._finalizer = segment and weakref.finalize(self, segment.abandon)
+
+    @classmethod
+    def _of_queue(cls, segment: RingSegment, geometry: RingGeometry, close: Callable[[], None]) -> Self:
+        """The ring of a queue, which owns the segment: closing the one closes the other."""
+        ring = cls.__new__(cls)
+        ring._geometry = geometry
+        ring._name = segment.name
+        ring._segment = segment
+        ring._close_owner = close
+        ring._is_closed = False
+        ring._finalizer = None
+        return ring
+
+    @classmethod
+    def _from_handle(cls, handle: RingHandle) -> Self:
+        """Never raises, because a handle may travel through a host that has no such segment."""
+        ring = cls.__new__(cls)
+        ring._setup(RingGeometry(*handle[:3]), handle[3], None)
+        with suppress(MemlaneError, OSError):  # raised by the first use
+            ring._attached()
+        return ring
+
+    def __reduce__(self) -> tuple[Callable[[RingHandle], Self], tuple[RingHandle]]:
+        return type(self)._from_handle, (self.handle(),)
+
+    def _attached(self) -> RingSegment:
+        if self._is_closed:
+            raise Closed("this ring is closed")
+        if self._segment is None:
+            self._segment = RingSegment.attach(self._geometry, self._name)
+            self._finalizer = weakref.finalize(self, self._segment.abandon)
+        return self._segment
+
+    @property
+    def n_reader(self) -> int:
+        return self._geometry.n_reader
+
+    @property
+    def max_chunk_bytes(self) -> int:
+        return self._geometry.max_chunk_bytes
+
+    @property
+    def max_chunks(self) -> int:
+        return self._geometry.max_chunks
+
+    @property
+    def metadata_size(self) -> int:
+        """Bytes of the flags of one chunk: `written`, then one per reader."""
+        return self._geometry.metadata_size
+
+    @property
+    def total_bytes_of_buffer(self) -> int:
+        """Bytes of the documented part; the segment is larger."""
+        return self._geometry.total_bytes
+
+    @property
+    def data_offset(self) -> int:
+        return 0
+
+    @property
+    def metadata_offset(self) -> int:
+        return self._geometry.metadata_offset
+
+    @property
+    def is_creator(self) -> bool:
+        return self._segment is not None and self._segment.is_creator
+
+    @property
+    def shared_memory(self) -> SharedMemoryInfo:
+        segment = self._attached()
+        return SharedMemoryInfo(segment.name, segment.size, memoryview(segment.whole()))
+
+    def handle(self) -> RingHandle:
+        """(n_reader, max_chunk_bytes, max_chunks, name): what another process attaches by."""
+        g = self._geometry
+        return g.n_reader, g.max_chunk_bytes, g.max_chunks, self._name
+
+    @contextmanager
+    def get_data(self, current_idx: int) -> Iterator[memoryview]:
+        """The data of chunk `current_idx`: `max_chunk_bytes` writable bytes."""
+        chunk = self._chunk_index(current_idx)
+        with _released_after(memoryview(self._attached().data(chunk))) as view:
+            yield view
+
+    @contextmanager
+    def get_metadata(self, current_idx: int) -> Iterator[memoryview]:
+        """The flags of chunk `current_idx`: `metadata_size` writable bytes."""
+        chunk = self._chunk_index(current_idx)
+        with _released_after(memoryview(self._attached().metadata(chunk))) as view:
+            yield view
+
+    def _chunk_index(self, index: int) -> int:
+        chunk = integer_from("current_idx", index, 0)
+        if chunk >= self.max_chunks:
+            raise InvalidArgument(f"chunk {chunk} of a ring with {self.max_chunks} chunks")
+        return chunk
+
+    def close(self) -> None:
+        """Idempotent; the creator removes the name. Views that are still alive stay readable."""
+        if self._is_closed:
+            return
+        if self._close_owner is not None:
+            self._close_owner()
+        elif self._segment is not None:
+            self._segment.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "attached" if self._segment else "not attached"
+        return (
+            f"<ShmRingBuffer {self._name} {state}, {self.n_reader} readers, "
+            f"{self.max_chunks} chunks of {self.max_chunk_bytes} bytes>"
+        )
+
+
+@contextmanager
+def _released_after(view: memoryview) -> Iterator[memoryview]:
+    """A slice that outlives the block keeps the memory mapped, so it may."""
+    try:
+        yield view
+    finally:
+        with suppress(BufferError):
+            view.release()
+
+

@@ -1,0 +1,157 @@
+"""What can go wrong, by fault: you, they, the data, the machine.
+
+Every error is a `MemlaneError` and also the builtin that fits, so callers may catch either. What its text says
+is in its attributes, too, and both survive pickling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class MemlaneError(Exception):
+    """Base of all errors that memlane raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(
+    kind: type[MemlaneError], args: tuple[object, ...], attributes: dict[str, object]
+) -> MemlaneError:
+    """Past __init__, whose parameters are not what `args` holds."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+# You -------------------------------------------------------------------------------------------
+
+
+class InvalidArgument(MemlaneError, ValueError):
+    """A value that cannot be; nothing was created or changed."""
+
+
+class InvalidType(MemlaneError, TypeError):
+    """A value of the wrong type; nothing was created or changed."""
+
+
+class Unsupported(MemlaneError, NotImplementedError):
+    """This version of memlane cannot do that."""
+
+
+class Closed(MemlaneError, RuntimeError):
+    """This end, or the writer's end with nothing left to read, was closed."""
+
+
+class WrongRole(MemlaneError, RuntimeError):
+    """A reader's method was called on a writer, or the reverse."""
+
+
+class WrongProcess(MemlaneError, RuntimeError):
+    """The object belongs to the process that forked this one."""
+
+
+class ConcurrentUse(MemlaneError, RuntimeError):
+    """Another call on the same end is under way; this one changed nothing."""
+
+
+class RankTaken(MemlaneError, ValueError):
+    """Somebody has, or had, that reader's place."""
+
+
+class ViewInUse(MemlaneError, BufferError):
+    """Something still refers to memory that is about to be given back."""
+
+
+class MessageTooLarge(MemlaneError, ValueError):
+    """The message does not fit a chunk; nothing was sent."""
+
+    def __init__(self, need: int, limit: int) -> None:
+        super().__init__(
+            f"a message of {need} bytes does not fit a chunk of {limit} bytes: "
+            f"make the queue with max_chunk_bytes >= {need}"
+        )
+        self.need = need
+        self.limit = limit
+
+
+# They ------------------------------------------------------------------------------------------
+
+
+class Cancelled(MemlaneError, RuntimeError):
+    """The `cancel` event of the call was set."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled")
+
+
+class TimedOut(MemlaneError, TimeoutError):
+    """The time of the call was over; it has sent and consumed nothing."""
+
+    def __init__(self, message: str, timeout: float | None = None) -> None:
+        super().__init__(message)
+        self.timeout = timeout
+
+
+class ReaderDied(MemlaneError, RuntimeError):
+    """A reader's process ended without close(). The call has sent nothing."""
+
+    def __init__(self, rank: int, pid: int, detail: str = "") -> None:
+        super().__init__(
+            f"reader {rank} (pid {pid}) died{detail}; release_reader({rank}) goes on without it"
+        )
+        self.rank = rank
+        self.pid = pid
+
+
+class WriterDied(MemlaneError, RuntimeError):
+    """The writer's process ended without close(); all its complete messages were delivered."""
+
+    def __init__(self, pid: int, detail: str = "") -> None:
+        super().__init__(f"the writer (pid {pid}) died{detail}")
+        self.pid = pid
+
+
+# The data --------------------------------------------------------------------------------------
+
+
+class CorruptMessage(MemlaneError, ValueError):
+    """A chunk did not hold what memlane writes; it was consumed."""
+
+
+class LayoutMismatch(MemlaneError, ValueError):
+    """A segment has another layout or geometry than the one asked for."""
+
+
+# The machine -----------------------------------------------------------------------------------
+
+
+class SegmentMissing(MemlaneError, FileNotFoundError):
+    """There is no segment of that name (any more)."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(
+            f"shared memory segment {name!r} is missing: {why}. It may be on another host or in "
+            f"another /dev/shm (containers have their own), its creator may have closed it or died, "
+            f"or all readers may have attached, after which a queue's name is removed"
+        )
+        self.name = name
+
+
+class SegmentRefused(MemlaneError, PermissionError):
+    """A segment's file is not what memlane creates for this user."""
+
+
+class ShmExhausted(MemlaneError, MemoryError):
+    """Shared memory has no space for that; nothing was created, sent or changed."""
+
+    def __init__(self, need: int, free: int, hint: str = "") -> None:
+        self.need = need
+        self.free = free
+        self.hint = hint or (
+            "free space in /dev/shm or make it larger (docker: --shm-size; kubernetes: an emptyDir "
+            "with medium: Memory mounted at /dev/shm), or ask for fewer or smaller chunks"
+        )
+        super().__init__(f"need {need} bytes of shared memory, {free} are free: {self.hint}")
