@@ -1,0 +1,192 @@
+"""A tensor-parallel transformer in numpy: the shard that one worker holds, and how shards combine.
+
+Heads, MLP columns and vocabulary are split over the workers as in Megatron-LM. Attention and MLP
+read the same input (the parallel block of GPT-J and PaLM) instead of one after the other, so a
+layer needs one reduction and not two. The weights are random, from a fixed seed.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .batching import Decision
+from .kv_cache import Array, KVCache
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the model; the same in every process. A token is a byte."""
+
+    layers: int = 4
+    heads: int = 8
+    head_dim: int = 16
+    mlp_columns: int = 512
+    vocabulary: int = 256
+    seed: int = 16
+
+    @property
+    def hidden(self) -> int:
+        """Width of the hidden state."""
+        return self.heads * self.head_dim
+
+
+class Votes(NamedTuple):
+    """Per run, the best next token of one shard's vocabulary, and how good it is."""
+
+    tokens: npt.NDArray[np.int64]
+    logits: Array
+
+
+class Batch:
+    """The rows of one step: the tokens of all runs, one run after the other."""
+
+    def __init__(self, decision: Decision, config: ModelConfig) -> None:
+        """Lay out the runs of a decision."""
+        self.runs: list[tuple[int, int, slice]] = []
+        """Sequence, position of the first row, rows."""
+        tokens = bytearray()
+        positions: list[int] = []
+        for sequence, position, chunk in decision["run"]:
+            self.runs.append((sequence, position, slice(len(tokens), len(tokens) + len(chunk))))
+            tokens += chunk
+            positions += range(position, position + len(chunk))
+        self.tokens = np.frombuffer(tokens, np.uint8)
+        self.last_rows = [rows.stop - 1 for _, _, rows in self.runs]
+        # Rotary position embedding: every pair of numbers in a head turns at a speed of its own.
+        half = config.head_dim // 2
+        angles = np.array(positions)[:, None] * 10_000.0 ** (-np.arange(half) / half)
+        self.cos, self.sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
+
+
+class Shard:
+    """The part of the model that worker `rank` of `world` holds; of 1, it is the whole model.
+
+    A step is `embed`, then for each layer `block` (whose results are added up over all shards and
+    then to the hidden state), then `vote`.
+    """
+
+    def __init__(self, config: ModelConfig, rank: int, world: int) -> None:
+        """Draw the whole model and keep this shard; a real engine would load only its own."""
+        heads = _share(config.heads, rank, world)
+        columns = _share(config.mlp_columns, rank, world)
+        vocabulary = _share(config.vocabulary, rank, world)
+        self._heads = heads.stop - heads.start
+        self._head_dim = config.head_dim
+        self._first_token = vocabulary.start
+        self._cache = KVCache(config.layers, self._heads, config.head_dim)
+
+        random = np.random.default_rng(config.seed)
+
+        def draw(inputs: int, outputs: int, scale: float = 1.0) -> Array:
+            weights = random.standard_normal((inputs, outputs), np.float32)
+            return weights * np.float32(scale / inputs**0.5)
+
+        self._embedding = draw(config.vocabulary, config.hidden, scale=config.vocabulary**0.5)
+        self._layers: list[_Layer] = []
+        for _ in range(config.layers):
+            # Sharp attention: else random weights soon repeat two tokens, and a wrong sum in one
+            # of the workers could go unnoticed.
+            qkv = draw(config.hidden, 3 * config.hidden, scale=3.0)
+            attention_out = draw(config.hidden, config.hidden)
+            by_head = (config.heads, config.head_dim)
+            qkv = qkv.reshape(config.hidden, 3, *by_head)[:, :, heads]
+            attention_out = attention_out.reshape(*by_head, config.hidden)[heads]
+            self._layers.append(
+                _Layer(
+                    qkv=qkv.reshape(config.hidden, -1).copy(),
+                    attention_out=attention_out.reshape(-1, config.hidden).copy(),
+                    up=draw(config.hidden, config.mlp_columns)[:, columns].copy(),
+                    down=draw(config.mlp_columns, config.hidden)[columns].copy(),
+                )
+            )
+        self._head = draw(config.hidden, config.vocabulary)[:, vocabulary].copy()
+
+    def embed(self, batch: Batch) -> Array:
+        """Return the hidden state before the first layer, (rows, hidden); every shard has it."""
+        return self._embedding[batch.tokens]
+
+    def block(self, layer: int, hidden: Array, batch: Batch) -> Array:
+        """Return this shard's partial sum of a layer, (rows, hidden), and cache keys and values."""
+        weights = self._layers[layer]
+        normed = _rms_norm(hidden)
+        qkv = (normed @ weights.qkv).reshape(-1, 3, self._heads, self._head_dim)
+        qkv = qkv.transpose(1, 2, 0, 3)  # three times (heads, rows, head_dim)
+        queries, keys = _rotate(qkv[:2], batch)
+        values = qkv[2]
+        attended = np.empty_like(queries)
+        for sequence, position, rows in batch.runs:
+            all_keys, all_values = self._cache.extend(
+                sequence, layer, position, keys[:, rows], values[:, rows]
+            )
+            attended[:, rows] = _attend(queries[:, rows], all_keys, all_values, position)
+        attended = attended.transpose(1, 0, 2).reshape(len(hidden), -1)
+        attention: Array = attended @ weights.attention_out
+        mlp: Array = np.maximum(normed @ weights.up, 0) @ weights.down
+        return attention + mlp
+
+    def vote(self, hidden: Array, batch: Batch) -> Votes:
+        """Choose this shard's best token to follow the last row of each run."""
+        logits = _rms_norm(hidden[batch.last_rows]) @ self._head
+        best = logits.argmax(axis=1)
+        return Votes(best + self._first_token, logits.max(axis=1))
+
+    def drop(self, sequences: list[int]) -> None:
+        """Forget the keys and values of finished sequences."""
+        for sequence in sequences:
+            self._cache.drop(sequence)
+
+
+def combine(partial_sums: list[Array]) -> Array:
+    """Add partial sums in the order of ranks: floats are only equal if the order is."""
+    total = partial_sums[0]
+    for partial_sum in partial_sums[1:]:
+        total = total + partial_sum
+    return total
+
+
+def elect(votes: list[Votes]) -> list[int]:
+    """Choose the best token of each run over all shards; among equals the lowest."""
+    winners = np.stack([vote.logits for vote in votes]).argmax(axis=0)
+    tokens = np.stack([vote.tokens for vote in votes])
+    return [int(tokens[winner, run]) for run, winner in enumerate(winners)]
+
+
+class _Layer(NamedTuple):
+    """One shard's weights of a layer; those on the way in are split by columns, out by rows."""
+
+    qkv: Array
+    attention_out: Array
+    up: Array
+    down: Array
+
+
+def _share(total: int, rank: int, world: int) -> slice:
+    return slice(total * rank // world, total * (rank + 1) // world)
+
+
+def _rms_norm(hidden: Array) -> Array:
+    mean_square = np.square(hidden).mean(axis=-1, keepdims=True)
+    normed: Array = hidden / np.sqrt(mean_square + np.float32(1e-6))
+    return normed
+
+
+def _rotate(heads: Array, batch: Batch) -> Array:
+    """Tell (..., rows, head_dim) the positions of their rows."""
+    half = heads.shape[-1] // 2
+    first, second = heads[..., :half], heads[..., half:]
+    return np.concatenate(
+        [first * batch.cos - second * batch.sin, first * batch.sin + second * batch.cos], axis=-1
+    )
+
+
+def _attend(queries: Array, keys: Array, values: Array, position: int) -> Array:
+    """Causal attention of rows that start at `position` to everything up to themselves."""
+    scores = queries @ keys.transpose(0, 2, 1) / np.float32(queries.shape[-1] ** 0.5)
+    if queries.shape[1] > 1:  # the one row of a decode comes last and sees everything
+        own = position + np.arange(queries.shape[1])[:, None]
+        scores[:, np.arange(keys.shape[1]) > own] = -np.inf
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    attended: Array = (weights / weights.sum(axis=-1, keepdims=True)) @ values
+    return attended

@@ -1,0 +1,21 @@
+"""The same model in one process, to check the engine against.
+
+It uses the same shards, the same batches and the same order of additions, and none of the queues.
+So the tokens are equal to the last bit, or something went wrong between the processes.
+"""
+
+from .batching import Batcher
+from .model import Batch, ModelConfig, Shard, combine, elect
+
+
+def run_reference(config: ModelConfig, workers: int, batcher: Batcher) -> None:
+    """Run all sequences of the batcher to their end."""
+    shards = [Shard(config, rank, workers) for rank in range(workers)]
+    while (decision := batcher.decide()) is not None:
+        for shard in shards:
+            shard.drop(decision["drop"])
+        batch = Batch(decision, config)
+        hidden = shards[0].embed(batch)
+        for layer in range(config.layers):
+            hidden = hidden + combine([shard.block(layer, hidden, batch) for shard in shards])
+        batcher.accept(decision, elect([shard.vote(hidden, batch) for shard in shards]))

@@ -1,0 +1,165 @@
+"""The scheduler's side: starts the workers, broadcasts each decision, and combines the answers."""
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Any, Self
+
+from memlane import Closed, Handle, MessageQueue, ReaderDied, WriterDied
+
+from .batching import Batcher, Decision
+from .model import ModelConfig, combine, elect
+from .worker import CHUNK_BYTES, START_SECONDS, Report, run_worker
+
+CLOSE_SECONDS = 5.0
+"""How long a worker may take to leave before it is killed."""
+
+
+class WorkerDied(Exception):
+    """A worker is gone, and with it a part of the model: the engine cannot go on."""
+
+    def __init__(self, rank: int, pid: int, cause: str) -> None:
+        """Name the worker; `cause` is what the queue said."""
+        super().__init__(f"worker {rank} (pid {pid}) died: {cause}")
+        self.rank = rank
+        self.pid = pid
+
+
+class Engine:
+    """N worker processes that compute one step at a time; to be used in a `with` block.
+
+    One queue broadcasts from the scheduler to all workers. One queue per worker carries its
+    answers back; the worker creates it, for whoever writes a queue creates it.
+    """
+
+    def __init__(self, config: ModelConfig, workers: int) -> None:
+        """Start the workers and wait until all are connected."""
+        self.reports: list[Report] = []
+        """What each worker measured; complete after the `with` block if all left in order."""
+        self.segments: list[str] = []
+        """Names of the queues' shared memory; they are gone from /dev/shm once all are ready."""
+        self._config = config
+        self._processes: list[SpawnProcess] = []
+        self._answers: list[MessageQueue] = []
+        self._broadcast = MessageQueue(workers, workers, max_chunk_bytes=CHUNK_BYTES)
+        self._note_segment(self._broadcast.export_handle())
+        try:
+            pipes = [self._spawn(rank, workers) for rank in range(workers)]
+            for rank, pipe in enumerate(pipes):
+                self._connect(rank, pipe)
+            self._broadcast.wait_until_ready(START_SECONDS)
+            for answers in self._answers:
+                answers.wait_until_ready(START_SECONDS)
+        except BaseException:
+            self._close()
+            raise
+
+    def step(self, decision: Decision) -> list[int]:
+        """Have one decision computed; returns the elected next token of each of its runs.
+
+        Raises `WorkerDied` within a second if a worker is gone.
+        """
+        decision["sent_ns"] = time.monotonic_ns()
+        self._send(decision)
+        # From here on the scheduler plays the all-reduce of the GPUs.
+        for _ in range(self._config.layers):
+            self._send(combine(self._gather()))
+        return elect(self._gather())
+
+    def generate(self, batcher: Batcher) -> Iterator[int]:
+        """Run all sequences to their end, step by step; yields how many tokens each step gave."""
+        while (decision := batcher.decide()) is not None:
+            yield batcher.accept(decision, self.step(decision))
+
+    def pid(self, rank: int) -> int:
+        """Return the process id of a worker."""
+        pid = self._processes[rank].pid
+        assert pid is not None  # it was started
+        return pid
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        """How the workers ended: 0 is in order, -9 is `kill -9`, None is still running."""
+        return [process.exitcode for process in self._processes]
+
+    def __enter__(self) -> Self:
+        """Return the engine, which is running already."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Let the workers go, however the block ended."""
+        self._close()
+
+    def _spawn(self, rank: int, workers: int) -> Connection:
+        """Start one worker; its answer queue's handle will come through the returned pipe."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        handle = self._broadcast.export_handle(rank)
+        process = context.Process(
+            target=run_worker,
+            args=(self._config, rank, workers, handle, theirs),
+            name=f"worker-{rank}",
+        )
+        process.start()
+        theirs.close()  # so that the pipe ends with the worker
+        self._processes.append(process)
+        return ours
+
+    def _connect(self, rank: int, pipe: Connection) -> None:
+        with pipe:
+            if not pipe.poll(START_SECONDS):
+                raise TimeoutError(f"worker {rank} did not start within {START_SECONDS:.0f} s")
+            try:
+                handle: Handle = pipe.recv()
+            except EOFError:
+                raise WorkerDied(rank, self.pid(rank), "it did not start") from None
+        self._note_segment(handle)
+        self._answers.append(MessageQueue.create_from_handle(handle, 0))
+
+    def _note_segment(self, handle: Handle) -> None:
+        if handle.buffer_handle is not None:
+            self.segments.append(handle.buffer_handle[3])
+
+    def _send(self, message: object) -> None:
+        try:
+            self._broadcast.enqueue(message)
+        except ReaderDied as death:
+            raise WorkerDied(death.rank, death.pid, f"{death!r}") from death
+
+    def _gather(self) -> list[Any]:
+        """One answer of every worker, in the order of ranks."""
+        gathered = []
+        for rank, answers in enumerate(self._answers):
+            try:
+                gathered.append(answers.dequeue())
+            except WriterDied as death:
+                raise WorkerDied(rank, self.pid(rank), f"{death!r}") from death
+        return gathered
+
+    def _close(self) -> None:
+        self._broadcast.close()  # the workers see `Closed`, after what is still queued
+        for answers in self._answers:
+            self._take_report(answers)
+            answers.close()
+        for process in self._processes:
+            process.join(CLOSE_SECONDS)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+    def _take_report(self, answers: MessageQueue) -> None:
+        """Read on to the report; answers of an interrupted step may come before it."""
+        try:
+            while not isinstance(answer := answers.dequeue(CLOSE_SECONDS), Report):
+                pass
+            self.reports.append(answer)
+        except (WriterDied, Closed, TimeoutError):
+            pass  # this worker has none: it died, or does not answer any more

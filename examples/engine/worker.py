@@ -1,0 +1,96 @@
+"""One tensor-parallel worker: hears every decision, computes its shard, answers, and reports."""
+
+import signal
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from memlane import Closed, Handle, MemlaneError, MessageQueue
+
+from .batching import Decision
+from .kv_cache import Array
+from .model import Batch, ModelConfig, Shard
+
+CHUNK_BYTES = 1 << 20
+"""Room for one message; the largest are the sums of a full step, about 64 KiB."""
+
+START_SECONDS = 60.0
+"""How long processes wait for each other at the start; imports take their time on a busy host."""
+
+
+@dataclass
+class Report:
+    """What a worker measured while it read the broadcast; its last answer."""
+
+    latencies_ns: list[int] = field(default_factory=list)
+    """Per decision, from just before the scheduler's `enqueue` to the return of `dequeue`."""
+    waiting_ns: int = 0
+    """Time spent inside `dequeue`."""
+    waiting_cpu_ns: int = 0
+    """CPU time of the whole process meanwhile, unpickling of the messages included."""
+
+
+def run_worker(
+    config: ModelConfig, rank: int, world: int, broadcast_handle: Handle, pipe: Connection
+) -> None:
+    """Compute steps until the scheduler closes the broadcast, then report and leave.
+
+    Exits with code 1 when the scheduler dies, which the queues notice by themselves.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the scheduler, and that ends us
+    shard = Shard(config, rank, world)
+    try:
+        with (
+            MessageQueue.create_from_handle(broadcast_handle, rank) as broadcast,
+            MessageQueue(1, 1, max_chunk_bytes=CHUNK_BYTES) as answers,
+        ):
+            pipe.send(answers.export_handle())
+            pipe.close()
+            broadcast.wait_until_ready(START_SECONDS)
+            answers.wait_until_ready(START_SECONDS)
+            inbox = _Inbox(broadcast)
+            try:
+                while True:
+                    _step(config, shard, inbox, answers)
+            except Closed:
+                answers.enqueue(inbox.report)
+    except BrokenPipeError:
+        raise SystemExit(f"worker {rank} leaves: the scheduler died at the start") from None
+    except MemlaneError as error:
+        raise SystemExit(f"worker {rank} leaves: {error}") from None
+
+
+def _step(config: ModelConfig, shard: Shard, inbox: "_Inbox", answers: MessageQueue) -> None:
+    decision = inbox.take_decision()
+    shard.drop(decision["drop"])
+    batch = Batch(decision, config)
+    hidden = shard.embed(batch)
+    for layer in range(config.layers):
+        answers.enqueue(shard.block(layer, hidden, batch))
+        hidden = hidden + inbox.take_total()
+    answers.enqueue(shard.vote(hidden, batch))
+
+
+class _Inbox:
+    """The reading end of the broadcast, with a stopwatch."""
+
+    def __init__(self, broadcast: MessageQueue) -> None:
+        self.report = Report()
+        self._broadcast = broadcast
+
+    def take_decision(self) -> Decision:
+        decision: Decision = self._take()
+        self.report.latencies_ns.append(time.monotonic_ns() - decision["sent_ns"])
+        return decision
+
+    def take_total(self) -> Array:
+        total: Array = self._take()
+        return total
+
+    def _take(self) -> Any:
+        started_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+        message = self._broadcast.dequeue()
+        self.report.waiting_cpu_ns += time.process_time_ns() - cpu_ns
+        self.report.waiting_ns += time.monotonic_ns() - started_ns
+        return message

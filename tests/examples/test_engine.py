@@ -1,0 +1,236 @@
+"""The demo engine: run for real as a stranger would, plus the arithmetic of its shards."""
+
+import os
+import pickle
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.batching import Batcher, Decision, Run
+from engine.kv_cache import Array
+from engine.model import Batch, ModelConfig, Shard, combine, elect
+from engine.reference import run_reference
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CONFIG = ModelConfig()
+PROMPTS = [b"2 + 2 =", "Grüße aus München".encode(), b"E", b"To be, or not to be:"]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "engine", *arguments]
+
+
+def environment() -> dict[str, str]:
+    paths = [str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=environment(), capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def prompts_file(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"\n".join([PROMPTS[0], b"", *PROMPTS[1:]]))
+    return str(path)
+
+
+def test_engine_generates_what_a_single_process_generates(prompts_file: str) -> None:
+    finished = run("--workers", "2", "--tokens", "8", "--batch", "3", "--prompts", prompts_file)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    assert "4 prompts" in finished.stdout  # the empty line is none
+    for fact in ("tokens in", "per second", "p99", "% of one core", "nothing left", "same tokens"):
+        assert fact in finished.stdout
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_killed_worker_is_named_and_nothing_is_left(workers: int, prompts_file: str) -> None:
+    finished = run(
+        "--workers", str(workers), "--tokens", "8", "--prompts", prompts_file, "--kill-worker"
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stderr == ""
+    killed = re.search(r"kill -9 .*(worker \d+ \(pid \d+\))", finished.stdout)
+    assert killed is not None
+    assert f"{killed[1]} died" in finished.stdout
+    assert f"exit codes {[0] * (workers - 1)}" in finished.stdout
+    assert "nothing left" in finished.stdout
+
+
+def test_missing_prompts_file_is_a_clear_error(tmp_path: Path) -> None:
+    finished = run("--prompts", str(tmp_path / "nowhere.txt"))
+    assert finished.returncode == 2
+    assert "cannot read" in finished.stderr
+    assert "nowhere.txt: No such file" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_prompts_file_without_prompts_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"\n\n")
+    finished = run("--prompts", str(tmp_path / "empty.txt"))
+    assert finished.returncode == 2
+    assert "no prompts in" in finished.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--tokens", "0"), ("--batch", "x"), ("--workers", "9")])
+def test_wrong_number_is_a_clear_error(arguments: tuple[str, str]) -> None:
+    finished = run(*arguments)
+    assert finished.returncode == 2
+    assert f"argument {arguments[0]}: " in finished.stderr
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """An engine that is generating for minutes, and its two workers as pidfds."""
+    (tmp_path / "many.txt").write_bytes(b"\n".join(PROMPTS * 1000))
+    engine = subprocess.Popen(
+        command("--workers", "2", "--prompts", str(tmp_path / "many.txt")),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert engine.stdout is not None
+    with engine:
+        engine.stdout.readline()
+        ready = re.search(r"2 ready \(pids (\d+), (\d+);", engine.stdout.readline())
+        assert ready is not None
+        workers = [os.pidfd_open(int(pid)) for pid in ready.groups()]
+        yield engine, workers
+        engine.kill()
+        for worker in workers:
+            os.close(worker)
+
+
+def wait_for_exit(workers: list[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for worker in workers:
+        left = max(0.0, deadline - time.monotonic())
+        assert select.select([worker], [], [], left)[0], f"still running after {seconds} s"
+
+
+@pytest.mark.parametrize("seconds_into_the_run", [0.0, 0.3])
+def test_workers_leave_when_the_scheduler_is_killed(
+    long_run: tuple[subprocess.Popen[str], list[int]], seconds_into_the_run: float
+) -> None:
+    """That nothing is left in /dev/shm either is checked after every test, by the conftest."""
+    engine, workers = long_run
+    with pytest.raises(subprocess.TimeoutExpired):
+        engine.wait(seconds_into_the_run)
+    engine.kill()
+    wait_for_exit(workers, 2.0)
+    _, complaints = engine.communicate()
+    assert "worker 0 leaves" in complaints
+    assert "worker 1 leaves" in complaints
+    assert "Traceback" not in complaints
+
+
+def test_interrupt_ends_the_engine_quietly(
+    long_run: tuple[subprocess.Popen[str], list[int]],
+) -> None:
+    engine, workers = long_run
+    engine.send_signal(signal.SIGINT)
+    _, complaints = engine.communicate(timeout=10)
+    assert engine.returncode == 130
+    assert complaints == ""
+    wait_for_exit(workers, 0.0)
+
+
+def batcher(prompts: list[bytes], max_batch: int = 3, max_step_tokens: int = 16) -> Batcher:
+    return Batcher(prompts, new_tokens=6, max_batch=max_batch, max_step_tokens=max_step_tokens)
+
+
+def compute(shards: list[Shard], decision: Decision) -> tuple[Array, list[int]]:
+    """The hidden state of each run's last row, and the elected tokens."""
+    batch = Batch(decision, CONFIG)
+    hidden = shards[0].embed(batch)
+    for layer in range(CONFIG.layers):
+        hidden = hidden + combine([shard.block(layer, hidden, batch) for shard in shards])
+    return hidden[batch.last_rows], elect([shard.vote(hidden, batch) for shard in shards])
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_shards_together_are_the_whole_model(workers: int) -> None:
+    shards = [Shard(CONFIG, rank, workers) for rank in range(workers)]
+    whole = [Shard(CONFIG, 0, 1)]
+    batches = batcher(PROMPTS)
+    while (decision := batches.decide()) is not None:
+        hidden, tokens = compute(shards, decision)
+        whole_hidden, whole_tokens = compute(whole, decision)
+        np.testing.assert_allclose(hidden, whole_hidden, rtol=0, atol=1e-3)
+        assert tokens == whole_tokens
+        batches.accept(decision, tokens)
+
+
+@pytest.mark.parametrize("chunk", [1, 50])
+def test_caches_and_chunks_change_nothing(chunk: int) -> None:
+    """A text byte by byte or in chunks, beside another, gives what it gives alone and at once."""
+    text = b"All happy families are alike; every unhappy family is unhappy in its own way."
+    alone, _ = compute([Shard(CONFIG, 0, 1)], decision([(0, 0, text)]))
+    shards = [Shard(CONFIG, 0, 1)]
+    for start in range(0, len(text), chunk):
+        other = (8, start // chunk, b"x")
+        beside, _ = compute(shards, decision([other, (3, start, text[start : start + chunk])]))
+    np.testing.assert_allclose(beside[1], alone[0], rtol=0, atol=1e-3)
+
+
+def decision(runs: list[Run]) -> Decision:
+    return Decision(step=0, sent_ns=0, run=runs, drop=[])
+
+
+def test_batcher_runs_each_token_once_within_its_limits() -> None:
+    prompts = [b"a" * length for length in (40, 1, 7, 2, 23)]
+    batches = batcher(prompts)
+    computed = [b""] * len(prompts)
+    dropped: list[int] = []
+    while (step := batches.decide()) is not None:
+        assert len(step["run"]) <= 3
+        assert 1 <= sum(len(tokens) for _, _, tokens in step["run"]) <= 16
+        dropped += step["drop"]
+        for sequence, position, tokens in step["run"]:
+            assert sequence not in dropped
+            assert position == len(computed[sequence])
+            computed[sequence] += tokens
+        new = batches.accept(step, [ord("b")] * len(step["run"]))
+        assert new <= len(step["run"])
+    assert [finished.generated for finished in batches.sequences] == [b"bbbbbb"] * len(prompts)
+    # The last token of a sequence is generated and never run.
+    assert computed == [prompt + b"bbbbb" for prompt in prompts]
+
+
+def test_newline_ends_a_sequence() -> None:
+    batches = batcher([b"one", b"two"])
+    step = batches.decide()
+    assert step is not None
+    assert batches.accept(step, [ord("\n"), ord("x")]) == 2
+    step = batches.decide()
+    assert step is not None
+    assert step["drop"] == [0]
+    assert [sequence for sequence, _, _ in step["run"]] == [1]
+
+
+def test_decision_is_a_few_hundred_bytes() -> None:
+    """The message that the broadcast is made for, at the default batch size."""
+    batches = batcher([b"?"] * 8, max_batch=8)
+    step = batches.decide()
+    assert step is not None
+    assert len(pickle.dumps(step, protocol=5)) < 300
+
+
+def test_reference_finishes_every_sequence() -> None:
+    batches = batcher(PROMPTS)
+    run_reference(CONFIG, 2, batches)
+    for sequence in batches.sequences:
+        assert len(sequence.generated) == 6 or sequence.generated.endswith(b"\n")
