@@ -37,8 +37,10 @@ bench: $(VENV)/.library native-test
 	$(PY) -m benchmarks.foundation
 
 # Rewrites the type stub of the native module.
-stub: $(VENV)/.library
-	$(PY) -m nanobind.stubgen -m memlane._native -o src/memlane/_native.pyi
+stub: $(VENV)/.tools
+	$(PY) -m nanobind.stubgen -q -m memlane._native -o src/memlane/_native.pyi
+	$(VENV)/bin/ruff check -q --fix --ignore E501 src/memlane/_native.pyi
+	$(VENV)/bin/ruff format -q src/memlane/_native.pyi
 
 $(VENV)/.library: pyproject.toml $(NATIVE)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)

@@ -79,14 +79,15 @@ public:
     const RingGeometry& geometry() const noexcept { return geometry_; }
     std::uint64_t reserved() const noexcept { return reserved_; }
 
-    SharedBuffer whole() const { return {mapping(), 0, mapping()->bytes()}; }
-    SharedBuffer data(std::uint64_t chunk) {
+    nb::object whole() const { return view({mapping(), 0, mapping()->bytes()}); }
+    nb::object data(std::uint64_t chunk) {
         const auto kept = mapping();
         space_.ensure_all(*segment_, chunk);
-        return {kept, chunk * geometry_.max_chunk_bytes, geometry_.max_chunk_bytes};
+        return view({kept, chunk * geometry_.max_chunk_bytes, geometry_.max_chunk_bytes});
     }
-    SharedBuffer metadata(std::uint64_t chunk) const {
-        return {mapping(), geometry_.metadata_offset() + chunk * geometry_.metadata_size(), geometry_.metadata_size()};
+    nb::object metadata(std::uint64_t chunk) const {
+        const std::uint64_t at = geometry_.metadata_offset() + chunk * geometry_.metadata_size();
+        return view({mapping(), at, geometry_.metadata_size()});
     }
 
     // Without a queue on it nobody is told: such a ring has no participants.
@@ -184,27 +185,27 @@ void raise_outcome(End<Bound, Core>& end, const core::Outcome& outcome, nb::hand
 
 class Writer : public End<Writer, RingWriter> {
 public:
-    Writer(const RingSegment& ring, std::vector<std::int64_t> ranks)
-        : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved()),
-          max_chunk_bytes_(ring.geometry().max_chunk_bytes) {}
+    Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, nb::callable encode)
+        : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved()), encode_(std::move(encode)) {}
 
-    std::uint64_t max_chunk_bytes() const noexcept { return max_chunk_bytes_; }
-
-    void send(const nb::bytes& message, nb::handle timeout) {
+    void send(nb::handle object, nb::handle timeout) {
         const Call call(*this, false);
+        const auto message = nb::cast<nb::bytes>(encode_(object));
         const std::size_t bytes = message.size();
+        const std::uint64_t limit = core().ring().geometry().max_chunk_bytes;
+        if (bytes > limit) raise_error("MessageTooLarge", bytes, limit);
         begin(bytes, timeout);
         copy(core().chunk(), message.c_str(), bytes);
         core().publish(ChunkKind::object, bytes);
     }
 
-    SharedBuffer begin_write(nb::handle timeout) {
+    nb::object begin_write(nb::handle timeout) {
         const Call call(*this, false);
         const RingGeometry& g = core().ring().geometry();
         begin(g.max_chunk_bytes, timeout);
         set_holding(true);
-        return {core().segment().mapping(), core().ring().chunk_at(core().position()) * g.max_chunk_bytes,
-                g.max_chunk_bytes};
+        const std::uint64_t at = core().ring().chunk_at(core().position()) * g.max_chunk_bytes;
+        return view({core().segment().mapping(), at, g.max_chunk_bytes});
     }
 
     void end_write(bool publish) {
@@ -232,7 +233,7 @@ public:
     }
 
 private:
-    const std::uint64_t max_chunk_bytes_;
+    const nb::callable encode_;
 
     void begin(std::uint64_t bytes, nb::handle timeout) {
         const os::Deadline deadline = to_deadline(timeout);
@@ -248,13 +249,13 @@ private:
 
 class Reader : public End<Reader, RingReader> {
 public:
-    Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, std::size_t reader)
-        : End(ring.segment(), std::move(ranks), ring.geometry(), reader), place_(reader) {}
+    Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, nb::callable decode, std::size_t reader)
+        : End(ring.segment(), std::move(ranks), ring.geometry(), reader), decode_(std::move(decode)), place_(reader) {}
 
     std::size_t place() const noexcept { return place_; }
 
-    // The bytes of the next object. The chunk is given back before anybody decodes them, so decoding may fail.
-    nb::bytes receive(nb::handle timeout, nb::handle cancel) {
+    // The chunk is given back before its bytes are decoded: whatever decoding does, the message is consumed.
+    nb::object receive(nb::handle timeout, nb::handle cancel) {
         const Call call(*this, false);
         begin(timeout, cancel);
         const auto descriptor = core().descriptor();
@@ -267,16 +268,17 @@ public:
         if (!message.is_valid()) throw nb::python_error();  // MemoryError; nothing is consumed
         copy(PyBytes_AS_STRING(message.ptr()), core().chunk(), bytes);
         core().finish(bytes);
-        return nb::borrow<nb::bytes>(message);
+        return decode_(message);
     }
 
-    SharedBuffer begin_read(nb::handle timeout, nb::handle cancel) {
+    nb::object begin_read(nb::handle timeout, nb::handle cancel) {
         const Call call(*this, false);
         begin(timeout, cancel);
         core().ensure_whole_chunk();
         set_holding(true);
         const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
-        return {core().segment().mapping(), core().ring().chunk_at(core().position()) * bytes, bytes};
+        const std::uint64_t at = core().ring().chunk_at(core().position()) * bytes;
+        return view({core().segment().mapping(), at, bytes});
     }
 
     void end_read() {
@@ -298,6 +300,7 @@ public:
     }
 
 private:
+    const nb::callable decode_;
     const std::size_t place_;
 
     void begin(nb::handle timeout, nb::handle cancel) {
@@ -312,6 +315,9 @@ private:
         if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
     }
 };
+
+const nb::sig kParticipants("def participants(self) -> list[tuple[str, int, int, int]]");
+const nb::sig kCounters("def counters(self) -> tuple[int, int, int]");
 
 }  // namespace
 
@@ -328,7 +334,7 @@ void bind_broadcast(nb::module_& m) {
     nb::class_<RingSegment>(m, "RingSegment", "The shared memory of one ring.")
         .def_static("create", &RingSegment::create, "geometry"_a, "id"_a, "name"_a, "reserved_bytes"_a,
                     "slot"_a = nb::none(),
-                    "Makes a segment, with `reserved_bytes` of every chunk reserved. Sweeps what the dead left first.")
+                    "Makes a segment, reserving so much of every chunk; sweeps what the dead left first.")
         .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "slot"_a = nb::none(),
                     "Joins the segment of that name, as the participant `slot` or as a mere user.")
         .def_prop_ro("name", [](const RingSegment& self) { return self.segment()->name(); })
@@ -337,16 +343,19 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("is_open", [](const RingSegment& self) { return self.segment()->is_open(); })
         .def_prop_ro("is_own", [](const RingSegment& self) { return self.segment()->is_own(); },
                      "False in a child that was forked after the segment was opened.")
-        .def("whole", &RingSegment::whole)
-        .def("data", &RingSegment::data, "chunk"_a)
-        .def("metadata", &RingSegment::metadata, "chunk"_a)
+        .def("whole", &RingSegment::whole, nb::sig("def whole(self) -> memoryview"))
+        .def("data", &RingSegment::data, "chunk"_a, nb::sig("def data(self, chunk: int) -> memoryview"))
+        .def("metadata", &RingSegment::metadata, "chunk"_a, nb::sig("def metadata(self, chunk: int) -> memoryview"))
         .def("close", &RingSegment::close)
         .def("abandon", &RingSegment::abandon);
 
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
-        .def(nb::init<const RingSegment&, std::vector<std::int64_t>>(), "ring"_a, "ranks"_a)
-        .def("send", &Writer::send, "message"_a, "timeout"_a.none(), "One object as bytes; they must fit a chunk.")
-        .def("begin_write", &Writer::begin_write, "timeout"_a.none(), "The next chunk, free to be filled by hand.")
+        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, nb::callable>(), "ring"_a, "ranks"_a, "encode"_a,
+             nb::sig("def __init__(self, ring: RingSegment, ranks: collections.abc.Sequence[int], encode: "
+                     "collections.abc.Callable[[object], bytes]) -> None"))
+        .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(), "One object, encoded; it must fit a chunk.")
+        .def("begin_write", &Writer::begin_write, "timeout"_a.none(),
+             nb::sig("def begin_write(self, timeout: float | None) -> memoryview"), "The next chunk, free to be filled by hand.")
         .def("end_write", &Writer::end_write, "publish"_a)
         .def("wait_until_ready", &Writer::wait_until_ready, "timeout"_a.none())
         .def("release_reader", &Writer::release_reader, "reader"_a,
@@ -357,14 +366,17 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("position", [](Writer& self) { return self.is_closed() ? 0 : self.core().position(); })
         .def_prop_ro("slot", [](Writer&) { return RingWriter::kSlot; })
         .def_prop_ro("ranks", &Writer::ranks)
-        .def_prop_ro("max_chunk_bytes", &Writer::max_chunk_bytes)
-        .def("participants", [](Writer& self) { return participants_of(self.readable(), RingWriter::kSlot); })
-        .def("counters", [](Writer& self) { return counters_of(self.readable(), RingWriter::kSlot); });
+        .def("participants", [](Writer& self) { return participants_of(self.readable(), RingWriter::kSlot); }, kParticipants)
+        .def("counters", [](Writer& self) { return counters_of(self.readable(), RingWriter::kSlot); }, kCounters);
 
     nb::class_<Reader>(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.")
-        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, std::size_t>(), "ring"_a, "ranks"_a, "reader"_a)
-        .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "The next object as bytes.")
-        .def("begin_read", &Reader::begin_read, "timeout"_a.none(), "cancel"_a.none(), "The next chunk as it is.")
+        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, nb::callable, std::size_t>(), "ring"_a, "ranks"_a,
+             "decode"_a, "reader"_a,
+             nb::sig("def __init__(self, ring: RingSegment, ranks: collections.abc.Sequence[int], decode: "
+                     "collections.abc.Callable[[bytes], object], reader: int) -> None"))
+        .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "The next object, decoded.")
+        .def("begin_read", &Reader::begin_read, "timeout"_a.none(), "cancel"_a.none(),
+             nb::sig("def begin_read(self, timeout: float | None, cancel: object | None) -> memoryview"), "The next chunk as it is.")
         .def("end_read", &Reader::end_read)
         .def("wait_until_ready", &Reader::wait_until_ready, "timeout"_a.none())
         .def("close", [](Reader& self) { self.close(true); })
@@ -374,8 +386,8 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("slot", [](Reader& self) { return 1 + self.place(); })
         .def_prop_ro("ranks", &Reader::ranks)
         .def_prop_ro("place", &Reader::place, "Of the reader among the local ones.")
-        .def("participants", [](Reader& self) { return participants_of(self.readable(), 1 + self.place()); })
-        .def("counters", [](Reader& self) { return counters_of(self.readable(), 1 + self.place()); });
+        .def("participants", [](Reader& self) { return participants_of(self.readable(), 1 + self.place()); }, kParticipants)
+        .def("counters", [](Reader& self) { return counters_of(self.readable(), 1 + self.place()); }, kCounters);
 }
 
 }  // namespace memlane::bindings

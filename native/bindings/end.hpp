@@ -36,9 +36,12 @@ inline os::Deadline to_deadline(nb::handle timeout) {
 // What a wait does every 100 ms with the GIL: signal handlers, then the caller's cancel.
 class Interruption {
 public:
-    explicit Interruption(nb::handle cancel = nb::none()) : cancel_(cancel) {}
+    explicit Interruption(nb::handle cancel = nb::none()) : cancel_(cancel) {
+        if (!cancel_.is_none() && !nb::hasattr(cancel_, "is_set"))
+            raise_error("InvalidType", "cancel must be a threading.Event or None");
+    }
 
-    bool is_cancelled() {
+    bool is_cancelled() const {
         if (cancel_.is_none()) return false;
         const nb::object set = cancel_.attr("is_set")();
         return PyObject_IsTrue(set.ptr()) == 1;

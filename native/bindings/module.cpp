@@ -12,6 +12,8 @@ NB_MODULE(_native, m) {
     namespace nb = nanobind;
     using namespace memlane;
     m.doc() = "The native core of memlane: shared memory, atomics, waiting, liveness.";
+    // What is alive when the interpreter ends is the caller's (a queue in a global, a daemon thread): no news to print.
+    nb::set_leak_warnings(false);
     nb::register_exception_translator(bindings::translate);
     bindings::bind_shared_buffer(m);
     bindings::bind_broadcast(m);

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <utility>
 
 #include "os/mapping.hpp"
 
@@ -24,11 +25,15 @@ struct SharedBuffer {
     }
 };
 
+inline nb::object view(SharedBuffer buffer) {
+    const nb::object owner = nb::cast(std::move(buffer));
+    return nb::steal(PyMemoryView_FromObject(owner.ptr()));
+}
+
 inline void bind_shared_buffer(nb::module_& m) {
     static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(SharedBuffer::get_buffer)}, {0, nullptr}};
     nb::class_<SharedBuffer>(m, "SharedBuffer", nb::type_slots(slots),
-                             "A range of shared memory, to be wrapped in a memoryview.")
-        .def("__len__", [](const SharedBuffer& self) { return self.bytes; });
+                             "Owner of a range of shared memory; what its memoryviews keep alive.");
 }
 
 }  // namespace memlane::bindings

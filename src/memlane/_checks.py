@@ -17,9 +17,7 @@ def integer(name: str, value: object) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise InvalidType(
-            f"{name} must be an integer, not {type(value).__name__}"
-        ) from None
+        raise InvalidType(f"{name} must be an integer, not {type(value).__name__}") from None
 
 
 def integer_from(name: str, value: object, least: int) -> int:

@@ -25,7 +25,8 @@ from memlane.errors import (
 class Participant(NamedTuple):
     """What a slot says of a process; `last_progress_ns` counts on the monotonic clock."""
 
-    state: str  # absent, running, stopped, dead, closed, or unknown (alive, but /proc cannot say more)
+    # absent, running, stopped, dead, closed; or unknown: alive, but /proc cannot say more
+    state: str
     pid: int
     position: int
     last_progress_ns: int
@@ -69,7 +70,9 @@ def failure(end: End, what: str, slot: int, timeout: float | None) -> MemlaneErr
         case "cancelled":
             return Cancelled()
         case "corrupt":
-            return CorruptMessage("the chunk does not hold an object that memlane wrote; skipped it")
+            return CorruptMessage(
+                "the chunk does not hold an object that memlane wrote; it was skipped"
+            )
         case "peer_closed":
             return Closed("the writer closed the queue, and everything it sent has been read")
         case "peer_died":

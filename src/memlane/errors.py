@@ -1,7 +1,7 @@
 """What can go wrong, by fault: you, they, the data, the machine.
 
-Every error is a `MemlaneError` and also the builtin that fits, so callers may catch either. What its text says
-is in its attributes, too, and both survive pickling.
+Every error is a `MemlaneError` and also the builtin that fits, so callers may catch either. What
+its text says is in its attributes, too, and both survive pickling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def _rebuild(
     kind: type[MemlaneError], args: tuple[object, ...], attributes: dict[str, object]
 ) -> MemlaneError:
     """Past __init__, whose parameters are not what `args` holds."""
-    error = kind.__new__(kind, *args)
+    # `__base__` is the one of the two bases whose memory layout the class has.
+    layout: Any = kind.__base__
+    error: MemlaneError = layout.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)
     return error
@@ -134,8 +136,8 @@ class SegmentMissing(MemlaneError, FileNotFoundError):
     def __init__(self, name: str, why: str) -> None:
         super().__init__(
             f"shared memory segment {name!r} is missing: {why}. It may be on another host or in "
-            f"another /dev/shm (containers have their own), its creator may have closed it or died, "
-            f"or all readers may have attached, after which a queue's name is removed"
+            f"another /dev/shm (containers have their own), its creator may have closed it or "
+            f"died, or all readers may have attached, after which a queue's name is removed"
         )
         self.name = name
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from memlane._checks import integer_from, segment_name
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType
@@ -39,17 +37,21 @@ class Handle:
 
     def to_json(self) -> str:
         """Plain JSON text, for wherever a pickle cannot go."""
+        import msgspec  # half of what importing memlane would cost, and only handles need it
+
         return msgspec.json.encode(self).decode()
 
     @staticmethod
     def from_json(text: str | bytes) -> Handle:
         """The handle in `text`; InvalidArgument (a ValueError) for anything that is none."""
+        import msgspec
+
         try:
             fields = msgspec.json.decode(text)
             if not isinstance(fields, dict) or "format_version" not in fields:
                 raise InvalidArgument("this text is not a handle: it has no format version")
             handle = msgspec.convert(fields, Handle)
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InvalidArgument(f"this text is not a handle: {error}") from None
         except TypeError as error:
             raise InvalidType(f"a handle is read from text: {error}") from None

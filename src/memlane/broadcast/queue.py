@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import ceil, isnan
 from typing import TYPE_CHECKING, Any, cast
 
 from memlane._checks import integer, integer_from
-from memlane._failures import participants_of
+from memlane._failures import Participant, participants_of
 from memlane._native import RingReader, RingSegment, RingWriter
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.ring import ShmRingBuffer, name_of, new_queue_id, ring_geometry
@@ -21,7 +22,6 @@ from memlane.errors import (
     Closed,
     InvalidArgument,
     InvalidType,
-    MessageTooLarge,
     RankTaken,
     TimedOut,
     Unsupported,
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 # Of every chunk this much is reserved when the queue is made, the rest when a message needs it: a
 # default queue (10 chunks of 10 MiB) must fit a container's 64 MiB while its messages are small.
 RESERVED_CHUNK_BYTES = 64 * 1024
+
+_encode = partial(pickle.dumps, protocol=5)
 
 
 class MessageQueue:
@@ -101,7 +103,7 @@ class MessageQueue:
             geometry.max_chunks,
             segment.name,
         )
-        self._setup(handle, segment, RingWriter(segment, ranks))
+        self._setup(handle, segment, RingWriter(segment, ranks, _encode))
 
     @staticmethod
     def create_from_handle(handle: Handle, rank: int) -> MessageQueue:
@@ -128,7 +130,7 @@ class MessageQueue:
             segment = RingSegment.attach(
                 geometry, name, bytes.fromhex(handle.queue_id), slot=1 + place
             )
-            reader = RingReader(segment, handle.local_reader_ranks, place)
+            reader = RingReader(segment, handle.local_reader_ranks, pickle.loads, place)
         except RankTaken as error:
             raise RankTaken(f"reader {rank} cannot attach: {error}") from None
         queue = MessageQueue.__new__(MessageQueue)
@@ -150,7 +152,7 @@ class MessageQueue:
         self._is_local_reader = self._reader is not None
         self._is_remote_reader = False
         self._is_closed = False  # for the end that is no end: a writer without readers
-        self._finalizer = end and weakref.finalize(self, end.abandon)
+        self._finalizer = None if end is None else weakref.finalize(self, end.abandon)
 
     # Both ends ------------------------------------------------------------------------------
 
@@ -160,7 +162,7 @@ class MessageQueue:
         if self._segment is None:
             return None
         geometry = ring_geometry(*cast("tuple[int, int, int, str]", self.handle.buffer_handle)[:3])
-        return ShmRingBuffer._of_queue(self._segment, geometry, self.close)
+        return ShmRingBuffer._of_queue(geometry, self._segment, self.close)
 
     @property
     def _end(self) -> RingWriter | RingReader | None:
@@ -201,27 +203,25 @@ class MessageQueue:
         return self.dequeue()
 
     def statistics(self) -> QueueStatistics:
-        """Counters of this end and the state of every reader; costs a few system calls a reader."""
-        rank = None if self._reader is None else self.handle.local_reader_ranks[self.local_reader_rank]
-        role: Any = "writer" if self._is_writer else "reader"
-        if self._end is None:
+        """Counters of this end and the state of every reader; some system calls per reader."""
+        end = self._end
+        if end is None:
             self._check_open()
-            return QueueStatistics(role, rank, os.getpid(), 0, 0, 0, ())
-        messages, size, waits = self._end.counters()
-        writer, *others = participants_of(self._end)
-        readers = tuple(
-            ReaderStatistics(rank_, None, "absent", writer.position, None)
-            if who.state == "absent"
-            else ReaderStatistics(
-                rank_,
-                who.pid or None,
-                cast("ReaderState", who.state),
-                max(0, writer.position - who.position),
-                who.last_progress_ns / 1e9,
-            )
-            for rank_, who in zip(self.handle.local_reader_ranks, others, strict=True)
+            return QueueStatistics("writer", None, os.getpid(), 0, 0, 0, ())
+        messages, size, waits = end.counters()
+        writer, *readers = participants_of(end)
+        return QueueStatistics(
+            role="writer" if self._is_writer else "reader",
+            rank=None if self._is_writer else end.ranks[self.local_reader_rank],
+            pid=os.getpid(),
+            messages=messages,
+            bytes=size,
+            waits=waits,
+            readers=tuple(
+                _reader_statistics(rank, who, writer.position)
+                for rank, who in zip(end.ranks, readers, strict=True)
+            ),
         )
-        return QueueStatistics(role, rank, os.getpid(), messages, size, waits, readers)
 
     def close(self) -> None:
         """Ends this end and says so to the peers. Idempotent, from any thread.
@@ -237,6 +237,7 @@ class MessageQueue:
             self._finalizer.detach()
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -267,6 +268,7 @@ class MessageQueue:
     def export_handle(self, rank: int | None = None) -> Handle:
         """What readers attach by. With a rank it carries only that reader's secrets."""
         self._must_be_writer("export_handle")
+        self._check_open()
         if rank is not None and integer_from("rank", rank, 0) not in self.handle.local_reader_ranks:
             raise InvalidArgument(
                 f"the queue has no reader {rank}: its ranks are {self.handle.local_reader_ranks}"
@@ -290,10 +292,7 @@ class MessageQueue:
         if writer is None:
             self._check_open()
             return
-        message = pickle.dumps(obj, protocol=5)
-        if len(message) > writer.max_chunk_bytes:
-            raise MessageTooLarge(len(message), writer.max_chunk_bytes)
-        writer.send(message, timeout)
+        writer.send(obj, timeout)
 
     @contextmanager
     def acquire_write(self, timeout: float | None = None) -> Iterator[memoryview]:
@@ -308,7 +307,7 @@ class MessageQueue:
             self._check_open()
             yield memoryview(bytearray(1))
             return
-        view = memoryview(writer.begin_write(timeout))
+        view = writer.begin_write(timeout)
         try:
             yield view
             _release(view, "nothing was published")
@@ -343,9 +342,7 @@ class MessageQueue:
             raise WrongRole(f"Only readers can {call}")
         return self._reader
 
-    def dequeue(
-        self, timeout: float | None = None, cancel: threading.Event | None = None
-    ) -> Any:
+    def dequeue(self, timeout: float | None = None, cancel: threading.Event | None = None) -> Any:
         """The next object, in order, once. It is the reader's own.
 
         When several reasons to return are due at once, a message that is there wins, then
@@ -359,8 +356,7 @@ class MessageQueue:
             CorruptMessage: the chunk was filled by hand; it is consumed.
             Exception: whatever decoding the object raised; it is consumed.
         """
-        reader = self._must_be_reader("dequeue")
-        return pickle.loads(reader.receive(timeout, cancel))
+        return self._must_be_reader("dequeue").receive(timeout, cancel)
 
     @contextmanager
     def acquire_read(
@@ -371,7 +367,7 @@ class MessageQueue:
         A slice that survives the block would show what the writer puts there next: `ViewInUse`.
         """
         reader = self._must_be_reader("acquire_read")
-        view = memoryview(reader.begin_read(timeout, cancel))
+        view = reader.begin_read(timeout, cancel)
         try:
             yield view
             _release(view, "the chunk was given back, its bytes will change")
@@ -396,7 +392,10 @@ class MessageQueue:
         """
         if timeout is not None and isnan(timeout):
             raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
-        if not socket.poll(None if timeout is None else max(0, ceil(timeout * 1000))):
+        # ZeroMQ counts milliseconds in 32 bits; 24 days are the most.
+        longest = 0x7FFFFFFF
+        milliseconds = None if timeout is None else min(max(timeout, 0) * 1000, longest)
+        if not socket.poll(None if milliseconds is None else ceil(milliseconds)):
             raise TimedOut(f"no message on the socket within {timeout} s", timeout)
         return pickle.loads(socket.recv())
 
@@ -404,12 +403,25 @@ class MessageQueue:
 def _checked_ranks(ranks: Sequence[int] | None, count: int) -> list[int]:
     if ranks is None:
         return list(range(count))
+    if not isinstance(ranks, Iterable):
+        raise InvalidType(f"local_reader_ranks must be a sequence, not {type(ranks).__name__}")
     checked = [integer_from("a rank", rank, 0) for rank in ranks]
     if len(checked) != count:
         raise InvalidArgument(f"{len(checked)} local_reader_ranks for {count} local readers")
     if len(set(checked)) != count:
         raise InvalidArgument(f"local_reader_ranks names a rank twice: {checked}")
     return checked
+
+
+def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderStatistics:
+    was_here = who.pid != 0
+    return ReaderStatistics(
+        rank=rank,
+        pid=who.pid if was_here else None,
+        state=cast("ReaderState", who.state),
+        behind=0 if who.state == "closed" else max(0, published - who.position),
+        last_progress=who.last_progress_ns / 1e9 if was_here else None,
+    )
 
 
 def _release(view: memoryview, consequence: str) -> None:

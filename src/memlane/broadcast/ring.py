@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,14 +29,14 @@ def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object)
         raise InvalidArgument(f"n_reader must be below 2**31, not {readers}")
     if (chunk + 1 + readers) * chunks > MAX_SEGMENT_BYTES:
         raise InvalidArgument(
-            f"{chunks} chunks of {chunk} bytes for {readers} readers are more than any file can hold"
+            f"{chunks} chunks of {chunk} bytes for {readers} readers are more than a file holds"
         )
     return RingGeometry(readers, chunk, chunks)
 
 
 def new_queue_id() -> bytes:
     """128 random bits; they are also in the name, so that names never collide."""
-    return secrets.token_bytes(16)
+    return os.urandom(16)
 
 
 def name_of(queue_id: bytes) -> str:
@@ -86,24 +86,29 @@ class ShmRingBuffer:
             segment = RingSegment.attach(geometry, segment_name(name))
         self._setup(geometry, segment.name, segment)
 
-    def _setup(self, geometry: RingGeometry, name: str, segment: RingSegment | None) -> None:
+    def _setup(
+        self,
+        geometry: RingGeometry,
+        name: str,
+        segment: RingSegment | None,
+        close_owner: Callable[[], None] | None = None,
+    ) -> None:
         self._geometry = geometry
         self._name = name
         self._segment = segment
-        self._close_owner: Callable[[], None] | None = None
+        self._close_owner = close_owner
         self._is_closed = False
-        self._finalizer = segment and weakref.finalize(self, segment.abandon)
+        self._finalizer: weakref.finalize[[], ShmRingBuffer] | None = None
+        if segment is not None and close_owner is None:
+            self._finalizer = weakref.finalize(self, segment.abandon)
 
     @classmethod
-    def _of_queue(cls, segment: RingSegment, geometry: RingGeometry, close: Callable[[], None]) -> Self:
+    def _of_queue(
+        cls, geometry: RingGeometry, segment: RingSegment, close: Callable[[], None]
+    ) -> Self:
         """The ring of a queue, which owns the segment: closing the one closes the other."""
         ring = cls.__new__(cls)
-        ring._geometry = geometry
-        ring._name = segment.name
-        ring._segment = segment
-        ring._close_owner = close
-        ring._is_closed = False
-        ring._finalizer = None
+        ring._setup(geometry, segment.name, segment, close)
         return ring
 
     @classmethod
@@ -163,7 +168,7 @@ class ShmRingBuffer:
     @property
     def shared_memory(self) -> SharedMemoryInfo:
         segment = self._attached()
-        return SharedMemoryInfo(segment.name, segment.size, memoryview(segment.whole()))
+        return SharedMemoryInfo(segment.name, segment.size, segment.whole())
 
     def handle(self) -> RingHandle:
         """(n_reader, max_chunk_bytes, max_chunks, name): what another process attaches by."""
@@ -174,14 +179,14 @@ class ShmRingBuffer:
     def get_data(self, current_idx: int) -> Iterator[memoryview]:
         """The data of chunk `current_idx`: `max_chunk_bytes` writable bytes."""
         chunk = self._chunk_index(current_idx)
-        with _released_after(memoryview(self._attached().data(chunk))) as view:
+        with _released_after(self._attached().data(chunk)) as view:
             yield view
 
     @contextmanager
     def get_metadata(self, current_idx: int) -> Iterator[memoryview]:
         """The flags of chunk `current_idx`: `metadata_size` writable bytes."""
         chunk = self._chunk_index(current_idx)
-        with _released_after(memoryview(self._attached().metadata(chunk))) as view:
+        with _released_after(self._attached().metadata(chunk)) as view:
             yield view
 
     def _chunk_index(self, index: int) -> int:
@@ -224,5 +229,3 @@ def _released_after(view: memoryview) -> Iterator[memoryview]:
     finally:
         with suppress(BufferError):
             view.release()
-
-

@@ -1,0 +1,1 @@
+"""Measurements whose results the README shows, each with the command that repeats it."""

@@ -1,0 +1,130 @@
+"""The native core of memlane: shared memory, atomics, waiting, liveness."""
+
+from collections.abc import Callable, Sequence
+
+class SharedBuffer:
+    """Owner of a range of shared memory; what its memoryviews keep alive."""
+
+class RingGeometry:
+    """Numbers that fix the bytes of a ring."""
+
+    def __init__(self, n_reader: int, max_chunk_bytes: int, max_chunks: int) -> None: ...
+    @property
+    def n_reader(self) -> int: ...
+    @property
+    def max_chunk_bytes(self) -> int: ...
+    @property
+    def max_chunks(self) -> int: ...
+    @property
+    def metadata_size(self) -> int: ...
+    @property
+    def metadata_offset(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
+
+class RingSegment:
+    """The shared memory of one ring."""
+
+    @staticmethod
+    def create(
+        geometry: RingGeometry, id: bytes, name: str, reserved_bytes: int, slot: int | None = None
+    ) -> RingSegment:
+        """
+        Makes a segment, reserving so much of every chunk; sweeps what the dead left first.
+        """
+
+    @staticmethod
+    def attach(
+        geometry: RingGeometry, name: str, id: bytes | None = None, slot: int | None = None
+    ) -> RingSegment:
+        """
+        Joins the segment of that name, as the participant `slot` or as a mere user.
+        """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_creator(self) -> bool: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_own(self) -> bool:
+        """False in a child that was forked after the segment was opened."""
+
+    def whole(self) -> memoryview: ...
+    def data(self, chunk: int) -> memoryview: ...
+    def metadata(self, chunk: int) -> memoryview: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+
+class RingWriter:
+    """The writer's end of a ring; holds slot 0 of the segment."""
+
+    def __init__(
+        self, ring: RingSegment, ranks: Sequence[int], encode: Callable[[object], bytes]
+    ) -> None: ...
+    def send(self, object: object | None, timeout: object | None) -> None:
+        """One object, encoded; it must fit a chunk."""
+
+    def begin_write(self, timeout: float | None) -> memoryview:
+        """The next chunk, free to be filled by hand."""
+
+    def end_write(self, publish: bool) -> None: ...
+    def wait_until_ready(self, timeout: object | None) -> None: ...
+    def release_reader(self, reader: int) -> bool:
+        """Stops waiting for a reader that is dead or absent; False if it lives."""
+
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    def participants(self) -> list[tuple[str, int, int, int]]: ...
+    def counters(self) -> tuple[int, int, int]: ...
+
+class RingReader:
+    """A reader's end of a ring; holds slot 1 + reader of the segment."""
+
+    def __init__(
+        self,
+        ring: RingSegment,
+        ranks: Sequence[int],
+        decode: Callable[[bytes], object],
+        reader: int,
+    ) -> None: ...
+    def receive(self, timeout: object | None, cancel: object | None) -> object:
+        """The next object, decoded."""
+
+    def begin_read(self, timeout: float | None, cancel: object | None) -> memoryview:
+        """The next chunk as it is."""
+
+    def end_read(self) -> None: ...
+    def wait_until_ready(self, timeout: object | None) -> None: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def place(self) -> int:
+        """Of the reader among the local ones."""
+
+    def participants(self) -> list[tuple[str, int, int, int]]: ...
+    def counters(self) -> tuple[int, int, int]: ...
+
+def sweep_dead_segments() -> list[str]:
+    """
+    Removes the segments of this user that no living process holds; returns their names.
+    """
