@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memlane._checks import integer_from, segment_name
@@ -82,3 +83,17 @@ class Handle:
                 )
         elif self.local_reader_ranks:
             raise InvalidArgument("the handle names local readers, but no ring")
+
+
+def checked_ranks(ranks: Sequence[int] | None, count: int) -> list[int]:
+    """The ranks of `count` local readers, `range(count)` if the caller names none."""
+    if ranks is None:
+        return list(range(count))
+    if not isinstance(ranks, Iterable):
+        raise InvalidType(f"local_reader_ranks must be a sequence, not {type(ranks).__name__}")
+    checked = [integer_from("a rank", rank, 0) for rank in ranks]
+    if len(checked) != count:
+        raise InvalidArgument(f"{len(checked)} local_reader_ranks for {count} local readers")
+    if len(set(checked)) != count:
+        raise InvalidArgument(f"local_reader_ranks names a rank twice: {checked}")
+    return checked

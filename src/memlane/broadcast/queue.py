@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from math import ceil, isnan
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from memlane._checks import integer, integer_from
-from memlane._failures import Participant, participants_of
-from memlane._native import RingReader, RingSegment, RingWriter
-from memlane.broadcast.handle import Handle
+from memlane._failures import participants_of
+from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
+from memlane.broadcast.blocks import read_block, write_block
+from memlane.broadcast.handle import Handle, checked_ranks
 from memlane.broadcast.ring import ShmRingBuffer, name_of, new_queue_id, ring_geometry
-from memlane.broadcast.statistics import QueueStatistics, ReaderState, ReaderStatistics
+from memlane.broadcast.statistics import QueueStatistics, queue_statistics
 from memlane.errors import (
     Closed,
     InvalidArgument,
@@ -25,7 +26,6 @@ from memlane.errors import (
     RankTaken,
     TimedOut,
     Unsupported,
-    ViewInUse,
     WrongRole,
 )
 
@@ -80,7 +80,7 @@ class MessageQueue:
         if local > readers:
             raise InvalidArgument(f"{local} local readers are more than {readers} readers")
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
-        ranks = _checked_ranks(local_reader_ranks, local)
+        ranks = checked_ranks(local_reader_ranks, local)
         if connect_ip is not None and not isinstance(connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
         if local < readers:
@@ -92,7 +92,7 @@ class MessageQueue:
         queue_id = new_queue_id()
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex())
         if local == 0:
-            self._setup(handle, None, None)
+            self._setup(handle, geometry, None, None)
             return
         segment = RingSegment.create(
             geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
@@ -103,7 +103,7 @@ class MessageQueue:
             geometry.max_chunks,
             segment.name,
         )
-        self._setup(handle, segment, RingWriter(segment, ranks, _encode))
+        self._setup(handle, geometry, segment, RingWriter(segment, ranks, _encode))
 
     @staticmethod
     def create_from_handle(handle: Handle, rank: int) -> MessageQueue:
@@ -130,21 +130,30 @@ class MessageQueue:
             segment = RingSegment.attach(
                 geometry, name, bytes.fromhex(handle.queue_id), slot=1 + place
             )
-            reader = RingReader(segment, handle.local_reader_ranks, pickle.loads, place)
+            try:
+                reader = RingReader(segment, handle.local_reader_ranks, pickle.loads, place)
+            except BaseException:
+                segment.abandon()  # now, and not when the traceback goes
+                raise
         except RankTaken as error:
             raise RankTaken(f"reader {rank} cannot attach: {error}") from None
         queue = MessageQueue.__new__(MessageQueue)
-        queue._setup(handle, segment, reader)
+        queue._setup(handle, geometry, segment, reader)
         return queue
 
     def _setup(
-        self, handle: Handle, segment: RingSegment | None, end: RingWriter | RingReader | None
+        self,
+        handle: Handle,
+        geometry: RingGeometry,
+        segment: RingSegment | None,
+        end: RingWriter | RingReader | None,
     ) -> None:
         self.handle = handle
         self.n_local_reader = len(handle.local_reader_ranks)
         self.n_remote_reader = 0
         self.local_socket = None
         self.remote_socket = None
+        self._geometry = geometry
         self._segment = segment
         self._reader = end if isinstance(end, RingReader) else None
         self._writer = end if isinstance(end, RingWriter) else None
@@ -161,8 +170,7 @@ class MessageQueue:
         """The ring, for whoever wants to see its bytes. Closing it closes the queue."""
         if self._segment is None:
             return None
-        geometry = ring_geometry(*cast("tuple[int, int, int, str]", self.handle.buffer_handle)[:3])
-        return ShmRingBuffer._of_queue(geometry, self._segment, self.close)
+        return ShmRingBuffer._of_queue(self._geometry, self._segment, self.close)
 
     @property
     def _end(self) -> RingWriter | RingReader | None:
@@ -171,9 +179,7 @@ class MessageQueue:
     @property
     def current_idx(self) -> int:
         """The chunk of the next message, -1 without a ring."""
-        if self._end is None or self.handle.buffer_handle is None:
-            return -1
-        return self._end.position % self.handle.buffer_handle[2]
+        return -1 if self._end is None else self._end.position % self._geometry.max_chunks
 
     @property
     def local_reader_rank(self) -> int:
@@ -208,20 +214,7 @@ class MessageQueue:
         if end is None:
             self._check_open()
             return QueueStatistics("writer", None, os.getpid(), 0, 0, 0, ())
-        messages, size, waits = end.counters()
-        writer, *readers = participants_of(end)
-        return QueueStatistics(
-            role="writer" if self._is_writer else "reader",
-            rank=None if self._is_writer else end.ranks[self.local_reader_rank],
-            pid=os.getpid(),
-            messages=messages,
-            bytes=size,
-            waits=waits,
-            readers=tuple(
-                _reader_statistics(rank, who, writer.position)
-                for rank, who in zip(end.ranks, readers, strict=True)
-            ),
-        )
+        return queue_statistics(end)
 
     def close(self) -> None:
         """Ends this end and says so to the peers. Idempotent, from any thread.
@@ -294,27 +287,17 @@ class MessageQueue:
             return
         writer.send(obj, timeout)
 
-    @contextmanager
-    def acquire_write(self, timeout: float | None = None) -> Iterator[memoryview]:
+    def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
         """The next chunk, to be filled by hand; leaving the block publishes it as raw bytes.
 
         Leaving it by an exception publishes nothing. A slice that survives the block could
         change the message later: `ViewInUse`, and nothing is published.
         """
         self._must_be_writer("acquire_write")
-        writer = self._writer
-        if writer is None:
+        if self._writer is None:
             self._check_open()
-            yield memoryview(bytearray(1))
-            return
-        view = writer.begin_write(timeout)
-        try:
-            yield view
-            _release(view, "nothing was published")
-        except BaseException:
-            writer.end_write(publish=False)
-            raise
-        writer.end_write(publish=True)
+            return nullcontext(memoryview(bytearray(self._geometry.max_chunk_bytes)))
+        return write_block(self._writer, timeout)
 
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that died or never attached; its place is gone for good.
@@ -358,21 +341,14 @@ class MessageQueue:
         """
         return self._must_be_reader("dequeue").receive(timeout, cancel)
 
-    @contextmanager
     def acquire_read(
         self, timeout: float | None = None, cancel: threading.Event | None = None
-    ) -> Iterator[memoryview]:
+    ) -> AbstractContextManager[memoryview]:
         """The next chunk as it is, all `max_chunk_bytes` of it; leaving the block releases it.
 
         A slice that survives the block would show what the writer puts there next: `ViewInUse`.
         """
-        reader = self._must_be_reader("acquire_read")
-        view = reader.begin_read(timeout, cancel)
-        try:
-            yield view
-            _release(view, "the chunk was given back, its bytes will change")
-        finally:
-            reader.end_read()
+        return read_block(self._must_be_reader("acquire_read"), timeout, cancel)
 
     def __iter__(self) -> Iterator[Any]:
         self._must_be_reader("iterate")
@@ -398,36 +374,3 @@ class MessageQueue:
         if not socket.poll(None if milliseconds is None else ceil(milliseconds)):
             raise TimedOut(f"no message on the socket within {timeout} s", timeout)
         return pickle.loads(socket.recv())
-
-
-def _checked_ranks(ranks: Sequence[int] | None, count: int) -> list[int]:
-    if ranks is None:
-        return list(range(count))
-    if not isinstance(ranks, Iterable):
-        raise InvalidType(f"local_reader_ranks must be a sequence, not {type(ranks).__name__}")
-    checked = [integer_from("a rank", rank, 0) for rank in ranks]
-    if len(checked) != count:
-        raise InvalidArgument(f"{len(checked)} local_reader_ranks for {count} local readers")
-    if len(set(checked)) != count:
-        raise InvalidArgument(f"local_reader_ranks names a rank twice: {checked}")
-    return checked
-
-
-def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderStatistics:
-    was_here = who.pid != 0
-    return ReaderStatistics(
-        rank=rank,
-        pid=who.pid if was_here else None,
-        state=cast("ReaderState", who.state),
-        behind=0 if who.state == "closed" else max(0, published - who.position),
-        last_progress=who.last_progress_ns / 1e9 if was_here else None,
-    )
-
-
-def _release(view: memoryview, consequence: str) -> None:
-    try:
-        view.release()
-    except BufferError:
-        raise ViewInUse(
-            f"something still refers to the chunk at the end of its block; {consequence}"
-        ) from None

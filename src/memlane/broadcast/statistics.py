@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
+
+from memlane._failures import Participant, participants_of
+
+if TYPE_CHECKING:
+    from memlane._native import RingReader, RingWriter
 
 ReaderState = Literal["absent", "running", "stopped", "dead", "closed", "unknown"]
 
@@ -50,3 +56,33 @@ class QueueStatistics:
     bytes: int
     waits: int
     readers: tuple[ReaderStatistics, ...]
+
+
+def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
+    """What one end sees now; costs some system calls per reader."""
+    messages, size, waits = end.counters()
+    writer, *readers = participants_of(end)
+    is_writer = end.slot == 0
+    return QueueStatistics(
+        role="writer" if is_writer else "reader",
+        rank=None if is_writer else end.ranks[end.slot - 1],
+        pid=os.getpid(),
+        messages=messages,
+        bytes=size,
+        waits=waits,
+        readers=tuple(
+            _reader_statistics(rank, who, writer.position)
+            for rank, who in zip(end.ranks, readers, strict=True)
+        ),
+    )
+
+
+def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderStatistics:
+    was_here = who.pid != 0
+    return ReaderStatistics(
+        rank=rank,
+        pid=who.pid if was_here else None,
+        state=cast("ReaderState", who.state),
+        behind=0 if who.state == "closed" else max(0, published - who.position),
+        last_progress=who.last_progress_ns / 1e9 if was_here else None,
+    )

@@ -1,0 +1,46 @@
+"""The tools that read the code find nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+CHECKERS = {
+    "ruff": [BIN / "ruff", "check", "."],
+    "ruff format": [BIN / "ruff", "format", "--check", "."],
+    "mypy": [sys.executable, "-m", "mypy", "src", "examples", "benchmarks", "tests/harness"],
+    "import-linter": [BIN / "lint-imports"],
+}
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_checker_finds_nothing(checker: str) -> None:
+    """Style, types (strict) and layers hold for the whole tree."""
+    run = subprocess.run(CHECKERS[checker], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_stub_of_the_native_module_is_current(tmp_path: Path) -> None:
+    """What type checkers read of the native module is what it has (`make stub` writes it)."""
+    fresh = tmp_path / "_native.pyi"
+    for command in (
+        [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "memlane._native", "-o", fresh],
+        [
+            BIN / "ruff",
+            "check",
+            "-q",
+            "--fix",
+            "--ignore",
+            "E501",
+            "--config",
+            ROOT / "pyproject.toml",
+            fresh,
+        ],
+        [BIN / "ruff", "format", "-q", "--config", ROOT / "pyproject.toml", fresh],
+    ):
+        subprocess.run(command, check=True, cwd=ROOT)
+    assert fresh.read_text() == (ROOT / "src/memlane/_native.pyi").read_text()

@@ -1,0 +1,73 @@
+"""The shape of the code: layers, sizes, exports, and nothing that `python -O` would remove."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import memlane
+
+ROOT = Path(__file__).parents[2]
+PYTHON = sorted((ROOT / "src").rglob("*.py"))
+NATIVE = sorted(p for p in (ROOT / "native").rglob("*.[ch]pp"))
+
+# A file may include its own layer and those below it; systems never include each other.
+MAY_INCLUDE = {
+    "os": {"os"},
+    "core": {"core", "os"},
+    "broadcast": {"broadcast", "core", "os"},
+    "bindings": {"bindings", "broadcast", "core", "os"},
+}
+MOST_LINES = 400
+
+
+@pytest.mark.parametrize("layer", MAY_INCLUDE)
+def test_includes_go_down_only(layer: str) -> None:
+    """A layer of the native code knows nothing of the layers above it."""
+    for file in (ROOT / "native" / layer).iterdir():
+        included = set(re.findall(r'#include "(\w+)/', file.read_text()))
+        assert included <= MAY_INCLUDE[layer], f"{file} includes {included - MAY_INCLUDE[layer]}"
+
+
+def test_only_the_bottom_layer_makes_system_calls() -> None:
+    """Files, mappings, futexes and locks are asked for in native/os alone."""
+    call = re.compile(r"::(open|mmap|munmap|fcntl|ftruncate|fallocate|linkat|syscall|madvise)\(")
+    for file in NATIVE:
+        if file.parent.name not in ("os", "tests"):
+            assert not call.search(file.read_text()), f"{file} makes a system call of its own"
+
+
+@pytest.mark.parametrize("file", PYTHON + NATIVE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_one_subject_per_file(file: Path) -> None:
+    """A file of more than 400 lines has two subjects."""
+    assert len(file.read_text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("file", PYTHON, ids=lambda p: p.name)
+def test_no_assert_in_the_library(file: Path) -> None:
+    """`python -O` removes asserts; checks must stay."""
+    tree = ast.parse(file.read_text())
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+
+
+def test_package_is_a_table_of_names() -> None:
+    """memlane/__init__.py imports and lists names; every error class is among them."""
+    assert sorted(memlane.__all__) == memlane.__all__
+    for name in memlane.__all__:
+        assert hasattr(memlane, name)
+    defined = {name for name, value in vars(memlane.errors).items() if isinstance(value, type)}
+    assert {n for n in defined if issubclass(getattr(memlane.errors, n), Exception)} <= set(
+        memlane.__all__
+    )
+
+
+def test_sync_points_come_in_pairs() -> None:
+    """Every named point has a store side, a load side and a line in the table of sync.hpp."""
+    code = "".join(p.read_text() for p in NATIVE if p.parent.name in ("core", "broadcast"))
+    stores = set(re.findall(r"SYNC_STORE\((\w+)\);", code))
+    loads = set(re.findall(r"SYNC_LOAD\((\w+)\);", code))
+    header = (ROOT / "native/core/sync.hpp").read_text()
+    table = header[header.index("//   name") : header.index("// The marks")]
+    listed = set(re.findall(r"^//   (\w+) ", table, re.MULTILINE)) - {"name"}
+    assert stores == loads == listed
