@@ -73,7 +73,7 @@ public:
         if (!core_) raise_failure(self(), "closed");
         return *core_;
     }
-    // For calls that only read, which may come while another one waits.
+    // For calls that only look, which may come while another one waits: not closed, not a parent's.
     Core& readable() {
         if (!segment_->is_own()) raise_failure(self(), "wrong_process");
         return core();

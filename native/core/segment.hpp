@@ -4,6 +4,7 @@
 // and goes with its descriptor.
 #pragma once
 
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -143,6 +144,12 @@ private:
     std::vector<SectionEntry> sections_;  // private copy, checked: what a peer scribbles later is not believed
 };
 
+inline std::string to_octal(mode_t mode) {
+    char text[16];
+    std::snprintf(text, sizeof text, "%04o", mode);
+    return text;
+}
+
 inline std::vector<SectionEntry> place_sections(const SegmentPlan& plan) {
     std::vector<SectionEntry> placed;
     std::uint64_t at = plan.header_offset() + sizeof(SegmentHeader);
@@ -224,6 +231,9 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
             case ELOOP: throw SegmentRefused(path + " is a symbolic link; segments never are");
             case EACCES:
             case EPERM: throw SegmentRefused(path + " may not be opened by this user");
+            case EISDIR:
+            case ENXIO:  // a socket
+            case ENODEV: throw SegmentRefused(path + " is not a regular file");
             default: throw;
         }
     }
@@ -232,7 +242,8 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
     if (facts.owner != ::geteuid())
         throw SegmentRefused(path + " belongs to user " + std::to_string(facts.owner) + ", not to user " +
                              std::to_string(::geteuid()));
-    if ((facts.mode & 0777) != 0600) throw SegmentRefused(path + " has another mode than 0600");
+    if ((facts.mode & 07777) != 0600)
+        throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
     s.bytes_ = facts.bytes;
     if (facts.bytes < trailer_end_of(plan)) s.throw_mismatch(plan);
     s.mapping_ = std::make_shared<os::Mapping>(s.file_, facts.bytes);

@@ -241,7 +241,9 @@ class MessageQueue:
             self._finalizer()  # frees everything, announces nothing: to the peers this is a death
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._end is not None:
+            self._end.check()
+        elif self._is_closed:
             raise Closed("this end is closed")
 
     def __repr__(self) -> str:
