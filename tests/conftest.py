@@ -1,0 +1,86 @@
+"""Every test: a deadline, and proof that it left nothing behind."""
+
+import ctypes
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+from hypothesis import settings
+
+from tests.harness import METHODS, children_of, dismiss, holdings, reap, surplus
+
+settings.register_profile("memlane", database=None, deadline=None)
+settings.load_profile("memlane")
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PREFIX = "memlane-"
+_failed = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "soak(seconds): many rounds, as many as the environment says")
+    config.addinivalue_line("markers", "slow: takes more than five seconds by its nature")
+    # Orphans of killed peers come to this process, where they are seen and reaped.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pytest_collection_finish() -> None:
+    # What the imports have made stays: the collection after each test need not look at it.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if call.when == "call":
+        item.stash[_failed] = call.excinfo is not None
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _deadline(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that hangs fails after a minute (a soak after its own time); others go on."""
+
+    def expire(_signal: int, _frame: FrameType | None) -> None:
+        pytest.fail("the test hangs")
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    soak = request.node.get_closest_marker("soak")
+    signal.alarm(soak.kwargs["seconds"] if soak else 60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No segment, descriptor, mapping, thread or process is left by a test that passed."""
+    before = holdings(_PREFIX)
+    yield
+    dismiss()
+    gc.collect()
+    passed = not request.node.stash.get(_failed, True)
+    left = surplus(before, holdings(_PREFIX))
+    settled = time.monotonic() + (2.0 if passed else 0.0)
+    while left and time.monotonic() < settled:  # an orphan may be about to see that it is alone
+        time.sleep(0.01)
+        reap(children_of(os.getpid()))
+        left = surplus(before, holdings(_PREFIX))
+    reap(children_of(os.getpid()), kill=True)
+    if passed:
+        assert not left, "left behind:\n" + "\n".join(left)
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    """How the processes of a test are started: once forked, once fresh."""
+    return str(request.param)

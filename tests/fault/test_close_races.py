@@ -1,0 +1,71 @@
+"""close() at any moment from another thread: the other calls end with an error, never a crash.
+
+Fails without the guard: a close that unmaps or frees what a blocked call still uses.
+"""
+
+import os
+import random
+import threading
+import time
+
+from memlane import Closed, ConcurrentUse, MessageQueue, WriterDied
+from tests.harness import Aside, Link, start
+
+
+def use(end: MessageQueue, go: threading.Barrier) -> str:
+    """Use an end until it refuses; the name of the refusal."""
+    go.wait()
+    try:
+        while True:
+            if end._is_writer:
+                end.enqueue(b"." * 100)
+            else:
+                end.dequeue()
+    except (Closed, WriterDied, ConcurrentUse) as error:
+        return type(error).__name__
+
+
+def look(end: MessageQueue, go: threading.Barrier) -> str:
+    """Look at an end until it is closed."""
+    go.wait()
+    try:
+        while "closed" not in repr(end):
+            end.statistics()
+    except Closed:
+        pass
+    return "Closed"
+
+
+def race(_link: Link, seed: int) -> int:
+    dice = random.Random(seed)
+    for _ in range(100):
+        writer = MessageQueue(2, 2, None, 256, 2)
+        readers = [MessageQueue.create_from_handle(writer.export_handle(), r) for r in range(2)]
+        ends = [writer, *readers]
+        go = threading.Barrier(len(ends) + 2)
+        uses = [Aside(use, end, go) for end in ends] + [Aside(look, dice.choice(ends), go)]
+        dice.shuffle(ends)
+        go.wait()
+        for end in ends:
+            time.sleep(dice.choice([0, 0.0005]))
+            end.close()
+        for call in uses:
+            assert call.result() == "Closed"
+    return os.getpid()
+
+
+def test_closing_at_any_moment() -> None:
+    """Whoever is in a call, or looks, when its end closes gets Closed."""
+    peers = [start(race, seed) for seed in range(2)]
+    assert [peer.result() for peer in peers] == [peer.pid for peer in peers]
+
+
+def test_closing_twice_at_once() -> None:
+    """Two closes of one end at the same time are one close."""
+    for _ in range(50):
+        with MessageQueue(1, 1, None, 64, 2) as writer:
+            reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+            closes = [Aside(reader.close) for _ in range(3)]
+            for close in closes:
+                close.result()
+            writer.enqueue(1, timeout=0)

@@ -1,0 +1,112 @@
+"""An end that goes without close() is dead to its peers, however it goes.
+
+Fails without the guard: finalizers that announce "closed" would make a crash look like an end.
+"""
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from memlane import Handle, MessageQueue, ReaderDied, WriterDied
+from tests.harness import Link, start
+from tests.queues import BOUND, refuses, sweep
+
+KEPT: list[object] = []
+
+
+def leave(queue: MessageQueue, how: str) -> None:
+    """Go, with everything that Python does on that way."""
+    match how:
+        case "return":
+            return
+        case "end of the interpreter":
+            KEPT.append(queue)
+        case "in a cycle":
+            KEPT.append([queue, KEPT])
+        case "sys.exit in a with block":
+            with queue:
+                sys.exit(0)
+        case "os._exit":
+            os._exit(0)
+        case "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "blocked daemon thread":
+            threading.Thread(target=use_for_ever, args=(queue,), daemon=True).start()
+
+
+def use_for_ever(queue: MessageQueue) -> None:
+    while queue._is_writer:
+        queue.enqueue(1)
+    queue.dequeue()
+
+
+def leaving_writer(link: Link, how: str) -> None:
+    queue = MessageQueue(1, 1, None, 256, 4)
+    link.tell(queue.export_handle())
+    link.hear()
+    queue.enqueue("last words")
+    leave(queue, how)
+
+
+def leaving_reader(link: Link, handle: Handle, how: str) -> None:
+    queue = MessageQueue.create_from_handle(handle, 0)
+    link.tell()
+    link.hear()
+    leave(queue, how)
+
+
+WAYS = [
+    "return",
+    "end of the interpreter",
+    "in a cycle",
+    "sys.exit in a with block",
+    "os._exit",
+    "SIGTERM",
+    "blocked daemon thread",
+]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_writer(how: str) -> None:
+    """Its reader gets the last message, then WriterDied with that pid."""
+    writer = start(leaving_writer, how, method="spawn")
+    with MessageQueue.create_from_handle(writer.hear(), 0) as reader:
+        writer.tell("go")
+        assert reader.dequeue() == "last words"
+        with refuses(WriterDied) as caught:
+            for message in reader:
+                assert message == 1
+        assert caught.value.pid == writer.pid
+        assert writer.join() in (0, 1, -signal.SIGTERM)
+    sweep()
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_reader(how: str) -> None:
+    """Its writer raises ReaderDied with rank and pid."""
+    with MessageQueue(1, 1, None, 256, 4) as writer:
+        reader = start(leaving_reader, writer.export_handle(), how, method="spawn")
+        reader.hear()
+        reader.tell("go")
+        assert reader.join() in (0, 1, -signal.SIGTERM)
+        with refuses(ReaderDied) as caught:
+            while True:
+                writer.enqueue("more", timeout=10 * BOUND)
+        assert (caught.value.rank, caught.value.pid) == (0, reader.pid)
+
+
+def test_an_exit_with_close_is_no_death() -> None:
+    """For comparison: what closed in time is closed to its peers, with the same way out."""
+    with MessageQueue(1, 1, None, 256, 2) as writer:
+        reader = start(closing_reader, writer.export_handle(), method="spawn")
+        assert reader.result() is None
+        for number in range(10):
+            writer.enqueue(number, timeout=0)
+
+
+def closing_reader(_link: Link, handle: Handle) -> None:
+    with MessageQueue.create_from_handle(handle, 0):
+        pass

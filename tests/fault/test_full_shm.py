@@ -1,0 +1,182 @@
+"""A full /dev/shm is an error of the call that needs space, never a SIGBUS later.
+
+Fails without the guard: ftruncate instead of fallocate gives a segment without memory behind it.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlane import MessageQueue, ShmExhausted, ShmRingBuffer
+from tests.harness import Link, private_shm, start, unshare_refusal
+from tests.queues import drain, queue_of, refuses, ring_in, segments
+
+pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+
+MIB = 1 << 20
+FILLER = "/dev/shm/filler"
+
+
+def used() -> int:
+    facts = os.statvfs("/dev/shm")
+    return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+
+
+def free() -> int:
+    facts = os.statvfs("/dev/shm")
+    return facts.f_bavail * facts.f_frsize
+
+
+@contextmanager
+def full(leaving: int = 0) -> Any:
+    """Take all space of this /dev/shm but ``leaving`` bytes."""
+    descriptor = os.open(FILLER, os.O_CREAT | os.O_RDWR)
+    try:
+        os.posix_fallocate(descriptor, 0, free() - leaving)
+        yield
+    finally:
+        os.close(descriptor)
+        os.unlink(FILLER)
+
+
+def exhausted(call: Callable[[], object]) -> ShmExhausted:
+    """The ShmExhausted that the call raises, with numbers that make sense."""
+    with refuses(MemoryError) as caught:
+        call()
+    error = caught.value
+    assert isinstance(error, ShmExhausted)
+    assert 0 <= error.free < error.need
+    assert error.hint
+    assert str(error.need) in str(error)
+    return error
+
+
+def ring_that_does_not_fit(_link: Link) -> None:
+    before = used()
+    for _ in range(3):
+        error = exhausted(lambda: ShmRingBuffer(1, 100 * MIB, 1))
+        assert error.need >= 100 * MIB
+        assert error.free <= 64 * MIB
+        assert (segments(), used()) == (set(), before)
+    with full():
+        exhausted(lambda: ShmRingBuffer(1, 4096, 1))
+        exhausted(lambda: MessageQueue(1, 1, None, 4096, 1))
+        exhausted(lambda: MessageQueue(1, 1))
+        assert segments() == set()
+    assert used() == before
+    ShmRingBuffer(1, 50 * MIB, 1).close()
+    assert used() == before
+
+
+def default_queue(_link: Link) -> None:
+    with queue_of(4, max_chunk_bytes=10 * MIB, max_chunks=10) as (writer, readers):
+        assert used() < 4 * MIB
+        for number in range(100):
+            writer.enqueue({"step": number, "tokens": list(range(1000))})
+            for reader in readers:
+                assert reader.dequeue()["step"] == number
+        writer.enqueue(np.ones(9 * MIB, np.uint8))
+        assert all(reader.dequeue().all() for reader in readers)
+    assert used() == 0
+
+
+def ring_buffer_alone(_link: Link) -> None:
+    """Reserved at creation: every byte can be touched when all other space is gone."""
+    ring = ShmRingBuffer(1, 4 * MIB, 3)
+    other = ShmRingBuffer(*ring.handle())
+    with full():
+        for chunk in range(3):
+            with ring.get_data(chunk) as data:
+                data[:] = b"\1" * len(data)
+            with other.get_data(chunk) as data:
+                assert data[-1] == 1
+    other.close()
+    ring.close()
+
+
+def large_messages(_link: Link) -> None:
+    """Sixteen MiB hold only some of the chunks of 4 MiB."""
+    with queue_of(1, max_chunk_bytes=4 * MIB, max_chunks=8) as (writer, (reader,)):
+        sent: list[int] = []
+        received: list[int] = []
+
+        def send(number: int, size: int) -> None:
+            writer.enqueue(np.full(size, number % 251, np.uint8), timeout=0)
+            sent.append(number)
+
+        def receive() -> None:
+            for array in drain(reader):
+                assert isinstance(array, np.ndarray)
+                assert array.min() == array.max()
+                received.append(int(array[0]))
+
+        refusals = 0
+        for number in range(1, 40):
+            index = writer.current_idx
+            try:
+                send(number, 3 * MIB)
+            except ShmExhausted:
+                refusals += 1
+                assert writer.current_idx == index
+                exhausted(lambda: writer.enqueue(bytes(3 * MIB + 1), timeout=0))
+                send(number, 100)
+            receive()
+        assert received == sent == list(range(1, 40))
+        assert refusals > 4
+
+
+def chunks_by_hand(_link: Link) -> None:
+    """A whole chunk is reserved before it is handed out; without space nothing is handed out."""
+    with queue_of(1, max_chunk_bytes=MIB, max_chunks=4) as (writer, (reader,)):
+        with full():
+            exhausted(lambda: writer.acquire_write(timeout=0).__enter__())
+            assert writer.current_idx == 0
+            writer.enqueue("small still goes")
+            assert reader.dequeue() == "small still goes"
+        with writer.acquire_write() as chunk:
+            chunk[:] = b"\1" * MIB
+        with reader.acquire_read() as chunk:
+            assert bytes(chunk) == b"\1" * MIB
+
+
+def look_at_whole_chunk(_link: Link, how: str) -> str:
+    """Look at the end of a chunk whose beginning alone is reserved, with no space left."""
+    with queue_of(1, max_chunk_bytes=MIB, max_chunks=2) as (writer, (reader,)):
+        writer.enqueue("small")
+        with full():
+            try:
+                if how == "acquire_read":
+                    with reader.acquire_read() as chunk:
+                        return f"byte {chunk[MIB - 1]}"
+                ring = ring_in(writer) if how == "get_data of the writer" else ring_in(reader)
+                with ring.get_data(1) as chunk:
+                    return f"byte {chunk[MIB - 1]}"
+            except ShmExhausted:
+                return "ShmExhausted"
+
+
+@pytest.mark.parametrize(
+    ("role", "size"),
+    [
+        (ring_that_does_not_fit, "64m"),
+        (default_queue, "64m"),
+        (ring_buffer_alone, "16m"),
+        (large_messages, "16m"),
+        (chunks_by_hand, "8m"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_full(role: Callable[[Link], None], size: str) -> None:
+    """What does not fit is ShmExhausted with need, free and hint; the rest works."""
+    start(role, method="spawn", command=private_shm(size)).result()
+
+
+@pytest.mark.parametrize("how", ["acquire_read", "get_data of the writer", "get_data of a reader"])
+def test_looking_never_kills(how: str) -> None:
+    """Reading a whole chunk of a small message is bytes or an error, not a SIGBUS."""
+    peer = start(look_at_whole_chunk, how, method="spawn", command=private_shm("8m"))
+    assert peer.result() in ("byte 0", "ShmExhausted")

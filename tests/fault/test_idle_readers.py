@@ -1,0 +1,59 @@
+"""M7: readers of an idle queue sleep, and wake at once.
+
+Fails without the guard: readers that spin or poll burn a core each, and those that sleep in
+slices without being woken get the message at the end of a slice.
+"""
+
+import statistics
+import time
+
+import pytest
+
+from memlane import MessageQueue
+from tests.harness import PATIENCE
+from tests.queues import start_reader
+
+IDLE = 10.0
+SHARE = 0.005
+
+
+@pytest.mark.slow
+def test_four_idle_readers() -> None:
+    """Four blocked readers use less than 0.5 % of one core together, then wake at once."""
+    with MessageQueue(4, 4, None, 256, 4) as writer:
+        readers = [start_reader(writer.export_handle(rank), rank) for rank in range(4)]
+        writer.wait_until_ready(PATIENCE)
+        for reader in readers:
+            reader.begin("dequeue").until_blocked()
+        begun, before = time.monotonic(), sum(reader.peer.cpu_seconds() for reader in readers)
+        time.sleep(IDLE)  # the idle time that the promise is about
+        used = sum(reader.peer.cpu_seconds() for reader in readers) - before
+        assert used / (time.monotonic() - begun) < SHARE
+        sent = time.monotonic()
+        writer.enqueue("awake")
+        assert [reader.outcome() for reader in readers] == ["awake"] * 4
+        delays = [reader.ended - sent for reader in readers]
+        for _ in range(7):
+            for reader in readers:
+                reader.begin("dequeue").until_blocked()
+            sent = time.monotonic()
+            writer.enqueue("again")
+            for reader in readers:
+                reader.outcome()
+            delays += [reader.ended - sent for reader in readers]
+        # Whoever is not woken but looks every 100 ms would need 50 ms on average.
+        assert statistics.median(delays) < 0.02
+        for reader in readers:
+            reader.call("close")
+
+
+def test_a_blocked_writer_sleeps() -> None:
+    """The same holds for a writer that waits for a slow reader, over one second."""
+    with MessageQueue(1, 1, None, 256, 1) as writer:
+        reader = start_reader(writer.export_handle())
+        writer.enqueue(0)
+        before = time.thread_time()
+        with pytest.raises(TimeoutError):
+            writer.enqueue(1, timeout=1.0)
+        assert time.thread_time() - before < 0.05
+        reader.call("close")

@@ -1,0 +1,120 @@
+"""Signals of Python reach a call that waits, and cost nothing.
+
+Fails without the guard: a native wait that never looks for signals cannot be interrupted.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from memlane import MessageQueue
+from tests.harness import Aside, until_asleep
+from tests.queues import drain, fill, queue_of, refuses
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """The signals that the handler has seen; a test may put another handler in its place."""
+    numbers: list[int] = []
+    previous = signal.signal(signal.SIGUSR1, lambda number, _frame: numbers.append(number))
+    yield numbers
+    signal.signal(signal.SIGUSR1, previous)
+
+
+def interrupt_main_thread(then: Callable[[], object] = lambda: None) -> "Aside[None]":
+    """When the main thread has come to rest send it SIGUSR1, and go on with ``then``."""
+
+    def act() -> None:
+        until_asleep(os.getpid())
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        until_asleep(os.getpid())
+        then()
+
+    return Aside(act)
+
+
+def raise_interrupted(_number: int, _frame: object) -> None:
+    raise Interrupted
+
+
+CALLS: dict[str, Callable[[MessageQueue, MessageQueue], object]] = {
+    "dequeue": lambda _, reader: reader.dequeue(),
+    "acquire_read": lambda _, reader: reader.acquire_read().__enter__(),
+    "enqueue": lambda writer, _: writer.enqueue("never"),
+    "acquire_write": lambda writer, _: writer.acquire_write().__enter__(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_handler_that_raises(heard: list[int], name: str) -> None:
+    """Its exception ends the wait; nothing was sent or consumed, and the queue goes on."""
+    signal.signal(signal.SIGUSR1, raise_interrupted)
+    with queue_of(max_chunks=2) as (writer, (reader,)):
+        count = fill(writer) if "write" in name or name == "enqueue" else 0
+        aside = interrupt_main_thread()
+        with pytest.raises(Interrupted):
+            CALLS[name](writer, reader)
+        aside.result()
+        assert drain(reader) == list(range(count))
+        writer.enqueue("next", timeout=0)
+        assert drain(reader) == ["next"]
+    assert heard == []
+
+
+def test_a_handler_that_returns(heard: list[int]) -> None:
+    """It runs while the call waits, and the call goes on waiting."""
+    with queue_of(max_chunks=1) as (writer, (reader,)):
+        aside = interrupt_main_thread(lambda: writer.enqueue(1))
+        assert reader.dequeue() == 1
+        aside.result()
+        assert heard == [signal.SIGUSR1]
+        writer.enqueue(2)
+        aside = interrupt_main_thread(reader.dequeue)
+        writer.enqueue(3)
+        aside.result()
+        assert heard == [signal.SIGUSR1] * 2
+        assert drain(reader) == [3]
+
+
+def test_many_signals_do_not_prolong_a_timeout(heard: list[int]) -> None:
+    """There is one deadline for the whole call, however often it is interrupted."""
+    with queue_of() as (_, (reader,)):
+        over = threading.Event()
+
+        def send() -> None:
+            while not over.wait(0.01):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+        sender = Aside(send)
+        try:
+            with refuses(TimeoutError):
+                reader.dequeue(timeout=0.3)
+        finally:
+            over.set()
+            sender.result()
+        assert len(heard) > 2
+
+
+def test_a_handler_that_uses_the_queue(heard: list[int]) -> None:
+    """A call from a handler is a second call: refused, and the first one goes on."""
+    errors: list[str] = []
+
+    def handler(_number: int, _frame: object) -> None:
+        try:
+            reader.dequeue(timeout=0)
+        except RuntimeError as error:
+            errors.append(type(error).__name__)
+
+    signal.signal(signal.SIGUSR1, handler)
+    with queue_of() as (writer, (reader,)):
+        aside = interrupt_main_thread(lambda: writer.enqueue("whole"))
+        assert reader.dequeue() == "whole"
+        aside.result()
+        assert errors == ["ConcurrentUse"]

@@ -1,0 +1,229 @@
+"""Names and files of somebody else in the place of a segment are refused, and left alone.
+
+Fails without the guard: attaching through a link, or to a file that others may write, hands
+the process's memory to them.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from memlane import MessageQueue, SegmentRefused, ShmRingBuffer
+from tests.harness import Link, start
+from tests.queues import path_of, refuses, ring_in, start_reader
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+Attach = Callable[[MessageQueue], object]
+
+
+@pytest.fixture
+def writer() -> Iterator[MessageQueue]:
+    """A queue that waits for its reader; what lies in the place of its name goes afterwards."""
+    with MessageQueue(1, 1, None, 4096, 4) as queue:
+        path = path_of(queue)
+        yield queue
+    with suppress(FileNotFoundError, IsADirectoryError):
+        path.unlink()
+    if path.is_dir():
+        path.rmdir()
+
+
+def by_queue(writer: MessageQueue) -> object:
+    return MessageQueue.create_from_handle(writer.handle, 0)
+
+
+def by_ring(writer: MessageQueue) -> object:
+    return ShmRingBuffer(*ring_in(writer).handle())
+
+
+attaching = pytest.mark.parametrize("attach", [by_queue, by_ring])
+
+
+def seize(path: Path) -> Path:
+    """Move the genuine segment out of the way of its name."""
+    aside = path.with_name("genuine-" + path.name)
+    path.rename(aside)
+    return aside
+
+
+@pytest.fixture
+def aside(writer: MessageQueue) -> Iterator[Path]:
+    """Where the genuine segment lies, when its name is free for others."""
+    moved = seize(path_of(writer))
+    yield moved
+    moved.unlink(missing_ok=True)
+
+
+@attaching
+def test_symbolic_link(writer: MessageQueue, aside: Path, attach: Attach) -> None:
+    """A link is not followed, not even to the genuine segment."""
+    path_of(writer).symlink_to(aside)
+    with refuses(PermissionError) as caught:
+        attach(writer)
+    assert isinstance(caught.value, SegmentRefused)
+    assert path_of(writer).name in str(caught.value)
+    assert path_of(writer).is_symlink()
+
+
+@attaching
+def test_dangling_link(writer: MessageQueue, aside: Path, attach: Attach, tmp_path: Path) -> None:
+    """A link to nowhere is refused, and nothing is created where it points."""
+    path_of(writer).symlink_to(tmp_path / "nowhere")
+    with refuses(PermissionError, FileNotFoundError):
+        attach(writer)
+    assert list(tmp_path.iterdir()) == []
+
+
+@attaching
+@pytest.mark.parametrize("mode", [0o666, 0o644, 0o660, 0o700, 0o604, 0o400])
+def test_mode(writer: MessageQueue, attach: Attach, mode: int) -> None:
+    """A segment of any other mode is refused, and the error states both modes."""
+    path_of(writer).chmod(mode)
+    with refuses(PermissionError) as caught:
+        attach(writer)
+    assert isinstance(caught.value, SegmentRefused)
+    text = str(caught.value).replace(path_of(writer).name, "")
+    assert "600" in text
+    assert oct(mode)[2:] in text
+    path_of(writer).chmod(0o600)
+
+
+@needs_root
+@attaching
+def test_owner(writer: MessageQueue, attach: Attach) -> None:
+    """A segment of another user is refused, though root could open it."""
+    os.chown(path_of(writer), NOBODY, NOBODY)
+    with refuses(PermissionError, match=str(NOBODY)) as caught:
+        attach(writer)
+    assert isinstance(caught.value, SegmentRefused)
+
+
+@needs_root
+def test_other_user(writer: MessageQueue) -> None:
+    """Another user cannot attach, and is told so."""
+    handle = writer.export_handle()
+
+    def role(_link: Link) -> None:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        with refuses(PermissionError) as caught:
+            MessageQueue.create_from_handle(handle, 0)
+        assert isinstance(caught.value, SegmentRefused)
+
+    start(role).result()
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def directory(path: Path) -> None:
+    path.mkdir(0o700)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+    path.chmod(0o600)
+
+
+@attaching
+@pytest.mark.parametrize("make", [fifo, directory, unix_socket])
+def test_no_file(
+    writer: MessageQueue, aside: Path, attach: Attach, make: Callable[[Path], None]
+) -> None:
+    """What is no regular file is refused at once; opening it does not hang."""
+    make(path_of(writer))
+
+    def role(_link: Link) -> None:
+        with refuses(PermissionError, ValueError):
+            attach(writer)
+
+    if attach is by_ring:
+        start(role).result(timeout=10)
+    else:
+        with refuses(PermissionError, ValueError):
+            start_reader(writer.export_handle())
+
+
+def empty(data: bytes) -> bytes:
+    return b""
+
+
+def half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def documented_part_only(data: bytes) -> bytes:
+    return data[: (4096 + 2) * 4]
+
+
+def all_but_the_last_byte(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def zeros(data: bytes) -> bytes:
+    return bytes(len(data))
+
+
+def garbage(data: bytes) -> bytes:
+    return bytes(number * 37 % 251 for number in range(len(data)))
+
+
+def documented_part_of_zeros_and_garbage(data: bytes) -> bytes:
+    return data[: (4096 + 2) * 4] + b"\xff" * (len(data) - (4096 + 2) * 4)
+
+
+CONTENTS = [
+    empty,
+    half,
+    documented_part_only,
+    all_but_the_last_byte,
+    zeros,
+    garbage,
+    documented_part_of_zeros_and_garbage,
+]
+
+
+@attaching
+@pytest.mark.parametrize("change", CONTENTS, ids=lambda change: change.__name__)
+def test_contents(
+    writer: MessageQueue, aside: Path, attach: Attach, change: Callable[[bytes], bytes]
+) -> None:
+    """Truncated, empty or foreign contents are a ValueError, and the file is not changed."""
+    data = change(aside.read_bytes())
+    path_of(writer).write_bytes(data)
+    path_of(writer).chmod(0o600)
+    with refuses(ValueError):
+        attach(writer)
+    assert path_of(writer).read_bytes() == data
+
+
+@attaching
+def test_every_damaged_byte_of_the_trailer(
+    writer: MessageQueue, aside: Path, attach: Attach
+) -> None:
+    """Whatever byte behind the documented part is wrong: refused or usable, never a crash."""
+    genuine = aside.read_bytes()
+
+    def role(_link: Link) -> int:
+        refused = 0
+        for offset in range((4096 + 2) * 4, len(genuine), 3):
+            data = bytearray(genuine)
+            data[offset] ^= 0xFF
+            path_of(writer).write_bytes(data)
+            path_of(writer).chmod(0o600)
+            try:
+                attach(writer).close()  # type: ignore[attr-defined]
+            except (ValueError, OSError):
+                refused += 1
+        return refused
+
+    assert start(role).result() > 20

@@ -1,0 +1,40 @@
+"""Real processes for tests: start a role, talk to it over a pipe, stop it, kill it, measure.
+
+Nothing in here knows what is under test. A *role* is any callable ``role(link, *args)``; it runs
+in a process of its own, says what it has reached with ``link.tell``, waits for its cue with
+``link.hear``, and its return value (or its exception) comes back from ``peer.result()``.
+"""
+
+from tests.harness.aside import Aside
+from tests.harness.leaks import Holdings, children_of, holdings, surplus
+from tests.harness.link import Link, Silence
+from tests.harness.peer import METHODS, Peer, PeerGone, dismiss, reap, start
+from tests.harness.places import own_pid_namespace, private_shm, unshare_refusal
+from tests.harness.remote import Remote, serve
+from tests.harness.waiting import PATIENCE, asleep, cpu_seconds, until, until_asleep
+
+__all__ = [
+    "METHODS",
+    "PATIENCE",
+    "Aside",
+    "Holdings",
+    "Link",
+    "Peer",
+    "PeerGone",
+    "Remote",
+    "Silence",
+    "asleep",
+    "children_of",
+    "cpu_seconds",
+    "dismiss",
+    "holdings",
+    "own_pid_namespace",
+    "private_shm",
+    "reap",
+    "serve",
+    "start",
+    "surplus",
+    "unshare_refusal",
+    "until",
+    "until_asleep",
+]

@@ -1,0 +1,70 @@
+"""What a process holds: to show that a test left nothing behind."""
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """A look at everything that could leak."""
+
+    segments: Counter[str]
+    descriptors: Counter[str]
+    mappings: Counter[str]
+    threads: Counter[str]
+    children: Counter[str]
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes whose parent is ``pid``, dead ones that were not reaped included."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def holdings(prefix: str) -> Holdings:
+    """What this process holds now, and the files in /dev/shm whose names start with ``prefix``."""
+    return Holdings(
+        segments=Counter(name for name in os.listdir(SHM) if name.startswith(prefix)),
+        descriptors=Counter(_descriptors()),
+        mappings=Counter(_mappings()),
+        threads=Counter(os.listdir("/proc/self/task")),
+        children=Counter(f"{pid} ({_command(pid)})" for pid in children_of(os.getpid())),
+    )
+
+
+def surplus(before: Holdings, after: Holdings) -> list[str]:
+    """What ``after`` has more than ``before``, one line each."""
+    lines = []
+    for kind in ("segments", "descriptors", "mappings", "threads", "children"):
+        more = getattr(after, kind) - getattr(before, kind)
+        lines += [f"{kind}: {what}" for what in more.elements()]
+    return lines
+
+
+def _descriptors() -> list[str]:
+    targets = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except FileNotFoundError:  # the one that listed the directory
+            continue
+    return targets
+
+
+def _mappings() -> list[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [re.split(r"\s+", line, maxsplit=5)[5] for line in lines if f" {SHM}/" in line]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except FileNotFoundError:
+        return "gone"

@@ -1,0 +1,54 @@
+"""One end of a two-way pipe between a test and a role."""
+
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from tests.harness.waiting import PATIENCE
+
+
+class Silence(AssertionError):
+    """The other end did not say anything in time."""
+
+
+class Link:
+    """Carries picklable words in both directions; the end of the other process ends it."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+
+    @classmethod
+    def pair(cls) -> "tuple[Link, Link]":
+        """Two ends that are connected to each other."""
+        mine, theirs = Pipe(duplex=True)
+        return cls(mine), cls(theirs)
+
+    @classmethod
+    def from_descriptor(cls, descriptor: int) -> "Link":
+        """The end whose descriptor was inherited."""
+        return cls(Connection(descriptor))
+
+    def descriptor(self) -> int:
+        """The descriptor of this end."""
+        return self._connection.fileno()
+
+    def tell(self, word: object = None) -> None:
+        """Send one word; does not wait for the other side to listen (words are small)."""
+        self.report("word", word)
+
+    def hear(self, timeout: float = PATIENCE) -> Any:
+        """The next word; ``Silence`` after ``timeout``, ``EOFError`` when nobody is left."""
+        return self.receive(timeout)[1]
+
+    def report(self, kind: str, *parts: object) -> None:
+        """Send a word, or how a role ended: its value or its error."""
+        self._connection.send((kind, *parts))
+
+    def receive(self, timeout: float = PATIENCE) -> Any:
+        """The next word or end, with its kind."""
+        if not self._connection.poll(timeout):
+            raise Silence(f"nothing was said for {timeout} s")
+        return self._connection.recv()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._connection.close()

@@ -1,0 +1,160 @@
+"""A role in a process of its own, and what a test can do to that process."""
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.harness.child import die_with_parent, play
+from tests.harness.leaks import children_of
+from tests.harness.link import Link
+from tests.harness.waiting import PATIENCE, cpu_seconds, until_asleep
+
+METHODS = ("fork", "spawn")
+_ROOT = Path(__file__).parents[2]
+_ENTER = "import sys; from tests.harness.child import main; sys.exit(main())"
+_live: set["Peer"] = set()
+
+
+class PeerGone(AssertionError):
+    """The process ended without saying what was expected."""
+
+
+class Peer:
+    """One real process; ``pid`` is its id, and every wait for it has a deadline."""
+
+    def __init__(
+        self, role: Callable[..., Any], args: tuple[Any, ...], method: str, command: Sequence[str]
+    ) -> None:
+        self._link, theirs = Link.pair()
+        self._status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run_child(theirs, role, args, method, command)
+        theirs.close()
+        self._pidfd = os.pidfd_open(self.pid)
+        _live.add(self)
+        if method == "spawn":
+            self._link.tell((role, args))
+
+    def tell(self, word: object = None) -> None:
+        """Give the role its cue."""
+        self._link.tell(word)
+
+    def hear(self, timeout: float = PATIENCE) -> Any:
+        """The next word of the role; its exception if it failed instead."""
+        kind, *parts = self._receive(timeout)
+        if kind == "value":
+            raise PeerGone(f"process {self.pid} ended with {parts[0]!r} instead of a word")
+        return parts[0]
+
+    def result(self, timeout: float = PATIENCE) -> Any:
+        """What the role returned (its exception is raised here), once the process has ended."""
+        kind, *parts = self._receive(timeout)
+        if kind == "word":
+            raise AssertionError(f"process {self.pid} said {parts[0]!r} instead of ending")
+        self.join(timeout)
+        return parts[0]
+
+    def _receive(self, timeout: float) -> Any:
+        try:
+            kind, *parts = self._link.receive(timeout)
+        except (EOFError, ConnectionResetError):
+            raise PeerGone(f"process {self.pid} ended without a word") from None
+        if kind == "error":
+            self.join(timeout)
+            error, text = parts
+            if error is None:
+                raise AssertionError(f"in process {self.pid}:\n{text}")
+            error.add_note(f"in process {self.pid}:\n{text}")
+            raise error
+        return kind, *parts
+
+    def join(self, timeout: float = PATIENCE) -> int:
+        """Wait for the end of the process; its exit code, negative for a signal."""
+        if self._status is None:
+            if not select.select([self._pidfd], [], [], timeout)[0]:
+                raise AssertionError(f"process {self.pid} did not end within {timeout} s")
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            os.close(self._pidfd)
+            self._link.close()
+            _live.discard(self)
+        return self._status
+
+    def kill(self) -> float:
+        """Kill the process with signal 9; the monotonic time just before that."""
+        moment = time.monotonic()
+        os.kill(self.pid, signal.SIGKILL)
+        self.join()
+        return moment
+
+    def stop(self) -> None:
+        """Stop the process, and return when it has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitpid(self.pid, os.WUNTRACED)
+
+    def resume(self) -> None:
+        """Let a stopped process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def until_asleep(self) -> None:
+        """Return when the process is blocked in whatever call it made last."""
+        until_asleep(self.pid)
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the process has used."""
+        return cpu_seconds(self.pid)
+
+
+def start(
+    role: Callable[..., Any],
+    *args: Any,
+    method: str = "fork",
+    command: Sequence[str] = (sys.executable,),
+) -> Peer:
+    """Start ``role(link, *args)`` in a process of its own.
+
+    ``fork`` takes any callable and any arguments; ``spawn`` takes what pickle takes, and runs
+    ``command`` (an interpreter with options, also behind ``private_shm(...)``). Start peers from
+    the main thread: they are killed when the thread that started them ends.
+    """
+    return Peer(role, args, method, command)
+
+
+def dismiss() -> None:
+    """Kill and reap all peers that still live, and reap what they left behind."""
+    for peer in list(_live):
+        peer.kill()
+    reap(children_of(os.getpid()))
+
+
+def reap(pids: Iterable[int], kill: bool = False) -> None:
+    """Take the status of those that have ended (of all, after killing them, with ``kill``)."""
+    for pid in pids:
+        if kill:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0 if kill else os.WNOHANG)
+
+
+def _run_child(
+    link: Link, role: Callable[..., Any], args: tuple[Any, ...], method: str, command: Sequence[str]
+) -> None:
+    code = 70
+    try:
+        die_with_parent()
+        for other in _live:  # else the others would not notice the end of the test
+            other._link.close()
+        _live.clear()
+        if method == "fork":
+            code = play(link, role, args)
+        else:
+            os.set_inheritable(link.descriptor(), True)
+            os.chdir(_ROOT)
+            argv = [*command, "-c", _ENTER, str(link.descriptor())]
+            os.execvp(argv[0], argv)
+    finally:
+        os._exit(code)

@@ -1,0 +1,27 @@
+"""Commands that put a role into a place of its own: another /dev/shm, another PID namespace."""
+
+import shutil
+import subprocess
+import sys
+from functools import cache
+
+
+@cache
+def unshare_refusal() -> str:
+    """Why this machine does not let a test have namespaces of its own; empty if it does."""
+    if shutil.which("unshare") is None:
+        return "there is no unshare command"
+    probe = [*private_shm("1m")[:-1], "true"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"unshare is refused: {done.stderr.strip()}"
+
+
+def private_shm(size: str) -> tuple[str, ...]:
+    """An interpreter whose /dev/shm is its own, empty, and ``size`` large (``64m``)."""
+    mount = f'mount -t tmpfs -o size={size},mode=1777 tmpfs /dev/shm && exec "$@"'
+    return ("unshare", "-rm", "sh", "-c", mount, "sh", sys.executable)
+
+
+def own_pid_namespace() -> tuple[str, ...]:
+    """An interpreter that is process 1 of a PID namespace and shares everything else."""
+    return ("unshare", "-r", "-p", "-f", "--mount-proc", "--kill-child", sys.executable)

@@ -1,0 +1,50 @@
+"""Waiting for what a test needs to be true, and looking at tasks from outside."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PATIENCE = 30.0
+"""Seconds after which a test gives up on something that should have happened long ago."""
+
+
+def until(
+    condition: Callable[[], object],
+    what: str = "",
+    timeout: float = PATIENCE,
+    pause: float = 0.002,
+) -> None:
+    """Return as soon as ``condition()`` holds; fail with ``what`` after ``timeout``."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout} s: {what or condition}")
+        time.sleep(pause)
+
+
+def _state_and_ticks(task: int) -> tuple[str, int]:
+    # The second field is the command in parentheses and may contain anything.
+    fields = Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[11]) + int(fields[12])
+
+
+def asleep(task: int) -> bool:
+    """Whether the process or thread sleeps in the kernel, seen several times in a row."""
+    for _ in range(5):
+        if _state_and_ticks(task)[0] != "S":
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def until_asleep(task: int) -> None:
+    """Return when the task has come to rest: it is blocked in whatever call it made last."""
+    until(lambda: asleep(task), f"task {task} is blocked")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process, to the nanosecond where the kernel counts so."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9

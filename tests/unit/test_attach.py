@@ -1,0 +1,105 @@
+"""create_from_handle: who gets in, and at which rank."""
+
+from typing import Any
+
+import pytest
+
+from memlane import Handle, MessageQueue, RankTaken, SegmentMissing
+from tests.queues import name_in, queue_of, refuses, ring_in
+
+
+@pytest.mark.parametrize("rank", [-1, -(2**70)])
+def test_negative_ranks(rank: int) -> None:
+    """A negative rank is a ValueError."""
+    with MessageQueue(1, 1, None, 64, 2) as writer, refuses(ValueError):
+        MessageQueue.create_from_handle(writer.export_handle(), rank)
+
+
+@pytest.mark.parametrize("rank", [0.0, "0", None, [0], b"0"])
+def test_ranks_that_are_no_integers(rank: Any) -> None:
+    """A rank that is no integer is a TypeError."""
+    with MessageQueue(1, 1, None, 64, 2) as writer, refuses(TypeError):
+        MessageQueue.create_from_handle(writer.export_handle(), rank)
+
+
+@pytest.mark.parametrize("handle", [None, "memlane-x", (1, 64, 2, "memlane-x"), {}])
+def test_what_is_no_handle(handle: Any) -> None:
+    """Anything but a Handle is refused as such."""
+    with refuses(TypeError, ValueError):
+        MessageQueue.create_from_handle(handle, 0)
+
+
+def test_empty_handle() -> None:
+    """A handle that leads nowhere is an error, not a reader that waits for ever."""
+    with pytest.raises((ValueError, NotImplementedError)):
+        MessageQueue.create_from_handle(Handle(), 0)
+
+
+def test_a_rank_that_is_attached_already() -> None:
+    """M15: the second reader of a rank is refused, the first goes on."""
+    with queue_of(2, ready=False) as (writer, readers):
+        for rank in range(2):
+            with refuses(ValueError, match=str(rank)) as caught:
+                MessageQueue.create_from_handle(writer.export_handle(), rank)
+            assert isinstance(caught.value, RankTaken)
+        writer.enqueue("first")
+        assert [reader.dequeue() for reader in readers] == ["first", "first"]
+
+
+def test_a_reader_too_many_after_ready() -> None:
+    """M15: once the name is gone a late reader is told that all may have attached."""
+    with queue_of(1) as (writer, _):
+        with refuses(FileNotFoundError, match="(?i)attached") as caught:
+            MessageQueue.create_from_handle(writer.export_handle(), 0)
+        assert isinstance(caught.value, SegmentMissing)
+        assert caught.value.name == ring_in(writer).shared_memory.name
+
+
+def test_a_rank_that_is_not_local() -> None:
+    """A rank outside the local ones is no local reader: nothing to connect to, an error."""
+    with MessageQueue(1, 1, [4], 64, 2) as writer:
+        with pytest.raises((ValueError, NotImplementedError)):
+            MessageQueue.create_from_handle(writer.export_handle(), 0)
+        MessageQueue.create_from_handle(writer.export_handle(), 4).close()
+
+
+def test_a_reader_that_comes_late_gets_everything() -> None:
+    """An absent reader is waited for, and gets every message from the first."""
+    with MessageQueue(2, 2, None, 4096, 3) as writer:
+        early = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        for number in range(3):
+            writer.enqueue(number)
+            assert early.dequeue() == number
+        with refuses(TimeoutError):
+            writer.enqueue(3, timeout=0)
+        late = MessageQueue.create_from_handle(writer.export_handle(1), 1)
+        assert [late.dequeue() for _ in range(3)] == [0, 1, 2]
+        writer.enqueue(3, timeout=0)
+        assert (early.dequeue(), late.dequeue()) == (3, 3)
+        early.close()
+        late.close()
+
+
+def test_a_reader_that_closed_does_not_come_back() -> None:
+    """The place of a reader that has closed is not given to another one."""
+    with queue_of(2, ready=False) as (writer, readers):
+        readers[1].close()
+        with refuses(ValueError, FileNotFoundError):
+            MessageQueue.create_from_handle(writer.export_handle(), 1)
+
+
+def test_attaching_after_the_writer_closed() -> None:
+    """M9: the queue is gone, and attaching says so."""
+    with MessageQueue(1, 1, None, 64, 2) as writer:
+        handle = writer.export_handle()
+    with refuses(FileNotFoundError, match=name_in(handle)):
+        MessageQueue.create_from_handle(handle, 0)
+
+
+def test_exported_ranks() -> None:
+    """A handle is exported for readers that exist."""
+    with MessageQueue(1, 1, None, 64, 2) as writer:
+        ranks: list[Any] = [-1, "0", 0.5]
+        for rank in ranks:
+            with refuses(ValueError, TypeError):
+                writer.export_handle(rank)

@@ -1,0 +1,217 @@
+"""M3: messages that cannot be encoded or decoded cost themselves and nothing else."""
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from memlane import ConcurrentUse, CorruptMessage, MessageQueue
+from tests.queues import flags, queue_of, refuses, ring_in
+
+
+class Bomb:
+    """Raises the given error wherever it is unpickled."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return explode, (self.error,)
+
+
+def explode(error: BaseException) -> None:
+    raise error
+
+
+class Shy:
+    """Raises while it is being pickled, after ``size`` bytes have been written."""
+
+    def __init__(self, error: BaseException, size: int = 0) -> None:
+        self.error, self.size = error, size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (), None, iter(self._parts())
+
+    def _parts(self) -> Any:
+        yield bytes(self.size)
+        raise self.error
+
+
+ERRORS = [
+    ValueError("of the message"),
+    KeyError(1),
+    MemoryError(),
+    KeyboardInterrupt(),
+    SystemExit(),
+]
+# What the queue raises itself must not be taken for its own when a message raises it.
+ERRORS += [TimeoutError("not the queue's"), EOFError(), StopIteration(), RecursionError()]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_decoding_raises(error: BaseException) -> None:
+    """One dequeue of every reader raises that error; the next message comes through."""
+    with queue_of(2, max_chunks=2) as (writer, readers):
+        for _ in range(3):
+            writer.enqueue(Bomb(error))
+            writer.enqueue("next")
+            for reader in readers:
+                with pytest.raises(type(error)) as caught:
+                    reader.dequeue(timeout=0)
+                assert caught.value.args == error.args
+                assert reader.current_idx == 1
+                assert reader.dequeue(timeout=0) == "next"
+
+
+def test_the_chunk_is_released() -> None:
+    """The chunk of a message that could not be decoded is free for the writer."""
+    with queue_of(1, max_chunks=1) as (writer, (reader,)):
+        writer.enqueue(Bomb(ZeroDivisionError()))
+        with pytest.raises(ZeroDivisionError):
+            reader.dequeue()
+        assert flags(ring_in(writer), 0) == [1, 1]
+        writer.enqueue("next", timeout=0)
+        assert reader.dequeue(timeout=0) == "next"
+
+
+def test_a_class_that_the_reader_does_not_have() -> None:
+    """The usual way to fail: something that cannot be imported there."""
+    with queue_of() as (writer, (reader,)):
+        for missing in (b"cno_such_module\nname\n.", b"cos\nno_such_name\n."):
+            writer.enqueue(Raw(missing))
+            writer.enqueue("next")
+            with pytest.raises((ImportError, AttributeError)):
+                reader.dequeue()
+            assert reader.dequeue() == "next"
+
+
+class Raw:
+    """Unpickles to what the given pickle is."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self.pickled = pickled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self.pickled,)
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000, 100_000])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_encoding_raises(error: BaseException, size: int) -> None:
+    """enqueue raises that error, sends nothing, and the next message takes its place."""
+    with queue_of(2, max_chunks=2) as (writer, readers):
+        for number in range(3):
+            # A generator turns StopIteration into RuntimeError.
+            with pytest.raises((type(error), RuntimeError)):
+                writer.enqueue(Shy(error, size))
+            assert writer.current_idx == number % 2
+            writer.enqueue(number)
+            assert [reader.dequeue(timeout=0) for reader in readers] == [number, number]
+
+
+@pytest.mark.parametrize("message", [lambda: 0, threading.Lock(), (number for number in range(3))])
+def test_what_cannot_be_pickled(message: Any) -> None:
+    """The error is pickle's own, and nothing was sent."""
+    with queue_of() as (writer, (reader,)):
+        with pytest.raises((pickle.PicklingError, TypeError, AttributeError)):
+            writer.enqueue(message)
+        with refuses(TimeoutError):
+            reader.dequeue(timeout=0)
+        writer.enqueue(1)
+        assert reader.dequeue() == 1
+
+
+class SendsMore:
+    """Sends another message while it is being pickled."""
+
+    writer: MessageQueue
+    seen: list[BaseException]
+
+    def __getstate__(self) -> dict[str, int]:
+        try:
+            SendsMore.writer.enqueue("from inside", timeout=0)
+        except RuntimeError as error:
+            SendsMore.seen.append(error)
+        return {"a": 1}
+
+
+class ReadsMore:
+    """Reads another message while it is being unpickled."""
+
+    reader: MessageQueue
+    seen: list[BaseException]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReadsMore.read, ()
+
+    @staticmethod
+    def read() -> str:
+        try:
+            ReadsMore.reader.dequeue(timeout=0)
+        except RuntimeError as error:
+            ReadsMore.seen.append(error)
+        return "whole"
+
+
+def test_enqueue_inside_enqueue() -> None:
+    """A message that sends another one is refused the second call, and is sent itself."""
+    with queue_of() as (writer, (reader,)):
+        SendsMore.writer, SendsMore.seen = writer, []
+        try:
+            writer.enqueue([SendsMore(), "whole"])
+            assert [type(error) for error in SendsMore.seen] == [ConcurrentUse]
+            assert reader.dequeue(timeout=0)[1] == "whole"
+            with refuses(TimeoutError):
+                reader.dequeue(timeout=0)
+        finally:
+            del SendsMore.writer, SendsMore.seen
+
+
+def test_dequeue_inside_dequeue() -> None:
+    """A message that reads another one is refused the second call, and is read itself."""
+    with queue_of() as (writer, (reader,)):
+        ReadsMore.reader, ReadsMore.seen = reader, []
+        try:
+            writer.enqueue(ReadsMore())
+            writer.enqueue("next")
+            assert reader.dequeue(timeout=0) == "whole"
+            assert [type(error) for error in ReadsMore.seen] == [ConcurrentUse]
+            assert reader.dequeue(timeout=0) == "next"
+        finally:
+            del ReadsMore.reader, ReadsMore.seen
+
+
+FILLINGS = [b"", b"\0", b"\xff", b"\x80\x05N.", b"\x01\x00\x00\x00\x00\x00\x00\x00", b"MEML"]
+
+
+@pytest.mark.parametrize("filling", FILLINGS, ids=repr)
+def test_dequeue_of_a_chunk_filled_by_hand(filling: bytes) -> None:
+    """It is CorruptMessage, a ValueError; the chunk is released and the next one comes."""
+    with queue_of(2, max_chunks=1, max_chunk_bytes=64) as (writer, readers):
+        for number in range(3):
+            with writer.acquire_write(timeout=0) as chunk:
+                chunk[:] = (filling * 64 + bytes(64))[:64]
+            for reader in readers:
+                with refuses(ValueError) as caught:
+                    reader.dequeue(timeout=0)
+                assert isinstance(caught.value, CorruptMessage)
+            writer.enqueue(number, timeout=0)
+            assert [reader.dequeue(timeout=0) for reader in readers] == [number] * 2
+
+
+def test_a_hand_made_copy_of_a_message_is_no_message() -> None:
+    """Bytes that look like memlane's own format are not decoded when a hand has put them there."""
+    with queue_of(2) as (writer, (one, other)):
+        writer.enqueue("genuine")
+        with one.acquire_read() as chunk:
+            image = bytes(chunk)
+        assert other.dequeue() == "genuine"
+        for _ in range(5):  # more than a lap, so that every chunk has held a message before
+            with writer.acquire_write() as chunk:
+                chunk[:] = image
+            for reader in (one, other):
+                with refuses(CorruptMessage):
+                    reader.dequeue(timeout=0)
+            writer.enqueue("between")
+            assert [one.dequeue(), other.dequeue()] == ["between"] * 2

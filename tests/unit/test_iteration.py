@@ -1,0 +1,71 @@
+"""Iterating over a reader: all messages until the writer closes."""
+
+import itertools
+
+import pytest
+
+from memlane import CorruptMessage, MessageQueue, WriterDied
+from tests.harness import Aside
+from tests.queues import queue_of, refuses, start_writer, sweep
+
+
+def read_all(reader: MessageQueue) -> list[object]:
+    return list(reader)
+
+
+def test_ends_when_the_writer_has_closed() -> None:
+    """A for loop gets everything that was sent, and ends."""
+    with queue_of(2) as (writer, readers):
+        for number in range(3):
+            writer.enqueue(number)
+        writer.close()
+        assert [list(reader) for reader in readers] == [[0, 1, 2], [0, 1, 2]]
+        assert list(readers[0]) == []
+
+
+def test_waits_for_messages() -> None:
+    """A loop that has caught up waits for more, and for the end."""
+    with queue_of() as (writer, (reader,)):
+        loop = Aside(read_all, reader).until_blocked()
+        for number in range(100):
+            writer.enqueue(number)
+        writer.close()
+        assert loop.result() == list(range(100))
+
+
+def test_can_be_left_and_entered_again() -> None:
+    """A loop that is left early has consumed what it got, and no more."""
+    with queue_of() as (writer, (reader,)):
+        for number in range(4):
+            writer.enqueue(number)
+        assert list(itertools.islice(reader, 2)) == [0, 1]
+        assert reader.dequeue() == 2
+        assert next(iter(reader)) == 3
+
+
+def test_a_death_is_no_end() -> None:
+    """A writer that dies ends the loop with WriterDied, after what was complete."""
+    remote = start_writer()
+    with MessageQueue.create_from_handle(remote.greeting, 0) as reader:
+        for number in range(3):
+            remote.call("enqueue", number)
+        remote.peer.kill()
+        received = []
+        with refuses(WriterDied) as caught:
+            for message in reader:
+                received.append(message)
+        assert received == [0, 1, 2]
+        assert caught.value.pid == remote.pid
+    sweep()
+
+
+def test_a_message_that_raises_does_not_end_the_queue() -> None:
+    """An error of one message leaves the loop; a new loop goes on behind it."""
+    with queue_of() as (writer, (reader,)):
+        with writer.acquire_write() as chunk:
+            chunk[0] = 255
+        writer.enqueue("next")
+        writer.close()
+        with pytest.raises(CorruptMessage):
+            next(iter(reader))
+        assert list(reader) == ["next"]

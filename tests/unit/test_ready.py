@@ -1,0 +1,117 @@
+"""wait_until_ready: all are here, or who is missing."""
+
+import math
+
+from memlane import MessageQueue, ReaderDied, WriterDied
+from tests.harness import PATIENCE, Aside
+from tests.queues import (
+    BOUND,
+    path_of,
+    queue_of,
+    refuses,
+    ring_in,
+    start_reader,
+    start_writer,
+    sweep,
+)
+
+
+def test_returns_when_all_have_attached() -> None:
+    """Nobody needs to call it at the same time as anybody else."""
+    with queue_of(2, ready=False) as (writer, readers):
+        for end in (readers[1], writer, readers[0], writer):
+            end.wait_until_ready(timeout=0)
+
+
+def test_waits_for_the_last_reader(method: str) -> None:
+    """It is blocked as long as one reader is missing, and returns when that one attaches."""
+    with MessageQueue(2, 2, None, 4096, 2) as writer:
+        first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        waits = [Aside(end.wait_until_ready).until_blocked() for end in (writer, first)]
+        second = start_reader(writer.export_handle(1), 1, method)
+        for wait in waits:
+            assert wait.result() is None
+        second.call("wait_until_ready", 0)
+        first.close()
+
+
+def test_names_who_is_missing() -> None:
+    """On timeout the error has the ranks that are missing, and no others."""
+    with MessageQueue(3, 3, [17, 23, 31], 64, 2) as writer:
+        reader = MessageQueue.create_from_handle(writer.export_handle(23), 23)
+        for end in (writer, reader):
+            with refuses(TimeoutError) as caught:
+                end.wait_until_ready(timeout=0.05)
+            text = str(caught.value)
+            assert "17" in text
+            assert "31" in text
+            assert "23" not in text.replace(ring_in(writer).shared_memory.name, "")
+        reader.close()
+
+
+def test_timeouts_are_checked() -> None:
+    """Negative is expired already, NaN is refused."""
+    with MessageQueue(1, 1, None, 64, 2) as writer:
+        with refuses(TimeoutError):
+            writer.wait_until_ready(-1)
+        with refuses(ValueError):
+            writer.wait_until_ready(math.nan)
+
+
+def test_the_writer_removes_the_name() -> None:
+    """M13: the name is gone when the writer's call returns, and the queue works on."""
+    with queue_of(2, ready=False) as (writer, readers):
+        for reader in readers:
+            reader.wait_until_ready(PATIENCE)
+        assert path_of(writer).exists()
+        writer.wait_until_ready(PATIENCE)
+        assert not path_of(writer).exists()
+        for number in range(10):
+            writer.enqueue(number)
+            assert [reader.dequeue() for reader in readers] == [number, number]
+
+
+def test_the_queue_works_before_it() -> None:
+    """Messages that were sent before all were ready are there afterwards."""
+    with MessageQueue(1, 1, None, 4096, 4) as writer:
+        writer.enqueue(1)
+        reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+        writer.enqueue(2)
+        assert reader.dequeue() == 1
+        writer.wait_until_ready(PATIENCE)
+        reader.wait_until_ready(PATIENCE)
+        writer.enqueue(3)
+        assert [reader.dequeue(), reader.dequeue()] == [2, 3]
+        reader.close()
+
+
+def test_a_dead_reader_is_named() -> None:
+    """A reader that dies before all are there ends the wait of the writer within 1 s."""
+    with MessageQueue(2, 2, None, 64, 2) as writer:
+        doomed = start_reader(writer.export_handle(1), 1)
+        wait = Aside(writer.wait_until_ready).until_blocked()
+        killed = doomed.peer.kill()
+        with refuses(ReaderDied) as caught:
+            wait.result()
+        assert (caught.value.rank, caught.value.pid) == (1, doomed.pid)
+        assert wait.ended - killed < BOUND
+
+
+def test_a_dead_writer_is_named() -> None:
+    """A writer that dies before all are there ends the wait of its readers within 1 s."""
+    doomed = start_writer(2)
+    with MessageQueue.create_from_handle(doomed.greeting, 0) as reader:
+        wait = Aside(reader.wait_until_ready).until_blocked()
+        killed = doomed.peer.kill()
+        with refuses(WriterDied) as caught:
+            wait.result()
+        assert caught.value.pid == doomed.pid
+        assert wait.ended - killed < BOUND
+    sweep()
+
+
+def test_no_reader() -> None:
+    """A group of one is always ready."""
+    with MessageQueue(0, 0) as writer:
+        writer.wait_until_ready()
+        writer.wait_until_ready(0)

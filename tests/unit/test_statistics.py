@@ -1,0 +1,175 @@
+"""statistics(): the facts about both ends, as they are now."""
+
+import dataclasses
+import os
+from typing import Any
+
+import pytest
+
+from memlane import MessageQueue, MessageTooLarge
+from tests.harness import Aside, until
+from tests.queues import fill, queue_of, ring_in, start_reader
+
+
+def reader_of(end: MessageQueue, rank: int) -> Any:
+    """The entry of one reader."""
+    (entry,) = [entry for entry in end.statistics().readers if entry.rank == rank]
+    return entry
+
+
+def test_frozen_dataclass() -> None:
+    """What was taken once does not change, and cannot be changed."""
+    with queue_of(2) as (writer, readers):
+        for end in (writer, *readers):
+            facts = end.statistics()
+            assert dataclasses.is_dataclass(facts)
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                facts.messages = 7  # type: ignore[misc]
+            assert isinstance(facts.readers, tuple)
+            assert hash(facts) == hash(facts)
+        before = writer.statistics()
+        copied = dataclasses.asdict(before)
+        writer.enqueue(1)
+        assert dataclasses.asdict(before) == copied
+
+
+def test_who() -> None:
+    """Role, rank and pid of the end that was asked, and of all readers."""
+    with MessageQueue(2, 2, [5, 3], 64, 2) as writer:
+        readers = [MessageQueue.create_from_handle(writer.export_handle(r), r) for r in (5, 3)]
+        assert writer.statistics().role == "writer"
+        assert writer.statistics().pid == os.getpid()
+        for rank, reader in zip((5, 3), readers, strict=True):
+            facts = reader.statistics()
+            assert (facts.role, facts.rank, facts.pid) == ("reader", rank, os.getpid())
+        for end in (writer, *readers):
+            entries = end.statistics().readers
+            assert [(entry.rank, entry.pid) for entry in entries] == [
+                (5, os.getpid()),
+                (3, os.getpid()),
+            ]
+        for reader in readers:
+            reader.close()
+
+
+def test_messages_and_bytes() -> None:
+    """Messages and bytes count what was sent, and what was read."""
+    with queue_of(2, max_chunk_bytes=4096) as (writer, (one, other)):
+        for _ in range(4):
+            writer.enqueue(bytes(1000))
+        for _ in range(3):
+            one.dequeue()
+        counts = [end.statistics().messages for end in (writer, one, other)]
+        assert counts == [4, 3, 0]
+        amounts = [end.statistics().bytes for end in (writer, one, other)]
+        assert 4000 <= amounts[0] <= 4 * 4096
+        assert 3000 <= amounts[1] <= 3 * 4096
+        assert amounts[2] == 0
+
+
+def test_behind() -> None:
+    """Every reader's lag in messages, seen from every end, over several laps."""
+    with queue_of(2, max_chunks=3) as (writer, (one, other)):
+        for _ in range(5):
+            for _ in range(3):
+                writer.enqueue(1)
+            assert [entry.behind for entry in writer.statistics().readers] == [3, 3]
+            one.dequeue()
+            assert [entry.behind for entry in other.statistics().readers] == [2, 3]
+            for reader, rest in ((one, 2), (other, 3)):
+                for _ in range(rest):
+                    reader.dequeue()
+            assert [entry.behind for entry in one.statistics().readers] == [0, 0]
+
+
+def test_what_fails_is_not_counted_as_sent() -> None:
+    """Timeouts and refused messages leave the counts as they were."""
+    with queue_of(max_chunks=2) as (writer, _):
+        count = fill(writer)
+        with pytest.raises(MessageTooLarge):
+            writer.enqueue(bytes(5000), timeout=0)
+        assert writer.statistics().messages == count
+
+
+def test_waits() -> None:
+    """A call that had to wait is counted, one that had not is not."""
+    with queue_of(max_chunks=1) as (writer, (reader,)):
+        writer.enqueue(0)
+        reader.dequeue()
+        assert (writer.statistics().waits, reader.statistics().waits) == (0, 0)
+        read = Aside(reader.dequeue).until_blocked()
+        writer.enqueue(1)
+        read.result()
+        writer.enqueue(2)
+        write = Aside(writer.enqueue, 3).until_blocked()
+        reader.dequeue()
+        write.result()
+        assert (writer.statistics().waits, reader.statistics().waits) == (1, 1)
+
+
+def test_states_of_a_reader(method: str) -> None:
+    """absent, running, stopped, running, dead: as the process is."""
+    with MessageQueue(1, 1, None, 64, 8) as writer:
+        entry = reader_of(writer, 0)
+        assert (entry.state, entry.behind) == ("absent", 0)
+        reader = start_reader(writer.export_handle(), 0, method)
+        entry = reader_of(writer, 0)
+        assert (entry.state, entry.pid) == ("running", reader.pid)
+        reader.peer.stop()
+        until(lambda: reader_of(writer, 0).state == "stopped")
+        reader.peer.resume()
+        until(lambda: reader_of(writer, 0).state == "running")
+        reader.peer.kill()
+        until(lambda: reader_of(writer, 0).state == "dead")
+        assert reader_of(writer, 0).pid == reader.pid
+
+
+def test_state_of_a_reader_that_closed() -> None:
+    """closed is neither absent nor dead, for all who look."""
+    with queue_of(2) as (writer, (stays, leaves)):
+        leaves.close()
+        assert [entry.state for entry in writer.statistics().readers] == ["running", "closed"]
+        assert [entry.state for entry in stays.statistics().readers] == ["running", "closed"]
+
+
+def test_last_progress_moves_on() -> None:
+    """Reading is progress; looking and writing are not."""
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(1)
+        writer.enqueue(2)
+        reader.dequeue()
+        first = reader_of(writer, 0).last_progress
+        assert first is not None
+        reader.dequeue()
+        assert reader_of(writer, 0).last_progress != first
+
+
+def test_while_a_call_is_blocked() -> None:
+    """The facts can be asked for from another process while the end waits."""
+    with queue_of(max_chunks=2) as (writer, (reader,)):
+        fill(writer)
+        write = Aside(writer.enqueue, "late").until_blocked()
+        assert reader_of(reader, 0).behind == 2
+        reader.dequeue()
+        write.result()
+
+
+def test_repr_shows_the_facts() -> None:
+    """The repr can be read."""
+    with queue_of() as (writer, (reader,)):
+        assert "writer" in repr(writer.statistics())
+        assert "running" in repr(reader.statistics())
+
+
+def test_repr_of_queues() -> None:
+    """The repr of an end has class, role, and the segment, also after close."""
+    with queue_of() as (writer, (reader,)):
+        for end, role in ((writer, "writer"), (reader, "reader")):
+            text = repr(end)
+            assert "MessageQueue" in text
+            assert role in text.lower()
+            assert ring_in(writer).shared_memory.name.removeprefix("memlane-")[:8] in text
+        writer.close()
+        reader.close()
+        assert "closed" in repr(writer)
+        assert "closed" in repr(reader)
