@@ -22,7 +22,7 @@ _failed = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "soak(seconds): many rounds, as many as the environment says")
+    config.addinivalue_line("markers", "soak(seconds): rounds as many as the environment says")
     config.addinivalue_line("markers", "slow: takes more than five seconds by its nature")
     # Orphans of killed peers come to this process, where they are seen and reaped.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

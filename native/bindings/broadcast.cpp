@@ -10,7 +10,10 @@
 #include <cstring>
 
 #include "bindings/broadcast.hpp"
+#include "bindings/buffer_pool.hpp"
 #include "bindings/end.hpp"
+#include "bindings/incoming.hpp"
+#include "bindings/outgoing.hpp"
 #include "bindings/shared_buffer.hpp"
 #include "broadcast/ring_reader.hpp"
 #include "broadcast/ring_writer.hpp"
@@ -30,13 +33,12 @@ namespace {
 // Above this a copy takes longer than handing the GIL over and back.
 constexpr std::size_t kCopyWithoutGil = 64u << 10;
 
-void copy(void* to, const void* from, std::size_t bytes) {
-    if (bytes < kCopyWithoutGil) {
-        std::memcpy(to, from, bytes);
-        return;
-    }
+// Runs `work` with or without the GIL, as is cheaper for so many bytes.
+template <class Work>
+auto copying(std::uint64_t bytes, Work&& work) {
+    if (bytes < kCopyWithoutGil) return work();
     const nb::gil_scoped_release no_gil;
-    std::memcpy(to, from, bytes);
+    return work();
 }
 
 core::SegmentId to_id(const nb::bytes& text) {
@@ -143,7 +145,7 @@ template <class Core>
 nb::tuple counters_of(Core& end, std::size_t own_slot) {
     const core::ParticipantSlot& slot = end.participants().slot(own_slot);
     return nb::make_tuple(core::load_relaxed(slot.position), core::load_relaxed(slot.bytes),
-                          core::load_relaxed(slot.waits));
+                          core::load_relaxed(slot.waits), core::load_relaxed(slot.spills));
 }
 
 // Until the writer and every reader have attached. A death among them, or the writer's end, ends it, too.
@@ -185,24 +187,41 @@ void raise_outcome(End<Bound, Core>& end, const core::Outcome& outcome, nb::hand
 
 class Writer : public End<Writer, RingWriter> {
 public:
-    Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, nb::callable encode)
-        : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved()), encode_(std::move(encode)) {}
+    Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t keep_bytes)
+        : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), keep_bytes),
+          encode_(codec.attr("encode")),
+          outgoing_(codec.attr("outgoing")) {}
 
     void send(nb::handle object, nb::handle timeout) {
         const Call call(*this, false);
-        const auto message = nb::cast<nb::bytes>(encode_(object));
-        const std::size_t bytes = message.size();
+        Outgoing& message = nb::cast<Outgoing&>(outgoing_);
+        const Cleared cleared{message};
+        encode_(object);
+        const broadcast::FrameTable table = message.table();
+        const std::uint64_t bytes = message.is_plain() ? message.stream_bytes() : table.total();
+        const ChunkKind kind = message.is_plain() ? ChunkKind::object : ChunkKind::frames;
+        const os::Deadline deadline = to_deadline(timeout);
         const std::uint64_t limit = core().ring().geometry().max_chunk_bytes;
-        if (bytes > limit) raise_error("MessageTooLarge", bytes, limit);
-        begin(bytes, timeout);
-        copy(core().chunk(), message.c_str(), bytes);
-        core().publish(ChunkKind::object, bytes);
+        if (bytes <= limit) {
+            begin(bytes, deadline, timeout);
+            std::byte* const chunk = core().chunk();
+            copying(bytes, [&] {
+                return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
+                    std::memcpy(chunk + at, from, size);
+                    return 0;
+                });
+            });
+        } else {
+            begin(0, deadline, timeout);
+            spill(message, table, bytes, deadline, timeout);
+        }
+        core().publish(kind, bytes);
     }
 
     nb::object begin_write(nb::handle timeout) {
         const Call call(*this, false);
         const RingGeometry& g = core().ring().geometry();
-        begin(g.max_chunk_bytes, timeout);
+        begin(g.max_chunk_bytes, to_deadline(timeout), timeout);
         set_holding(true);
         const std::uint64_t at = core().ring().chunk_at(core().position()) * g.max_chunk_bytes;
         return view({core().segment().mapping(), at, g.max_chunk_bytes});
@@ -233,10 +252,12 @@ public:
     }
 
 private:
-    const nb::callable encode_;
+    struct Cleared {
+        Outgoing& message;
+        ~Cleared() { message.clear(); }
+    };
 
-    void begin(std::uint64_t bytes, nb::handle timeout) {
-        const os::Deadline deadline = to_deadline(timeout);
+    void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout) {
         core::Outcome outcome = core().begin_nowait(bytes);
         if (outcome.status == core::Status::would_block) {
             Interruption look;
@@ -245,30 +266,45 @@ private:
         }
         if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
     }
+
+    void spill(const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes, os::Deadline deadline,
+               nb::handle timeout) {
+        const os::FileDescriptor& file = core().segment().file();
+        const auto write = [&](std::uint64_t extent) {
+            return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
+                return os::write_at(file, from, size, extent + at);
+            });
+        };
+        Interruption look;
+        const core::Outcome outcome = [&] {
+            const nb::gil_scoped_release no_gil;
+            return core().spill(bytes, deadline, write, look);
+        }();
+        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
+    }
+
+    const nb::object encode_;
+    const nb::object outgoing_;
 };
 
 class Reader : public End<Reader, RingReader> {
 public:
-    Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, nb::callable decode, std::size_t reader)
-        : End(ring.segment(), std::move(ranks), ring.geometry(), reader), decode_(std::move(decode)), place_(reader) {}
+    Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader)
+        : End(ring.segment(), std::move(ranks), ring.geometry(), reader),
+          decode_(codec.attr("decode")),
+          decode_parts_(codec.attr("decode_parts")),
+          place_(reader) {}
 
     std::size_t place() const noexcept { return place_; }
 
-    // The chunk is given back before its bytes are decoded: whatever decoding does, the message is consumed.
     nb::object receive(nb::handle timeout, nb::handle cancel) {
         const Call call(*this, false);
         begin(timeout, cancel);
         const auto descriptor = core().descriptor();
-        if (!descriptor || descriptor->kind != ChunkKind::object) {
-            core().finish(0);
-            raise_failure(self(), "corrupt");
-        }
-        const std::size_t bytes = descriptor->length;
-        nb::object message = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
-        if (!message.is_valid()) throw nb::python_error();  // MemoryError; nothing is consumed
-        copy(PyBytes_AS_STRING(message.ptr()), core().chunk(), bytes);
-        core().finish(bytes);
-        return decode_(message);
+        if (!descriptor) raise_corrupt();
+        if (descriptor->kind == ChunkKind::object && descriptor->length <= kCopyWithoutGil)
+            return receive_small(*descriptor);
+        return receive_parts(*descriptor);
     }
 
     nb::object begin_read(nb::handle timeout, nb::handle cancel) {
@@ -300,7 +336,71 @@ public:
     }
 
 private:
-    const nb::callable decode_;
+    // The chunk is given back before its bytes are decoded: whatever decoding does, the message is consumed.
+    nb::object receive_small(const broadcast::ChunkDescriptor& message) {
+        const nb::bytes stream = copy_stream(message, {0, message.length});
+        core().finish(message.length);
+        return decode_(stream);
+    }
+
+    // Arrays are copied out first. A small stream is decoded after the chunk is given back, a large one from it,
+    // so that large bytes are copied once only.
+    nb::object receive_parts(const broadcast::ChunkDescriptor& message) {
+        broadcast::Frame stream{0, message.length};
+        nb::list buffers;
+        if (message.kind == ChunkKind::frames) {
+            const auto table = broadcast::FrameTable::parse(
+                message.length, [&](std::uint64_t offset, std::uint64_t bytes, void* to) {
+                    return core().copy_out(message, offset, bytes, to);
+                });
+            if (!table) raise_corrupt();
+            stream = table->stream();
+            for (const broadcast::Frame& frame : table->buffers()) buffers.append(copy_buffer(message, frame));
+        } else if (message.kind != ChunkKind::object) {
+            raise_corrupt();
+        }
+        if (stream.bytes <= kCopyWithoutGil) {
+            const nb::bytes text = copy_stream(message, stream);
+            core().finish(message.length);
+            return decode_parts_(text, buffers);
+        }
+        const nb::object file = nb::cast(Incoming(core(), message, stream));
+        const Finished finished{core(), nb::cast<Incoming&>(file), message.length};
+        return decode_parts_(file, buffers);
+    }
+
+    nb::object copy_buffer(const broadcast::ChunkDescriptor& message, const broadcast::Frame& frame) {
+        PooledBuffer buffer(frame.bytes);
+        const bool copied =
+            copying(frame.bytes, [&] { return core().copy_out(message, frame.offset, frame.bytes, buffer.memory()); });
+        if (!copied) raise_corrupt();
+        return nb::cast(std::move(buffer));
+    }
+
+    nb::bytes copy_stream(const broadcast::ChunkDescriptor& message, const broadcast::Frame& frame) {
+        nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(frame.bytes)));
+        if (!text.is_valid()) throw nb::python_error();  // MemoryError; nothing is consumed
+        if (!core().copy_out(message, frame.offset, frame.bytes, PyBytes_AS_STRING(text.ptr()))) raise_corrupt();
+        return nb::borrow<nb::bytes>(text);
+    }
+
+    [[noreturn]] void raise_corrupt() {
+        core().finish(0);
+        raise_failure(self(), "corrupt");
+    }
+
+    struct Finished {
+        RingReader& reader;
+        Incoming& stream;
+        std::uint64_t bytes;
+        ~Finished() {
+            stream.detach();
+            reader.finish(bytes);
+        }
+    };
+
+    const nb::object decode_;
+    const nb::object decode_parts_;
     const std::size_t place_;
 
     void begin(nb::handle timeout, nb::handle cancel) {
@@ -317,7 +417,7 @@ private:
 };
 
 const nb::sig kParticipants("def participants(self) -> list[tuple[str, int, int, int]]");
-const nb::sig kCounters("def counters(self) -> tuple[int, int, int]");
+const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
 
 }  // namespace
 
@@ -349,11 +449,23 @@ void bind_broadcast(nb::module_& m) {
         .def("close", &RingSegment::close)
         .def("abandon", &RingSegment::abandon);
 
+    nb::class_<Outgoing>(m, "Outgoing", "A message on its way out: a file for a Pickler, and its buffer_callback.")
+        .def(nb::init<>())
+        .def("write", &Outgoing::write, "data"_a)
+        .def("add_buffer", &Outgoing::add_buffer, "buffer"_a, "True leaves it in the stream.");
+
+    nb::class_<Incoming>(m, "Incoming", "The stream of a large message, as a file for an Unpickler.")
+        .def("read", &Incoming::read, "size"_a = -1)
+        .def("readinto", &Incoming::read_into, "target"_a)
+        .def("readline", &Incoming::read_line);
+
+    static PyType_Slot pooled[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(PooledBuffer::get_buffer)}, {0, nullptr}};
+    nb::class_<PooledBuffer>(m, "PooledBuffer", nb::type_slots(pooled), "Memory of an array that a reader owns.");
+
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
-        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, nb::callable>(), "ring"_a, "ranks"_a, "encode"_a,
-             nb::sig("def __init__(self, ring: RingSegment, ranks: collections.abc.Sequence[int], encode: "
-                     "collections.abc.Callable[[object], bytes]) -> None"))
-        .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(), "One object, encoded; it must fit a chunk.")
+        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
+             "ranks"_a, "codec"_a, "keep_bytes"_a)
+        .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(), "One object, encoded.")
         .def("begin_write", &Writer::begin_write, "timeout"_a.none(),
              nb::sig("def begin_write(self, timeout: float | None) -> memoryview"), "The next chunk, free to be filled by hand.")
         .def("end_write", &Writer::end_write, "publish"_a)
@@ -371,10 +483,8 @@ void bind_broadcast(nb::module_& m) {
         .def("counters", [](Writer& self) { return counters_of(self.readable(), RingWriter::kSlot); }, kCounters);
 
     nb::class_<Reader>(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.")
-        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, nb::callable, std::size_t>(), "ring"_a, "ranks"_a,
-             "decode"_a, "reader"_a,
-             nb::sig("def __init__(self, ring: RingSegment, ranks: collections.abc.Sequence[int], decode: "
-                     "collections.abc.Callable[[bytes], object], reader: int) -> None"))
+        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::size_t>(), "ring"_a,
+             "ranks"_a, "codec"_a, "reader"_a)
         .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "The next object, decoded.")
         .def("begin_read", &Reader::begin_read, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def begin_read(self, timeout: float | None, cancel: object | None) -> memoryview"), "The next chunk as it is.")

@@ -52,7 +52,7 @@ struct RingWaits {
 static_assert(sizeof(RingWaits) == 128);
 static_assert(offsetof(RingWaits, consumed) == 64);
 
-enum class ChunkKind : std::uint32_t { raw = 0, object = 1 };
+enum class ChunkKind : std::uint32_t { raw = 0, object = 1, frames = 2 };
 
 // Written by the writer before `written` is set. A descriptor of another turn is an old one: the chunk was then
 // filled by a process that knows only the documented part, and holds raw bytes.

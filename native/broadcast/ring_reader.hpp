@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <optional>
 
@@ -76,10 +77,23 @@ public:
 
     // What memlane's writer says of the taken chunk; none if a process filled it by the documented part alone, or
     // if what it says cannot be. A private copy: it cannot change any more.
-    std::optional<ChunkDescriptor> descriptor() const noexcept {
+    std::optional<ChunkDescriptor> descriptor() const {
         const ChunkDescriptor d = ring_.descriptor(ring_.chunk_at(position_));
-        if (d.turn != ring_.turn_at(position_) || d.length > ring_.geometry().max_chunk_bytes) return std::nullopt;
-        return d;
+        if (d.turn != ring_.turn_at(position_)) return std::nullopt;
+        if (d.extent_bytes == 0)
+            return d.length <= ring_.geometry().max_chunk_bytes ? std::optional(d) : std::nullopt;
+        const os::FileFacts file = os::facts_of(segment_->file());
+        const bool lies_in_the_file = d.extent_offset <= file.bytes && d.length <= file.bytes - d.extent_offset;
+        // What was written has its space: nobody is made to allocate for a message that is not there.
+        return lies_in_the_file && d.length <= file.allocated ? std::optional(d) : std::nullopt;
+    }
+
+    // Copies a part of the message that `d` describes; false if it is not there.
+    bool copy_out(const ChunkDescriptor& d, std::uint64_t offset, std::uint64_t bytes, void* to) const noexcept {
+        if (offset > d.length || bytes > d.length - offset) return false;
+        if (d.extent_bytes > 0) return os::read_at(segment_->file(), to, bytes, d.extent_offset + offset);
+        std::memcpy(to, chunk() + offset, bytes);
+        return true;
     }
 
     // Whoever reads beyond what was written touches pages that may have no space yet: takes it first.

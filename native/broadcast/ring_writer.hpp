@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "broadcast/chunk_space.hpp"
+#include "broadcast/extents.hpp"
 #include "broadcast/ring_layout.hpp"
 #include "core/participants.hpp"
 #include "core/status.hpp"
@@ -25,13 +26,16 @@ public:
     // call later than a second after a death always finds it.
     static constexpr os::Nanoseconds kLookInterval = 250 * os::kMillisecond;
 
-    // `reserved_bytes` of every chunk are reserved already; the rest is when it is first used.
-    RingWriter(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved_bytes)
+    // `reserved_bytes` of every chunk are reserved already; the rest is when it is first used. `keep_bytes` of
+    // extents stay allocated for the next message that needs one.
+    RingWriter(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved_bytes,
+               std::uint64_t keep_bytes = 0)
         : segment_(std::move(segment)),
           ring_(*segment_, geometry),
           participants_(*segment_),
           spinner_(1 + geometry.n_reader, os::usable_cores()),
           space_(geometry, reserved_bytes),
+          extents_(segment_->header().trailer_end, keep_bytes),
           readers_(geometry.n_reader, Reader::expected),
           last_look_(os::monotonic_now()) {
         participants_.join(kSlot, os::own_identity());
@@ -56,26 +60,32 @@ public:
     // The same, waiting for the readers. `look()` is called without any lock held at least every 100 ms.
     template <class Look>
     core::Outcome begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
-        core::ParticipantSlot& own = participants_.slot(kSlot);
-        core::add_single_writer<std::uint64_t>(own.waits, 1);
-        core::store_relaxed(own.activity, core::SlotActivity::waiting);
-        const core::WaitPoint point{&ring_.waits().consumed, &ring_.waits().writer_parked};
-        const core::WaitResult result = core::wait_until(
-            point, spinner_, deadline, [&] { return is_stopping() || is_free(); },
-            [&] {
-                look_at_readers(os::monotonic_now());
-                return first_dead() || look();
-            });
-        core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
-        if (is_stopping()) return {core::Status::closed};
-        if (result == core::WaitResult::timed_out) {
-            const os::Nanoseconds now = os::monotonic_now();
-            if (now - last_look_ >= core::kSlice) look_at_readers(now);
+        const core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
+        return outcome.status == core::Status::ok ? start(bytes) : outcome;
+    }
+
+    // After begin(): writes a message that does not fit the chunk behind the ring. `write(offset)` returns 0 or an
+    // errno. While space is short it waits for older turns; ShmExhausted if there are none to wait for.
+    template <class Write, class Look>
+    core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Write&& write, Look&& look) {
+        const os::FileDescriptor& file = segment_->file();
+        const auto reclaim = [&] { return extents_.reclaim(file, [&](std::uint64_t turn) { return is_over(turn); }); };
+        for (;;) {
+            reclaim();
+            const Extent extent = extents_.take(bytes, position_);
+            const int error = write(extent.offset);
+            if (error == 0) {
+                spilled_ = extent;
+                return {core::Status::ok};
+            }
+            extents_.cancel(file);
+            if (error != ENOSPC && error != EFBIG && error != ENOMEM)
+                os::throw_errno("cannot write a message behind the ring", error);
+            if (extents_.trim(file)) continue;
+            if (!extents_.in_use()) throw core::ShmExhausted(bytes, os::free_bytes(file));
+            const core::Outcome outcome = wait_for_readers(reclaim, deadline, look);
+            if (outcome.status != core::Status::ok) return outcome;
         }
-        if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
-        if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
-        if (result == core::WaitResult::timed_out) return {core::Status::timed_out};
-        return start(bytes);
     }
 
     // Makes the chunk that begin() gave visible to all readers at once.
@@ -85,8 +95,8 @@ public:
         ChunkDescriptor& d = ring_.descriptor(chunk);
         d.kind = kind;
         d.length = length;
-        d.extent_offset = 0;
-        d.extent_bytes = 0;
+        d.extent_offset = spilled_.offset;
+        d.extent_bytes = spilled_.bytes;
         d.published_ns = now;
         d.turn = ring_.turn_at(position_);
         for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
@@ -97,6 +107,8 @@ public:
         }
         SYNC_STORE(publish);
         core::store_release<std::uint8_t>(ring_.written(chunk), 1);
+        if (spilled_.bytes > 0) core::add_single_writer<std::uint64_t>(participants_.slot(kSlot).spills, 1);
+        spilled_ = {};
         ++position_;
         count(length, now);
         core::wake_parked(&ring_.waits().published, ring_.parked_readers());
@@ -144,6 +156,39 @@ private:
         return true;
     }
 
+    // Has every reader finished with the message at `position`?
+    bool is_over(std::uint64_t position) noexcept {
+        if (position >= position_) return false;
+        if (position + ring_.geometry().max_chunks <= position_) return true;
+        for (std::size_t r = 0; r < readers_.size(); ++r)
+            if (!is_done(ring_.chunk_at(position), r)) return false;
+        return true;
+    }
+
+    template <class Ready, class Look>
+    core::Outcome wait_for_readers(Ready&& ready, os::Deadline deadline, Look&& look) {
+        core::ParticipantSlot& own = participants_.slot(kSlot);
+        core::add_single_writer<std::uint64_t>(own.waits, 1);
+        core::store_relaxed(own.activity, core::SlotActivity::waiting);
+        const core::WaitPoint point{&ring_.waits().consumed, &ring_.waits().writer_parked};
+        const core::WaitResult result = core::wait_until(
+            point, spinner_, deadline, [&] { return is_stopping() || ready(); },
+            [&] {
+                look_at_readers(os::monotonic_now());
+                return first_dead() || look();
+            });
+        core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
+        if (is_stopping()) return {core::Status::closed};
+        if (result == core::WaitResult::timed_out) {
+            const os::Nanoseconds now = os::monotonic_now();
+            if (now - last_look_ >= core::kSlice) look_at_readers(now);
+        }
+        if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
+        if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
+        if (result == core::WaitResult::timed_out) return {core::Status::timed_out};
+        return {core::Status::ok};
+    }
+
     core::Outcome start(std::uint64_t bytes) {
         const std::uint64_t chunk = ring_.chunk_at(position_);
         space_.ensure(*segment_, chunk, bytes);
@@ -183,6 +228,8 @@ private:
     core::Participants participants_;
     core::Spinner spinner_;
     ChunkSpace space_;
+    Extents extents_;
+    Extent spilled_{};  // of the message that is about to be published
     std::vector<Reader> readers_;
     os::Nanoseconds last_look_;
     std::uint64_t position_ = 0;

@@ -86,8 +86,9 @@ struct ParticipantSlot {
     SlotActivity activity;
     std::uint32_t reserved_1;
     std::uint64_t bytes;
-    std::uint64_t waits;  // calls that did not find at once what they came for
-    std::uint64_t reserved_2[3];
+    std::uint64_t waits;   // calls that did not find at once what they came for
+    std::uint64_t spills;  // messages that did not fit their place
+    std::uint64_t reserved_2[2];
 };
 static_assert(sizeof(ParticipantSlot) == 128);
 static_assert(offsetof(ParticipantSlot, position) == 64);

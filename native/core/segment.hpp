@@ -79,6 +79,7 @@ public:
     bool is_own() const noexcept { return generation_ == fork_generation().load(std::memory_order_relaxed); }
 
     const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
+    const os::FileDescriptor& file() const noexcept { return file_; }
     LivenessLock& lock() noexcept { return lock_; }
     SegmentHeader& header() const noexcept { return *header_; }
 

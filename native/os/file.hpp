@@ -81,6 +81,7 @@ struct FileFacts {
     uid_t owner;
     nlink_t links;
     std::uint64_t bytes;
+    std::uint64_t allocated;  // bytes that have their space; holes have not
 
     bool is_regular() const noexcept { return S_ISREG(mode); }
     bool is_same_file(const FileFacts& other) const noexcept {
@@ -89,7 +90,8 @@ struct FileFacts {
 };
 
 inline FileFacts to_facts(const struct stat& s) noexcept {
-    return {s.st_dev, s.st_ino, s.st_mode, s.st_uid, s.st_nlink, static_cast<std::uint64_t>(s.st_size)};
+    return {s.st_dev, s.st_ino, s.st_mode, s.st_uid, s.st_nlink, static_cast<std::uint64_t>(s.st_size),
+            static_cast<std::uint64_t>(s.st_blocks) * 512};
 }
 
 inline FileFacts facts_of(const FileDescriptor& file) {
@@ -134,6 +136,47 @@ inline int reserve(const FileDescriptor& file, std::uint64_t offset, std::uint64
             return errno;
     }
     return 0;
+}
+
+// Gives the space of a range back; reading it gives zeroes from then on.
+inline void punch_hole(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) {
+    while (::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                       static_cast<off_t>(bytes)) != 0)
+        if (errno != EINTR) throw_errno("cannot give back " + std::to_string(bytes) + " bytes of a segment");
+}
+
+// All of it, or an errno. New pages of tmpfs are written without being zeroed first.
+inline int write_at(const FileDescriptor& file, const void* from, std::uint64_t bytes, std::uint64_t offset) noexcept {
+    const char* at = static_cast<const char*>(from);
+    while (bytes > 0) {
+        const ssize_t n = ::pwrite(file.get(), at, bytes, static_cast<off_t>(offset));
+        if (n > 0) {
+            at += n;
+            offset += static_cast<std::uint64_t>(n);
+            bytes -= static_cast<std::uint64_t>(n);
+        } else if (n == 0) {
+            return ENOSPC;
+        } else if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+// True if the whole range was there. A hole gives zeroes and takes no space, unlike touching it in a mapping.
+inline bool read_at(const FileDescriptor& file, void* to, std::uint64_t bytes, std::uint64_t offset) noexcept {
+    char* at = static_cast<char*>(to);
+    while (bytes > 0) {
+        const ssize_t n = ::pread(file.get(), at, bytes, static_cast<off_t>(offset));
+        if (n > 0) {
+            at += n;
+            offset += static_cast<std::uint64_t>(n);
+            bytes -= static_cast<std::uint64_t>(n);
+        } else if (n == 0 || errno != EINTR) {
+            return false;
+        }
+    }
+    return true;
 }
 
 }  // namespace memlane::os

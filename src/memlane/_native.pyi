@@ -1,6 +1,6 @@
 """The native core of memlane: shared memory, atomics, waiting, liveness."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 class SharedBuffer:
     """Owner of a range of shared memory; what its memoryviews keep alive."""
@@ -59,14 +59,34 @@ class RingSegment:
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
+class Outgoing:
+    """
+    A message on its way out: a file for a Pickler, and its buffer_callback.
+    """
+
+    def __init__(self) -> None: ...
+    def write(self, data: object) -> None: ...
+    def add_buffer(self, buffer: object) -> bool:
+        """True leaves it in the stream."""
+
+class Incoming:
+    """The stream of a large message, as a file for an Unpickler."""
+
+    def read(self, size: int = -1) -> bytes: ...
+    def readinto(self, target: object) -> int: ...
+    def readline(self) -> bytes: ...
+
+class PooledBuffer:
+    """Memory of an array that a reader owns."""
+
 class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
 
     def __init__(
-        self, ring: RingSegment, ranks: Sequence[int], encode: Callable[[object], bytes]
+        self, ring: RingSegment, ranks: Sequence[int], codec: object, keep_bytes: int
     ) -> None: ...
     def send(self, object: object | None, timeout: object | None) -> None:
-        """One object, encoded; it must fit a chunk."""
+        """One object, encoded."""
 
     def begin_write(self, timeout: float | None) -> memoryview:
         """The next chunk, free to be filled by hand."""
@@ -90,17 +110,13 @@ class RingWriter:
     @property
     def ranks(self) -> list[int]: ...
     def participants(self) -> list[tuple[str, int, int, int]]: ...
-    def counters(self) -> tuple[int, int, int]: ...
+    def counters(self) -> tuple[int, int, int, int]: ...
 
 class RingReader:
     """A reader's end of a ring; holds slot 1 + reader of the segment."""
 
     def __init__(
-        self,
-        ring: RingSegment,
-        ranks: Sequence[int],
-        decode: Callable[[bytes], object],
-        reader: int,
+        self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int
     ) -> None: ...
     def receive(self, timeout: object | None, cancel: object | None) -> object:
         """The next object, decoded."""
@@ -128,7 +144,7 @@ class RingReader:
         """Of the reader among the local ones."""
 
     def participants(self) -> list[tuple[str, int, int, int]]: ...
-    def counters(self) -> tuple[int, int, int]: ...
+    def counters(self) -> tuple[int, int, int, int]: ...
 
 def sweep_dead_segments() -> list[str]:
     """

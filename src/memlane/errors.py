@@ -67,18 +67,6 @@ class ViewInUse(MemlaneError, BufferError):
     """Something still refers to memory that is about to be given back."""
 
 
-class MessageTooLarge(MemlaneError, ValueError):
-    """The message does not fit a chunk; nothing was sent."""
-
-    def __init__(self, need: int, limit: int) -> None:
-        super().__init__(
-            f"a message of {need} bytes does not fit a chunk of {limit} bytes: "
-            f"make the queue with max_chunk_bytes >= {need}"
-        )
-        self.need = need
-        self.limit = limit
-
-
 # They ------------------------------------------------------------------------------------------
 
 

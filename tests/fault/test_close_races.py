@@ -8,8 +8,11 @@ import random
 import threading
 import time
 
+import pytest
+
 from memlane import Closed, ConcurrentUse, MessageQueue, WriterDied
 from tests.harness import Aside, Link, start
+from tests.queues import refuses
 
 
 def use(end: MessageQueue, go: threading.Barrier) -> str:
@@ -60,12 +63,17 @@ def test_closing_at_any_moment() -> None:
     assert [peer.result() for peer in peers] == [peer.pid for peer in peers]
 
 
-def test_closing_twice_at_once() -> None:
-    """Two closes of one end at the same time are one close."""
-    for _ in range(50):
+@pytest.mark.parametrize("blocked", [True, False])
+def test_closing_more_than_once_at_once(blocked: bool) -> None:
+    """Three closes of one end at the same time are one close, and all of them return."""
+    for _ in range(20):
         with MessageQueue(1, 1, None, 64, 2) as writer:
             reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+            call = Aside(reader.dequeue).until_blocked() if blocked else None
             closes = [Aside(reader.close) for _ in range(3)]
             for close in closes:
                 close.result()
+            if call is not None:
+                with refuses(Closed):
+                    call.result()
             writer.enqueue(1, timeout=0)

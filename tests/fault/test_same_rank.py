@@ -3,40 +3,44 @@
 Fails without the guard: two readers that share a flag lose messages to each other.
 """
 
-from memlane import Handle, MessageQueue, RankTaken
+import time
+
+from memlane import MessageQueue, RankTaken
 from tests.harness import PATIENCE, Link, start
 from tests.queues import drain, refuses, start_reader
 
 
-def try_to_attach(link: Link, handle: Handle, rank: int) -> object:
-    link.tell()
-    link.hear()
-    try:
-        queue = MessageQueue.create_from_handle(handle, rank)
-    except RankTaken:
-        link.tell(False)
-        return None
-    with queue:
-        link.tell(True)
-        link.hear()
-        return queue.dequeue(PATIENCE)
+def try_to_attach(link: Link) -> None:
+    """Role: attach at the moment that is said, say whether that succeeded, read, and again."""
+    while (cue := link.hear()) is not None:
+        handle, rank, moment = cue
+        while time.monotonic() < moment:
+            pass
+        try:
+            queue = MessageQueue.create_from_handle(handle, rank)
+        except RankTaken:
+            link.tell(False)
+            continue
+        with queue:
+            link.tell(True)
+            link.tell(queue.dequeue(PATIENCE))
 
 
 def test_a_race_for_one_rank() -> None:
-    """Of six processes that attach at once exactly one succeeds, again and again."""
-    for _ in range(5):
+    """Of three processes that attach at the same moment one succeeds, again and again."""
+    runners = [start(try_to_attach) for _ in range(3)]
+    for _ in range(150):
         with MessageQueue(2, 2, [6, 7], 256, 2) as writer:
-            runners = [start(try_to_attach, writer.export_handle(), 7) for _ in range(6)]
+            moment = time.monotonic() + 0.003
             for runner in runners:
-                runner.hear()
-            for runner in runners:
-                runner.tell("go")
-            writer.enqueue("for one")
+                runner.tell((writer.export_handle(), 7, moment))
             attached = [runner.hear() for runner in runners]
-            assert sorted(attached) == [False] * 5 + [True]
-            winner = runners[attached.index(True)]
-            winner.tell("all have tried")
-            assert winner.result() == "for one"
+            assert sorted(attached) == [False, False, True]
+            writer.enqueue("for one")
+            assert runners[attached.index(True)].hear() == "for one"
+    for runner in runners:
+        runner.tell(None)
+        runner.result()
 
 
 def test_the_place_of_a_dead_reader_is_not_taken() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from memlane import MessageQueue
+from memlane import Closed, MessageQueue
 from tests.harness import Aside, until_asleep
 from tests.queues import drain, fill, queue_of, refuses
 
@@ -81,6 +81,29 @@ def test_a_handler_that_returns(heard: list[int]) -> None:
         aside.result()
         assert heard == [signal.SIGUSR1] * 2
         assert drain(reader) == [3]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_handler_that_closes(heard: list[int], name: str) -> None:
+    """A handler that closes the end on which its own thread waits ends that wait with Closed."""
+    with queue_of(max_chunks=2) as (writer, (reader,)):
+        writes = "write" in name or name == "enqueue"
+        if writes:
+            fill(writer)
+        end = writer if writes else reader
+
+        def handler(_number: int, _frame: object) -> None:
+            end.close()
+            end.close()
+
+        signal.signal(signal.SIGUSR1, handler)
+        aside = interrupt_main_thread()
+        with refuses(Closed):
+            CALLS[name](writer, reader)
+        aside.result()
+        with refuses(Closed):
+            CALLS[name](writer, reader)
+    assert heard == []
 
 
 def test_many_signals_do_not_prolong_a_timeout(heard: list[int]) -> None:

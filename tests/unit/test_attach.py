@@ -35,6 +35,33 @@ def test_empty_handle() -> None:
         MessageQueue.create_from_handle(Handle(), 0)
 
 
+RING: Any = (1, 64, 2, "memlane-nobody")
+HAND_MADE: list[tuple[Any, ...]] = [
+    (None,),
+    (7,),
+    ("0",),
+    ([0], None),
+    ([0], 5),
+    ([0], ()),
+    ([0], (1, 64)),
+    ([0], (1, 64, 2, None)),
+    ([0], (1.0, 64, 2, "memlane-nobody")),
+    ([0.0], RING),
+    ([None], RING),
+    ([0, 1], RING),
+    ([0], RING, None, 7),
+    ([0], (1, 64, 2, "../etc/passwd")),
+    ([0], RING),
+]
+
+
+@pytest.mark.parametrize("fields", HAND_MADE, ids=repr)
+def test_handles_made_by_hand(fields: tuple[Any, ...]) -> None:
+    """Whatever was put into the documented fields, attaching fails with an error of memlane."""
+    with refuses(TypeError, ValueError, FileNotFoundError):
+        MessageQueue.create_from_handle(Handle(*fields), 0)
+
+
 def test_a_rank_that_is_attached_already() -> None:
     """M15: the second reader of a rank is refused, the first goes on."""
     with queue_of(2, ready=False) as (writer, readers):

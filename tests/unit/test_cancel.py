@@ -102,6 +102,22 @@ def test_what_is_no_event(cancel: Any) -> None:
         assert drain(reader) == [1]
 
 
+class Broken(threading.Event):
+    """An event that cannot be asked."""
+
+    def is_set(self) -> bool:
+        raise ZeroDivisionError
+
+
+def test_an_event_that_raises() -> None:
+    """Its error comes out of the call, nothing is consumed, and the queue goes on."""
+    with queue_of() as (writer, (reader,)):
+        with pytest.raises(ZeroDivisionError):
+            reader.dequeue(cancel=Broken())
+        writer.enqueue(1)
+        assert drain(reader) == [1]
+
+
 def test_the_writer_waits_without_cancel() -> None:
     """Only readers take an event: enqueue has a timeout and no more."""
     with queue_of() as (writer, _), pytest.raises(TypeError):

@@ -22,7 +22,6 @@ CLASSES = {
     "ReaderDied": RuntimeError,
     "WriterDied": RuntimeError,
     "CorruptMessage": ValueError,
-    "MessageTooLarge": ValueError,
     "ViewInUse": BufferError,
     "SegmentMissing": FileNotFoundError,
     "SegmentRefused": PermissionError,
@@ -66,11 +65,6 @@ def corrupt() -> None:
         reader.dequeue()
 
 
-def too_large() -> None:
-    with queue_of() as (writer, _):
-        writer.enqueue(bytes(5000))
-
-
 def taken() -> None:
     with queue_of(ready=False) as (writer, _):
         MessageQueue.create_from_handle(writer.export_handle(), 0)
@@ -96,7 +90,6 @@ PROVOKED: list[Callable[[], object]] = [
     wrong_role,
     closed,
     corrupt,
-    too_large,
     taken,
     mismatch,
     missing,

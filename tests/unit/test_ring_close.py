@@ -20,6 +20,10 @@ def test_close_is_idempotent_and_final() -> None:
         pass
     with refuses(Closed), ring.get_metadata(0):
         pass
+    with refuses(Closed), ring:
+        pass
+    with refuses(Closed):
+        _ = ring.shared_memory
 
 
 def test_ring_is_a_context_manager() -> None:

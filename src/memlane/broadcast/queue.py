@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from math import ceil, isnan
 from typing import TYPE_CHECKING, Any
 
 from memlane._checks import integer, integer_from
 from memlane._failures import participants_of
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
+from memlane._serialization import PickleCodec
 from memlane.broadcast.blocks import read_block, write_block
 from memlane.broadcast.handle import Handle, checked_ranks
 from memlane.broadcast.ring import ShmRingBuffer, name_of, new_queue_id, ring_geometry
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 # default queue (10 chunks of 10 MiB) must fit a container's 64 MiB while its messages are small.
 RESERVED_CHUNK_BYTES = 64 * 1024
 
-_encode = partial(pickle.dumps, protocol=5)
-
 
 class MessageQueue:
     """The writer's end of a queue, or a reader's (`create_from_handle`).
@@ -50,9 +48,11 @@ class MessageQueue:
         n_reader: all readers. With none `enqueue` returns at once and keeps nothing.
         n_local_reader: those on this host.
         local_reader_ranks: their ranks, `range(n_local_reader)` if None.
-        max_chunk_bytes: the largest message.
+        max_chunk_bytes: a message that is larger takes its way behind the ring, in the same order.
         max_chunks: messages that the writer may be ahead of the slowest reader.
         connect_ip: address for readers on other hosts.
+        spill_keep_bytes: of the space behind the ring so much stays allocated for the next large
+            message; more is given back as soon as every reader has finished with it.
 
     Raises:
         InvalidArgument: negative counts, more local readers than readers, ranks that do not fit.
@@ -74,6 +74,8 @@ class MessageQueue:
         max_chunk_bytes: int = 10 * 1024 * 1024,
         max_chunks: int = 10,
         connect_ip: str | None = None,
+        *,
+        spill_keep_bytes: int = 256 * 1024 * 1024,
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0)
         local = integer_from("n_local_reader", n_local_reader, 0)
@@ -81,6 +83,7 @@ class MessageQueue:
             raise InvalidArgument(f"{local} local readers are more than {readers} readers")
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
         ranks = checked_ranks(local_reader_ranks, local)
+        spill_keep_bytes = integer_from("spill_keep_bytes", spill_keep_bytes, 0)
         if connect_ip is not None and not isinstance(connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
         if local < readers:
@@ -103,7 +106,9 @@ class MessageQueue:
             geometry.max_chunks,
             segment.name,
         )
-        self._setup(handle, geometry, segment, RingWriter(segment, ranks, _encode))
+        self._setup(
+            handle, geometry, segment, RingWriter(segment, ranks, PickleCodec(), spill_keep_bytes)
+        )
 
     @staticmethod
     def create_from_handle(handle: Handle, rank: int) -> MessageQueue:
@@ -131,7 +136,7 @@ class MessageQueue:
                 geometry, name, bytes.fromhex(handle.queue_id), slot=1 + place
             )
             try:
-                reader = RingReader(segment, handle.local_reader_ranks, pickle.loads, place)
+                reader = RingReader(segment, handle.local_reader_ranks, PickleCodec(), place)
             except BaseException:
                 segment.abandon()  # now, and not when the traceback goes
                 raise
@@ -213,7 +218,7 @@ class MessageQueue:
         end = self._end
         if end is None:
             self._check_open()
-            return QueueStatistics("writer", None, os.getpid(), 0, 0, 0, ())
+            return QueueStatistics("writer", None, os.getpid(), 0, 0, 0, 0, ())
         return queue_statistics(end)
 
     def close(self) -> None:
@@ -276,8 +281,8 @@ class MessageQueue:
         Raises:
             TimedOut: after `timeout` seconds; it names the readers that are behind.
             ReaderDied: until `release_reader` is called.
-            MessageTooLarge: it does not fit a chunk.
-            ShmExhausted: /dev/shm has no space for the chunk.
+            ShmExhausted: /dev/shm has no space for the message, and no older one is left that
+                would give some back.
             Closed: this end was closed.
 
         Whatever it raises, nothing was sent.

@@ -46,6 +46,7 @@ class QueueStatistics:
         messages: published by this writer, or taken by this reader.
         bytes: of those messages as encoded.
         waits: calls that did not find at once what they came for.
+        spills: messages of this writer that did not fit a chunk.
         readers: in the order of the handle's ranks.
     """
 
@@ -55,12 +56,13 @@ class QueueStatistics:
     messages: int
     bytes: int
     waits: int
+    spills: int
     readers: tuple[ReaderStatistics, ...]
 
 
 def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
     """What one end sees now; costs some system calls per reader."""
-    messages, size, waits = end.counters()
+    messages, size, waits, spills = end.counters()
     writer, *readers = participants_of(end)
     is_writer = end.slot == 0
     return QueueStatistics(
@@ -70,6 +72,7 @@ def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
         messages=messages,
         bytes=size,
         waits=waits,
+        spills=spills,
         readers=tuple(
             _reader_statistics(rank, who, writer.position)
             for rank, who in zip(end.ranks, readers, strict=True)

@@ -1,0 +1,94 @@
+// Memory for arrays that readers own, used again when the last reference to an array goes.
+//
+// The C library maps fresh pages for every large allocation and unmaps them at its end; faulting them in costs
+// more than the copy into them. Protected by the GIL.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <map>
+#include <new>
+#include <utility>
+
+#include "core/layout.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+
+class BufferPool {
+public:
+    // Never destroyed: arrays may outlive static destructors.
+    static BufferPool& instance() {
+        static auto* const pool = new BufferPool;
+        return *pool;
+    }
+
+    struct Block {
+        void* memory;
+        std::size_t bytes;
+    };
+
+    Block take(std::size_t bytes) {
+        const std::size_t rounded = round(bytes);
+        const auto at = free_.lower_bound(rounded);
+        if (at != free_.end() && at->first <= rounded + rounded / 4) {
+            const Block block{at->second, at->first};
+            kept_ -= block.bytes;
+            free_.erase(at);
+            return block;
+        }
+        void* memory = std::aligned_alloc(rounded >= kHugePage ? kHugePage : core::kCacheLine, rounded);
+        if (memory == nullptr) throw std::bad_alloc();
+        if (rounded >= kHugePage) ::madvise(memory, rounded, MADV_HUGEPAGE);  // advice: refusal changes nothing
+        return {memory, rounded};
+    }
+
+    void give_back(const Block& block) noexcept {
+        if (kept_ + block.bytes > kMostKept) {
+            std::free(block.memory);
+            return;
+        }
+        kept_ += block.bytes;
+        free_.emplace(block.bytes, block.memory);
+    }
+
+private:
+    static constexpr std::size_t kHugePage = 2u << 20;
+    static constexpr std::size_t kMostKept = 256u << 20;
+
+    static std::size_t round(std::size_t bytes) noexcept {
+        return core::align_up(std::max<std::size_t>(bytes, 1), bytes >= kHugePage ? kHugePage : 4096);
+    }
+
+    std::multimap<std::size_t, void*> free_;
+    std::size_t kept_ = 0;
+};
+
+// Private, writable, aligned to 64 bytes; the base of the arrays that are made of it.
+class PooledBuffer {
+public:
+    explicit PooledBuffer(std::size_t bytes) : block_(BufferPool::instance().take(bytes)), bytes_(bytes) {}
+    PooledBuffer(PooledBuffer&& other) noexcept
+        : block_(std::exchange(other.block_, {nullptr, 0})), bytes_(other.bytes_) {}
+    PooledBuffer& operator=(PooledBuffer&&) = delete;
+    ~PooledBuffer() {
+        if (block_.memory != nullptr) BufferPool::instance().give_back(block_);
+    }
+
+    void* memory() const noexcept { return block_.memory; }
+    std::size_t bytes() const noexcept { return bytes_; }
+
+    static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
+        const auto* buffer = nb::inst_ptr<PooledBuffer>(self);
+        return PyBuffer_FillInfo(view, self, buffer->block_.memory, static_cast<Py_ssize_t>(buffer->bytes_), 0, flags);
+    }
+
+private:
+    BufferPool::Block block_;
+    std::size_t bytes_;
+};
+
+}  // namespace memlane::bindings

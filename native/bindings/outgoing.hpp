@@ -1,0 +1,95 @@
+// A message on its way out: the pieces of a pickle stream and the buffers beside it, all by reference. It is the
+// file that a Pickler writes to, and its buffer_callback.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstring>
+#include <vector>
+
+#include "broadcast/frames.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+
+class Outgoing {
+public:
+    // Below this an array's bytes are cheaper in the stream than beside it.
+    static constexpr Py_ssize_t kLeastOutOfBand = 4096;
+
+    Outgoing() = default;
+    Outgoing(const Outgoing&) = delete;
+    Outgoing& operator=(const Outgoing&) = delete;
+    ~Outgoing() { clear(); }
+
+    // The Pickler hands over large bytes objects as they are, everything else as one bytes object per frame.
+    void write(nb::handle data) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        pieces_.push_back(view);
+        stream_bytes_ += static_cast<std::uint64_t>(view.len);
+    }
+
+    // True leaves the buffer in the stream.
+    bool add_buffer(nb::handle pickle_buffer) {
+        const Py_buffer* inside = PyPickleBuffer_GetBuffer(pickle_buffer.ptr());
+        if (inside == nullptr) throw nb::python_error();
+        // What a reader gets is its own, so it is writable whatever the original was: the pickler asks this flag, and
+        // only then writes an opcode that would make the reader's array read-only. The original is not touched.
+        const_cast<Py_buffer*>(inside)->readonly = 0;
+        if (inside->len < kLeastOutOfBand) return true;
+        Py_buffer view;
+        if (PyObject_GetBuffer(pickle_buffer.ptr(), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
+        buffers_.push_back(view);
+        return false;
+    }
+
+    bool is_plain() const noexcept { return buffers_.empty(); }
+    std::uint64_t stream_bytes() const noexcept { return stream_bytes_; }
+
+    broadcast::FrameTable table() const {
+        std::vector<std::uint64_t> sizes;
+        for (const Py_buffer& b : buffers_) sizes.push_back(static_cast<std::uint64_t>(b.len));
+        return broadcast::FrameTable(stream_bytes_, std::move(sizes));
+    }
+
+    // Calls put(offset in the message, bytes, from) for every part, in order; ends when it returns an error.
+    template <class Put>
+    int for_each_part(const broadcast::FrameTable& table, Put&& put) const {
+        if (is_plain()) return put_stream(0, put);
+        const broadcast::MessageHeader header = table.header();
+        if (const int error = put(0, sizeof header, &header)) return error;
+        const auto sizes = table.sizes();
+        if (const int error = put(sizeof header, sizes.size_bytes(), sizes.data())) return error;
+        if (const int error = put_stream(table.stream().offset, put)) return error;
+        for (std::size_t i = 0; i < buffers_.size(); ++i)
+            if (const int error = put(table.buffers()[i].offset, table.buffers()[i].bytes, buffers_[i].buf)) return error;
+        return 0;
+    }
+
+    void clear() noexcept {
+        for (Py_buffer& b : pieces_) PyBuffer_Release(&b);
+        for (Py_buffer& b : buffers_) PyBuffer_Release(&b);
+        pieces_.clear();
+        buffers_.clear();
+        stream_bytes_ = 0;
+    }
+
+private:
+    template <class Put>
+    int put_stream(std::uint64_t offset, Put&& put) const {
+        for (const Py_buffer& piece : pieces_) {
+            const auto bytes = static_cast<std::uint64_t>(piece.len);
+            if (const int error = put(offset, bytes, piece.buf)) return error;
+            offset += bytes;
+        }
+        return 0;
+    }
+
+    std::vector<Py_buffer> pieces_;
+    std::vector<Py_buffer> buffers_;
+    std::uint64_t stream_bytes_ = 0;
+};
+
+}  // namespace memlane::bindings

@@ -1,0 +1,86 @@
+"""Arrays: every dtype and shape comes back as it was, and is the reader's own."""
+
+import numpy as np
+import pytest
+
+from tests.queues import queue_of
+
+DTYPES = [
+    *["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8"],
+    *["M8[s]", "m8[ms]", "S5", "U7", "V3", "O"],
+    [("a", "i4"), ("b", ">f8"), ("c", "u1", (3,))],
+]
+SHAPES = [(), (0,), (0, 3), (5,), (40, 40), (300, 70, 3)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("chunk", [4096, 1 << 20])
+def test_every_dtype_and_shape(dtype: object, chunk: int) -> None:
+    """0-dim, empty and large ones, in a chunk and behind the ring."""
+    with queue_of(max_chunk_bytes=chunk) as (writer, (reader,)):
+        for shape in SHAPES:
+            raw = np.random.default_rng(0).integers(65, 90, 8 * int(np.prod(shape)) or 8, np.uint8)
+            array = np.zeros(shape, dtype)  # type: ignore[call-overload]
+            if array.dtype.kind in "iuf" and array.size:
+                array[...] = raw[: array.size].reshape(shape)
+            writer.enqueue(array)
+            got = reader.dequeue()
+            assert (got.dtype, got.shape) == (array.dtype, array.shape)
+            assert got.flags.writeable
+            assert got.tobytes() == array.tobytes() or dtype == "O"
+
+
+def test_layouts() -> None:
+    """Fortran order, slices, reversed and transposed arrays have their values."""
+    base = np.arange(240_000, dtype=np.int32).reshape(400, 600)
+    views = [base, base.T, base[::2], base[:, 5:50], base[::-1], np.asfortranarray(base)]
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(views)
+        for sent, got in zip(views, reader.dequeue(), strict=True):
+            assert np.array_equal(sent, got)
+            assert got.flags.writeable
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_read_only_arrays_become_the_readers_own(size: int) -> None:
+    """What dequeue returns is writable; the writer's array stays as it was."""
+    array = np.arange(size)
+    array.flags.writeable = False
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue({"deep": [array, (array,)]})
+        got = reader.dequeue()["deep"][0]
+        got[0] = 7
+        assert not array.flags.writeable
+        assert array[0] == 0
+
+
+def test_readers_share_nothing() -> None:
+    """Each reader's array is its own, and outlives the message."""
+    with queue_of(2, max_chunk_bytes=1 << 20) as (writer, (one, other)):
+        writer.enqueue(np.zeros(100_000, np.uint8))
+        mine, theirs = one.dequeue(), other.dequeue()
+        mine[:] = 1
+        for number in range(10):
+            writer.enqueue(np.full(100_000, number, np.uint8))
+            one.dequeue()
+            other.dequeue()
+        assert (mine == 1).all()
+        assert (theirs == 0).all()
+
+
+def test_memory_is_used_again() -> None:
+    """An array that is gone gives its memory to the next of its size."""
+    with queue_of(max_chunk_bytes=1 << 21) as (writer, (reader,)):
+        addresses = set()
+        for _ in range(20):
+            writer.enqueue(np.zeros(1 << 20, np.uint8))
+            addresses.add(reader.dequeue().ctypes.data)
+        assert len(addresses) <= 2
+
+
+def test_arrays_are_aligned() -> None:
+    """To 64 bytes, so that vector instructions find them aligned."""
+    with queue_of(max_chunk_bytes=1 << 20) as (writer, (reader,)):
+        writer.enqueue([np.zeros(5001, np.uint8), np.zeros(70_001, np.uint8)])
+        for array in reader.dequeue():
+            assert array.ctypes.data % 64 == 0

@@ -1,0 +1,135 @@
+"""Messages that do not fit a chunk: the same promises, at any size."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memlane import MessageQueue, TimedOut
+from tests.harness import PATIENCE, Link, start
+from tests.queues import queue_of
+
+CHUNK = 4096
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def file_of(queue: MessageQueue) -> os.stat_result:
+    """The ring's file, found as any process of this user can: through a descriptor."""
+    identity = queue.handle.queue_id
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if identity in os.readlink(entry):
+                return entry.stat()
+        except FileNotFoundError:
+            continue
+    raise AssertionError("no descriptor of the ring")
+
+
+@pytest.mark.parametrize("readers", [1, 3, 8])
+def test_sizes_around_a_chunk_and_far_beyond(readers: int) -> None:
+    """Every size arrives whole, in order with small messages, at every reader."""
+    sizes = [*range(CHUNK - 80, CHUNK + 80, 7), 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, MIB, 5 * MIB]
+    with queue_of(readers, max_chunk_bytes=CHUNK, max_chunks=3) as (writer, ends):
+        for number, size in enumerate(sizes):
+            writer.enqueue((number, b"x" * size))
+            writer.enqueue(number)
+            for reader in ends:
+                assert reader.dequeue(timeout=0) == (number, b"x" * size)
+                assert reader.dequeue(timeout=0) == number
+        assert writer.statistics().spills >= len([size for size in sizes if size > CHUNK])
+
+
+def test_bytes_are_of_their_type() -> None:
+    """bytes stay bytes and bytearrays bytearrays, large or small."""
+    with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
+        for value in (bytes(10), bytes(300 * KIB), bytearray(10), bytearray(300 * KIB)):
+            writer.enqueue([value, "x" * 100_000])
+            got, text = reader.dequeue()
+            assert type(got) is type(value)
+            assert (got, text) == (value, "x" * 100_000)
+
+
+def test_a_timeout_consumes_nothing() -> None:
+    """M2: a large message on its way, and a reader with tiny timeouts: order never shifts."""
+
+    def send(link: Link, writer_handle: object) -> None:
+        del writer_handle
+        queue = MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_chunks=2)
+        link.tell(queue.export_handle())
+        queue.wait_until_ready(PATIENCE)
+        for number in range(40):
+            queue.enqueue((number, np.full(2 * MIB, number, np.uint8)))
+        queue.close()
+
+    sender = start(send, None)
+    with MessageQueue.create_from_handle(sender.hear(), 0) as reader:
+        reader.wait_until_ready(PATIENCE)
+        expected, timeouts = 0, 0
+        while expected < 40:
+            try:
+                number, array = reader.dequeue(timeout=0.0001)
+            except TimedOut:
+                timeouts += 1
+                continue
+            assert number == expected
+            assert (array == number).all()
+            expected += 1
+    sender.result()
+    assert timeouts > 0
+
+
+def test_change_after_enqueue_never_shows() -> None:
+    """M20: what readers see is the value of the time of enqueue."""
+    array = np.zeros(3 * MIB, np.uint8)
+    small = np.zeros(8 * KIB, np.uint8)
+    with queue_of(max_chunk_bytes=64 * KIB) as (writer, (reader,)):
+        for number in range(3):
+            array[:] = small[:] = number
+            writer.enqueue((array, small))
+            array[:] = small[:] = 99
+            large_got, small_got = reader.dequeue()
+            assert (large_got == number).all()
+            assert (small_got == number).all()
+
+
+def test_space_is_used_again() -> None:
+    """However many large messages pass, the file stays as long as those in flight need."""
+    with queue_of(max_chunk_bytes=CHUNK, max_chunks=4) as (writer, (reader,)):
+        for round_ in range(30):
+            for number in range(3):
+                writer.enqueue(bytes((round_ % 7 + 1) * 200 * KIB + number))
+            for number in range(3):
+                assert len(reader.dequeue()) == (round_ % 7 + 1) * 200 * KIB + number
+        assert file_of(writer).st_size < 16 * MIB
+
+
+@pytest.mark.parametrize(("keep", "least", "most"), [(0, 0, MIB), (64 * MIB, 8 * MIB, 64 * MIB)])
+def test_what_stays_allocated(keep: int, least: int, most: int) -> None:
+    """Up to spill_keep_bytes stay warm; beyond that space goes back once everybody has read."""
+    with (
+        MessageQueue(1, 1, max_chunk_bytes=CHUNK, spill_keep_bytes=keep) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
+    ):
+        writer.enqueue(bytes(8 * MIB))
+        reader.dequeue()
+        writer.enqueue(bytes(2 * CHUNK))  # looks for what can be given back
+        reader.dequeue()
+        writer.enqueue(bytes(2 * CHUNK))
+        assert least <= file_of(writer).st_blocks * 512 <= most
+
+
+def test_a_poison_message_of_each_size() -> None:
+    """M3: one that cannot be decoded raises once, and the next comes through."""
+    with queue_of(max_chunk_bytes=64 * KIB) as (writer, (reader,)):
+        for size in (1, 30 * KIB, 100 * KIB, 3 * MIB):
+            writer.enqueue([Poison(), bytes(size), np.zeros(size, np.uint8)])
+            writer.enqueue("next")
+            with pytest.raises(ZeroDivisionError):
+                reader.dequeue()
+            assert reader.dequeue(timeout=0) == "next"
+
+
+class Poison:
+    def __reduce__(self) -> tuple[object, tuple[int, int]]:
+        return divmod, (1, 0)

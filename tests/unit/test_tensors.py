@@ -1,0 +1,71 @@
+"""torch CPU tensors: every dtype and shape comes back as it was."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.queues import queue_of
+
+torch = pytest.importorskip("torch", reason="torch is optional and not installed")
+
+DTYPES = [
+    *[torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64],
+    *[torch.uint16, torch.uint32, torch.uint64],
+    *[torch.float16, torch.bfloat16, torch.float32, torch.float64],
+    *[torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128],
+]
+SHAPES = [(), (0,), (3, 0), (7,), (50, 60), (100, 30, 10)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("chunk", [4096, 1 << 20])
+def test_every_dtype_and_shape(dtype: "torch.dtype", chunk: int) -> None:
+    """bfloat16 and float8 included; 0-dim, empty and large ones."""
+    with queue_of(max_chunk_bytes=chunk) as (writer, (reader,)):
+        for shape in SHAPES:
+            tensor = (torch.rand(shape) * 10).to(dtype)
+            writer.enqueue({"tensor": tensor})
+            got = reader.dequeue()["tensor"]
+            assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
+            same = got.reshape(-1).view(torch.uint8) == tensor.reshape(-1).view(torch.uint8)
+            assert bool(same.all())
+
+
+def test_layouts_and_gradients() -> None:
+    """Gaps, transposition and requires_grad; parameters stay parameters."""
+    base = torch.arange(60_000.0).reshape(200, 300)
+    parameter = torch.nn.Parameter(torch.ones(50, 50))
+    wanting = torch.ones(70, 70, requires_grad=True)
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue([base.T, base[::2], parameter, wanting, base.conj()])
+        transposed, sliced, parameter_got, wanting_got, conjugate = reader.dequeue()
+        assert torch.equal(transposed, base.T)
+        assert torch.equal(sliced, base[::2])
+        assert isinstance(parameter_got, torch.nn.Parameter)
+        assert wanting_got.requires_grad
+        assert torch.equal(conjugate, base)
+
+
+def test_tensors_are_the_readers_own() -> None:
+    """Writable, and no message that follows changes them."""
+    with queue_of(2) as (writer, (one, other)):
+        writer.enqueue(torch.zeros(10_000))
+        mine = one.dequeue()
+        mine += 1
+        assert bool((other.dequeue() == 0).all())
+
+
+def test_torch_is_not_imported_for_nothing() -> None:
+    """Who has not imported torch does not pay for it."""
+    program = """
+import sys
+from memlane import MessageQueue
+with MessageQueue(1, 1) as w, MessageQueue.create_from_handle(w.export_handle(), 0) as r:
+    w.enqueue({"a": 1}); r.dequeue()
+print("torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"]
