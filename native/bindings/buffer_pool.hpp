@@ -5,14 +5,15 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <new>
 #include <utility>
 
 #include "core/layout.hpp"
+#include "os/mapping.hpp"
 
 namespace memlane::bindings {
 
@@ -42,7 +43,7 @@ public:
         }
         void* memory = std::aligned_alloc(rounded >= kHugePage ? kHugePage : core::kCacheLine, rounded);
         if (memory == nullptr) throw std::bad_alloc();
-        if (rounded >= kHugePage) ::madvise(memory, rounded, MADV_HUGEPAGE);  // advice: refusal changes nothing
+        if (rounded >= kHugePage) os::prefer_huge_pages(memory, rounded);
         return {memory, rounded};
     }
 

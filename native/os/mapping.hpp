@@ -10,6 +10,9 @@
 
 namespace memlane::os {
 
+// For private memory of 2 MiB and more. Advice: where it is refused, pages are small and nothing else changes.
+inline void prefer_huge_pages(void* memory, std::size_t bytes) noexcept { ::madvise(memory, bytes, MADV_HUGEPAGE); }
+
 class Mapping {
 public:
     Mapping(const FileDescriptor& file, std::size_t bytes) : bytes_(bytes) {

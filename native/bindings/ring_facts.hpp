@@ -1,0 +1,101 @@
+// What both ends of a ring have in common for Python: who takes part, counters, waiting for everybody.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "bindings/end.hpp"
+#include "core/participants.hpp"
+#include "core/status.hpp"
+#include "core/wait.hpp"
+#include "os/process.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+
+// Above this a copy takes longer than handing the GIL over and back.
+constexpr std::size_t kCopyWithoutGil = 64u << 10;
+
+// Runs `work` with or without the GIL, as is cheaper for so many bytes.
+template <class Work>
+auto copying(std::uint64_t bytes, Work&& work) {
+    if (bytes < kCopyWithoutGil) return work();
+    const nb::gil_scoped_release no_gil;
+    return work();
+}
+
+inline const char* to_text(core::Presence presence, const os::ProcessIdentity& who) noexcept {
+    switch (presence) {
+        case core::Presence::absent: return "absent";
+        case core::Presence::dead: return "dead";
+        case core::Presence::closed:
+        case core::Presence::released: return "closed";
+        case core::Presence::attached: break;
+    }
+    switch (os::activity_of(who)) {
+        case os::Activity::running: return "running";
+        case os::Activity::stopped: return "stopped";
+        default: return "unknown";
+    }
+}
+
+// (state, pid, position, last progress in ns of the monotonic clock) by slot. Costs system calls.
+template <class Core>
+nb::list participants_of(Core& end, std::size_t own_slot) {
+    nb::list all;
+    for (std::size_t i = 0; i < 1 + end.ring().geometry().n_reader; ++i) {
+        const core::Participants& participants = end.participants();
+        const core::Presence presence = i == own_slot ? core::Presence::attached : participants.presence(i);
+        const os::ProcessIdentity who = participants.identity(i);
+        const core::ParticipantSlot& slot = participants.slot(i);
+        all.append(nb::make_tuple(to_text(presence, who), who.pid, core::load_relaxed(slot.position),
+                                  core::load_relaxed(slot.last_progress_ns)));
+    }
+    return all;
+}
+
+template <class Core>
+nb::tuple counters_of(Core& end, std::size_t own_slot) {
+    const core::ParticipantSlot& slot = end.participants().slot(own_slot);
+    return nb::make_tuple(core::load_relaxed(slot.position), core::load_relaxed(slot.bytes),
+                          core::load_relaxed(slot.waits), core::load_relaxed(slot.spills));
+}
+
+// Until the writer and every reader have attached. A death among them, or the writer's end, ends it, too.
+template <class Core>
+core::Outcome wait_for_all(Core& end, std::size_t own_slot, os::Deadline deadline, Interruption& look) {
+    const core::Participants& participants = end.participants();
+    const std::size_t count = 1 + end.ring().geometry().n_reader;
+    std::optional<std::size_t> dead;
+    const auto find_dead = [&] {
+        for (std::size_t i = 0; i < count && !dead; ++i)
+            if (i != own_slot && participants.presence(i) == core::Presence::dead) dead = i;
+        return dead.has_value();
+    };
+    const auto all_here = [&] {
+        if (end.is_stopping() || participants.state(0) == core::SlotState::closed) return true;
+        for (std::size_t i = 0; i < count; ++i)
+            if (participants.state(i) == core::SlotState::absent) return false;
+        return true;
+    };
+    core::Spinner spinner(count, os::usable_cores());
+    const core::WaitResult result = core::wait_until({&end.segment().header().membership}, spinner, deadline, all_here,
+                                                     [&] { return find_dead() || look(); });
+    if (end.is_stopping()) return {core::Status::closed};
+    if (find_dead()) return {core::Status::peer_died, *dead};
+    if (result == core::WaitResult::timed_out) return {core::Status::timed_out};
+    if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
+    for (std::size_t i = 0; i < count; ++i)
+        if (participants.state(i) == core::SlotState::absent) return {core::Status::peer_closed, 0};
+    return {core::Status::ok};
+}
+
+template <class Bound, class Core>
+void raise_outcome(End<Bound, Core>& end, const core::Outcome& outcome, nb::handle timeout,
+                   const char* timed_out = "timed_out") {
+    if (outcome.status == core::Status::interrupted) raise_failure(end.self(), "cancelled");
+    if (outcome.status == core::Status::timed_out) raise_failure(end.self(), timed_out, 0, timeout);
+    raise_failure(end.self(), name_of(outcome.status), outcome.slot, timeout);
+}
+
+}  // namespace memlane::bindings

@@ -1,0 +1,150 @@
+// A reader of a ring for Python. A small message: one crossing, one copy into a bytes object, which is then decoded.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <utility>
+
+#include "bindings/buffer_pool.hpp"
+#include "bindings/incoming.hpp"
+#include "bindings/ring_facts.hpp"
+#include "bindings/ring_segment.hpp"
+#include "broadcast/frames.hpp"
+#include "broadcast/ring_reader.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+using broadcast::ChunkKind;
+using broadcast::RingReader;
+
+class Reader : public End<Reader, RingReader> {
+public:
+    Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader)
+        : End(ring.segment(), std::move(ranks), ring.geometry(), reader),
+          decode_(codec.attr("decode")),
+          decode_parts_(codec.attr("decode_parts")),
+          place_(reader) {}
+
+    std::size_t place() const noexcept { return place_; }
+
+    nb::object receive(nb::handle timeout, nb::handle cancel) {
+        const Call call(*this, false);
+        begin(timeout, cancel);
+        const auto descriptor = core().descriptor();
+        if (!descriptor) raise_corrupt();
+        if (descriptor->kind == ChunkKind::object && descriptor->length <= kCopyWithoutGil)
+            return receive_small(*descriptor);
+        return receive_parts(*descriptor);
+    }
+
+    nb::object begin_read(nb::handle timeout, nb::handle cancel) {
+        const Call call(*this, false);
+        begin(timeout, cancel);
+        core().ensure_whole_chunk();
+        set_holding(true);
+        const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
+        const std::uint64_t at = core().ring().chunk_at(core().position()) * bytes;
+        return view({core().segment().mapping(), at, bytes});
+    }
+
+    void end_read() {
+        if (is_closed()) return;  // closed inside the block: the chunk was given back with everything else
+        const Call call(*this, true);
+        set_holding(false);
+        core().finish(core().ring().geometry().max_chunk_bytes);
+    }
+
+    void wait_until_ready(nb::handle timeout) {
+        const Call call(*this, false);
+        const os::Deadline deadline = to_deadline(timeout);
+        Interruption look;
+        const core::Outcome outcome = [&] {
+            const nb::gil_scoped_release no_gil;
+            return wait_for_all(core(), core().slot(), deadline, look);
+        }();
+        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout, "not_ready");
+    }
+
+private:
+    // The chunk is given back before its bytes are decoded: whatever decoding does, the message is consumed.
+    nb::object receive_small(const broadcast::ChunkDescriptor& message) {
+        const nb::bytes stream = copy_stream(message, {0, message.length});
+        core().finish(message.length);
+        return decode_(stream);
+    }
+
+    // Arrays are copied out first. A small stream is decoded after the chunk is given back, a large one from it,
+    // so that large bytes are copied once only.
+    nb::object receive_parts(const broadcast::ChunkDescriptor& message) {
+        broadcast::Frame stream{0, message.length};
+        nb::list buffers;
+        if (message.kind == ChunkKind::frames) {
+            const auto table = broadcast::FrameTable::parse(
+                message.length, [&](std::uint64_t offset, std::uint64_t bytes, void* to) {
+                    return core().copy_out(message, offset, bytes, to);
+                });
+            if (!table) raise_corrupt();
+            stream = table->stream();
+            for (const broadcast::Frame& frame : table->buffers()) buffers.append(copy_buffer(message, frame));
+        } else if (message.kind != ChunkKind::object) {
+            raise_corrupt();
+        }
+        if (stream.bytes <= kCopyWithoutGil) {
+            const nb::bytes text = copy_stream(message, stream);
+            core().finish(message.length);
+            return decode_parts_(text, buffers);
+        }
+        const nb::object file = nb::cast(Incoming(core(), message, stream));
+        const Finished finished{core(), nb::cast<Incoming&>(file), message.length};
+        return decode_parts_(file, buffers);
+    }
+
+    nb::object copy_buffer(const broadcast::ChunkDescriptor& message, const broadcast::Frame& frame) {
+        PooledBuffer buffer(frame.bytes);
+        const bool copied =
+            copying(frame.bytes, [&] { return core().copy_out(message, frame.offset, frame.bytes, buffer.memory()); });
+        if (!copied) raise_corrupt();
+        return nb::cast(std::move(buffer));
+    }
+
+    nb::bytes copy_stream(const broadcast::ChunkDescriptor& message, const broadcast::Frame& frame) {
+        nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(frame.bytes)));
+        if (!text.is_valid()) throw nb::python_error();  // MemoryError; nothing is consumed
+        if (!core().copy_out(message, frame.offset, frame.bytes, PyBytes_AS_STRING(text.ptr()))) raise_corrupt();
+        return nb::borrow<nb::bytes>(text);
+    }
+
+    [[noreturn]] void raise_corrupt() {
+        core().finish(0);
+        raise_failure(self(), "corrupt");
+    }
+
+    struct Finished {
+        RingReader& reader;
+        Incoming& stream;
+        std::uint64_t bytes;
+        ~Finished() {
+            stream.detach();
+            reader.finish(bytes);
+        }
+    };
+
+    const nb::object decode_;
+    const nb::object decode_parts_;
+    const std::size_t place_;
+
+    void begin(nb::handle timeout, nb::handle cancel) {
+        const os::Deadline deadline = to_deadline(timeout);
+        core::Outcome outcome = core().begin_nowait();
+        if (outcome.status == core::Status::would_block) {
+            Interruption look(cancel);
+            if (look.is_cancelled()) raise_failure(self(), "cancelled");
+            const nb::gil_scoped_release no_gil;
+            outcome = core().begin(deadline, look);
+        }
+        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
+    }
+};
+
+}  // namespace memlane::bindings

@@ -1,0 +1,92 @@
+// The shared memory of a ring as Python holds it: made, attached, looked at as memoryviews.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "bindings/failures.hpp"
+#include "bindings/shared_buffer.hpp"
+#include "broadcast/chunk_space.hpp"
+#include "core/sweep.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+using broadcast::ChunkSpace;
+using broadcast::RingGeometry;
+
+inline core::SegmentId to_id(const nb::bytes& text) {
+    core::SegmentId id{};
+    if (text.size() != id.size()) raise_error("InvalidArgument", "a queue id has 16 bytes");
+    std::memcpy(id.data(), text.c_str(), id.size());
+    return id;
+}
+
+class RingSegment {
+public:
+    RingSegment(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved)
+        : segment_(std::move(segment)), geometry_(geometry), reserved_(reserved), space_(geometry, reserved) {}
+
+    static RingSegment create(const RingGeometry& g, const nb::bytes& id, const std::string& name,
+                              std::uint64_t reserved_bytes, std::optional<std::size_t> slot) {
+        const core::SegmentId segment_id = to_id(id);
+        const nb::gil_scoped_release no_gil;
+        core::sweep_dead_segments();
+        const std::uint64_t each = std::min(reserved_bytes, g.max_chunk_bytes);
+        std::vector<core::ReservedRange> ranges;
+        if (each == g.max_chunk_bytes) {
+            ranges.push_back({0, g.total_bytes()});
+        } else {
+            for (std::uint64_t c = 0; c < g.max_chunks; ++c) ranges.push_back({c * g.max_chunk_bytes, each});
+            ranges.push_back({g.metadata_offset(), g.metadata_size() * g.max_chunks});
+        }
+        return {core::Segment::create(broadcast::plan_of(g), segment_id, name, ranges, slot), g, each};
+    }
+
+    static RingSegment attach(const RingGeometry& g, const std::string& name, const std::optional<nb::bytes>& id,
+                              std::optional<std::size_t> slot) {
+        std::optional<core::SegmentId> segment_id;
+        if (id) segment_id = to_id(*id);
+        const nb::gil_scoped_release no_gil;
+        return {core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot), g, 0};
+    }
+
+    const std::shared_ptr<core::Segment>& segment() const noexcept { return segment_; }
+    const RingGeometry& geometry() const noexcept { return geometry_; }
+    std::uint64_t reserved() const noexcept { return reserved_; }
+
+    nb::object whole() const { return view({mapping(), 0, mapping()->bytes()}); }
+    nb::object data(std::uint64_t chunk) {
+        const auto kept = mapping();
+        space_.ensure_all(*segment_, chunk);
+        return view({kept, chunk * geometry_.max_chunk_bytes, geometry_.max_chunk_bytes});
+    }
+    nb::object metadata(std::uint64_t chunk) const {
+        const std::uint64_t at = geometry_.metadata_offset() + chunk * geometry_.metadata_size();
+        return view({mapping(), at, geometry_.metadata_size()});
+    }
+
+    // Without a queue on it nobody is told: such a ring has no participants.
+    void close() {
+        if (segment_->is_open()) segment_->remove_name();
+        segment_->abandon();
+    }
+    void abandon() noexcept { segment_->abandon(); }
+
+private:
+    const std::shared_ptr<os::Mapping>& mapping() const {
+        if (!segment_->is_open()) raise_error("Closed", "this ring is closed");
+        return segment_->mapping();
+    }
+
+    std::shared_ptr<core::Segment> segment_;
+    RingGeometry geometry_;
+    std::uint64_t reserved_;
+    ChunkSpace space_;
+};
+
+}  // namespace memlane::bindings
