@@ -81,9 +81,8 @@ def name_in(handle: Handle) -> str:
 
 
 def path_of(end: MessageQueue | ShmRingBuffer) -> Path:
-    """Where the segment of a queue or a ring lies (or lay)."""
-    ring = ring_in(end) if isinstance(end, MessageQueue) else end
-    return SHM / ring.shared_memory.name
+    """Where the segment has its name, as long as it has one."""
+    return SHM / (name_in(end.handle) if isinstance(end, MessageQueue) else end.handle()[3])
 
 
 def reading(link: Link, handle: Handle, rank: int) -> None:

@@ -17,7 +17,7 @@ using namespace nb::literals;
 
 namespace {
 
-const nb::sig kParticipants("def participants(self) -> list[tuple[str, int, int, int]]");
+const nb::sig kParticipant("def participant(self, slot: int) -> tuple[str, int, int, int]");
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
 
 }  // namespace
@@ -36,7 +36,8 @@ void bind_broadcast(nb::module_& m) {
         .def_static("create", &RingSegment::create, "geometry"_a, "id"_a, "name"_a, "reserved_bytes"_a,
                     "slot"_a = nb::none(),
                     "Makes a segment, reserving so much of every chunk; sweeps what the dead left first.")
-        .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "slot"_a = nb::none(),
+        .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "reserved_bytes"_a = 0,
+                    "slot"_a = nb::none(),
                     "Joins the segment of that name, as the participant `slot` or as a mere user.")
         .def_prop_ro("name", [](const RingSegment& self) { return self.segment()->name(); })
         .def_prop_ro("size", [](const RingSegment& self) { return self.segment()->bytes(); })
@@ -71,16 +72,19 @@ void bind_broadcast(nb::module_& m) {
              nb::sig("def begin_write(self, timeout: float | None) -> memoryview"), "The next chunk, free to be filled by hand.")
         .def("end_write", &Writer::end_write, "publish"_a)
         .def("wait_until_ready", &Writer::wait_until_ready, "timeout"_a.none())
+        .def("blocking_slots", &Writer::blocking_slots, "The readers that keep the next chunk from being free.")
         .def("release_reader", &Writer::release_reader, "reader"_a,
              "Stops waiting for a reader that is dead or absent; False if it lives.")
-        .def("close", [](Writer& self) { self.close(true); })
-        .def("abandon", [](Writer& self) { self.close(false); })
+        .def("close", [](Writer& self) { self.close(true, true); })
+        .def("abandon", [](Writer& self) { self.close(false, false); }, "Frees everything, tells nobody, waits for nobody.")
         .def("check", [](Writer& self) { self.readable(); }, "Raises if this end is closed or a parent process's.")
         .def_prop_ro("is_closed", &Writer::is_closed)
         .def_prop_ro("position", [](Writer& self) { return self.is_closed() ? 0 : self.core().position(); })
         .def_prop_ro("slot", [](Writer&) { return RingWriter::kSlot; })
         .def_prop_ro("ranks", &Writer::ranks)
-        .def("participants", [](Writer& self) { return participants_of(self.readable(), RingWriter::kSlot); }, kParticipants)
+        .def("participant",
+             [](Writer& self, std::size_t slot) { return participant_of(self.readable(), RingWriter::kSlot, slot); }, "slot"_a,
+             kParticipant)
         .def("counters", [](Writer& self) { return counters_of(self.readable(), RingWriter::kSlot); }, kCounters);
 
     nb::class_<Reader>(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.")
@@ -91,15 +95,17 @@ void bind_broadcast(nb::module_& m) {
              nb::sig("def begin_read(self, timeout: float | None, cancel: object | None) -> memoryview"), "The next chunk as it is.")
         .def("end_read", &Reader::end_read)
         .def("wait_until_ready", &Reader::wait_until_ready, "timeout"_a.none())
-        .def("close", [](Reader& self) { self.close(true); })
-        .def("abandon", [](Reader& self) { self.close(false); })
+        .def("close", [](Reader& self) { self.close(true, true); })
+        .def("abandon", [](Reader& self) { self.close(false, false); }, "Frees everything, tells nobody, waits for nobody.")
         .def("check", [](Reader& self) { self.readable(); }, "Raises if this end is closed or a parent process's.")
         .def_prop_ro("is_closed", &Reader::is_closed)
         .def_prop_ro("position", [](Reader& self) { return self.is_closed() ? 0 : self.core().position(); })
         .def_prop_ro("slot", [](Reader& self) { return 1 + self.place(); })
         .def_prop_ro("ranks", &Reader::ranks)
         .def_prop_ro("place", &Reader::place, "Of the reader among the local ones.")
-        .def("participants", [](Reader& self) { return participants_of(self.readable(), 1 + self.place()); }, kParticipants)
+        .def("participant",
+             [](Reader& self, std::size_t slot) { return participant_of(self.readable(), 1 + self.place(), slot); }, "slot"_a,
+             kParticipant)
         .def("counters", [](Reader& self) { return counters_of(self.readable(), 1 + self.place()); }, kCounters);
 }
 

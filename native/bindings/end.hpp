@@ -7,36 +7,44 @@
 
 #include <nanobind/nanobind.h>
 
-#include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <memory>
-#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bindings/failures.hpp"
+#include "bindings/gil.hpp"
 #include "core/segment.hpp"
+#include "core/sync.hpp"
 #include "os/clock.hpp"
+#include "os/futex.hpp"
 
 namespace memlane::bindings {
 
-// None: for ever; negative: over already; a number of seconds otherwise.
+// None: for ever; zero and less: over already; a number of seconds otherwise.
 inline os::Deadline to_deadline(nb::handle timeout) {
+    constexpr double kForEver = 9e9;  // 285 years
     if (timeout.is_none()) return os::Deadline::never();
     const double seconds = PyFloat_AsDouble(timeout.ptr());
     if (seconds == -1.0 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_OverflowError))
+            throw nb::python_error();
         PyErr_Clear();
         raise_error("InvalidType", "timeout must be a number of seconds or None");
     }
     if (std::isnan(seconds)) raise_error("InvalidArgument", "timeout must be a number of seconds or None, not NaN");
-    if (seconds >= 9e9) return os::Deadline::never();  // 285 years
-    return os::Deadline::after(static_cast<os::Nanoseconds>(seconds * 1e9));
+    if (seconds >= kForEver) return os::Deadline::never();
+    return os::Deadline::after(seconds <= 0 ? 0 : static_cast<os::Nanoseconds>(seconds * 1e9));
 }
 
-// What a wait does every 100 ms with the GIL: signal handlers, then the caller's cancel.
+// What a wait does every 100 ms with the GIL: signal handlers, then the caller's cancel. Whatever Python runs may
+// have forked: in the child the call must not go on, or both would write to the same ring.
 class Interruption {
 public:
-    explicit Interruption(nb::handle cancel = nb::none()) : cancel_(cancel) {
+    Interruption(nb::object end, const core::Segment& segment, nb::handle cancel = nb::none())
+        : end_(std::move(end)), segment_(segment), cancel_(cancel) {
         if (!cancel_.is_none() && !nb::hasattr(cancel_, "is_set"))
             raise_error("InvalidType", "cancel must be a threading.Event or None");
     }
@@ -44,17 +52,23 @@ public:
     bool is_cancelled() const {
         if (cancel_.is_none()) return false;
         const nb::object set = cancel_.attr("is_set")();
-        return PyObject_IsTrue(set.ptr()) == 1;
+        const int truth = PyObject_IsTrue(set.ptr());
+        if (truth < 0) throw nb::python_error();
+        return truth == 1;
     }
 
     // Called without the GIL; true ends the wait.
-    bool operator()() {
-        const nb::gil_scoped_acquire gil;
+    bool operator()() const {
+        const WithGil gil;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
-        return is_cancelled();
+        const bool cancelled = is_cancelled();
+        if (!segment_.is_own()) raise_failure(end_, "wrong_process");
+        return cancelled;
     }
 
 private:
+    const nb::object end_;
+    const core::Segment& segment_;
     nb::handle cancel_;
 };
 
@@ -65,17 +79,20 @@ public:
     template <class... Args>
     End(std::shared_ptr<core::Segment> segment, std::vector<std::int64_t> ranks, Args&&... args)
         : segment_(std::move(segment)), ranks_(std::move(ranks)) {
-        core_ = std::make_unique<Core>(segment_, std::forward<Args>(args)...);
+        core_ = std::make_shared<Core>(segment_, std::forward<Args>(args)...);
     }
+    End(const End&) = delete;
+    End& operator=(const End&) = delete;
     ~End() { finish(false); }
 
+    const std::shared_ptr<Core>& shared_core() const noexcept { return core_; }
     Core& core() {
         if (!core_) raise_failure(self(), "closed");
         return *core_;
     }
     // For calls that only look, which may come while another one waits: not closed, not a parent's.
     Core& readable() {
-        if (!segment_->is_own()) raise_failure(self(), "wrong_process");
+        check_own();
         return core();
     }
     bool is_closed() const noexcept { return closed_; }
@@ -83,52 +100,60 @@ public:
     const std::vector<std::int64_t>& ranks() const noexcept { return ranks_; }
     nb::object self() { return nb::find(static_cast<Bound&>(*this)); }
 
-    // Around every call. `ends_block`: it ends an acquire_read or acquire_write; any other needs that none is open.
+    // Python code has run in the middle of a call, and may have forked.
+    void check_own() {
+        if (!segment_->is_own()) raise_failure(self(), "wrong_process");
+    }
+
+    enum class Block { none, open };
+
+    // Around every call. `block`: a call that ends an acquire_read or acquire_write needs it open, any other needs none.
     class Call {
     public:
-        Call(End& end, bool ends_block) : end_(end) {
-            if (!end_.segment_->is_own()) raise_failure(end_.self(), "wrong_process");
+        explicit Call(End& end, Block block = Block::none) : end_(end) {
+            end_.check_own();
             if (end_.closed_ || end_.closing_) raise_failure(end_.self(), "closed");
-            if (end_.busy_.load(std::memory_order_relaxed)) raise_failure(end_.self(), "concurrent_use");
-            if (end_.holding_ != ends_block) raise_failure(end_.self(), ends_block ? "no_block" : "concurrent_use");
-            end_.busy_.store(true, std::memory_order_relaxed);
+            if (core::load_relaxed(end_.busy_) != 0) raise_failure(end_.self(), "concurrent_use");
+            if (end_.block_ != block)
+                raise_failure(end_.self(), block == Block::none ? "block_open" : "no_block_open");
+            core::store_relaxed(end_.busy_, 1u);
             end_.busy_thread_ = std::this_thread::get_id();
         }
         Call(const Call&) = delete;
         Call& operator=(const Call&) = delete;
         ~Call() {
-            end_.busy_.store(false);
-            if (end_.closing_) {
-                end_.finish(end_.announce_);
-                end_.busy_.notify_all();
-            }
+            if (end_.closing_) end_.finish(end_.announce_);
+            core::store_release(end_.busy_, 0u);
+            if (end_.closing_) os::futex_wake_all(&end_.busy_);
         }
 
     private:
         End& end_;
     };
 
-    void set_holding(bool holding) noexcept { holding_ = holding; }
+    void set_block(Block block) noexcept { block_ = block; }
 
-    // Wakes a call that another thread is blocked in, which then raises Closed, and frees everything once it is out.
-    void close(bool announce) {
+    // Wakes a call that another thread is blocked in, which then raises Closed and frees everything on its way out.
+    // Waits for that if `wait`; but not in a signal handler of the very thread that is in the call.
+    void close(bool announce, bool wait) {
         if (closed_) return;
-        if (!segment_->is_own()) {
-            finish(false);
+        announce_ |= announce;
+        if (segment_->is_own()) segment_->remove_name();  // now, whatever becomes of the call that is under way
+        if (core::load_relaxed(busy_) == 0 || (!segment_->is_own() && busy_thread_ != std::this_thread::get_id())) {
+            finish(announce_);
             return;
         }
-        announce_ = announce;
-        if (busy_.load()) {
-            closing_ = true;
-            core_->stop_waiting();
-            // A signal handler that closes the queue on which its own thread waits: the call frees it on its way out.
-            if (busy_thread_ == std::this_thread::get_id()) return;
-            const nb::gil_scoped_release no_gil;
-            busy_.wait(true);
-            return;
+        closing_ = true;
+        core_->stop_waiting();
+        if (!wait || busy_thread_ == std::this_thread::get_id()) return;
+        // The call may be in the caller's own code (pickling, decoding), so signals are looked after.
+        while (core::load_acquire(busy_) != 0) {
+            {
+                const WithoutGil no_gil;
+                os::futex_wait(&busy_, 1, os::monotonic_now() + 100 * os::kMillisecond);
+            }
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
         }
-        segment_->remove_name();
-        finish(announce);
     }
 
 private:
@@ -142,10 +167,10 @@ private:
 
     std::shared_ptr<core::Segment> segment_;
     std::vector<std::int64_t> ranks_;
-    std::unique_ptr<Core> core_;
-    std::atomic<bool> busy_{false};
+    std::shared_ptr<Core> core_;
+    std::uint32_t busy_ = 0;
     std::thread::id busy_thread_;
-    bool holding_ = false;  // a block is open: the current chunk is the caller's
+    Block block_ = Block::none;
     bool closing_ = false;
     bool announce_ = false;
     bool closed_ = false;

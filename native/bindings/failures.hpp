@@ -39,19 +39,9 @@ inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
     } catch (const core::RankTaken& e) {
         set_error("RankTaken", e.what());
     } catch (const core::ShmExhausted& e) {
-        set_error("ShmExhausted", e.need, e.free);
+        set_error("ShmExhausted", e.need, e.free, e.error);
     } catch (const std::system_error& e) {
-        const nb::object arguments = nb::make_tuple(e.code().value(), e.what());
-        PyErr_SetObject(PyExc_OSError, arguments.ptr());
-    }
-}
-
-inline const char* name_of(core::Status status) noexcept {
-    switch (status) {
-        case core::Status::closed: return "closed";
-        case core::Status::peer_closed: return "peer_closed";
-        case core::Status::peer_died: return "peer_died";
-        default: return "unexpected";
+        set_error("SystemFault", e.code().value(), e.what());
     }
 }
 

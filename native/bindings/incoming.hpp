@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bindings/gil.hpp"
 #include "broadcast/frames.hpp"
 #include "broadcast/ring_reader.hpp"
 
@@ -45,7 +46,7 @@ public:
 private:
     void copy(void* to, std::uint64_t bytes) {
         if (bytes == 0) return;
-        const nb::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         reader_->copy_out(message_, at_, bytes, to);
         at_ += bytes;
     }

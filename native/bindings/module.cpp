@@ -5,6 +5,7 @@
 
 #include "bindings/broadcast.hpp"
 #include "bindings/failures.hpp"
+#include "bindings/gil.hpp"
 #include "bindings/shared_buffer.hpp"
 #include "core/sweep.hpp"
 
@@ -20,7 +21,7 @@ NB_MODULE(_native, m) {
     m.def(
         "sweep_dead_segments",
         [] {
-            const nb::gil_scoped_release no_gil;
+            const bindings::WithoutGil no_gil;
             return core::sweep_dead_segments();
         },
         "Removes the segments of this user that no living process holds; returns their names.");

@@ -20,7 +20,7 @@ constexpr std::size_t kCopyWithoutGil = 64u << 10;
 template <class Work>
 auto copying(std::uint64_t bytes, Work&& work) {
     if (bytes < kCopyWithoutGil) return work();
-    const nb::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     return work();
 }
 
@@ -39,19 +39,16 @@ inline const char* to_text(core::Presence presence, const os::ProcessIdentity& w
     }
 }
 
-// (state, pid, position, last progress in ns of the monotonic clock) by slot. Costs system calls.
+// (state, pid, position, last progress in ns of the monotonic clock) of a slot. Costs system calls.
 template <class Core>
-nb::list participants_of(Core& end, std::size_t own_slot) {
-    nb::list all;
-    for (std::size_t i = 0; i < 1 + end.ring().geometry().n_reader; ++i) {
-        const core::Participants& participants = end.participants();
-        const core::Presence presence = i == own_slot ? core::Presence::attached : participants.presence(i);
-        const os::ProcessIdentity who = participants.identity(i);
-        const core::ParticipantSlot& slot = participants.slot(i);
-        all.append(nb::make_tuple(to_text(presence, who), who.pid, core::load_relaxed(slot.position),
-                                  core::load_relaxed(slot.last_progress_ns)));
-    }
-    return all;
+nb::tuple participant_of(Core& end, std::size_t own_slot, std::size_t slot) {
+    if (slot > end.ring().geometry().n_reader) raise_error("InvalidArgument", "no such slot");
+    const core::Participants& participants = end.participants();
+    const core::Presence presence = slot == own_slot ? core::Presence::attached : participants.presence(slot);
+    const os::ProcessIdentity who = participants.identity(slot);
+    const core::ParticipantSlot& facts = participants.slot(slot);
+    return nb::make_tuple(to_text(presence, who), who.pid, core::load_relaxed(facts.position),
+                          core::load_relaxed(facts.last_progress_ns));
 }
 
 template <class Core>
@@ -63,7 +60,7 @@ nb::tuple counters_of(Core& end, std::size_t own_slot) {
 
 // Until the writer and every reader have attached. A death among them, or the writer's end, ends it, too.
 template <class Core>
-core::Outcome wait_for_all(Core& end, std::size_t own_slot, os::Deadline deadline, Interruption& look) {
+core::Outcome wait_for_all(Core& end, std::size_t own_slot, os::Deadline deadline, const Interruption& look) {
     const core::Participants& participants = end.participants();
     const std::size_t count = 1 + end.ring().geometry().n_reader;
     std::optional<std::size_t> dead;
@@ -91,11 +88,30 @@ core::Outcome wait_for_all(Core& end, std::size_t own_slot, os::Deadline deadlin
 }
 
 template <class Bound, class Core>
-void raise_outcome(End<Bound, Core>& end, const core::Outcome& outcome, nb::handle timeout,
-                   const char* timed_out = "timed_out") {
-    if (outcome.status == core::Status::interrupted) raise_failure(end.self(), "cancelled");
-    if (outcome.status == core::Status::timed_out) raise_failure(end.self(), timed_out, 0, timeout);
-    raise_failure(end.self(), name_of(outcome.status), outcome.slot, timeout);
+[[noreturn]] void raise_outcome(End<Bound, Core>& end, const core::Outcome& outcome, nb::handle timeout) {
+    switch (outcome.status) {
+        case core::Status::interrupted: raise_failure(end.self(), "cancelled");
+        case core::Status::timed_out: raise_failure(end.self(), "timed_out", 0, timeout);
+        case core::Status::closed: raise_failure(end.self(), "closed");
+        case core::Status::peer_closed: raise_failure(end.self(), "writer_closed");
+        case core::Status::peer_died: raise_failure(end.self(), "peer_died", outcome.slot);
+        default: raise_failure(end.self(), "unexpected");
+    }
+}
+
+template <class Bound, class Core>
+void wait_for_everybody(End<Bound, Core>& end, std::size_t own_slot, nb::handle timeout) {
+    const os::Deadline deadline = to_deadline(timeout);
+    Core& core = end.core();
+    const Interruption look(end.self(), core.segment());
+    const core::Outcome outcome = [&] {
+        const WithoutGil no_gil;
+        return wait_for_all(core, own_slot, deadline, look);
+    }();
+    if (outcome.status == core::Status::ok) return;
+    if (outcome.status == core::Status::timed_out) raise_failure(end.self(), "not_ready", 0, timeout);
+    if (outcome.status == core::Status::peer_closed) raise_failure(end.self(), "writer_left");
+    raise_outcome(end, outcome, timeout);
 }
 
 }  // namespace memlane::bindings

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <utility>
 
 #include "bindings/buffer_pool.hpp"
@@ -21,7 +22,7 @@ using broadcast::RingReader;
 class Reader : public End<Reader, RingReader> {
 public:
     Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader)
-        : End(ring.segment(), std::move(ranks), ring.geometry(), reader),
+        : End(ring.segment(), std::move(ranks), ring.geometry(), reader, ring.reserved()),
           decode_(codec.attr("decode")),
           decode_parts_(codec.attr("decode_parts")),
           place_(reader) {}
@@ -29,41 +30,49 @@ public:
     std::size_t place() const noexcept { return place_; }
 
     nb::object receive(nb::handle timeout, nb::handle cancel) {
-        const Call call(*this, false);
+        const Call call(*this);
         begin(timeout, cancel);
         const auto descriptor = core().descriptor();
         if (!descriptor) raise_corrupt();
+        if (descriptor->extent_bytes == 0) core().ensure(descriptor->length);
         if (descriptor->kind == ChunkKind::object && descriptor->length <= kCopyWithoutGil)
             return receive_small(*descriptor);
         return receive_parts(*descriptor);
     }
 
     nb::object begin_read(nb::handle timeout, nb::handle cancel) {
-        const Call call(*this, false);
+        const Call call(*this);
         begin(timeout, cancel);
         core().ensure_whole_chunk();
-        set_holding(true);
+        set_block(Block::open);
         const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
         const std::uint64_t at = core().ring().chunk_at(core().position()) * bytes;
-        return view({core().segment().mapping(), at, bytes});
+        chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, bytes));
+        return view_of(chunk_);
     }
 
+    // The chunk is given back now, or, if something still refers to it, when that goes: nobody ever sees it change.
     void end_read() {
-        if (is_closed()) return;  // closed inside the block: the chunk was given back with everything else
-        const Call call(*this, true);
-        set_holding(false);
-        core().finish(core().ring().geometry().max_chunk_bytes);
+        const nb::object chunk = std::exchange(chunk_, nb::object());
+        if (is_closed()) return;  // closed inside the block: given back with everything else
+        const Call call(*this, Block::open);
+        set_block(Block::none);
+        SharedBuffer& buffer = nb::cast<SharedBuffer&>(chunk);
+        const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
+        if (!buffer.is_in_use()) {
+            core().finish(bytes);
+            return;
+        }
+        const std::uint64_t position = core().hold(bytes);
+        buffer.when_unused([end = std::weak_ptr(shared_core()), position] {
+            if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->release_held(position);
+        });
+        raise_failure(self(), "read_view_in_use");
     }
 
     void wait_until_ready(nb::handle timeout) {
-        const Call call(*this, false);
-        const os::Deadline deadline = to_deadline(timeout);
-        Interruption look;
-        const core::Outcome outcome = [&] {
-            const nb::gil_scoped_release no_gil;
-            return wait_for_all(core(), core().slot(), deadline, look);
-        }();
-        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout, "not_ready");
+        const Call call(*this);
+        wait_for_everybody(*this, 1 + place_, timeout);
     }
 
 private:
@@ -126,21 +135,24 @@ private:
         std::uint64_t bytes;
         ~Finished() {
             stream.detach();
-            reader.finish(bytes);
+            if (reader.segment().is_own()) reader.finish(bytes);  // decoding may have forked
         }
     };
 
     const nb::object decode_;
     const nb::object decode_parts_;
     const std::size_t place_;
+    nb::object chunk_;  // of the open block
 
     void begin(nb::handle timeout, nb::handle cancel) {
         const os::Deadline deadline = to_deadline(timeout);
+        if (core().holds_next()) raise_failure(self(), "next_chunk_held");
         core::Outcome outcome = core().begin_nowait();
         if (outcome.status == core::Status::would_block) {
-            Interruption look(cancel);
+            const Interruption look(self(), core().segment(), cancel);
             if (look.is_cancelled()) raise_failure(self(), "cancelled");
-            const nb::gil_scoped_release no_gil;
+            check_own();
+            const WithoutGil no_gil;
             outcome = core().begin(deadline, look);
         }
         if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);

@@ -4,11 +4,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
 
 #include "bindings/failures.hpp"
+#include "bindings/gil.hpp"
 #include "bindings/shared_buffer.hpp"
 #include "broadcast/chunk_space.hpp"
 #include "core/sweep.hpp"
@@ -34,32 +36,36 @@ public:
     static RingSegment create(const RingGeometry& g, const nb::bytes& id, const std::string& name,
                               std::uint64_t reserved_bytes, std::optional<std::size_t> slot) {
         const core::SegmentId segment_id = to_id(id);
-        const nb::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         core::sweep_dead_segments();
         const std::uint64_t each = std::min(reserved_bytes, g.max_chunk_bytes);
         std::vector<core::ReservedRange> ranges;
         if (each == g.max_chunk_bytes) {
             ranges.push_back({0, g.total_bytes()});
         } else {
-            for (std::uint64_t c = 0; c < g.max_chunks; ++c) ranges.push_back({c * g.max_chunk_bytes, each});
+            ranges.push_back({0, each, g.max_chunk_bytes, g.max_chunks});
             ranges.push_back({g.metadata_offset(), g.metadata_size() * g.max_chunks});
         }
         return {core::Segment::create(broadcast::plan_of(g), segment_id, name, ranges, slot), g, each};
     }
 
     static RingSegment attach(const RingGeometry& g, const std::string& name, const std::optional<nb::bytes>& id,
-                              std::optional<std::size_t> slot) {
+                              std::uint64_t reserved_bytes, std::optional<std::size_t> slot) {
         std::optional<core::SegmentId> segment_id;
         if (id) segment_id = to_id(*id);
-        const nb::gil_scoped_release no_gil;
-        return {core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot), g, 0};
+        const WithoutGil no_gil;
+        return {core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot), g, std::min(reserved_bytes, g.max_chunk_bytes)};
     }
 
     const std::shared_ptr<core::Segment>& segment() const noexcept { return segment_; }
     const RingGeometry& geometry() const noexcept { return geometry_; }
     std::uint64_t reserved() const noexcept { return reserved_; }
 
-    nb::object whole() const { return view({mapping(), 0, mapping()->bytes()}); }
+    nb::object whole() {
+        const auto kept = mapping();
+        for (std::uint64_t c = 0; c < geometry_.max_chunks; ++c) space_.ensure_all(*segment_, c);
+        return view({kept, 0, kept->bytes()});
+    }
     nb::object data(std::uint64_t chunk) {
         const auto kept = mapping();
         space_.ensure_all(*segment_, chunk);
@@ -78,6 +84,8 @@ public:
     void abandon() noexcept { segment_->abandon(); }
 
 private:
+    static nb::object view(SharedBuffer buffer) { return view_of(nb::cast(std::move(buffer))); }
+
     const std::shared_ptr<os::Mapping>& mapping() const {
         if (!segment_->is_open()) raise_error("Closed", "this ring is closed");
         return segment_->mapping();

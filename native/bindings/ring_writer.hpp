@@ -5,6 +5,8 @@
 #include <nanobind/nanobind.h>
 
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "bindings/outgoing.hpp"
 #include "bindings/ring_facts.hpp"
@@ -25,10 +27,11 @@ public:
           outgoing_(codec.attr("outgoing")) {}
 
     void send(nb::handle object, nb::handle timeout) {
-        const Call call(*this, false);
+        const Call call(*this);
         Outgoing& message = nb::cast<Outgoing&>(outgoing_);
         const Cleared cleared{message};
         encode_(object);
+        check_own();
         const broadcast::FrameTable table = message.table();
         const std::uint64_t bytes = message.is_plain() ? message.stream_bytes() : table.total();
         const ChunkKind kind = message.is_plain() ? ChunkKind::object : ChunkKind::frames;
@@ -51,35 +54,36 @@ public:
     }
 
     nb::object begin_write(nb::handle timeout) {
-        const Call call(*this, false);
+        const Call call(*this);
         const RingGeometry& g = core().ring().geometry();
         begin(g.max_chunk_bytes, to_deadline(timeout), timeout);
-        set_holding(true);
+        set_block(Block::open);
         const std::uint64_t at = core().ring().chunk_at(core().position()) * g.max_chunk_bytes;
-        return view({core().segment().mapping(), at, g.max_chunk_bytes});
+        chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, g.max_chunk_bytes));
+        return view_of(chunk_);
     }
 
+    // What still refers to the chunk could change the message after it is published, so nothing is published then.
     void end_write(bool publish) {
+        const nb::object chunk = std::exchange(chunk_, nb::object());
         if (is_closed() && !publish) return;  // closed inside the block, which then failed: nothing to take back
-        const Call call(*this, true);
-        set_holding(false);
-        if (publish) core().publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
+        const Call call(*this, Block::open);
+        set_block(Block::none);
+        if (!publish) return;
+        if (nb::cast<SharedBuffer&>(chunk).is_in_use()) raise_failure(self(), "write_view_in_use");
+        core().publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
     }
 
     void wait_until_ready(nb::handle timeout) {
-        const Call call(*this, false);
-        const os::Deadline deadline = to_deadline(timeout);
-        Interruption look;
-        const core::Outcome outcome = [&] {
-            const nb::gil_scoped_release no_gil;
-            return wait_for_all(core(), RingWriter::kSlot, deadline, look);
-        }();
-        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout, "not_ready");
+        const Call call(*this);
+        wait_for_everybody(*this, RingWriter::kSlot, timeout);
         core().segment().remove_name();
     }
 
+    std::vector<std::size_t> blocking_slots() { return readable().blocking_slots(); }
+
     bool release_reader(std::size_t reader) {
-        const Call call(*this, false);
+        const Call call(*this);
         return core().release_reader(reader);
     }
 
@@ -92,8 +96,8 @@ private:
     void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout) {
         core::Outcome outcome = core().begin_nowait(bytes);
         if (outcome.status == core::Status::would_block) {
-            Interruption look;
-            const nb::gil_scoped_release no_gil;
+            const Interruption look(self(), core().segment());
+            const WithoutGil no_gil;
             outcome = core().begin(bytes, deadline, look);
         }
         if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
@@ -107,9 +111,9 @@ private:
                 return os::write_at(file, from, size, extent + at);
             });
         };
-        Interruption look;
+        const Interruption look(self(), core().segment());
         const core::Outcome outcome = [&] {
-            const nb::gil_scoped_release no_gil;
+            const WithoutGil no_gil;
             return core().spill(bytes, deadline, write, look);
         }();
         if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
@@ -117,6 +121,7 @@ private:
 
     const nb::object encode_;
     const nb::object outgoing_;
+    nb::object chunk_;  // of the open block
 };
 
 }  // namespace memlane::bindings

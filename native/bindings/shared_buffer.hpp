@@ -1,9 +1,11 @@
 // A range of shared memory as a Python buffer. It owns the mapping: whoever still holds a memoryview of it after
-// close() reads and writes mapped memory.
+// close() reads and writes mapped memory. And it counts its exports: a memoryview that is released says nothing of
+// its slices, casts and arrays, which keep the one export of their common origin.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -13,25 +15,43 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-struct SharedBuffer {
-    std::shared_ptr<os::Mapping> mapping;
-    std::size_t offset;
-    std::size_t bytes;
+// Protected by the GIL.
+class SharedBuffer {
+public:
+    SharedBuffer(std::shared_ptr<os::Mapping> mapping, std::size_t offset, std::size_t bytes)
+        : mapping_(std::move(mapping)), offset_(offset), bytes_(bytes) {}
+
+    bool is_in_use() const noexcept { return exports_ > 0; }
+    // To be called when the last export goes.
+    void when_unused(std::function<void()> action) { when_unused_ = std::move(action); }
 
     static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
-        const auto* buffer = nb::inst_ptr<SharedBuffer>(self);
-        return PyBuffer_FillInfo(view, self, buffer->mapping->base() + buffer->offset,
-                                 static_cast<Py_ssize_t>(buffer->bytes), 0, flags);
+        auto* buffer = nb::inst_ptr<SharedBuffer>(self);
+        const int rc = PyBuffer_FillInfo(view, self, buffer->mapping_->base() + buffer->offset_,
+                                         static_cast<Py_ssize_t>(buffer->bytes_), 0, flags);
+        if (rc == 0) ++buffer->exports_;
+        return rc;
     }
+
+    static void release_buffer(PyObject* self, Py_buffer* /*view*/) noexcept {
+        auto* buffer = nb::inst_ptr<SharedBuffer>(self);
+        if (--buffer->exports_ == 0 && buffer->when_unused_) std::exchange(buffer->when_unused_, nullptr)();
+    }
+
+private:
+    std::shared_ptr<os::Mapping> mapping_;
+    std::size_t offset_;
+    std::size_t bytes_;
+    std::size_t exports_ = 0;
+    std::function<void()> when_unused_;
 };
 
-inline nb::object view(SharedBuffer buffer) {
-    const nb::object owner = nb::cast(std::move(buffer));
-    return nb::steal(PyMemoryView_FromObject(owner.ptr()));
-}
+inline nb::object view_of(nb::handle buffer) { return nb::steal(PyMemoryView_FromObject(buffer.ptr())); }
 
 inline void bind_shared_buffer(nb::module_& m) {
-    static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(SharedBuffer::get_buffer)}, {0, nullptr}};
+    static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(SharedBuffer::get_buffer)},
+                                  {Py_bf_releasebuffer, reinterpret_cast<void*>(SharedBuffer::release_buffer)},
+                                  {0, nullptr}};
     nb::class_<SharedBuffer>(m, "SharedBuffer", nb::type_slots(slots),
                              "Owner of a range of shared memory; what its memoryviews keep alive.");
 }

@@ -4,10 +4,12 @@
 // and one line of own counters written, one reading of the clock, one full fence.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "broadcast/chunk_space.hpp"
 #include "broadcast/ring_layout.hpp"
@@ -19,18 +21,21 @@ namespace memlane::broadcast {
 
 class RingReader {
 public:
-    RingReader(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::size_t reader)
+    // `reserved_bytes`: as the creator reserved of every chunk, 0 where that is not known.
+    RingReader(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::size_t reader,
+               std::uint64_t reserved_bytes = 0)
         : segment_(std::move(segment)),
           ring_(*segment_, geometry),
           participants_(*segment_),
-          space_(geometry, 0),
+          space_(geometry, reserved_bytes),
           reader_(reader),
-          spinner_(1 + geometry.n_reader, os::usable_cores()),
-          last_look_(os::monotonic_now()) {
+          spinner_(1 + geometry.n_reader, os::usable_cores()) {
         const core::SlotState before = participants_.state(slot());
         if (before != core::SlotState::absent)
-            throw core::RankTaken("the place was taken before by pid " +
-                                  std::to_string(participants_.identity(slot()).pid) + ", which has left it");
+            throw core::RankTaken(before == core::SlotState::released
+                                      ? "the place was given up by release_reader"
+                                      : "the place was taken before by pid " +
+                                            std::to_string(participants_.identity(slot()).pid) + ", which has left it");
         participants_.join(slot(), os::own_identity());
     }
 
@@ -54,7 +59,7 @@ public:
         core::ParticipantSlot& own = participants_.slot(slot());
         core::add_single_writer<std::uint64_t>(own.waits, 1);
         core::store_relaxed(own.activity, core::SlotActivity::waiting);
-        bool writer_died = false;
+        bool writer_died = false;  // as the latest look found
         const core::WaitPoint point{&ring_.waits().published, &ring_.parked_readers()[reader_]};
         const core::WaitResult result = core::wait_until(
             point, spinner_, deadline,
@@ -65,9 +70,6 @@ public:
             });
         core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
         if (is_stopping()) return {core::Status::closed};
-        // A poll looks, too, but not more often than a sleeper would.
-        if (result == core::WaitResult::timed_out && os::monotonic_now() - last_look_ >= core::kSlice)
-            writer_died = is_writer_dead();
         if (is_published()) return {core::Status::ok};
         if (has_writer_closed()) return {core::Status::peer_closed, 0};
         if (writer_died) return {core::Status::peer_died, 0};
@@ -96,19 +98,28 @@ public:
         return true;
     }
 
-    // Whoever reads beyond what was written touches pages that may have no space yet: takes it first.
-    void ensure_whole_chunk() { space_.ensure_all(*segment_, ring_.chunk_at(position_)); }
+    // Whoever reads beyond what was written, or believes a wrong length, touches pages that may have no space yet:
+    // takes it first.
+    void ensure(std::uint64_t bytes) { space_.ensure(*segment_, ring_.chunk_at(position_), bytes); }
+    void ensure_whole_chunk() { ensure(ring_.geometry().max_chunk_bytes); }
 
-    // Gives the taken chunk back; from now on the writer may change it.
-    void finish(std::uint64_t length) noexcept {
-        SYNC_STORE(consume);
-        core::store_release<std::uint8_t>(ring_.consumed_by(ring_.chunk_at(position_), reader_), 1);
-        ++position_;
-        core::ParticipantSlot& own = participants_.slot(slot());
-        core::store_relaxed(own.position, position_);
-        core::store_relaxed(own.last_progress_ns, os::monotonic_now());
-        core::add_single_writer(own.bytes, length);
-        core::wake_parked(&ring_.waits().consumed, {&ring_.waits().writer_parked, 1});
+    // Gives the taken chunk back and goes on to the next.
+    void finish(std::uint64_t length) noexcept { give_back(advance(length)); }
+
+    // Goes on to the next chunk, but keeps this one until release_held() of the position that is returned.
+    std::uint64_t hold(std::uint64_t length) {
+        held_.push_back(position_);
+        return advance(length);
+    }
+    void release_held(std::uint64_t position) noexcept {
+        held_.erase(std::remove(held_.begin(), held_.end(), position), held_.end());
+        give_back(position);
+    }
+    // Is the next chunk one that this reader keeps? Its flags look published, but it is the old message.
+    bool holds_next() const noexcept {
+        return std::any_of(held_.begin(), held_.end(), [&](std::uint64_t position) {
+            return ring_.chunk_at(position) == ring_.chunk_at(position_);
+        });
     }
 
     // Ends a wait in another thread; every later one ends at once.
@@ -126,6 +137,21 @@ public:
     }
 
 private:
+    std::uint64_t advance(std::uint64_t length) noexcept {
+        core::ParticipantSlot& own = participants_.slot(slot());
+        core::store_relaxed(own.position, position_ + 1);
+        core::store_relaxed(own.last_progress_ns, os::monotonic_now());
+        core::add_single_writer(own.bytes, length);
+        return position_++;
+    }
+
+    // From now on the writer may change the chunk.
+    void give_back(std::uint64_t position) noexcept {
+        SYNC_STORE(consume);
+        core::store_release<std::uint8_t>(ring_.consumed_by(ring_.chunk_at(position), reader_), 1);
+        core::wake_parked(&ring_.waits().consumed, {&ring_.waits().writer_parked, 1});
+    }
+
     // Own flag first: once it is 0 the writer has passed `reset`, so the `written` that follows is of this turn.
     // The other order could pair the old `written` = 1 with the new flag.
     bool is_published() const noexcept {
@@ -139,10 +165,7 @@ private:
 
     bool has_writer_closed() const noexcept { return participants_.state(0) == core::SlotState::closed; }
 
-    bool is_writer_dead() {
-        last_look_ = os::monotonic_now();
-        return participants_.presence(0) == core::Presence::dead;
-    }
+    bool is_writer_dead() const { return participants_.presence(0) == core::Presence::dead; }
 
     std::shared_ptr<core::Segment> segment_;
     Ring ring_;
@@ -150,8 +173,8 @@ private:
     ChunkSpace space_;
     std::size_t reader_;
     core::Spinner spinner_;
-    os::Nanoseconds last_look_;
     std::uint64_t position_ = 0;
+    std::vector<std::uint64_t> held_;  // positions whose chunks this reader keeps
     std::atomic<bool> closing_{false};
 };
 

@@ -79,10 +79,9 @@ public:
                 return {core::Status::ok};
             }
             extents_.cancel(file);
-            if (error != ENOSPC && error != EFBIG && error != ENOMEM)
-                os::throw_errno("cannot write a message behind the ring", error);
+            if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
             if (extents_.trim(file)) continue;
-            if (!extents_.in_use()) throw core::ShmExhausted(bytes, os::free_bytes(file));
+            if (!extents_.in_use()) throw core::ShmExhausted(error, bytes, os::free_bytes(file));
             const core::Outcome outcome = wait_for_readers(reclaim, deadline, look);
             if (outcome.status != core::Status::ok) return outcome;
         }
@@ -121,6 +120,16 @@ public:
         if (!participants_.release(1 + reader)) return false;
         readers_[reader] = Reader::released;
         return true;
+    }
+
+    // The readers that keep the next chunk from being free, by slot.
+    std::vector<std::size_t> blocking_slots() {
+        std::vector<std::size_t> slots;
+        const std::uint64_t chunk = ring_.chunk_at(position_);
+        if (core::load_relaxed(ring_.written(chunk)) == 0) return slots;
+        for (std::size_t r = 0; r < readers_.size(); ++r)
+            if (!is_done(chunk, r)) slots.push_back(1 + r);
+        return slots;
     }
 
     // Ends a wait in another thread; every later one ends at once.
@@ -179,10 +188,6 @@ private:
             });
         core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
         if (is_stopping()) return {core::Status::closed};
-        if (result == core::WaitResult::timed_out) {
-            const os::Nanoseconds now = os::monotonic_now();
-            if (now - last_look_ >= core::kSlice) look_at_readers(now);
-        }
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         if (result == core::WaitResult::timed_out) return {core::Status::timed_out};
@@ -192,7 +197,8 @@ private:
     core::Outcome start(std::uint64_t bytes) {
         const std::uint64_t chunk = ring_.chunk_at(position_);
         space_.ensure(*segment_, chunk, bytes);
-        // Relaxed: every reader's flag is still 1, which keeps it out, and the release of `reset` comes after.
+        // Relaxed: the flag of every reader that may still read is 1 (or `written` is 0 anyway), which keeps it out
+        // until `reset`, whose release comes after.
         SYNC_STORE(retract);
         core::store_relaxed<std::uint8_t>(ring_.written(chunk), 0);
         return {core::Status::ok};

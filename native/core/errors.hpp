@@ -25,9 +25,11 @@ struct RankTaken : std::runtime_error {
     using runtime_error::runtime_error;
 };
 
+// Space that the file system does not have, or that a limit of this process forbids: `error` tells which.
 struct ShmExhausted : std::runtime_error {
-    ShmExhausted(std::uint64_t need_bytes, std::uint64_t free_bytes)
-        : runtime_error("shared memory exhausted"), need(need_bytes), free(free_bytes) {}
+    ShmExhausted(int error_number, std::uint64_t need_bytes, std::uint64_t free_bytes)
+        : runtime_error("shared memory exhausted"), error(error_number), need(need_bytes), free(free_bytes) {}
+    int error;
     std::uint64_t need;
     std::uint64_t free;
 };

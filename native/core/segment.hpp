@@ -40,11 +40,15 @@ struct SegmentPlan {
     std::uint64_t header_offset() const noexcept { return align_up(documented_bytes, kPage); }
 };
 
-// Bytes of the documented part that are reserved at creation; the trailer always is.
+// Bytes of the documented part that are reserved at creation: `count` pieces, a stride apart. The trailer always is.
 struct ReservedRange {
     std::uint64_t offset;
     std::uint64_t bytes;
+    std::uint64_t stride = 0;
+    std::uint64_t count = 1;
 };
+
+inline bool is_exhaustion(int error) noexcept { return error == ENOSPC || error == EFBIG || error == ENOMEM; }
 
 class Segment {
 public:
@@ -125,7 +129,7 @@ private:
     static std::string path_of(const std::string& name) { return std::string(kDirectory) + "/" + name; }
 
     [[noreturn]] void throw_reservation(int error, std::uint64_t need) const {
-        if (error == ENOSPC || error == EFBIG || error == ENOMEM) throw ShmExhausted(need, os::free_bytes(file_));
+        if (is_exhaustion(error)) throw ShmExhausted(error, need, os::free_bytes(file_));
         os::throw_errno("cannot reserve " + std::to_string(need) + " bytes in " + kDirectory, error);
     }
 
@@ -178,24 +182,29 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
         os::resize(s.file_, s.bytes_);
     } catch (const std::system_error& error) {
         if (error.code().value() == EFBIG || error.code().value() == EINVAL)
-            throw ShmExhausted(s.bytes_, os::free_bytes(s.file_));
+            throw ShmExhausted(EFBIG, s.bytes_, os::free_bytes(s.file_));
         throw;
     }
     std::vector<ReservedRange> ranges = reserved;
     ranges.push_back({plan.header_offset(), s.bytes_ - plan.header_offset()});
     std::uint64_t need = 0;
-    for (const ReservedRange& range : ranges) need += range.bytes;
+    for (const ReservedRange& range : ranges) need += range.bytes * range.count;
     // Ask before taking: filling the file system to its brim only to fail would hurt everybody else meanwhile.
-    if (const std::uint64_t free = os::free_bytes(s.file_); need > free) throw ShmExhausted(need, free);
+    if (const std::uint64_t free = os::free_bytes(s.file_); need > free)
+        throw ShmExhausted(ENOSPC, need, free);
     for (const ReservedRange& range : ranges)
-        if (const int error = os::reserve(s.file_, range.offset, range.bytes)) s.throw_reservation(error, need);
+        for (std::uint64_t i = 0; i < range.count; ++i)
+            if (const int error = os::reserve(s.file_, range.offset + i * range.stride, range.bytes))
+                s.throw_reservation(error, need);
     try {
         s.mapping_ = std::make_shared<os::Mapping>(s.file_, s.bytes_);
     } catch (const std::system_error& error) {
-        if (error.code().value() == ENOMEM) throw ShmExhausted(s.bytes_, os::free_bytes(s.file_));
+        if (error.code().value() == ENOMEM) throw ShmExhausted(ENOMEM, s.bytes_, os::free_bytes(s.file_));
         throw;
     }
-    for (const ReservedRange& range : ranges) s.mapping_->populate(range.offset, range.bytes);
+    for (const ReservedRange& range : ranges)
+        for (std::uint64_t i = 0; i < range.count; ++i)
+            s.mapping_->populate(range.offset + i * range.stride, range.bytes);
     s.hold(slot);
 
     s.header_ = reinterpret_cast<SegmentHeader*>(s.mapping_->base() + plan.header_offset());
@@ -249,31 +258,29 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
     if (facts.bytes < trailer_end_of(plan)) s.throw_mismatch(plan);
     s.mapping_ = std::make_shared<os::Mapping>(s.file_, facts.bytes);
     s.check_header(plan, id);
-    const auto check_named = [&] {
-        if (os::facts_of(s.file_).links == 0) throw SegmentMissing(name, path + " was removed a moment ago");
-    };
-    try {
-        s.hold(slot);
-    } catch (const RankTaken&) {
-        check_named();  // a sweep of the dead holds every place for a moment, and has then removed the name
-        throw;
-    }
+    s.hold(slot);
     // Only now: with the lock held nobody takes the segment for dead any more.
-    check_named();
+    if (os::facts_of(s.file_).links == 0) throw SegmentMissing(name, path + " was removed a moment ago");
     return segment;
 }
 
 inline void Segment::hold(std::optional<std::size_t> slot) {
     lock_ = LivenessLock(file_);
     if (slot ? lock_.take_slot(*slot) : lock_.take_user()) return;
-    throw RankTaken("the place is held by a living process");
+    // Users share their byte: it is refused only while a sweep of the dead holds the whole segment.
+    if (!lock_.take_user()) throw SegmentMissing(name_, path() + " is being removed: its processes have died");
+    throw RankTaken("the place is held by a living process, or was given up by release_reader");
 }
 
 inline void Segment::check_header(const SegmentPlan& plan, const std::optional<SegmentId>& id) {
+    // A private copy, read with pread: what a peer scribbles meanwhile is not believed, and touching a hole of a
+    // mapped tmpfs file would allocate it, or end in SIGBUS where nothing is left.
+    SegmentHeader seen;
+    if (!os::read_at(file_, &seen, sizeof seen, plan.header_offset())) throw_mismatch(plan);
+    if (seen.magic != kMagic || seen.header_offset != plan.header_offset()) throw_mismatch(plan);
     header_ = reinterpret_cast<SegmentHeader*>(mapping_->base() + plan.header_offset());
     SYNC_LOAD(header);
-    if (load_acquire(header_->magic) != kMagic || header_->header_offset != plan.header_offset()) throw_mismatch(plan);
-    const SegmentHeader seen = *header_;
+    if (load_acquire(header_->magic) != kMagic) throw_mismatch(plan);
     if (seen.layout_major != kLayoutMajor)
         throw LayoutMismatch(path() + " has layout version " + std::to_string(seen.layout_major) +
                              ", this memlane has version " + std::to_string(kLayoutMajor));
@@ -301,8 +308,7 @@ inline std::string to_text(const Geometry& g) {
     return text + ")";
 }
 
-// Looks for the header wherever it is, to tell what the file holds instead. Reads with pread: touching a hole
-// of a mapped tmpfs file would allocate it.
+// Looks for the header wherever it is, to tell what the file holds instead.
 inline void Segment::throw_mismatch(const SegmentPlan& plan) const {
     const std::string wanted = "geometry " + to_text(plan.geometry) + " of system " +
                                std::to_string(static_cast<std::uint32_t>(plan.system));

@@ -13,6 +13,13 @@
 
 namespace memlane::core {
 
+// The names that memlane makes: the prefix and 32 hexadecimal digits. Anything else is none of its business.
+inline bool is_segment_name(const std::string& name) noexcept {
+    const std::string prefix = kNamePrefix;
+    return name.size() == prefix.size() + 32 && name.rfind(prefix, 0) == 0 &&
+           name.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;
+}
+
 // Every segment is locked before it has a name, so one that can be locked as a whole has no living user: age and
 // pid are not asked. Returns the names that were removed. Costs a few microseconds per segment of this user.
 inline std::vector<std::string> sweep_dead_segments() {
@@ -21,7 +28,7 @@ inline std::vector<std::string> sweep_dead_segments() {
     if (!directory) os::throw_errno(std::string("cannot list ") + kDirectory);
     while (const dirent* entry = ::readdir(directory.get())) {
         const std::string name = entry->d_name;
-        if (name.rfind(kNamePrefix, 0) != 0) continue;
+        if (!is_segment_name(name)) continue;
         const std::string path = std::string(kDirectory) + "/" + name;
         try {
             const os::FileDescriptor file = os::open_existing(path);

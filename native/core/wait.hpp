@@ -78,11 +78,17 @@ struct WaitPoint {
 
 enum class WaitResult { ready, timed_out, interrupted };
 
-// Waits until ready() is true. `look()` is called after every 100 ms slice and after every signal; true from it
-// ends the wait as `interrupted`. No system call while ready() is true at once or within the spin.
+// Waits until ready() is true. `look()` is called after every 100 ms slice, after every signal, and before the wait
+// ends for want of time; true from it ends the wait as `interrupted`. Nothing is asked of the kernel when ready() is
+// true at once, and but a yield of the core when it comes true within the spin.
 template <class Ready, class Look>
 WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look) {
-    if (ready() || spinner.spin(ready)) return WaitResult::ready;
+    if (ready()) return WaitResult::ready;
+    if (deadline.is_poll()) {
+        if (look()) return WaitResult::interrupted;
+        return ready() ? WaitResult::ready : WaitResult::timed_out;
+    }
+    if (spinner.spin(ready)) return WaitResult::ready;
     os::Nanoseconds next_look = os::monotonic_now() + kSlice;
     for (;;) {
         SYNC_LOAD(wake);
@@ -100,12 +106,13 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
         if (point.parked != nullptr) store_relaxed<std::uint8_t>(*point.parked, 0);
         if (at_once || ready()) return WaitResult::ready;
         const os::Nanoseconds now = os::monotonic_now();
-        if (now >= next_look || result == os::FutexResult::interrupted) {
+        const bool is_over = deadline.passed(now);
+        if (is_over || now >= next_look || result == os::FutexResult::interrupted) {
             if (look()) return WaitResult::interrupted;
             if (ready()) return WaitResult::ready;
+            if (is_over) return WaitResult::timed_out;
             next_look = now + kSlice;
         }
-        if (deadline.passed(now)) return WaitResult::timed_out;
     }
 }
 

@@ -31,7 +31,7 @@ public:
 
     constexpr Nanoseconds at() const noexcept { return at_; }
     constexpr bool passed(Nanoseconds now) const noexcept { return now >= at_; }
-    // Already over when the call began: such a call is a poll and never waits.
+    // Already over when the call began: such a call is a poll, which looks once and neither spins nor sleeps.
     constexpr bool is_poll() const noexcept { return at_ == 0; }
 
 private:

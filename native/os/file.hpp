@@ -116,23 +116,27 @@ inline void resize(const FileDescriptor& file, std::uint64_t bytes) {
         if (errno != EINTR) throw_errno("cannot size a segment to " + std::to_string(bytes) + " bytes");
 }
 
+// Of the file system; "very much" where it has no limit of its own or does not tell.
 inline std::uint64_t free_bytes(const FileDescriptor& file) noexcept {
     struct statvfs s{};
-    if (::fstatvfs(file.get(), &s) != 0) return 0;
+    if (::fstatvfs(file.get(), &s) != 0 || s.f_blocks == 0) return UINT64_MAX;
     return static_cast<std::uint64_t>(s.f_bavail) * s.f_frsize;
 }
 
 // Takes the space for a range now, so that a full file system is an error here and not a SIGBUS later.
-// Returns 0 or an errno. In pieces: tmpfs gives up with EINTR when any signal is pending and undoes the
-// whole call, so one large call under a profiling timer might never end.
+// Returns 0 or an errno. In one call, because a call that fails gives back exactly what it took. But tmpfs also
+// gives up, with EINTR, when any signal is pending, and under a profiling timer a large call might never end: then it
+// goes on in pieces.
 inline int reserve(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) noexcept {
-    constexpr std::uint64_t kPiece = 16u << 20;
+    std::uint64_t most = bytes;
     const std::uint64_t end = offset + bytes;
     while (offset < end) {
-        const std::uint64_t piece = std::min(kPiece, end - offset);
+        const std::uint64_t piece = std::min(most, end - offset);
         if (::fallocate(file.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(piece)) == 0)
             offset += piece;
-        else if (errno != EINTR)
+        else if (errno == EINTR)
+            most = 16u << 20;
+        else
             return errno;
     }
     return 0;

@@ -31,6 +31,7 @@ def segment_name(name: object) -> str:
     """`name` if it can be the name of one file in /dev/shm and nothing else."""
     if not isinstance(name, str):
         raise InvalidType(f"a segment's name must be a string, not {type(name).__name__}")
-    if not name or "/" in name or "\0" in name or name in (".", "..") or len(name.encode()) > 255:
+    plain = name not in ("", ".", "..") and "/" not in name and "\0" not in name
+    if not plain or len(name.encode(errors="surrogatepass")) > 255:
         raise InvalidArgument(f"{name!r} cannot be the name of a segment")
     return name

@@ -35,7 +35,11 @@ class RingSegment:
 
     @staticmethod
     def attach(
-        geometry: RingGeometry, name: str, id: bytes | None = None, slot: int | None = None
+        geometry: RingGeometry,
+        name: str,
+        id: bytes | None = None,
+        reserved_bytes: int = 0,
+        slot: int | None = None,
     ) -> RingSegment:
         """
         Joins the segment of that name, as the participant `slot` or as a mere user.
@@ -93,11 +97,16 @@ class RingWriter:
 
     def end_write(self, publish: bool) -> None: ...
     def wait_until_ready(self, timeout: object | None) -> None: ...
+    def blocking_slots(self) -> list[int]:
+        """The readers that keep the next chunk from being free."""
+
     def release_reader(self, reader: int) -> bool:
         """Stops waiting for a reader that is dead or absent; False if it lives."""
 
     def close(self) -> None: ...
-    def abandon(self) -> None: ...
+    def abandon(self) -> None:
+        """Frees everything, tells nobody, waits for nobody."""
+
     def check(self) -> None:
         """Raises if this end is closed or a parent process's."""
 
@@ -109,7 +118,7 @@ class RingWriter:
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
-    def participants(self) -> list[tuple[str, int, int, int]]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
 
 class RingReader:
@@ -127,7 +136,9 @@ class RingReader:
     def end_read(self) -> None: ...
     def wait_until_ready(self, timeout: object | None) -> None: ...
     def close(self) -> None: ...
-    def abandon(self) -> None: ...
+    def abandon(self) -> None:
+        """Frees everything, tells nobody, waits for nobody."""
+
     def check(self) -> None:
         """Raises if this end is closed or a parent process's."""
 
@@ -143,7 +154,7 @@ class RingReader:
     def place(self) -> int:
         """Of the reader among the local ones."""
 
-    def participants(self) -> list[tuple[str, int, int, int]]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
 
 def sweep_dead_segments() -> list[str]:

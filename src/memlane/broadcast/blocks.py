@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from memlane.errors import ViewInUse
@@ -13,37 +13,38 @@ if TYPE_CHECKING:
 
     from memlane._native import RingReader, RingWriter
 
+# `owner` is the queue: it must live as long as the block, or its end is freed under it.
+
 
 @contextmanager
-def write_block(writer: RingWriter, timeout: float | None) -> Iterator[memoryview]:
+def write_block(owner: object, writer: RingWriter, timeout: float | None) -> Iterator[memoryview]:
     """Publishes the chunk unless the block raises, or leaves something that could change it."""
     view = writer.begin_write(timeout)
     try:
         yield view
-        _release(view, "nothing was published")
     except BaseException:
         writer.end_write(publish=False)
         raise
+    view.release()
     writer.end_write(publish=True)
+    del owner
 
 
 @contextmanager
 def read_block(
-    reader: RingReader, timeout: float | None, cancel: threading.Event | None
+    owner: object, reader: RingReader, timeout: float | None, cancel: threading.Event | None
 ) -> Iterator[memoryview]:
-    """Gives the chunk back, however the block ends."""
+    """Gives the chunk back, however the block ends; later if something still refers to it."""
     view = reader.begin_read(timeout, cancel)
     try:
         yield view
-        _release(view, "the chunk was given back, its bytes will change")
-    finally:
-        reader.end_read()
-
-
-def _release(view: memoryview, consequence: str) -> None:
-    try:
+    except BaseException:
         view.release()
-    except BufferError:
-        raise ViewInUse(
-            f"something still refers to the chunk at the end of its block; {consequence}"
-        ) from None
+        with suppress(
+            ViewInUse
+        ):  # the traceback refers to what the block made; its error says more
+            reader.end_read()
+        raise
+    view.release()
+    reader.end_read()
+    del owner

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from memlane._checks import integer_from, segment_name
 from memlane.broadcast.ring import ring_geometry
-from memlane.errors import InvalidArgument, InvalidType
+from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; a queue and its readers must agree.
 FORMAT_VERSION = 1
@@ -61,6 +61,14 @@ class Handle:
 
     def validate(self) -> None:
         """Raises unless every field is what a queue could have written there."""
+        try:
+            self._validate()
+        except (TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, MemlaneError):
+                raise
+            raise InvalidArgument(f"this handle was not made by a queue: {error}") from None
+
+    def _validate(self) -> None:
         if self.format_version != FORMAT_VERSION:
             raise InvalidArgument(
                 f"the handle has format version {self.format_version}, this memlane reads "
@@ -69,7 +77,7 @@ class Handle:
         if len(self.queue_id) != 32 or not set(self.queue_id) <= set("0123456789abcdef"):
             raise InvalidArgument(f"the handle's queue_id is no 32 hexadecimal digits: {self!r}")
         for rank in self.local_reader_ranks:
-            integer_from("a rank", rank, 0)
+            checked_rank(rank)
         if len(set(self.local_reader_ranks)) != len(self.local_reader_ranks):
             raise InvalidArgument(f"the handle names a rank twice: {self.local_reader_ranks}")
         if self.buffer_handle is not None:
@@ -85,13 +93,21 @@ class Handle:
             raise InvalidArgument("the handle names local readers, but no ring")
 
 
+def checked_rank(rank: object) -> int:
+    """Ranks count processes; they must fit 63 bits."""
+    number = integer_from("a rank", rank, 0)
+    if number >= 1 << 63:
+        raise InvalidArgument(f"a rank must be below 2**63, not {number}")
+    return number
+
+
 def checked_ranks(ranks: Sequence[int] | None, count: int) -> list[int]:
     """The ranks of `count` local readers, `range(count)` if the caller names none."""
     if ranks is None:
         return list(range(count))
     if not isinstance(ranks, Iterable):
         raise InvalidType(f"local_reader_ranks must be a sequence, not {type(ranks).__name__}")
-    checked = [integer_from("a rank", rank, 0) for rank in ranks]
+    checked = [checked_rank(rank) for rank in ranks]
     if len(checked) != count:
         raise InvalidArgument(f"{len(checked)} local_reader_ranks for {count} local readers")
     if len(set(checked)) != count:

@@ -12,7 +12,7 @@ from math import ceil, isnan
 from typing import TYPE_CHECKING, Any
 
 from memlane._checks import integer, integer_from
-from memlane._failures import participants_of
+from memlane._failures import participant
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane._serialization import PickleCodec
 from memlane.broadcast.blocks import read_block, write_block
@@ -26,6 +26,7 @@ from memlane.errors import (
     RankTaken,
     TimedOut,
     Unsupported,
+    WriterClosed,
     WrongRole,
 )
 
@@ -106,9 +107,12 @@ class MessageQueue:
             geometry.max_chunks,
             segment.name,
         )
-        self._setup(
-            handle, geometry, segment, RingWriter(segment, ranks, PickleCodec(), spill_keep_bytes)
-        )
+        try:
+            writer = RingWriter(segment, ranks, PickleCodec(), spill_keep_bytes)
+        except BaseException:
+            segment.abandon()  # now, and not when the traceback goes
+            raise
+        self._setup(handle, geometry, segment, writer)
 
     @staticmethod
     def create_from_handle(handle: Handle, rank: int) -> MessageQueue:
@@ -133,7 +137,11 @@ class MessageQueue:
         geometry = ring_geometry(*numbers)
         try:
             segment = RingSegment.attach(
-                geometry, name, bytes.fromhex(handle.queue_id), slot=1 + place
+                geometry,
+                name,
+                bytes.fromhex(handle.queue_id),
+                RESERVED_CHUNK_BYTES,
+                slot=1 + place,
             )
             try:
                 reader = RingReader(segment, handle.local_reader_ranks, PickleCodec(), place)
@@ -304,7 +312,7 @@ class MessageQueue:
         if self._writer is None:
             self._check_open()
             return nullcontext(memoryview(bytearray(self._geometry.max_chunk_bytes)))
-        return write_block(self._writer, timeout)
+        return write_block(self, self._writer, timeout)
 
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that died or never attached; its place is gone for good.
@@ -319,10 +327,11 @@ class MessageQueue:
             )
         place = self.handle.local_reader_ranks.index(rank)
         if not self._writer.release_reader(place):
-            who = participants_of(self._writer)[1 + place]
+            who = participant(self._writer, 1 + place)
+            state = "attaching" if who.state == "absent" else f"{who.state} (pid {who.pid})"
             raise InvalidArgument(
-                f"reader {rank} (pid {who.pid}) is {who.state}: only a dead or absent reader can "
-                f"be released; end its process first"
+                f"reader {rank} is {state}: only a dead or absent reader can be released; end its "
+                f"process first"
             )
 
     # A reader -------------------------------------------------------------------------------
@@ -342,7 +351,9 @@ class MessageQueue:
             TimedOut: after `timeout` seconds; nothing is consumed.
             Cancelled: `cancel` was set (noticed within 100 ms).
             WriterDied: after all its complete messages.
-            Closed: the writer has closed and everything is read, or this end was closed.
+            WriterClosed: the writer has closed and everything is read.
+            Closed: this end was closed.
+            ViewInUse: the chunk of the next message is held by a view of an older one.
             CorruptMessage: the chunk was filled by hand; it is consumed.
             Exception: whatever decoding the object raised; it is consumed.
         """
@@ -353,9 +364,10 @@ class MessageQueue:
     ) -> AbstractContextManager[memoryview]:
         """The next chunk as it is, all `max_chunk_bytes` of it; leaving the block releases it.
 
-        A slice that survives the block would show what the writer puts there next: `ViewInUse`.
+        If a slice or an array of it survives the block, leaving it raises `ViewInUse`, and the
+        chunk is released when the last of them goes.
         """
-        return read_block(self._must_be_reader("acquire_read"), timeout, cancel)
+        return read_block(self, self._must_be_reader("acquire_read"), timeout, cancel)
 
     def __iter__(self) -> Iterator[Any]:
         self._must_be_reader("iterate")
@@ -364,8 +376,10 @@ class MessageQueue:
     def __next__(self) -> Any:
         try:
             return self.dequeue()
-        except Closed:
+        except WriterClosed:
             raise StopIteration from None
+        except StopIteration as error:  # from decoding a message; it must not end the loop
+            raise RuntimeError("decoding a message raised StopIteration") from error
 
     @staticmethod
     def recv(socket: zmq.Socket[bytes], timeout: float | None = None) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer_from, segment_name
 from memlane._native import RingGeometry, RingSegment
-from memlane.errors import Closed, InvalidArgument, MemlaneError
+from memlane.errors import Closed, InvalidArgument, MemlaneError, WrongProcess
 
 if TYPE_CHECKING:
     from typing import Self
@@ -19,14 +19,22 @@ RingHandle = tuple[int, int, int, str]
 
 NAME_PREFIX = "memlane-"
 
+# Far beyond any use; what is asked for beyond them is a mistake, and would be paid for in memory
+# before anybody could say that it does not fit.
+MAX_READERS = 1 << 16
+MAX_CHUNKS = 1 << 22
+
 
 def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object) -> RingGeometry:
     """The numbers of a ring, checked before anything is made of them."""
     readers = integer_from("n_reader", n_reader, 1)
     chunk = integer_from("max_chunk_bytes", max_chunk_bytes, 1)
     chunks = integer_from("max_chunks", max_chunks, 1)
-    if readers >= 1 << 31:
-        raise InvalidArgument(f"n_reader must be below 2**31, not {readers}")
+    if readers > MAX_READERS or chunks > MAX_CHUNKS:
+        raise InvalidArgument(
+            f"{readers} readers and {chunks} chunks are too many: at most {MAX_READERS} readers "
+            f"and {MAX_CHUNKS} chunks"
+        )
     if (chunk + 1 + readers) * chunks > MAX_SEGMENT_BYTES:
         raise InvalidArgument(
             f"{chunks} chunks of {chunk} bytes for {readers} readers are more than a file holds"
@@ -124,12 +132,17 @@ class ShmRingBuffer:
         return type(self)._from_handle, (self.handle(),)
 
     def _attached(self) -> RingSegment:
-        if self._is_closed:
+        if self._is_closed or (self._close_owner and not self._segment_is_open()):
             raise Closed("this ring is closed")
+        if self._close_owner and self._segment and not self._segment.is_own:
+            raise WrongProcess("this ring is of a queue of the process that forked this one")
         if self._segment is None:
             self._segment = RingSegment.attach(self._geometry, self._name)
             self._finalizer = weakref.finalize(self, self._segment.abandon)
         return self._segment
+
+    def _segment_is_open(self) -> bool:
+        return self._segment is not None and self._segment.is_open
 
     @property
     def n_reader(self) -> int:
@@ -208,13 +221,17 @@ class ShmRingBuffer:
         self._is_closed = True
 
     def __enter__(self) -> Self:
+        self._attached()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "attached" if self._segment else "not attached"
+        if self._segment is None:
+            state = "closed" if self._is_closed else "not attached"
+        else:
+            state = "attached" if self._segment.is_open else "closed"
         return (
             f"<ShmRingBuffer {self._name} {state}, {self.n_reader} readers, "
             f"{self.max_chunks} chunks of {self.max_chunk_bytes} bytes>"

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from memlane._failures import Participant, participants_of
+from memlane._failures import Participant, participant
 
 if TYPE_CHECKING:
     from memlane._native import RingReader, RingWriter
@@ -63,7 +63,7 @@ class QueueStatistics:
 def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
     """What one end sees now; costs some system calls per reader."""
     messages, size, waits, spills = end.counters()
-    writer, *readers = participants_of(end)
+    published = participant(end, 0).position
     is_writer = end.slot == 0
     return QueueStatistics(
         role="writer" if is_writer else "reader",
@@ -74,8 +74,8 @@ def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
         waits=waits,
         spills=spills,
         readers=tuple(
-            _reader_statistics(rank, who, writer.position)
-            for rank, who in zip(end.ranks, readers, strict=True)
+            _reader_statistics(rank, participant(end, slot), published)
+            for slot, rank in enumerate(end.ranks, start=1)
         ),
     )
 

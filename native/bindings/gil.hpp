@@ -1,0 +1,48 @@
+// Letting go of the GIL for work that may outlast the interpreter.
+//
+// CPython up to 3.13 ends a thread that asks for the GIL of a finalizing interpreter by pthread_exit, which unwinds
+// its stack through destructors that may not be unwound, and so aborts the process. Such a thread, always a daemon,
+// parks here instead until the process is gone.
+#pragma once
+
+#include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
+
+namespace memlane::bindings {
+
+template <class Acquire>
+auto acquire_gil_or_park(Acquire&& acquire) noexcept {
+    try {
+        return acquire();
+    } catch (abi::__forced_unwind&) {
+        for (;;) ::pause();
+    }
+}
+
+class WithoutGil {
+public:
+    WithoutGil() noexcept : state_(PyEval_SaveThread()) {}
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+    ~WithoutGil() {
+        acquire_gil_or_park([this] { PyEval_RestoreThread(state_); });
+    }
+
+private:
+    PyThreadState* state_;
+};
+
+// The GIL back for a moment, inside WithoutGil.
+class WithGil {
+public:
+    WithGil() noexcept : state_(acquire_gil_or_park([] { return PyGILState_Ensure(); })) {}
+    WithGil(const WithGil&) = delete;
+    WithGil& operator=(const WithGil&) = delete;
+    ~WithGil() { PyGILState_Release(state_); }
+
+private:
+    PyGILState_STATE state_;
+};
+
+}  // namespace memlane::bindings
