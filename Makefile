@@ -30,11 +30,14 @@ lint: $(VENV)/.tools
 
 # The long runs: minutes to hours, not part of `make test`.
 soak: $(VENV)/.tools
-	MEMLANE_SOAK_KILLS=2000 $(PY) -m pytest -q -m "soak or not soak" tests/fault
+	MEMLANE_SOAK_KILLS=2000 $(PY) -m pytest -q tests/fault
 
 # The figures of the README, with the machine they were measured on.
-bench: $(VENV)/.library native-test
+bench: $(VENV)/.tools native-test
+	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
+	    -Cbuild-dir=build/editable -e '.[bench]'
 	$(PY) -m benchmarks.foundation
+	$(PY) -m benchmarks.broadcast
 
 # Rewrites the type stub of the native module.
 stub: $(VENV)/.tools
@@ -50,6 +53,7 @@ $(VENV)/.library: pyproject.toml $(NATIVE)
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.library
+	$(PY) -m pip install -q --disable-pip-version-check torch==2.13.0
 	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
 	    -Cbuild-dir=build/editable -e '.[test]'
 	touch $@

@@ -1,0 +1,102 @@
+"""The interface that every peer is measured through: one writer, some readers, whole objects.
+
+    in the writer's process, before the readers are forked    prepare()
+    writer                                                    open_writer() -> token
+    each reader                                               open_reader(rank, token)
+    writer, when all readers are open                         ready()
+    writer, any number of times                               send(obj)
+    reader, any number of times                               obj = recv(); del obj; release()
+    both                                                      close()
+
+`send` and `recv` may block without a timeout: whoever runs a channel kills what does not come back.
+A reader's last look at the object is before `release`; only then may the peer use its memory again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.broadcast.payloads import MIB, Payload
+
+# Messages that a ring's writer may be ahead of the slowest reader, the same for all rings:
+# memlane's default, and as many large ones as a user would give memory to.
+CHUNKS = 10
+LARGE_CHUNKS = 4
+LARGE = 10 * MIB
+# Room in a chunk for what a peer adds to the payload.
+SLACK = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a channel is for. `name` is unique and begins with `prefix`; files go to `folder`."""
+
+    payload: Payload
+    readers: int
+    folder: Path
+    prefix: str
+    name: str
+
+    @property
+    def chunks(self) -> int:
+        """How many messages a ring holds."""
+        return CHUNKS if self.payload.bytes <= LARGE else LARGE_CHUNKS
+
+
+class Channel(ABC):
+    """One peer's way from one writer to its readers."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    @property
+    def warm_up(self) -> int:
+        """Messages after which every part of the memory was used once."""
+        return self.setting.chunks + 2
+
+    def prepare(self) -> None:
+        """Makes what the processes inherit."""
+        return
+
+    @abstractmethod
+    def open_writer(self) -> object:
+        """Opens the writer's end; returns what readers need, picklable."""
+
+    @abstractmethod
+    def open_reader(self, rank: int, token: object) -> None:
+        """Opens a reader's end."""
+
+    def ready(self) -> None:
+        """Returns when every message from now on reaches every reader."""
+        return
+
+    @abstractmethod
+    def send(self, obj: object) -> None:
+        """To all readers."""
+
+    @abstractmethod
+    def recv(self) -> object:
+        """The next object."""
+
+    def release(self) -> None:
+        """Ends the use of the object that `recv` gave."""
+        return
+
+    def close(self) -> None:
+        """Ends this end."""
+        return
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A channel's kind. `missing` says why it cannot carry a payload here, or returns None."""
+
+    name: str
+    channel: type[Channel]
+    missing: Callable[[Payload], str | None]
+    sleeps: bool = True
+    is_view: bool = False
+    is_memlane: bool = False

@@ -1,0 +1,118 @@
+"""The peers in turns: in every round each has one slice, and the order moves on by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from benchmarks.broadcast.channel import Peer
+from benchmarks.broadcast.floor import Floor, pickle_us, rested_pickle_us
+from benchmarks.broadcast.payloads import MIB
+from benchmarks.broadcast.plan import Cell, Plan
+from benchmarks.broadcast.results import CellResult, Figures
+from benchmarks.broadcast.session import Session, Workspace
+
+Say = Callable[[str], None]
+
+TIMEOUT = 30.0
+FLOOR_MESSAGES = 60
+
+
+class _Turn:
+    """One peer's open session, and the figures that it has collected."""
+
+    def __init__(self, session: Session, cell: Cell) -> None:
+        self.session = session
+        self._cell = cell
+        self.figures = Figures()
+        timeout = TIMEOUT
+        session.ask("warm_up", timeout=timeout)
+        self._burst, known = 3, 0
+        while self._burst > 2 * known and known < cell.most:  # each estimate serves for the next
+            known = self._burst
+            rate = session.ask("back_to_back", known, timeout=timeout)
+            self._burst = min(cell.burst(rate), 30 * known)
+
+    def take(self) -> None:
+        """One slice of everything that the cell asks for."""
+        cell, ask, add = self._cell, self.session.ask, self.figures.add
+        ways = np.asarray(ask("paced", cell.paced, timeout=TIMEOUT)) / 1e3
+        add("p50_us", float(np.median(ways)))
+        add("slowest_us", float(np.median(ways.max(axis=0))))
+        self.figures.ways_us.extend(ways.ravel().tolist())
+        rate = ask("back_to_back", self._burst, timeout=TIMEOUT)
+        add("messages_s", rate)
+        add("gb_s", rate * cell.payload.bytes / 1e9)
+        if cell.round_trips:
+            add("round_trip_us", ask("round_trip", cell.round_trips, timeout=TIMEOUT) / 1e3)
+        if cell.idle_seconds:
+            add("idle_percent", ask("idle", cell.idle_seconds, timeout=TIMEOUT))
+
+
+def measure_floor(cell: Cell, floor: Floor, figures: Figures) -> None:
+    """The machine's own times, once per round."""
+    if cell.payload.name == "dict":
+        encode, decode = pickle_us(cell.payload.make())
+        figures.add("encode_us", encode)
+        figures.add("decode_us", decode)
+        encode, decode = rested_pickle_us(cell.payload.make())
+        figures.add("rested_encode_us", encode)
+        figures.add("rested_decode_us", decode)
+        figures.add("futex_us", floor.futex_us(cell.readers, FLOOR_MESSAGES))
+        if cell.readers == 1:
+            figures.add("spin_us", floor.spin_us())
+    if cell.payload.is_array and cell.payload.bytes >= MIB:
+        figures.add("memcpy_gb_s", floor.copy_gb_s(cell.payload.bytes))
+
+
+def run_cell(
+    cell: Cell, rounds: int, peers: Sequence[Peer], floor: Floor, workspace: Workspace, say: Say
+) -> CellResult:
+    """All peers side by side; who fails or hangs is ended, reported and left out."""
+    result = CellResult(cell.payload.name, cell.payload.title, cell.readers)
+    turns: dict[str, _Turn] = {}
+
+    def leave_out(name: str, why: object) -> None:
+        turns.pop(name, None)
+        result.skipped[name] = str(why)
+        say(f"  {name} is left out: {why}")
+
+    with ExitStack() as stack:
+        for peer in peers:
+            if why := peer.missing(cell.payload):
+                leave_out(peer.name, why)
+                continue
+            try:
+                session = stack.enter_context(
+                    Session(peer, cell.payload, cell.readers, cell.round_trips > 0, workspace)
+                )
+                turns[peer.name] = _Turn(session, cell)
+            except Exception as error:
+                leave_out(peer.name, error)
+        for number in range(rounds):
+            measure_floor(cell, floor, result.floor)
+            names = list(turns)
+            start = number % max(len(names), 1)
+            for name in names[start:] + names[:start]:
+                try:
+                    turns[name].take()
+                except Exception as error:
+                    leave_out(name, error)
+    result.peers = {name: turn.figures for name, turn in turns.items()}
+    return result
+
+
+def run(
+    plan: Plan, peers: Sequence[Peer], show: Callable[[CellResult], None], say: Say
+) -> list[CellResult]:
+    """Cell after cell; `show` gets each as soon as it is measured."""
+    results = []
+    with Workspace() as workspace:
+        floor = Floor(workspace.folder)
+        for cell in plan.cells:
+            result = run_cell(cell, plan.rounds, peers, floor, workspace, say)
+            show(result)
+            results.append(result)
+    return results

@@ -1,0 +1,60 @@
+"""What is sent: from the decision of a scheduler to an array of 64 MiB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One kind of message, `bytes` of content; `is_array`: pickle can detach it."""
+
+    name: str
+    title: str
+    bytes: int
+    make: Callable[[], object]
+    is_array: bool = False
+
+
+def _step() -> object:
+    """A scheduler's decision for one step; 225 bytes pickled."""
+    return {
+        "step": 104_217,
+        "kind": "decode",
+        "requests": [f"req-{number}" for number in range(4100, 4108)],
+        "lengths": [812, 77, 1503, 34, 260, 1999, 8, 640],
+        "blocks": [3301, 3302, 871, 15, 2209, 908, 41, 77],
+        "done": [],
+    }
+
+
+def _array(count: int) -> object:
+    return np.arange(count // 8, dtype=np.float64)
+
+
+def _bytes(count: int) -> object:
+    return np.arange(count // 8, dtype=np.uint64).tobytes()
+
+
+PAYLOADS = (
+    Payload("dict", "scheduler step, 225 B", 225, _step),
+    Payload("bytes-4k", "4 KiB bytes", 4 * KIB, lambda: _bytes(4 * KIB)),
+    Payload("bytes-64k", "64 KiB bytes", 64 * KIB, lambda: _bytes(64 * KIB)),
+    Payload("bytes-1m", "1 MiB bytes", MIB, lambda: _bytes(MIB)),
+    Payload("array-1m", "1 MiB array", MIB, lambda: _array(MIB), is_array=True),
+    Payload("array-64m", "64 MiB array", 64 * MIB, lambda: _array(64 * MIB), is_array=True),
+)
+BY_NAME = {payload.name: payload for payload in PAYLOADS}
+
+
+def same(left: object, right: object) -> bool:
+    """Whether a message arrived as it was sent."""
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    return type(left) is type(right) and left == right

@@ -1,0 +1,56 @@
+"""faster-fifo: a byte queue with a process-shared mutex, one per reader; pickled once."""
+
+from __future__ import annotations
+
+import pickle
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.broadcast.channel import SLACK, Channel, Peer, Setting
+from benchmarks.broadcast.payloads import MIB, Payload
+
+# Of what is queued per reader, as much as ten large messages, but not more than this or two.
+QUEUE_BYTES = 32 * MIB
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+class Fifos(Channel):
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._bytes = max(QUEUE_BYTES, 2 * (setting.payload.bytes + SLACK))
+
+    @property
+    def warm_up(self) -> int:
+        return 2 + self._bytes // max(self.setting.payload.bytes, SLACK)
+
+    def prepare(self) -> None:
+        queue: Any = import_module("faster_fifo").Queue
+        self._queues = [
+            queue(max_size_bytes=self._bytes, loads=pickle.loads, dumps=_as_it_is)
+            for _ in range(self.setting.readers)
+        ]
+
+    def open_writer(self) -> object:
+        return None
+
+    def open_reader(self, rank: int, token: object) -> None:
+        self._queue = self._queues[rank]
+
+    def send(self, obj: object) -> None:
+        data = pickle.dumps(obj, protocol=5)
+        for queue in self._queues:
+            queue.put(data)
+
+    def recv(self) -> object:
+        return self._queue.get()
+
+
+def _missing(payload: Payload) -> str | None:
+    return None if find_spec("faster_fifo") else "faster-fifo is not installed"
+
+
+PEERS = (Peer("faster-fifo", Fifos, _missing),)

@@ -1,0 +1,71 @@
+"""memlane's MessageQueue, by copy and by view, as a user makes it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from benchmarks.broadcast.channel import SLACK, Channel, Peer
+from benchmarks.broadcast.payloads import MIB, Payload
+from memlane import Handle, MessageQueue
+
+DEFAULT_CHUNK_BYTES = 10 * MIB
+TIMEOUT = 30.0
+
+
+class Copy(Channel):
+    """`dequeue`: the object is the reader's own."""
+
+    def open_writer(self) -> object:
+        readers, needed = self.setting.readers, self.setting.payload.bytes + SLACK
+        chunk_bytes = max(needed, DEFAULT_CHUNK_BYTES)
+        # Any, because one of the two ways of reading is newer than the other.
+        self.queue: Any = MessageQueue(
+            readers, readers, max_chunk_bytes=chunk_bytes, max_chunks=self.setting.chunks
+        )
+        return self.queue.export_handle()
+
+    def open_reader(self, rank: int, token: object) -> None:
+        assert isinstance(token, Handle)
+        self.queue = MessageQueue.create_from_handle(token, rank)
+
+    def ready(self) -> None:
+        self.queue.wait_until_ready(TIMEOUT)
+
+    def send(self, obj: object) -> None:
+        self.queue.enqueue(obj)
+
+    def recv(self) -> object:
+        return self.queue.dequeue()
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+class View(Copy):
+    """`dequeue_view`: arrays alias the ring until they are released."""
+
+    _block: AbstractContextManager[object]
+
+    def recv(self) -> object:
+        self._block = self.queue.dequeue_view()
+        return self._block.__enter__()
+
+    def release(self) -> None:
+        self._block.__exit__(None, None, None)
+
+
+def _present(payload: Payload) -> str | None:
+    return None
+
+
+def _has_view(payload: Payload) -> str | None:
+    if not hasattr(MessageQueue, "dequeue_view"):
+        return "this memlane has no dequeue_view"
+    return None if payload.is_array else "a view is for arrays"
+
+
+PEERS = (
+    Peer("memlane", Copy, _present, is_memlane=True),
+    Peer("memlane view", View, _has_view, is_view=True, is_memlane=True),
+)

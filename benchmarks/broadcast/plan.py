@@ -1,0 +1,78 @@
+"""What one run measures, and how long each peer's turn is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.broadcast.board import STAMPS
+from benchmarks.broadcast.payloads import KIB, MIB, PAYLOADS, Payload
+
+IDLE_READERS = 4
+IDLE_SECONDS = 3.0
+READERS = (1, 2, 4, 8)
+# What a peer may have in flight to all readers; one without a high-water mark would take more.
+IN_FLIGHT_BYTES = 512 * MIB
+
+# The middle of the default run: all counts where the promises are, 1 and 4 for the rest.
+DEFAULT_READERS = {"dict": READERS, "array-1m": READERS}
+QUICK = {"dict": (1, 4), "array-1m": (1, 4), "array-64m": (4,)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One payload with so many readers; messages and seconds are those of one peer's turn."""
+
+    payload: Payload
+    readers: int
+    paced: int
+    round_trips: int
+    seconds: float
+    idle_seconds: float
+
+    @property
+    def most(self) -> int:
+        """Messages that may be in flight."""
+        return max(3, IN_FLIGHT_BYTES // (self.payload.bytes * self.readers))
+
+    def burst(self, messages_per_second: float) -> int:
+        """Messages back to back that fill the turn, within what may be in flight."""
+        return max(3, min(int(self.seconds * messages_per_second), self.most))
+
+
+@dataclass(frozen=True)
+class Plan:
+    rounds: int
+    cells: tuple[Cell, ...]
+
+
+def make(quick: bool, only: Sequence[str], readers: Sequence[int], rounds: int | None) -> Plan:
+    """The run that the command line asks for; what it names is measured with any mode."""
+    rounds = rounds or (5 if not quick else 3)
+    cells = []
+    for payload in PAYLOADS:
+        if only and payload.name not in only:
+            continue
+        counts: Sequence[int] = DEFAULT_READERS.get(payload.name, (1, 4))
+        if quick:
+            counts = QUICK.get(payload.name, (1,) if only else ())
+        cells += [_cell(payload, count, quick, rounds) for count in readers or counts]
+    return Plan(rounds, tuple(cells))
+
+
+def _cell(payload: Payload, readers: int, quick: bool, rounds: int) -> Cell:
+    if payload.bytes <= 64 * KIB:
+        paced, round_trips = 80, 200
+    elif payload.bytes <= MIB:
+        paced, round_trips = 40, 20
+    else:
+        paced, round_trips = (1 if quick else 2), 0
+    is_idle = payload.name == "dict" and readers == IDLE_READERS
+    return Cell(
+        payload=payload,
+        readers=readers,
+        paced=min(paced // 2 if quick and paced > 2 else paced, STAMPS),
+        round_trips=round_trips if readers == 1 else 0,
+        seconds=0.03 if quick else 0.06,
+        idle_seconds=IDLE_SECONDS / rounds / (2 if quick else 1) if is_idle else 0.0,
+    )

@@ -1,0 +1,116 @@
+"""One peer and its readers, from outside: started, asked for slices, and killed if they hang."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.broadcast.channel import Peer, Setting
+from benchmarks.broadcast.payloads import Payload
+from benchmarks.broadcast.worker import FORK, writer_main
+
+SHM = Path("/dev/shm")
+TMP = Path(tempfile.gettempdir())
+PREFIX = "mlbench"
+OPEN_SECONDS = 30.0
+
+
+class Hung(Exception):
+    """A peer did not come back in time, and was killed."""
+
+
+class Workspace:
+    """Folder and prefix of everything that peers leave on disk; removed at the end."""
+
+    def __init__(self) -> None:
+        for stale in (*SHM.glob(f"{PREFIX}*_*"), *TMP.glob(f"{PREFIX}*_*")):
+            pid = stale.name[len(PREFIX) :].partition("_")[0]
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+                self._remove(stale)  # of a run that was killed
+        self.prefix = f"{PREFIX}{os.getpid()}_"
+        self.folder = Path(tempfile.mkdtemp(prefix=self.prefix))
+        self._count = 0
+
+    def new_name(self) -> str:
+        self._count += 1
+        return f"{self.prefix}{self._count}"
+
+    @staticmethod
+    def _remove(path: Path) -> None:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        with suppress(FileNotFoundError, PermissionError, IsADirectoryError):
+            path.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove(self.folder)
+        for path in SHM.glob(f"{self.prefix}*"):
+            self._remove(path)
+
+
+class Session:
+    """A context manager; leaving it ends the processes, by force where they do not end."""
+
+    def __init__(
+        self, peer: Peer, payload: Payload, readers: int, has_back: bool, workspace: Workspace
+    ) -> None:
+        self.peer = peer
+        self._orders, there = FORK.Pipe()
+        setting = Setting(
+            payload, readers, workspace.folder, workspace.prefix, workspace.new_name()
+        )
+        self._process = FORK.Process(target=writer_main, args=(peer, setting, has_back, there))
+        self._process.start()
+        there.close()
+        try:
+            self._answer(OPEN_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
+
+    def ask(self, order: str, *args: object, timeout: float) -> Any:
+        """Has the writer's process do it; what fails or hangs ends the session and raises."""
+        try:
+            self._orders.send((order, args))
+            return self._answer(timeout)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _answer(self, timeout: float) -> Any:
+        if not self._orders.poll(timeout):
+            raise Hung(f"no answer within {timeout:.0f} s")
+        try:
+            answer = self._orders.recv()
+        except EOFError:
+            raise Hung("its processes ended") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        """All processes of this peer; nothing else is in their group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid or os.getpid() + 1, signal.SIGKILL)
+        self._process.join(5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._process.is_alive():
+            with suppress(Exception):
+                self.ask("close", timeout=10)
+            self._process.join(2)
+        self.kill()

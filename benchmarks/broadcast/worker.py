@@ -1,0 +1,251 @@
+"""One peer and its readers, from inside: the writer's process forks the readers and obeys orders.
+
+Orders come through a pipe; between two slices all processes sleep there, also those of peers that
+poll. What goes wrong in any of them is reported through the same pipe, and the process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.broadcast.board import Board
+from benchmarks.broadcast.channel import Channel, Peer, Setting
+from benchmarks.broadcast.payloads import same
+
+FORK = multiprocessing.get_context("fork")
+PAUSE = 0.001
+SETTLE = 0.15
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Nobody outlives the run, however it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _cpu_ns(pid: int) -> int:
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks)
+
+
+class _Process:
+    """What writer and readers have in common. `back` is a channel from reader 0 to the writer."""
+
+    def __init__(self, channel: Channel, back: Channel, board: Board) -> None:
+        self.channel = channel
+        self.back = back
+        self.board = board
+        self.obj = channel.setting.payload.make()
+
+    def close(self) -> None:
+        self.channel.close()
+        self.back.close()
+
+
+class _Reader(_Process):
+    def __init__(self, channel: Channel, back: Channel, board: Board, rank: int) -> None:
+        super().__init__(channel, back, board)
+        self.rank = rank
+
+    def open(self, token: object, has_back: bool) -> object:
+        self.channel.open_reader(self.rank, token)
+        return self.back.open_writer() if has_back else None
+
+    def open_back(self) -> None:
+        self.back.ready()
+
+    def check(self, messages: int) -> None:
+        for _ in range(messages):
+            obj = self.channel.recv()
+            if not same(obj, self.obj):
+                raise AssertionError("a message arrived changed")
+            del obj
+            self.channel.release()
+
+    def stamp(self, messages: int) -> None:
+        channel, stamps, progress, rank = (
+            self.channel,
+            self.board.received[self.rank],
+            self.board.progress,
+            self.rank,
+        )
+        for i in range(messages):
+            obj = channel.recv()
+            stamps[i] = time.monotonic_ns()
+            del obj
+            channel.release()
+            progress[rank] = i + 1
+
+    def take(self, messages: int) -> int:
+        recv, release = self.channel.recv, self.channel.release
+        for _ in range(messages):
+            obj = recv()
+            del obj
+            release()
+        return time.monotonic_ns()
+
+    def reply(self, messages: int) -> None:
+        recv, release, send, obj = (
+            self.channel.recv,
+            self.channel.release,
+            self.back.send,
+            self.obj,
+        )
+        for _ in range(messages):
+            got = recv()
+            del got
+            release()
+            send(obj)
+
+
+class _Writer(_Process):
+    def start(self, readers: list[tuple[int, Connection]], has_back: bool) -> None:
+        self.readers = readers
+        token = self.channel.open_writer()
+        back_token = self._ask("open", token, has_back)()[0]
+        if has_back:
+            self.back.open_reader(0, back_token)
+        self.channel.ready()
+        if has_back:
+            self._ask("open_back")()
+
+    def _ask(self, order: str, *args: object) -> Callable[[], list[object]]:
+        """Starts it in all readers; the result waits for their answers."""
+        for _, pipe in self.readers:
+            pipe.send((order, args))
+        return lambda: [pipe.recv() for _, pipe in self.readers]
+
+    def warm_up(self) -> None:
+        """Uses all of the memory once, and checks that objects arrive as they were."""
+        messages = self.channel.warm_up
+        answers = self._ask("check", messages)
+        for _ in range(messages):
+            self.channel.send(self.obj)
+        answers()
+
+    def paced(self, messages: int) -> object:
+        """One-way times in ns by reader and message, all readers asleep before each message."""
+        self.board.reset()
+        answers = self._ask("stamp", messages)
+        time.sleep(SETTLE / 10)
+        sent, send, obj = self.board.sent, self.channel.send, self.obj
+        for i in range(messages):
+            self.board.wait_for(i)
+            time.sleep(PAUSE)
+            sent[i] = time.monotonic_ns()
+            send(obj)
+        answers()
+        return self.board.ways_ns(messages)
+
+    def back_to_back(self, messages: int) -> float:
+        """Messages per second, until the last reader has the last one."""
+        answers = self._ask("take", messages)
+        time.sleep(SETTLE / 10)
+        send, obj = self.channel.send, self.obj
+        start = time.monotonic_ns()
+        for _ in range(messages):
+            send(obj)
+        ends = [end for end in answers() if isinstance(end, int)]
+        return messages / (max(ends) - start) * 1e9
+
+    def round_trip(self, messages: int) -> float:
+        """Mean ns from here to reader 0 and back by the same kind of channel."""
+        answers = self._ask("reply", messages)
+        channel, back, obj = self.channel, self.back, self.obj
+        time.sleep(SETTLE / 10)
+        start = time.monotonic_ns()
+        for _ in range(messages):
+            channel.send(obj)
+            got = back.recv()
+            del got
+            back.release()
+        end = time.monotonic_ns()
+        answers()
+        return (end - start) / messages
+
+    def idle(self, seconds: float) -> float:
+        """CPU of all readers together while no message comes, in % of one core."""
+        answers = self._ask("take", 1)
+        time.sleep(SETTLE)
+        pids = [pid for pid, _ in self.readers]
+        start, before = time.monotonic_ns(), sum(map(_cpu_ns, pids))
+        time.sleep(seconds)
+        used, end = sum(map(_cpu_ns, pids)) - before, time.monotonic_ns()
+        self.channel.send(self.obj)
+        answers()
+        return used / (end - start) * 100
+
+    def close(self) -> None:
+        self._ask("close")()
+        super().close()
+
+
+def _obey(process: _Process, orders: Connection, failures: Connection) -> None:
+    """Until `close`; whatever fails goes to the run, which then ends this peer."""
+    order = ""
+    try:
+        while order != "close":
+            order, args = orders.recv()
+            orders.send(getattr(process, order)(*args))
+    except BaseException as error:
+        failures.send(_failure(error))
+        time.sleep(60)  # the run kills us
+
+
+def _failure(error: BaseException) -> Exception:
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _reader_main(reader: _Reader, orders: Connection, failures: Connection) -> None:
+    die_with_parent()
+    _obey(reader, orders, failures)
+    _leave()
+
+
+def _leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def writer_main(peer: Peer, setting: Setting, has_back: bool, orders: Connection) -> None:
+    """The body of the process that `session.Session` starts; it leads a process group."""
+    os.setpgid(0, 0)
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        channel = peer.channel(setting)
+        back_setting = Setting(
+            setting.payload, 1, setting.folder, setting.prefix, setting.name + "-back"
+        )
+        back = peer.channel(back_setting)
+        channel.prepare()
+        if has_back:
+            back.prepare()
+        board = Board(setting.readers)
+        writer = _Writer(channel, back, board)
+        readers: list[tuple[int, Connection]] = []
+        for rank in range(setting.readers):
+            here, there = FORK.Pipe()
+            process = FORK.Process(
+                target=_reader_main, args=(_Reader(channel, back, board, rank), there, orders)
+            )
+            process.start()
+            assert process.pid is not None
+            readers.append((process.pid, here))
+        writer.start(readers, has_back)
+        orders.send(None)
+    except BaseException as error:
+        orders.send(_failure(error))
+        time.sleep(60)  # the run kills us
+    _obey(writer, orders, orders)
+    _leave()
