@@ -17,7 +17,7 @@ using namespace nb::literals;
 
 namespace {
 
-const nb::sig kParticipant("def participant(self, slot: int) -> tuple[str, int, int, int]");
+const nb::sig kParticipant("def participant(self, slot: int) -> tuple[str, int, int, int, int]");
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "bindings/gil.hpp"
 #include "core/segment.hpp"
 #include "core/sync.hpp"
+#include "core/wait.hpp"
 #include "os/clock.hpp"
 #include "os/futex.hpp"
 
@@ -39,12 +40,14 @@ inline os::Deadline to_deadline(nb::handle timeout) {
     return os::Deadline::after(seconds <= 0 ? 0 : static_cast<os::Nanoseconds>(seconds * 1e9));
 }
 
-// What a wait does every 100 ms with the GIL: signal handlers, then the caller's cancel. Whatever Python runs may
-// have forked: in the child the call must not go on, or both would write to the same ring.
+// What a wait does every 100 ms with the GIL: signal handlers, the caller's cancel, and a word in the log if it lasts
+// (memlane._stalls). Whatever Python runs may have forked: in the child the call must not go on, or both would write
+// to the same ring.
 class Interruption {
 public:
-    Interruption(nb::object end, const core::Segment& segment, nb::handle cancel = nb::none())
-        : end_(std::move(end)), segment_(segment), cancel_(cancel) {
+    // `wait`: what for, as memlane._stalls knows it.
+    Interruption(nb::object end, const core::Segment& segment, const char* wait, nb::handle cancel = nb::none())
+        : end_(std::move(end)), segment_(segment), wait_(wait), cancel_(cancel) {
         if (!cancel_.is_none() && !nb::hasattr(cancel_, "is_set"))
             raise_error("InvalidType", "cancel must be a threading.Event or None");
     }
@@ -58,10 +61,14 @@ public:
     }
 
     // Called without the GIL; true ends the wait.
-    bool operator()() const {
+    bool operator()() {
         const WithGil gil;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
         const bool cancelled = is_cancelled();
+        if (os::monotonic_now() - started_ >= core::kSlice) {
+            if (!watch_.is_valid()) watch_ = nb::module_::import_("memlane._stalls").attr("Watch")(end_, wait_);
+            watch_();
+        }
         if (!segment_.is_own()) raise_failure(end_, "wrong_process");
         return cancelled;
     }
@@ -69,7 +76,10 @@ public:
 private:
     const nb::object end_;
     const core::Segment& segment_;
-    nb::handle cancel_;
+    const char* const wait_;
+    const nb::handle cancel_;
+    const os::Nanoseconds started_ = os::monotonic_now();
+    nb::object watch_;
 };
 
 // `Bound` is the class that Python sees (it derives from this one).

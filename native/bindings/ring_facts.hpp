@@ -39,7 +39,7 @@ inline const char* to_text(core::Presence presence, const os::ProcessIdentity& w
     }
 }
 
-// (state, pid, position, last progress in ns of the monotonic clock) of a slot. Costs system calls.
+// (state, pid, position, last progress in ns of the monotonic clock, views) of a slot. Costs system calls.
 template <class Core>
 nb::tuple participant_of(Core& end, std::size_t own_slot, std::size_t slot) {
     if (slot > end.ring().geometry().n_reader) raise_error("InvalidArgument", "no such slot");
@@ -48,7 +48,7 @@ nb::tuple participant_of(Core& end, std::size_t own_slot, std::size_t slot) {
     const os::ProcessIdentity who = participants.identity(slot);
     const core::ParticipantSlot& facts = participants.slot(slot);
     return nb::make_tuple(to_text(presence, who), who.pid, core::load_relaxed(facts.position),
-                          core::load_relaxed(facts.last_progress_ns));
+                          core::load_relaxed(facts.last_progress_ns), core::load_relaxed(facts.views));
 }
 
 template <class Core>
@@ -60,7 +60,7 @@ nb::tuple counters_of(Core& end, std::size_t own_slot) {
 
 // Until the writer and every reader have attached. A death among them, or the writer's end, ends it, too.
 template <class Core>
-core::Outcome wait_for_all(Core& end, std::size_t own_slot, os::Deadline deadline, const Interruption& look) {
+core::Outcome wait_for_all(Core& end, std::size_t own_slot, os::Deadline deadline, Interruption& look) {
     const core::Participants& participants = end.participants();
     const std::size_t count = 1 + end.ring().geometry().n_reader;
     std::optional<std::size_t> dead;
@@ -103,7 +103,7 @@ template <class Bound, class Core>
 void wait_for_everybody(End<Bound, Core>& end, std::size_t own_slot, nb::handle timeout) {
     const os::Deadline deadline = to_deadline(timeout);
     Core& core = end.core();
-    const Interruption look(end.self(), core.segment());
+    Interruption look(end.self(), core.segment(), "ready");
     const core::Outcome outcome = [&] {
         const WithoutGil no_gil;
         return wait_for_all(core, own_slot, deadline, look);

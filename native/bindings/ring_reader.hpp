@@ -149,7 +149,7 @@ private:
         if (core().holds_next()) raise_failure(self(), "next_chunk_held");
         core::Outcome outcome = core().begin_nowait();
         if (outcome.status == core::Status::would_block) {
-            const Interruption look(self(), core().segment(), cancel);
+            Interruption look(self(), core().segment(), "message", cancel);
             if (look.is_cancelled()) raise_failure(self(), "cancelled");
             check_own();
             const WithoutGil no_gil;

@@ -96,7 +96,7 @@ private:
     void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout) {
         core::Outcome outcome = core().begin_nowait(bytes);
         if (outcome.status == core::Status::would_block) {
-            const Interruption look(self(), core().segment());
+            Interruption look(self(), core().segment(), "chunk");
             const WithoutGil no_gil;
             outcome = core().begin(bytes, deadline, look);
         }
@@ -111,7 +111,7 @@ private:
                 return os::write_at(file, from, size, extent + at);
             });
         };
-        const Interruption look(self(), core().segment());
+        Interruption look(self(), core().segment(), "chunk");
         const core::Outcome outcome = [&] {
             const WithoutGil no_gil;
             return core().spill(bytes, deadline, write, look);

@@ -109,10 +109,12 @@ public:
     // Goes on to the next chunk, but keeps this one until release_held() of the position that is returned.
     std::uint64_t hold(std::uint64_t length) {
         held_.push_back(position_);
+        count_views();
         return advance(length);
     }
     void release_held(std::uint64_t position) noexcept {
         held_.erase(std::remove(held_.begin(), held_.end(), position), held_.end());
+        count_views();
         give_back(position);
     }
     // Is the next chunk one that this reader keeps? Its flags look published, but it is the old message.
@@ -137,6 +139,10 @@ public:
     }
 
 private:
+    void count_views() noexcept {
+        core::store_relaxed(participants_.slot(slot()).views, static_cast<std::uint32_t>(held_.size()));
+    }
+
     std::uint64_t advance(std::uint64_t length) noexcept {
         core::ParticipantSlot& own = participants_.slot(slot());
         core::store_relaxed(own.position, position_ + 1);

@@ -84,7 +84,7 @@ struct ParticipantSlot {
     std::uint64_t position;          // messages published or consumed
     std::int64_t last_progress_ns;   // CLOCK_MONOTONIC
     SlotActivity activity;
-    std::uint32_t reserved_1;
+    std::uint32_t views;  // chunks that are kept because something refers to them
     std::uint64_t bytes;
     std::uint64_t waits;   // calls that did not find at once what they came for
     std::uint64_t spills;  // messages that did not fit their place

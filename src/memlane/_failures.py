@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from memlane.errors import (
@@ -35,6 +36,7 @@ class Participant(NamedTuple):
     pid: int
     position: int
     last_progress_ns: int
+    views: int  # chunks that it keeps because something refers to them
 
     def since(self) -> str:
         """How long ago it last published, consumed or attached."""
@@ -48,7 +50,7 @@ class End(Protocol):
     def slot(self) -> int: ...
     @property
     def ranks(self) -> Sequence[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, int]: ...
 
 
 # A text names so many of those it is about, and counts the rest.
@@ -110,9 +112,9 @@ def failure(end: End, what: str, slot: int, timeout: float | None) -> MemlaneErr
         case "peer_died":
             return _death(end, slot)
         case "timed_out":
-            return _timeout(timeout, [_writer_of(end)] if end.slot else _blocking(end))
+            return _timeout(timeout, [writer_of(end)] if end.slot else blocking_readers(end))
         case "not_ready":
-            return _timeout(timeout, _absent_from(end))
+            return _timeout(timeout, absent_readers(end))
     kind, text = _TEXTS[what]
     return kind(text)
 
@@ -129,18 +131,18 @@ def _death(end: End, slot: int) -> MemlaneError:
 
 
 def _timeout(timeout: float | None, waiting_for: list[str]) -> TimedOut:
-    named = ", ".join(waiting_for[:MOST_NAMED])
-    more = f" and {len(waiting_for) - MOST_NAMED} more" if len(waiting_for) > MOST_NAMED else ""
-    names = f" waiting for {named}{more}" if waiting_for else ""
+    names = f" waiting for {names_of(waiting_for)}" if waiting_for else ""
     return TimedOut(f"gave up after {timeout} s{names}", timeout)
 
 
-def _writer_of(end: End) -> str:
+def writer_of(end: End) -> str:
+    """Who a reader waits for."""
     writer = participant(end, 0)
     return f"the writer (pid {writer.pid}, {writer.state}, {writer.since()})"
 
 
-def _absent_from(end: End) -> list[str]:
+def absent_readers(end: End) -> list[str]:
+    """Who has not attached yet."""
     return [
         f"reader {rank} (never attached)"
         for slot, rank in enumerate(end.ranks, start=1)
@@ -148,18 +150,39 @@ def _absent_from(end: End) -> list[str]:
     ]
 
 
-def _blocking(end: End) -> list[str]:
-    """The readers that a writer waits for."""
+def blocking_readers(end: End) -> list[str]:
+    """The readers that a writer waits for: who, in what state, how far behind, since when."""
     sent = participant(end, 0).position
     slots = cast("RingWriter", end).blocking_slots()
-    return [_behind(end, slot, sent) for slot in slots[:MOST_NAMED]] + [""] * (
-        len(slots) - MOST_NAMED
-    )
+    named = [_behind(end, slot, sent) for slot in slots[:MOST_NAMED]]
+    return named + ["another reader"] * (len(slots) - len(named))
 
 
 def _behind(end: End, slot: int, sent: int) -> str:
     who, rank = participant(end, slot), end.ranks[slot - 1]
     if who.state == "absent":
         return f"reader {rank} (never attached)"
-    behind = sent - who.position
-    return f"reader {rank} (pid {who.pid}, {who.state}, {behind} behind, {who.since()})"
+    parts = [f"pid {who.pid}", doing(who), f"{sent - who.position} behind", who.since()]
+    if who.views:
+        parts.insert(2, f"holds views of {who.views} chunks")
+    return f"reader {rank} ({', '.join(parts)})"
+
+
+def doing(who: Participant) -> str:
+    """`who.state`, and for a process that runs whether it is on a core or asleep, and in what."""
+    if who.state != "running":
+        return who.state
+    try:
+        stat = Path(f"/proc/{who.pid}/stat").read_text()
+        where = Path(f"/proc/{who.pid}/wchan").read_text()
+    except OSError:  # gone, or not ours to look at
+        return who.state
+    if stat.rpartition(")")[2].split()[0] == "R":
+        return "running on a core"
+    return f"running, asleep in the kernel ({where})" if where not in ("", "0") else who.state
+
+
+def names_of(waiting_for: list[str]) -> str:
+    """The first of them, and how many more."""
+    more = len(waiting_for) - MOST_NAMED
+    return ", ".join(waiting_for[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

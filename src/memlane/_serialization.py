@@ -11,6 +11,7 @@ import sys
 from typing import Any, Protocol
 
 from memlane._native import Incoming, Outgoing, PooledBuffer
+from memlane.errors import CorruptMessage, InvalidArgument, InvalidType
 
 
 class Codec(Protocol):
@@ -56,3 +57,54 @@ class PickleCodec:
         if isinstance(stream, bytes):
             return pickle.loads(stream, buffers=buffers)
         return pickle.Unpickler(stream, buffers=buffers).load()
+
+
+class MsgpackCodec:
+    """MessagePack: what it has types for, and dataclasses and msgspec Structs as maps.
+
+    Decoding executes nothing. Tuples and sets come back as lists.
+    """
+
+    def __init__(self) -> None:
+        from msgspec import msgpack  # imported only by who uses it: it costs as much as memlane
+
+        self.outgoing = Outgoing()
+        self._encoder = msgpack.Encoder()
+        self._decoder = msgpack.Decoder()
+
+    def encode(self, obj: object) -> None:
+        try:
+            self.outgoing.write(self._encoder.encode(obj))
+        except TypeError as error:
+            raise InvalidType(f"the msgpack serializer cannot send this: {error}") from None
+        except OverflowError as error:
+            raise InvalidArgument(f"the msgpack serializer cannot send this: {error}") from None
+
+    def decode(self, stream: bytes) -> Any:
+        from msgspec import DecodeError
+
+        try:
+            return self._decoder.decode(stream)
+        except (DecodeError, UnicodeError, RecursionError) as error:
+            raise CorruptMessage(
+                f"the message is no MessagePack; it was skipped: {error}"
+            ) from None
+
+    def decode_parts(self, stream: bytes | Incoming, buffers: list[PooledBuffer]) -> Any:
+        if buffers:
+            raise CorruptMessage("the message has buffers beside it, which MessagePack has not")
+        return self.decode(stream if isinstance(stream, bytes) else stream.read())
+
+
+_CODECS: dict[str, type[PickleCodec] | type[MsgpackCodec]] = {
+    "pickle": PickleCodec,
+    "msgpack": MsgpackCodec,
+}
+
+
+def codec_of(serializer: object) -> Codec:
+    """A new codec of that name; each end of a queue has its own."""
+    kind = _CODECS.get(serializer) if isinstance(serializer, str) else None
+    if kind is None:
+        raise InvalidArgument(f"there is no serializer {serializer!r}: {', '.join(_CODECS)} are")
+    return kind()

@@ -3,6 +3,7 @@
 import os
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def children_of(pid: int) -> list[int]:
     """The processes whose parent is ``pid``, dead ones that were not reaped included."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            found += map(int, (task / "children").read_text().split())
     return found
 
 

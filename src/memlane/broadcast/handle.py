@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memlane._checks import integer_from, segment_name
+from memlane._serialization import codec_of
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
@@ -26,6 +27,7 @@ class Handle:
         remote_addr_ipv6: the host of that address is an IPv6 address.
         format_version: of the handle and of the messages.
         queue_id: 32 hexadecimal digits; a segment of another queue is refused.
+        serializer: how the writer's objects become bytes.
     """
 
     local_reader_ranks: list[int] = field(default_factory=list)
@@ -35,6 +37,7 @@ class Handle:
     remote_addr_ipv6: bool = False
     format_version: int = FORMAT_VERSION
     queue_id: str = ""
+    serializer: str = "pickle"
 
     def to_json(self) -> str:
         """Plain JSON text, for wherever a pickle cannot go."""
@@ -76,6 +79,7 @@ class Handle:
             )
         if len(self.queue_id) != 32 or not set(self.queue_id) <= set("0123456789abcdef"):
             raise InvalidArgument(f"the handle's queue_id is no 32 hexadecimal digits: {self!r}")
+        codec_of(self.serializer)
         for rank in self.local_reader_ranks:
             checked_rank(rank)
         if len(set(self.local_reader_ranks)) != len(self.local_reader_ranks):

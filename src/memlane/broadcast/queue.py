@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from memlane._checks import integer, integer_from
 from memlane._failures import participant
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
-from memlane._serialization import PickleCodec
+from memlane._serialization import codec_of
 from memlane.broadcast.blocks import read_block, write_block
 from memlane.broadcast.handle import Handle, checked_ranks
 from memlane.broadcast.ring import ShmRingBuffer, name_of, new_queue_id, ring_geometry
@@ -54,6 +54,9 @@ class MessageQueue:
         connect_ip: address for readers on other hosts.
         spill_keep_bytes: of the space behind the ring so much stays allocated for the next large
             message; more is given back as soon as every reader has finished with it.
+        serializer: "pickle", or "msgpack" for who must not execute code by decoding; readers learn
+            it from the handle. With msgpack tuples come back as lists, and types that it has not
+            are refused at `enqueue`.
 
     Raises:
         InvalidArgument: negative counts, more local readers than readers, ranks that do not fit.
@@ -77,6 +80,7 @@ class MessageQueue:
         connect_ip: str | None = None,
         *,
         spill_keep_bytes: int = 256 * 1024 * 1024,
+        serializer: str = "pickle",
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0)
         local = integer_from("n_local_reader", n_local_reader, 0)
@@ -85,6 +89,7 @@ class MessageQueue:
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
         ranks = checked_ranks(local_reader_ranks, local)
         spill_keep_bytes = integer_from("spill_keep_bytes", spill_keep_bytes, 0)
+        codec = codec_of(serializer)
         if connect_ip is not None and not isinstance(connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
         if local < readers:
@@ -94,7 +99,7 @@ class MessageQueue:
             )
 
         queue_id = new_queue_id()
-        handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex())
+        handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
         if local == 0:
             self._setup(handle, geometry, None, None)
             return
@@ -108,7 +113,7 @@ class MessageQueue:
             segment.name,
         )
         try:
-            writer = RingWriter(segment, ranks, PickleCodec(), spill_keep_bytes)
+            writer = RingWriter(segment, ranks, codec, spill_keep_bytes)
         except BaseException:
             segment.abandon()  # now, and not when the traceback goes
             raise
@@ -135,6 +140,7 @@ class MessageQueue:
         place = handle.local_reader_ranks.index(rank)
         *numbers, name = handle.buffer_handle
         geometry = ring_geometry(*numbers)
+        codec = codec_of(handle.serializer)
         try:
             segment = RingSegment.attach(
                 geometry,
@@ -144,7 +150,7 @@ class MessageQueue:
                 slot=1 + place,
             )
             try:
-                reader = RingReader(segment, handle.local_reader_ranks, PickleCodec(), place)
+                reader = RingReader(segment, handle.local_reader_ranks, codec, place)
             except BaseException:
                 segment.abandon()  # now, and not when the traceback goes
                 raise

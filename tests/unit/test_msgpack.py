@@ -1,0 +1,97 @@
+"""serializer="msgpack": nothing is executed by decoding."""
+
+import dataclasses
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from memlane import CorruptMessage, Handle, MessageQueue
+from tests.queues import refuses
+
+
+@contextmanager
+def msgpack_queue() -> Iterator[tuple[MessageQueue, MessageQueue]]:
+    with (
+        MessageQueue(1, 1, max_chunk_bytes=4096, serializer="msgpack") as writer,
+        MessageQueue.create_from_handle(
+            Handle.from_json(writer.export_handle().to_json()), 0
+        ) as reader,
+    ):
+        yield writer, reader
+
+
+@dataclasses.dataclass
+class Step:
+    number: int
+    tokens: list[int]
+
+
+@pytest.mark.parametrize(
+    ("sent", "got"),
+    [
+        (None, None),
+        ({"a": [1, 2.5, "x", b"y", True]}, {"a": [1, 2.5, "x", b"y", True]}),
+        ((1, (2, 3)), [1, [2, 3]]),
+        ({1: "integer keys"}, {1: "integer keys"}),
+        (Step(3, [4, 5]), {"number": 3, "tokens": [4, 5]}),
+        (b"z" * 1_000_000, b"z" * 1_000_000),
+        (list(range(100_000)), list(range(100_000))),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_round_trip(sent: object, got: object) -> None:
+    """What MessagePack has types for arrives, at any size; readers learn it from the handle."""
+    with msgpack_queue() as (writer, reader):
+        writer.enqueue(sent)
+        assert reader.dequeue() == got
+
+
+@pytest.mark.parametrize("obj", [object(), 1 + 2j, lambda: 0, [1, {2: object()}], 2**70])
+def test_what_it_has_no_type_for(obj: object) -> None:
+    """Refused at enqueue, nothing sent, and the queue goes on."""
+    with msgpack_queue() as (writer, reader):
+        with refuses(TypeError, ValueError):
+            writer.enqueue(obj)
+        writer.enqueue("next")
+        assert reader.dequeue(timeout=0) == "next"
+
+
+def test_pickles_are_not_executed() -> None:
+    """A reader of msgpack takes a pickle for broken, whatever the handle of its writer said."""
+    with MessageQueue(1, 1, max_chunk_bytes=4096) as writer:
+        handle = writer.export_handle()
+        handle.serializer = "msgpack"
+        with MessageQueue.create_from_handle(handle, 0) as reader:
+            for obj in (Bomb(), [Bomb(), bytes(200_000)]):
+                writer.enqueue(obj)
+                with pytest.raises(CorruptMessage):
+                    reader.dequeue()
+            assert Bomb.exploded == 0
+    pickle.loads(pickle.dumps(Bomb()))
+    assert Bomb.exploded == 1
+
+
+class Bomb:
+    exploded = 0
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return explode, ()
+
+
+def explode() -> int:
+    Bomb.exploded += 1
+    return 0
+
+
+@pytest.mark.parametrize("name", ["json", "", None, 7])
+def test_unknown_serializers(name: object) -> None:
+    """Refused before anything is made, in the writer and in a handle."""
+    with refuses(ValueError, match="serializer"):
+        MessageQueue(1, 1, serializer=name)  # type: ignore[arg-type]
+    with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
+        handle = writer.export_handle()
+        handle.serializer = name  # type: ignore[assignment]
+        with refuses(ValueError):
+            MessageQueue.create_from_handle(handle, 0)
