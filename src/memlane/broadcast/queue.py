@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from math import ceil, isnan
 from typing import TYPE_CHECKING, Any
 
 from memlane._checks import integer, integer_from
@@ -18,13 +16,13 @@ from memlane._serialization import codec_of
 from memlane.broadcast.blocks import read_block, write_block
 from memlane.broadcast.handle import Handle, checked_ranks
 from memlane.broadcast.ring import ShmRingBuffer, name_of, new_queue_id, ring_geometry
+from memlane.broadcast.socket import receive_pickled
 from memlane.broadcast.statistics import QueueStatistics, queue_statistics
 from memlane.errors import (
     Closed,
     InvalidArgument,
     InvalidType,
     RankTaken,
-    TimedOut,
     Unsupported,
     WriterClosed,
     WrongRole,
@@ -393,11 +391,4 @@ class MessageQueue:
 
         Unpickling executes what the sender wants: never use it on a socket that strangers reach.
         """
-        if timeout is not None and isnan(timeout):
-            raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
-        # ZeroMQ counts milliseconds in 32 bits; 24 days are the most.
-        longest = 0x7FFFFFFF
-        milliseconds = None if timeout is None else min(max(timeout, 0) * 1000, longest)
-        if not socket.poll(None if milliseconds is None else ceil(milliseconds)):
-            raise TimedOut(f"no message on the socket within {timeout} s", timeout)
-        return pickle.loads(socket.recv())
+        return receive_pickled(socket, timeout)
