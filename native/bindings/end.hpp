@@ -7,8 +7,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -40,14 +42,17 @@ inline os::Deadline to_deadline(nb::handle timeout) {
     return os::Deadline::after(seconds <= 0 ? 0 : static_cast<os::Nanoseconds>(seconds * 1e9));
 }
 
-// What a wait does every 100 ms with the GIL: signal handlers, the caller's cancel, and a word in the log if it lasts
-// (memlane._stalls). Whatever Python runs may have forked: in the child the call must not go on, or both would write
+// What a wait does with the GIL when it looks around: signal handlers, the caller's cancel, and a word in the log if
+// it lasts (memlane._stalls). Waking Python up costs more than all else in a slice, so four idle readers do it once a
+// second, and not at every slice, unless there is a cancel to look at: a signal ends the slice, anyway. Whatever Python runs may have forked: in the child the call must not go on, or both would write
 // to the same ring.
 class Interruption {
 public:
-    // `wait`: what for, as memlane._stalls knows it.
-    Interruption(nb::object end, const core::Segment& segment, const char* wait, nb::handle cancel = nb::none())
-        : end_(std::move(end)), segment_(segment), wait_(wait), cancel_(cancel) {
+    // `wait`: what for, as memlane._stalls knows it. `is_news`: is there anything to say of a wait that lasts? Asked
+    // here and not in Python, because idle readers would import the logging machinery only to be silent.
+    Interruption(nb::object end, const core::Segment& segment, const char* wait, nb::handle cancel = nb::none(),
+                 std::function<bool()> is_news = [] { return true; })
+        : end_(std::move(end)), segment_(segment), wait_(wait), cancel_(cancel), is_news_(std::move(is_news)) {
         if (!cancel_.is_none() && !nb::hasattr(cancel_, "is_set"))
             raise_error("InvalidType", "cancel must be a threading.Event or None");
     }
@@ -61,25 +66,45 @@ public:
     }
 
     // Called without the GIL; true ends the wait.
-    bool operator()() {
+    bool operator()(core::LookReason reason) {
+        const os::Nanoseconds now = os::monotonic_now();
+        const bool idle = reason == core::LookReason::slice && cancel_.is_none() && segment_.is_own();
+        if (idle && now < next_look_) return false;
         const WithGil gil;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
         const bool cancelled = is_cancelled();
-        if (os::monotonic_now() - started_ >= core::kSlice) {
-            if (!watch_.is_valid()) watch_ = nb::module_::import_("memlane._stalls").attr("Watch")(end_, wait_);
-            watch_();
-        }
+        if (now >= next_word_) speak(now);
+        next_look_ = std::min(now + os::kSecond, next_word_);
         if (!segment_.is_own()) raise_failure(end_, "wrong_process");
         return cancelled;
     }
 
 private:
+    // After the first slice it only learns when the first word is due; then each pause is twice the one before.
+    void speak(os::Nanoseconds now) {
+        if (interval_ == 0) {
+            const nb::object ask = nb::module_::import_("memlane._settings").attr("warning_interval");
+            interval_ = static_cast<os::Nanoseconds>(nb::cast<double>(ask()) * 1e9);
+            next_word_ = started_ + interval_;
+            if (now < next_word_) return;
+        }
+        constexpr os::Nanoseconds kLongest = 60 * os::kSecond;
+        interval_ = std::min(2 * interval_, kLongest);
+        next_word_ = now + interval_;
+        if (!is_news_()) return;
+        const double waited = static_cast<double>(now - started_) / 1e9;
+        nb::module_::import_("memlane._stalls").attr("report")(end_, wait_, waited);
+    }
+
     const nb::object end_;
     const core::Segment& segment_;
     const char* const wait_;
     const nb::handle cancel_;
+    const std::function<bool()> is_news_;
     const os::Nanoseconds started_ = os::monotonic_now();
-    nb::object watch_;
+    os::Nanoseconds next_word_ = started_ + core::kSlice;
+    os::Nanoseconds next_look_ = next_word_;
+    os::Nanoseconds interval_ = 0;
 };
 
 // `Bound` is the class that Python sees (it derives from this one).

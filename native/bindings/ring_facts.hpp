@@ -77,7 +77,7 @@ core::Outcome wait_for_all(Core& end, std::size_t own_slot, os::Deadline deadlin
     };
     core::Spinner spinner(count, os::usable_cores());
     const core::WaitResult result = core::wait_until({&end.segment().header().membership}, spinner, deadline, all_here,
-                                                     [&] { return find_dead() || look(); });
+                                                     [&](core::LookReason reason) { return find_dead() || look(reason); });
     if (end.is_stopping()) return {core::Status::closed};
     if (find_dead()) return {core::Status::peer_died, *dead};
     if (result == core::WaitResult::timed_out) return {core::Status::timed_out};

@@ -149,7 +149,11 @@ private:
         if (core().holds_next()) raise_failure(self(), "next_chunk_held");
         core::Outcome outcome = core().begin_nowait();
         if (outcome.status == core::Status::would_block) {
-            Interruption look(self(), core().segment(), "message", cancel);
+            // An idle queue is no news; a writer that cannot write any more is.
+            const auto is_writer_stopped = [&participants = core().participants()] {
+                return os::activity_of(participants.identity(0)) == os::Activity::stopped;
+            };
+            Interruption look(self(), core().segment(), "message", cancel, is_writer_stopped);
             if (look.is_cancelled()) raise_failure(self(), "cancelled");
             check_own();
             const WithoutGil no_gil;

@@ -52,8 +52,8 @@ public:
         return is_published() ? core::Outcome{core::Status::ok} : core::Outcome{core::Status::would_block};
     }
 
-    // The same, waiting for the writer. What it published before it closed or died comes first. `look()` is called
-    // without any lock held at least every 100 ms.
+    // The same, waiting for the writer. What it published before it closed or died comes first. `look(reason)` is
+    // called without any lock held at least every 100 ms.
     template <class Look>
     core::Outcome begin(os::Deadline deadline, Look&& look) {
         core::ParticipantSlot& own = participants_.slot(slot());
@@ -64,9 +64,9 @@ public:
         const core::WaitResult result = core::wait_until(
             point, spinner_, deadline,
             [&] { return is_stopping() || is_published() || has_writer_closed(); },
-            [&] {
+            [&](core::LookReason reason) {
                 writer_died = is_writer_dead();
-                return writer_died || look();
+                return writer_died || look(reason);
             });
         core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
         if (is_stopping()) return {core::Status::closed};

@@ -57,7 +57,7 @@ public:
         return start(bytes);
     }
 
-    // The same, waiting for the readers. `look()` is called without any lock held at least every 100 ms.
+    // The same, waiting for the readers. `look(reason)` is called without any lock held at least every 100 ms.
     template <class Look>
     core::Outcome begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
         const core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
@@ -182,9 +182,9 @@ private:
         const core::WaitPoint point{&ring_.waits().consumed, &ring_.waits().writer_parked};
         const core::WaitResult result = core::wait_until(
             point, spinner_, deadline, [&] { return is_stopping() || ready(); },
-            [&] {
+            [&](core::LookReason reason) {
                 look_at_readers(os::monotonic_now());
-                return first_dead() || look();
+                return first_dead() || look(reason);
             });
         core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
         if (is_stopping()) return {core::Status::closed};

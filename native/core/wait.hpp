@@ -77,15 +77,16 @@ struct WaitPoint {
 };
 
 enum class WaitResult { ready, timed_out, interrupted };
+enum class LookReason { slice, signal, giving_up };
 
-// Waits until ready() is true. `look()` is called after every 100 ms slice, after every signal, and before the wait
-// ends for want of time; true from it ends the wait as `interrupted`. Nothing is asked of the kernel when ready() is
+// Waits until ready() is true. `look(reason)` is called after every 100 ms slice, after every signal, and before the
+// wait ends for want of time; true from it ends the wait as `interrupted`. Nothing is asked of the kernel when ready() is
 // true at once, and but a yield of the core when it comes true within the spin.
 template <class Ready, class Look>
 WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look) {
     if (ready()) return WaitResult::ready;
     if (deadline.is_poll()) {
-        if (look()) return WaitResult::interrupted;
+        if (look(LookReason::giving_up)) return WaitResult::interrupted;
         return ready() ? WaitResult::ready : WaitResult::timed_out;
     }
     if (spinner.spin(ready)) return WaitResult::ready;
@@ -107,8 +108,12 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
         if (at_once || ready()) return WaitResult::ready;
         const os::Nanoseconds now = os::monotonic_now();
         const bool is_over = deadline.passed(now);
-        if (is_over || now >= next_look || result == os::FutexResult::interrupted) {
-            if (look()) return WaitResult::interrupted;
+        const bool signalled = result == os::FutexResult::interrupted;
+        if (is_over || signalled || now >= next_look) {
+            const LookReason reason = is_over     ? LookReason::giving_up
+                                      : signalled ? LookReason::signal
+                                                  : LookReason::slice;
+            if (look(reason)) return WaitResult::interrupted;
             if (ready()) return WaitResult::ready;
             if (is_over) return WaitResult::timed_out;
             next_look = now + kSlice;

@@ -75,7 +75,7 @@ void deadlines_end_waits_and_change_nothing() {
     CHECK(reader.begin(soon(), keep_waiting).status == Status::timed_out);
     send(writer, 1);
     CHECK(writer.begin(8, soon(), keep_waiting).status == Status::timed_out);
-    CHECK(writer.begin(8, os::Deadline::never(), [] { return true; }).status == Status::interrupted);
+    CHECK(writer.begin(8, os::Deadline::never(), [](core::LookReason) { return true; }).status == Status::interrupted);
     CHECK(receive(reader) == 1);
     send(writer, 2);
     CHECK(receive(reader) == 2);

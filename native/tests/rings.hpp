@@ -15,7 +15,7 @@ using broadcast::RingGeometry;
 using broadcast::RingReader;
 using broadcast::RingWriter;
 
-inline constexpr auto keep_waiting = [] { return false; };
+inline constexpr auto keep_waiting = [](core::LookReason) { return false; };
 
 inline std::shared_ptr<core::Segment> new_segment(const RingGeometry& geometry) {
     static int count = 0;

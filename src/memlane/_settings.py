@@ -1,0 +1,30 @@
+"""What the environment may say. Read when it is needed, so that it can be changed at any time."""
+
+from __future__ import annotations
+
+import os
+
+# The second is what engines of the known design set already.
+INTERVAL_SETTINGS = ("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "VLLM_RINGBUFFER_WARNING_INTERVAL")
+DEFAULT_INTERVAL = 5.0
+
+
+def warning_interval() -> float:
+    """Seconds, or a fraction, until a wait is first worth a line in the log."""
+    name = next((name for name in INTERVAL_SETTINGS if os.environ.get(name)), None)
+    if name is None:
+        return DEFAULT_INTERVAL
+    text = os.environ[name]
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    # A year is as good as for ever, and finite.
+    if seconds > 0:
+        return min(seconds, 3.2e7)
+    import logging  # by now it is needed; who sets nothing does not pay for it in every process
+
+    logging.getLogger("memlane").warning(
+        "%s=%r is no positive number of seconds; using %s", name, text, DEFAULT_INTERVAL
+    )
+    return DEFAULT_INTERVAL
