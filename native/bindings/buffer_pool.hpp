@@ -41,7 +41,12 @@ public:
             free_.erase(at);
             return block;
         }
-        void* memory = std::aligned_alloc(rounded >= kHugePage ? kHugePage : core::kCacheLine, rounded);
+        const std::size_t alignment = rounded >= kHugePage ? kHugePage : core::kCacheLine;
+        void* memory = std::aligned_alloc(alignment, rounded);
+        if (memory == nullptr) {
+            drop_all();
+            memory = std::aligned_alloc(alignment, rounded);
+        }
         if (memory == nullptr) throw std::bad_alloc();
         if (rounded >= kHugePage) os::prefer_huge_pages(memory, rounded);
         return {memory, rounded};
@@ -52,13 +57,23 @@ public:
             std::free(block.memory);
             return;
         }
-        kept_ += block.bytes;
-        free_.emplace(block.bytes, block.memory);
+        try {
+            free_.emplace(block.bytes, block.memory);
+            kept_ += block.bytes;
+        } catch (const std::bad_alloc&) {
+            std::free(block.memory);
+        }
     }
 
 private:
     static constexpr std::size_t kHugePage = 2u << 20;
     static constexpr std::size_t kMostKept = 256u << 20;
+
+    void drop_all() noexcept {
+        for (const auto& [bytes, memory] : free_) std::free(memory);
+        free_.clear();
+        kept_ = 0;
+    }
 
     static std::size_t round(std::size_t bytes) noexcept {
         return core::align_up(std::max<std::size_t>(bytes, 1), bytes >= kHugePage ? kHugePage : 4096);

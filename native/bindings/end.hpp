@@ -140,6 +140,13 @@ public:
         if (!segment_->is_own()) raise_failure(self(), "wrong_process");
     }
 
+    // Of a call; asking a number for its value runs Python code, too.
+    os::Deadline deadline_of(nb::handle timeout) {
+        const os::Deadline deadline = to_deadline(timeout);
+        check_own();
+        return deadline;
+    }
+
     enum class Block { none, open };
 
     // Around every call. `block`: a call that ends an acquire_read or acquire_write needs it open, any other needs none.

@@ -9,6 +9,9 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstdint>
+
 namespace memlane::bindings {
 
 template <class Acquire>
@@ -44,5 +47,16 @@ public:
 private:
     PyGILState_STATE state_;
 };
+
+// Above this a copy takes longer than handing the GIL over and back.
+inline constexpr std::size_t kCopyWithoutGil = 64u << 10;
+
+// Runs `work` with or without the GIL, as is cheaper for so many bytes.
+template <class Work>
+auto copying(std::uint64_t bytes, Work&& work) {
+    if (bytes < kCopyWithoutGil) return work();
+    const WithoutGil no_gil;
+    return work();
+}
 
 }  // namespace memlane::bindings

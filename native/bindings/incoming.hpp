@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
 #include "broadcast/frames.hpp"
 #include "broadcast/ring_reader.hpp"
@@ -17,7 +18,7 @@ namespace nb = nanobind;
 
 class Incoming {
 public:
-    Incoming(const broadcast::RingReader& reader, const broadcast::ChunkDescriptor& message, broadcast::Frame stream)
+    Incoming(broadcast::RingReader& reader, const broadcast::ChunkDescriptor& message, broadcast::Frame stream)
         : reader_(&reader), message_(message), at_(stream.offset), end_(stream.offset + stream.bytes) {}
 
     // The chunk is about to be given back: whoever kept this object gets the end of the file.
@@ -34,9 +35,9 @@ public:
     std::uint64_t read_into(nb::handle target) {
         Py_buffer view;
         if (PyObject_GetBuffer(target.ptr(), &view, PyBUF_WRITABLE) != 0) throw nb::python_error();
+        const Released released{view};
         const std::uint64_t bytes = std::min<std::uint64_t>(static_cast<std::uint64_t>(view.len), end_ - at_);
         copy(view.buf, bytes);
-        PyBuffer_Release(&view);
         return bytes;
     }
 
@@ -44,14 +45,22 @@ public:
     nb::bytes read_line() { return read(0); }
 
 private:
+    struct Released {
+        Py_buffer& view;
+        ~Released() { PyBuffer_Release(&view); }
+    };
+
     void copy(void* to, std::uint64_t bytes) {
         if (bytes == 0) return;
-        const WithoutGil no_gil;
-        reader_->copy_out(message_, at_, bytes, to);
+        // Decoding may have forked, and then the writer no longer waits for this process.
+        if (!reader_->segment().is_own())
+            raise_error("WrongProcess", "the process that decodes this message was forked while it did so");
+        const bool copied = copying(bytes, [&] { return reader_->copy_out(message_, at_, bytes, to); });
+        if (!copied) raise_error("CorruptMessage", "the message ends before its stream does");
         at_ += bytes;
     }
 
-    const broadcast::RingReader* reader_;
+    broadcast::RingReader* reader_;
     const broadcast::ChunkDescriptor message_;
     std::uint64_t at_;
     const std::uint64_t end_;

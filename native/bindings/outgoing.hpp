@@ -15,9 +15,6 @@ namespace nb = nanobind;
 
 class Outgoing {
 public:
-    // Below this an array's bytes are cheaper in the stream than beside it.
-    static constexpr Py_ssize_t kLeastOutOfBand = 4096;
-
     Outgoing() = default;
     Outgoing(const Outgoing&) = delete;
     Outgoing& operator=(const Outgoing&) = delete;
@@ -36,9 +33,12 @@ public:
         const Py_buffer* inside = PyPickleBuffer_GetBuffer(pickle_buffer.ptr());
         if (inside == nullptr) throw nb::python_error();
         // What a reader gets is its own, so it is writable whatever the original was: the pickler asks this flag, and
-        // only then writes an opcode that would make the reader's array read-only. The original is not touched.
-        const_cast<Py_buffer*>(inside)->readonly = 0;
-        if (inside->len < kLeastOutOfBand) return true;
+        // only then writes an opcode that would make the reader's array read-only. Set back in clear().
+        if (inside->readonly) {
+            const_cast<Py_buffer*>(inside)->readonly = 0;
+            made_writable_.push_back(nb::borrow(pickle_buffer));
+        }
+        if (static_cast<std::uint64_t>(inside->len) < broadcast::kLeastOutOfBand) return true;
         Py_buffer view;
         if (PyObject_GetBuffer(pickle_buffer.ptr(), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
         buffers_.push_back(view);
@@ -71,6 +71,12 @@ public:
     void clear() noexcept {
         for (Py_buffer& b : pieces_) PyBuffer_Release(&b);
         for (Py_buffer& b : buffers_) PyBuffer_Release(&b);
+        for (const nb::object& pickle_buffer : made_writable_) {
+            const Py_buffer* inside = PyPickleBuffer_GetBuffer(pickle_buffer.ptr());
+            if (inside != nullptr) const_cast<Py_buffer*>(inside)->readonly = 1;
+            PyErr_Clear();  // it was released meanwhile: there is no flag any more
+        }
+        made_writable_.clear();
         pieces_.clear();
         buffers_.clear();
         stream_bytes_ = 0;
@@ -89,6 +95,7 @@ private:
 
     std::vector<Py_buffer> pieces_;
     std::vector<Py_buffer> buffers_;
+    std::vector<nb::object> made_writable_;
     std::uint64_t stream_bytes_ = 0;
 };
 

@@ -13,17 +13,6 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// Above this a copy takes longer than handing the GIL over and back.
-constexpr std::size_t kCopyWithoutGil = 64u << 10;
-
-// Runs `work` with or without the GIL, as is cheaper for so many bytes.
-template <class Work>
-auto copying(std::uint64_t bytes, Work&& work) {
-    if (bytes < kCopyWithoutGil) return work();
-    const WithoutGil no_gil;
-    return work();
-}
-
 inline const char* to_text(core::Presence presence, const os::ProcessIdentity& who) noexcept {
     switch (presence) {
         case core::Presence::absent: return "absent";
@@ -101,7 +90,7 @@ template <class Bound, class Core>
 
 template <class Bound, class Core>
 void wait_for_everybody(End<Bound, Core>& end, std::size_t own_slot, nb::handle timeout) {
-    const os::Deadline deadline = to_deadline(timeout);
+    const os::Deadline deadline = end.deadline_of(timeout);
     Core& core = end.core();
     Interruption look(end.self(), core.segment(), "ready");
     const core::Outcome outcome = [&] {

@@ -37,7 +37,9 @@ public:
         if (descriptor->extent_bytes == 0) core().ensure(descriptor->length);
         if (descriptor->kind == ChunkKind::object && descriptor->length <= kCopyWithoutGil)
             return receive_small(*descriptor);
-        return receive_parts(*descriptor);
+        nb::object object = receive_parts(*descriptor);
+        check_own();
+        return object;
     }
 
     nb::object begin_read(nb::handle timeout, nb::handle cancel) {
@@ -145,7 +147,7 @@ private:
     nb::object chunk_;  // of the open block
 
     void begin(nb::handle timeout, nb::handle cancel) {
-        const os::Deadline deadline = to_deadline(timeout);
+        const os::Deadline deadline = deadline_of(timeout);
         if (core().holds_next()) raise_failure(self(), "next_chunk_held");
         core::Outcome outcome = core().begin_nowait();
         if (outcome.status == core::Status::would_block) {

@@ -30,12 +30,12 @@ public:
         const Call call(*this);
         Outgoing& message = nb::cast<Outgoing&>(outgoing_);
         const Cleared cleared{message};
+        const os::Deadline deadline = deadline_of(timeout);
         encode_(object);
         check_own();
         const broadcast::FrameTable table = message.table();
         const std::uint64_t bytes = message.is_plain() ? message.stream_bytes() : table.total();
         const ChunkKind kind = message.is_plain() ? ChunkKind::object : ChunkKind::frames;
-        const os::Deadline deadline = to_deadline(timeout);
         const std::uint64_t limit = core().ring().geometry().max_chunk_bytes;
         if (bytes <= limit) {
             begin(bytes, deadline, timeout);
@@ -56,7 +56,7 @@ public:
     nb::object begin_write(nb::handle timeout) {
         const Call call(*this);
         const RingGeometry& g = core().ring().geometry();
-        begin(g.max_chunk_bytes, to_deadline(timeout), timeout);
+        begin(g.max_chunk_bytes, deadline_of(timeout), timeout);
         set_block(Block::open);
         const std::uint64_t at = core().ring().chunk_at(core().position()) * g.max_chunk_bytes;
         chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, g.max_chunk_bytes));
@@ -69,8 +69,10 @@ public:
         if (is_closed() && !publish) return;  // closed inside the block, which then failed: nothing to take back
         const Call call(*this, Block::open);
         set_block(Block::none);
+        const bool is_in_use = nb::cast<SharedBuffer&>(chunk).is_in_use();
+        if (is_in_use) refused_ = chunk;
         if (!publish) return;
-        if (nb::cast<SharedBuffer&>(chunk).is_in_use()) raise_failure(self(), "write_view_in_use");
+        if (is_in_use) raise_failure(self(), "write_view_in_use");
         core().publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
     }
 
@@ -94,6 +96,10 @@ private:
     };
 
     void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout) {
+        if (refused_.is_valid()) {
+            if (nb::cast<SharedBuffer&>(refused_).is_in_use()) raise_failure(self(), "refused_chunk_in_use");
+            refused_ = nb::object();
+        }
         core::Outcome outcome = core().begin_nowait(bytes);
         if (outcome.status == core::Status::would_block) {
             Interruption look(self(), core().segment(), "chunk");
@@ -121,7 +127,8 @@ private:
 
     const nb::object encode_;
     const nb::object outgoing_;
-    nb::object chunk_;  // of the open block
+    nb::object chunk_;    // of the open block
+    nb::object refused_;  // of a block that was not published, if something still refers to it
 };
 
 }  // namespace memlane::bindings

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "core/layout.hpp"
@@ -28,6 +29,11 @@ public:
 
     std::uint64_t end() const noexcept { return end_; }
     bool in_use() const noexcept { return !used_.empty(); }
+    std::uint64_t warm_bytes() const noexcept { return warm_bytes_; }
+    // Position of the message whose extent is in use for the longest time.
+    std::optional<std::uint64_t> oldest() const noexcept {
+        return used_.empty() ? std::nullopt : std::optional(used_.front().position);
+    }
 
     Extent take(std::uint64_t bytes, std::uint64_t position) {
         const std::uint64_t rounded = core::align_up(bytes, core::kPage);

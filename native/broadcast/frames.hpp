@@ -25,6 +25,8 @@ struct MessageHeader {
 static_assert(sizeof(MessageHeader) == 16);
 
 inline constexpr std::uint64_t kFrameAlignment = 64;
+// Below this an array's bytes are cheaper in the stream than beside it; no writer sends a smaller buffer.
+inline constexpr std::uint64_t kLeastOutOfBand = 4096;
 
 struct Frame {
     std::uint64_t offset;
@@ -48,7 +50,7 @@ public:
     }
 
     // The table of a message of `bytes` bytes, read through `read(offset, bytes, to)`; none unless every part lies
-    // inside the message. Nothing is allocated that the message's own size does not pay for.
+    // inside the message. A reader allocates for its buffers no more than the message itself has.
     template <class Read>
     static std::optional<FrameTable> parse(std::uint64_t bytes, Read&& read) {
         MessageHeader header;
@@ -58,7 +60,7 @@ public:
         std::vector<std::uint64_t> sizes(header.buffers);
         if (!read(sizeof header, sizes.size() * sizeof(std::uint64_t), sizes.data())) return std::nullopt;
         for (const std::uint64_t size : sizes)
-            if (size > bytes) return std::nullopt;  // so that the sums below cannot overflow before they are checked
+            if (size < kLeastOutOfBand || size > bytes) return std::nullopt;  // so the sums below cannot overflow
         std::uint64_t at = core::align_up(header_bytes(sizes.size()), kFrameAlignment) + header.stream_bytes;
         for (const std::uint64_t size : sizes) {
             at = core::align_up(at, kFrameAlignment) + size;

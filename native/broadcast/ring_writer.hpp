@@ -69,20 +69,25 @@ public:
     template <class Write, class Look>
     core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Write&& write, Look&& look) {
         const os::FileDescriptor& file = segment_->file();
-        const auto reclaim = [&] { return extents_.reclaim(file, [&](std::uint64_t turn) { return is_over(turn); }); };
         for (;;) {
             reclaim();
-            const Extent extent = extents_.take(bytes, position_);
-            const int error = write(extent.offset);
-            if (error == 0) {
-                spilled_ = extent;
-                return {core::Status::ok};
+            // Asks before it writes: filling the file system to its brim only to fail would hurt everybody else.
+            int error = ENOSPC;
+            const std::uint64_t free = os::free_bytes(file);
+            if (bytes <= free || bytes - free <= extents_.warm_bytes()) {
+                const Extent extent = extents_.take(bytes, position_);
+                error = write(extent.offset);
+                if (error == 0) {
+                    spilled_ = extent;
+                    return {core::Status::ok};
+                }
+                extents_.cancel(file);
+                if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
             }
-            extents_.cancel(file);
-            if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
             if (extents_.trim(file)) continue;
-            if (!extents_.in_use()) throw core::ShmExhausted(error, bytes, os::free_bytes(file));
-            const core::Outcome outcome = wait_for_readers(reclaim, deadline, look);
+            const bool can_ever_fit = error == ENOSPC && bytes <= os::total_bytes(file);
+            if (!extents_.in_use() || !can_ever_fit) throw core::ShmExhausted(error, bytes, free);
+            const core::Outcome outcome = wait_for_readers([&] { return reclaim(); }, deadline, look);
             if (outcome.status != core::Status::ok) return outcome;
         }
     }
@@ -122,11 +127,15 @@ public:
         return true;
     }
 
-    // The readers that keep the next chunk from being free, by slot.
+    // The readers that keep the next chunk from being free, or the oldest extent, by slot.
     std::vector<std::size_t> blocking_slots() {
         std::vector<std::size_t> slots;
-        const std::uint64_t chunk = ring_.chunk_at(position_);
-        if (core::load_relaxed(ring_.written(chunk)) == 0) return slots;
+        std::uint64_t chunk = ring_.chunk_at(position_);
+        if (core::load_relaxed(ring_.written(chunk)) == 0) {
+            const auto oldest = extents_.oldest();
+            if (!oldest) return slots;
+            chunk = ring_.chunk_at(*oldest);
+        }
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (!is_done(chunk, r)) slots.push_back(1 + r);
         return slots;
@@ -174,6 +183,10 @@ private:
         return true;
     }
 
+    bool reclaim() {
+        return extents_.reclaim(segment_->file(), [this](std::uint64_t turn) { return is_over(turn); });
+    }
+
     template <class Ready, class Look>
     core::Outcome wait_for_readers(Ready&& ready, os::Deadline deadline, Look&& look) {
         core::ParticipantSlot& own = participants_.slot(kSlot);
@@ -196,7 +209,14 @@ private:
 
     core::Outcome start(std::uint64_t bytes) {
         const std::uint64_t chunk = ring_.chunk_at(position_);
-        space_.ensure(*segment_, chunk, bytes);
+        try {
+            space_.ensure(*segment_, chunk, bytes);
+        } catch (const core::ShmExhausted&) {
+            // What is kept warm for large messages must not starve small ones.
+            reclaim();
+            if (!extents_.trim(segment_->file())) throw;
+            space_.ensure(*segment_, chunk, bytes);
+        }
         // Relaxed: the flag of every reader that may still read is 1 (or `written` is 0 anyway), which keeps it out
         // until `reset`, whose release comes after.
         SYNC_STORE(retract);

@@ -254,9 +254,10 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
                              std::to_string(::geteuid()));
     if ((facts.mode & 07777) != 0600)
         throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
-    s.bytes_ = facts.bytes;
-    if (facts.bytes < trailer_end_of(plan)) s.throw_mismatch(plan);
-    s.mapping_ = std::make_shared<os::Mapping>(s.file_, facts.bytes);
+    // Not the whole file: what a system appends behind the trailer is not mapped.
+    s.bytes_ = trailer_end_of(plan);
+    if (facts.bytes < s.bytes_) s.throw_mismatch(plan);
+    s.mapping_ = std::make_shared<os::Mapping>(s.file_, s.bytes_);
     s.check_header(plan, id);
     s.hold(slot);
     // Only now: with the lock held nobody takes the segment for dead any more.
@@ -322,7 +323,7 @@ inline void Segment::throw_mismatch(const SegmentPlan& plan) const {
                                  std::to_string(static_cast<std::uint32_t>(seen.system)) + ", asked for was " + wanted);
         at += static_cast<off_t>(kPage);
     }
-    throw LayoutMismatch(path() + " (" + std::to_string(bytes_) + " bytes) holds no memlane segment, asked for was " +
+    throw LayoutMismatch(path() + " (" + std::to_string(os::facts_of(file_).bytes) + " bytes) holds no memlane segment, asked for was " +
                          wanted);
 }
 

@@ -123,6 +123,12 @@ inline std::uint64_t free_bytes(const FileDescriptor& file) noexcept {
     return static_cast<std::uint64_t>(s.f_bavail) * s.f_frsize;
 }
 
+inline std::uint64_t total_bytes(const FileDescriptor& file) noexcept {
+    struct statvfs s{};
+    if (::fstatvfs(file.get(), &s) != 0 || s.f_blocks == 0) return UINT64_MAX;
+    return static_cast<std::uint64_t>(s.f_blocks) * s.f_frsize;
+}
+
 // Takes the space for a range now, so that a full file system is an error here and not a SIGBUS later.
 // Returns 0 or an errno. In one call, because a call that fails gives back exactly what it took. But tmpfs also
 // gives up, with EINTR, when any signal is pending, and under a profiling timer a large call might never end: then it

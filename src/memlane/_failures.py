@@ -77,6 +77,15 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
         "a block of acquire_write or acquire_read is open on this end; leave it first",
     ),
     "no_block_open": (ConcurrentUse, "no block is open on this end"),
+    "unexpected": (
+        MemlaneError,
+        "a native call ended in a way that it should not; please report it",
+    ),
+    "refused_chunk_in_use": (
+        ViewInUse,
+        "something still refers to the chunk of a block whose message was not published; drop it "
+        "first, or it would change the next message",
+    ),
     "corrupt": (
         CorruptMessage,
         "the chunk does not hold an object that memlane wrote; it was skipped",
@@ -173,8 +182,9 @@ def doing(who: Participant) -> str:
     if who.state != "running":
         return who.state
     try:
-        stat = Path(f"/proc/{who.pid}/stat").read_text()
-        where = Path(f"/proc/{who.pid}/wchan").read_text()
+        # A process may call itself what it likes, in any encoding.
+        stat = Path(f"/proc/{who.pid}/stat").read_text(errors="replace")
+        where = Path(f"/proc/{who.pid}/wchan").read_text(errors="replace")
     except OSError:  # gone, or not ours to look at
         return who.state
     if stat.rpartition(")")[2].split()[0] == "R":

@@ -40,7 +40,7 @@ class PickleCodec:
         self._knows_torch = False
 
     def encode(self, obj: object) -> None:
-        if not self._knows_torch and "torch" in sys.modules:
+        if not self._knows_torch and hasattr(sys.modules.get("torch"), "Tensor"):
             from memlane._torch import tensor_reducers
 
             self._pickler.dispatch_table = tensor_reducers()
@@ -54,9 +54,10 @@ class PickleCodec:
 
     @staticmethod
     def decode_parts(stream: bytes | Incoming, buffers: list[PooledBuffer]) -> Any:
+        views = [memoryview(buffer) for buffer in buffers]  # type: ignore[arg-type]
         if isinstance(stream, bytes):
-            return pickle.loads(stream, buffers=buffers)
-        return pickle.Unpickler(stream, buffers=buffers).load()
+            return pickle.loads(stream, buffers=views)
+        return pickle.Unpickler(stream, buffers=views).load()
 
 
 class MsgpackCodec:

@@ -8,6 +8,8 @@ import os
 INTERVAL_SETTINGS = ("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "VLLM_RINGBUFFER_WARNING_INTERVAL")
 DEFAULT_INTERVAL = 5.0
 
+_complained_of: set[str] = set()
+
 
 def warning_interval() -> float:
     """Seconds, or a fraction, until a wait is first worth a line in the log."""
@@ -22,6 +24,9 @@ def warning_interval() -> float:
     # A year is as good as for ever, and finite.
     if seconds > 0:
         return min(seconds, 3.2e7)
+    if text in _complained_of:
+        return DEFAULT_INTERVAL
+    _complained_of.add(text)
     import logging  # by now it is needed; who sets nothing does not pay for it in every process
 
     logging.getLogger("memlane").warning(

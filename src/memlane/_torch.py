@@ -30,6 +30,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and not tensor.is_quantized
+        and not tensor.is_nested
         and not tensor.is_conj()
         and not tensor.is_neg()
     )

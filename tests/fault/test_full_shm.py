@@ -143,6 +143,39 @@ def chunks_by_hand(_link: Link) -> None:
             assert bytes(chunk) == b"\1" * MIB
 
 
+def space_kept_for_large_messages(_link: Link) -> None:
+    """What a large message left warm is there for small ones, and for larger ones."""
+    with queue_of(1, max_chunk_bytes=10 * MIB, max_chunks=10) as (writer, (reader,)):
+        for size in (58 * MIB, 9 * MIB, 11 * MIB, 50 * MIB, 52 * MIB, 8 * MIB):
+            writer.enqueue(bytes(size), timeout=0)
+            assert len(reader.dequeue(timeout=0)) == size
+
+
+def more_than_there_is(_link: Link) -> None:
+    """Refused at once, before anything is written, also while older ones are under way."""
+    with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
+        for older in (0, 1):
+            before = free()
+            exhausted(lambda: writer.enqueue(bytes(100 * MIB), timeout=0))
+            assert free() == before
+            if older == 0:
+                writer.enqueue(bytes(5 * MIB))
+        assert len(reader.dequeue()) == 5 * MIB
+
+
+def waiting_for_space(_link: Link) -> None:
+    """It waits for the older message, says for whom, and sends when that is read."""
+    with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
+        writer.enqueue(bytes(40 * MIB))
+        with refuses(TimeoutError, match=r"reader 0 \(pid"):
+            writer.enqueue(bytes(41 * MIB), timeout=0.05)
+        assert len(reader.dequeue(timeout=0)) == 40 * MIB
+        with refuses(TimeoutError):
+            reader.dequeue(timeout=0)
+        writer.enqueue(bytes(41 * MIB), timeout=0)
+        assert len(reader.dequeue(timeout=0)) == 41 * MIB
+
+
 def look_at_whole_chunk(_link: Link, how: str) -> str:
     """Look at the end of a chunk whose beginning alone is reserved, with no space left."""
     with queue_of(1, max_chunk_bytes=MIB, max_chunks=2) as (writer, (reader,)):
@@ -167,6 +200,9 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (ring_buffer_alone, "16m"),
         (large_messages, "16m"),
         (chunks_by_hand, "8m"),
+        (space_kept_for_large_messages, "64m"),
+        (more_than_there_is, "64m"),
+        (waiting_for_space, "64m"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

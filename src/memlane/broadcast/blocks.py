@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from memlane._native import RingReader, RingWriter
 
 # `owner` is the queue: it must live as long as the block, or its end is freed under it.
+#
+# `view` is released and forgotten before the native end counts what still refers to the chunk: a
+# view of which there is another view cannot be released, and a traceback would keep it.
 
 
 @contextmanager
@@ -23,9 +26,12 @@ def write_block(owner: object, writer: RingWriter, timeout: float | None) -> Ite
     try:
         yield view
     except BaseException:
+        _release(view)
+        del view
         writer.end_write(publish=False)
         raise
-    view.release()
+    _release(view)
+    del view
     writer.end_write(publish=True)
     del owner
 
@@ -39,12 +45,19 @@ def read_block(
     try:
         yield view
     except BaseException:
-        view.release()
+        _release(view)
+        del view
         with suppress(
             ViewInUse
         ):  # the traceback refers to what the block made; its error says more
             reader.end_read()
         raise
-    view.release()
+    _release(view)
+    del view
     reader.end_read()
     del owner
+
+
+def _release(view: memoryview) -> None:
+    with suppress(BufferError):
+        view.release()

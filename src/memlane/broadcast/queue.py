@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from memlane._checks import integer, integer_from
+from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._failures import participant
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane._serialization import codec_of
@@ -86,7 +86,7 @@ class MessageQueue:
             raise InvalidArgument(f"{local} local readers are more than {readers} readers")
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
         ranks = checked_ranks(local_reader_ranks, local)
-        spill_keep_bytes = integer_from("spill_keep_bytes", spill_keep_bytes, 0)
+        keep = min(integer_from("spill_keep_bytes", spill_keep_bytes, 0), MAX_SEGMENT_BYTES)
         codec = codec_of(serializer)
         if connect_ip is not None and not isinstance(connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
@@ -111,7 +111,7 @@ class MessageQueue:
             segment.name,
         )
         try:
-            writer = RingWriter(segment, ranks, codec, spill_keep_bytes)
+            writer = RingWriter(segment, ranks, codec, keep)
         except BaseException:
             segment.abandon()  # now, and not when the traceback goes
             raise
@@ -358,6 +358,7 @@ class MessageQueue:
             WriterClosed: the writer has closed and everything is read.
             Closed: this end was closed.
             ViewInUse: the chunk of the next message is held by a view of an older one.
+            MemoryError: there is no memory for it; it is not consumed.
             CorruptMessage: the chunk was filled by hand; it is consumed.
             Exception: whatever decoding the object raised; it is consumed.
         """

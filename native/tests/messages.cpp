@@ -1,0 +1,133 @@
+// Frame tables from untrusted bytes, and the book of extents against a plain model.
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "broadcast/extents.hpp"
+#include "broadcast/frames.hpp"
+#include "check.hpp"
+
+using namespace memlane;
+using broadcast::Extent;
+using broadcast::Extents;
+using broadcast::FrameTable;
+
+namespace {
+
+std::optional<FrameTable> parse(const std::vector<std::byte>& message) {
+    return FrameTable::parse(message.size(), [&](std::uint64_t offset, std::uint64_t bytes, void* to) {
+        if (offset > message.size() || bytes > message.size() - offset) return false;
+        std::memcpy(to, message.data() + offset, bytes);
+        return true;
+    });
+}
+
+std::vector<std::byte> message_of(const FrameTable& table) {
+    std::vector<std::byte> message(table.total());
+    const auto header = table.header();
+    std::memcpy(message.data(), &header, sizeof header);
+    std::memcpy(message.data() + sizeof header, table.sizes().data(), table.sizes().size_bytes());
+    return message;
+}
+
+void tables_come_back() {
+    for (const std::vector<std::uint64_t>& sizes : {std::vector<std::uint64_t>{4096}, {5000, 4096, 100'000}}) {
+        const FrameTable table(77, sizes);
+        const auto read = parse(message_of(table));
+        CHECK(read && read->total() == table.total() && read->buffers().size() == sizes.size());
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+            CHECK(read->buffers()[i].offset % broadcast::kFrameAlignment == 0);
+            CHECK(read->buffers()[i].bytes == sizes[i]);
+        }
+    }
+}
+
+// Whatever the header says: refused, or every part lies inside the message and buffers are no larger than it.
+void forged_tables_are_refused() {
+    std::mt19937_64 random(1);
+    std::vector<std::byte> message = message_of(FrameTable(100, {4096, 8192, 5000}));
+    const std::vector<std::byte> genuine = message;
+    for (int round = 0; round < 200'000; ++round) {
+        message = genuine;
+        const std::size_t at = 8 * (random() % 5);
+        std::uint64_t value = random();
+        switch (random() % 4) {
+            case 0: value %= message.size() + 10; break;
+            case 1: value = UINT64_MAX - value % 5000; break;
+            case 2: value = 0; break;
+            default: break;
+        }
+        std::memcpy(message.data() + at, &value, sizeof value);
+        const auto table = parse(message);
+        if (!table) continue;
+        std::uint64_t sum = 0;
+        for (const auto& frame : table->buffers()) {
+            CHECK(frame.bytes >= broadcast::kLeastOutOfBand);
+            CHECK(frame.bytes <= message.size() && frame.offset <= message.size() - frame.bytes);
+            sum += frame.bytes;
+        }
+        CHECK(sum <= message.size());
+    }
+    for (std::size_t cut = 0; cut < 100; ++cut) {
+        message = genuine;
+        message.resize(cut);
+        CHECK(!parse(message));
+    }
+}
+
+// Random takes, ends of turns, cancels and trims: live extents never overlap, the file does not grow for nothing.
+void extents_never_overlap() {
+    os::FileDescriptor file = os::create_unnamed("/dev/shm");
+    os::resize(file, 1u << 30);
+    constexpr std::uint64_t kBegin = 8192;
+    for (unsigned seed = 0; seed < 60; ++seed) {
+        std::mt19937 random(seed);
+        Extents extents(kBegin, (random() % 3) * (1u << 20));
+        struct Live {
+            Extent extent;
+            std::uint64_t position;
+        };
+        std::vector<Live> live;
+        std::uint64_t position = 0;
+        std::uint64_t most = 0;
+        for (int step = 0; step < 400; ++step) {
+            const auto what = random() % 10;
+            if (what < 5) {
+                const std::uint64_t bytes = 1 + random() % 200'000;
+                const Extent taken = extents.take(bytes, position);
+                CHECK(taken.bytes >= bytes && taken.offset >= kBegin);
+                for (const Live& other : live)
+                    CHECK(taken.offset + taken.bytes <= other.extent.offset ||
+                          other.extent.offset + other.extent.bytes <= taken.offset);
+                if (what == 0) {
+                    extents.cancel(file);
+                } else {
+                    live.push_back({taken, position});
+                }
+                ++position;
+            } else if (what < 9 && !live.empty()) {
+                const std::uint64_t over = live[random() % live.size()].position;
+                CHECK(extents.reclaim(file, [&](std::uint64_t turn) { return turn == over; }));
+                std::erase_if(live, [&](const Live& one) { return one.position == over; });
+            } else {
+                extents.trim(file);
+                CHECK(extents.warm_bytes() == 0);
+            }
+            if (live.size() > 10) {
+                CHECK(extents.reclaim(file, [](std::uint64_t) { return true; }));
+                live.clear();
+            }
+            most = std::max(most, extents.end());
+        }
+        CHECK(most < kBegin + 8 * 11 * 204'800ull);
+    }
+}
+
+}  // namespace
+
+int main() {
+    tables_come_back();
+    forged_tables_are_refused();
+    extents_never_overlap();
+    std::puts("messages: 3 properties hold");
+}

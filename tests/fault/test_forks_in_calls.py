@@ -1,0 +1,116 @@
+"""A call in whose middle Python code forks does not go on in the child.
+
+Fails without the guard: two processes write to one ring, and the reader gets messages that nobody
+sent, or a chunk that changes under it.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from memlane import Closed, MessageQueue, WrongProcess
+from tests.harness import Aside
+from tests.queues import queue_of
+
+
+class ForksWhenPickled:
+    """Pickles as 0 in the process that it was made in."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        child = os.fork()
+        if child:
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        return int, (0,)
+
+
+def fork_and_wait() -> int:
+    child = os.fork()
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    return 0
+
+
+class ForksWhenDecoded:
+    def __reduce__(self) -> tuple[Callable[[], int], tuple[()]]:
+        return fork_and_wait, ()
+
+
+class ForksAsTimeout:
+    def __float__(self) -> float:
+        return 5.0 + fork_and_wait()
+
+
+def in_child_ends_with_wrong_process(parent: int, call: Callable[[], object]) -> object:
+    """The call's value in the parent; the child, which it forks, tells by its exit code."""
+    try:
+        value = call()
+    except (WrongProcess, Closed):
+        if os.getpid() == parent:
+            raise
+        os._exit(7)
+    if os.getpid() != parent:
+        os._exit(1)
+    return value
+
+
+@pytest.mark.parametrize("size", [0, 200_000])
+def test_fork_while_pickling(size: int) -> None:
+    """The parent's message arrives once, the child sends nothing."""
+    with queue_of(max_chunk_bytes=64_000) as (writer, (reader,)):
+        message = [ForksWhenPickled(), bytes(size)]
+        in_child_ends_with_wrong_process(os.getpid(), lambda: writer.enqueue(message))
+        writer.enqueue("next")
+        assert [reader.dequeue(), reader.dequeue()] == [[0, bytes(size)], "next"]
+
+
+def test_fork_while_a_large_stream_is_decoded() -> None:
+    """The child does not decode from a chunk that is not its own."""
+    with queue_of(max_chunk_bytes=1 << 20, max_chunks=1) as (writer, (reader,)):
+        writer.enqueue([bytes(70_000), ForksWhenDecoded(), bytes(100_000)])
+        got = in_child_ends_with_wrong_process(os.getpid(), reader.dequeue)
+        assert got == [bytes(70_000), 0, bytes(100_000)]
+
+
+def test_fork_in_the_value_of_a_timeout() -> None:
+    """Even there."""
+    with queue_of() as (writer, (reader,)):
+        timeout: object = ForksAsTimeout()
+        in_child_ends_with_wrong_process(
+            os.getpid(),
+            lambda: writer.enqueue(1, timeout),  # type: ignore[arg-type]
+        )
+        assert reader.dequeue(timeout=0) == 1
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_fork_in_a_signal_handler_while_blocked(close: bool) -> None:
+    """The child's call ends; also if the handler closes the queue there, which it may."""
+    parent = os.getpid()
+    with queue_of(max_chunks=2) as (writer, (reader,)):
+
+        def handler(*_: object) -> None:
+            fork_and_wait()
+            if close and os.getpid() != parent:
+                writer.close()
+
+        previous = signal.signal(signal.SIGUSR1, handler)
+        try:
+            writer.enqueue("a")
+            writer.enqueue("b")
+            rescue = Aside(_signal_then_read, reader)
+            in_child_ends_with_wrong_process(parent, lambda: writer.enqueue("c"))
+            assert rescue.result() == ["a", "b"]
+            assert reader.dequeue() == "c"
+        finally:
+            signal.signal(signal.SIGUSR1, previous)
+
+
+def _signal_then_read(reader: MessageQueue) -> list[object]:
+    import time
+
+    time.sleep(0.1)  # let the writer block; if it does not yet, the handler runs before
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.3)  # the child has had its time to do harm
+    return [reader.dequeue(), reader.dequeue()]
