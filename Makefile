@@ -7,13 +7,13 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -
 
 .PHONY: demo test native-test python-test lint soak bench stub clean
 
-demo: $(VENV)/.library
+demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
 	PYTHONPATH=examples $(PY) -m engine --kill-worker
 
 test: native-test python-test
 
-native-test: $(VENV)/.library
+native-test: $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/native -G Ninja -DMEMLANE_NATIVE_TESTS=ON \
 	    -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja >/dev/null
 	$(VENV)/bin/cmake --build build/native
@@ -45,14 +45,14 @@ stub: $(VENV)/.tools
 	$(VENV)/bin/ruff check -q --fix --ignore E501 src/memlane/_native.pyi
 	$(VENV)/bin/ruff format -q src/memlane/_native.pyi
 
-$(VENV)/.library: pyproject.toml $(NATIVE)
+$(VENV)/.installed: pyproject.toml $(NATIVE)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check scikit-build-core nanobind cmake ninja
 	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
 	    -Cbuild-dir=build/editable -e .
 	touch $@
 
-$(VENV)/.tools: $(VENV)/.library
+$(VENV)/.tools: $(VENV)/.installed
 	$(PY) -m pip install -q --disable-pip-version-check torch==2.13.0
 	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
 	    -Cbuild-dir=build/editable -e '.[test]'

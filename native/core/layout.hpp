@@ -69,7 +69,7 @@ static_assert(offsetof(SegmentHeader, sections) == 256);
 // What the first 64 bytes of every participant's slot say, and the second 64 bytes count. A slot is written only
 // by the process that holds its lock; the two lines are apart because peers poll the first.
 enum class SlotState : std::uint32_t { absent = 0, attached = 1, closed = 2, released = 3 };
-enum class SlotActivity : std::uint32_t { elsewhere = 0, waiting = 1, copying = 2 };
+enum class SlotActivity : std::uint32_t { elsewhere = 0, waiting = 1 };
 
 struct ParticipantSlot {
     SlotState state;
