@@ -46,11 +46,12 @@ public:
         const Call call(*this);
         begin(timeout, cancel);
         core().ensure_whole_chunk();
-        set_block(Block::open);
         const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
         const std::uint64_t at = core().ring().chunk_at(core().position()) * bytes;
         chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, bytes));
-        return view_of(chunk_);
+        nb::object view = view_of(chunk_);
+        set_block(Block::open);  // last: whatever failed before left no block to be ended
+        return view;
     }
 
     // The chunk is given back now, or, if something still refers to it, when that goes: nobody ever sees it change.

@@ -57,10 +57,11 @@ public:
         const Call call(*this);
         const RingGeometry& g = core().ring().geometry();
         begin(g.max_chunk_bytes, deadline_of(timeout), timeout);
-        set_block(Block::open);
         const std::uint64_t at = core().ring().chunk_at(core().position()) * g.max_chunk_bytes;
         chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, g.max_chunk_bytes));
-        return view_of(chunk_);
+        nb::object view = view_of(chunk_);
+        set_block(Block::open);  // last: whatever failed before left no block to be ended
+        return view;
     }
 
     // What still refers to the chunk could change the message after it is published, so nothing is published then.

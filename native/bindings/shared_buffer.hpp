@@ -46,7 +46,11 @@ private:
     std::function<void()> when_unused_;
 };
 
-inline nb::object view_of(nb::handle buffer) { return nb::steal(PyMemoryView_FromObject(buffer.ptr())); }
+inline nb::object view_of(nb::handle buffer) {
+    nb::object view = nb::steal(PyMemoryView_FromObject(buffer.ptr()));
+    if (!view.is_valid()) throw nb::python_error();
+    return view;
+}
 
 inline void bind_shared_buffer(nb::module_& m) {
     static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(SharedBuffer::get_buffer)},

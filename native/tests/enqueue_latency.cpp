@@ -21,7 +21,9 @@ int main() {
     std::thread poller([&] {
         std::byte copy[kBytes];
         for (std::uint64_t i = 0; i < kMessages;) {
-            if (reader.begin_nowait().status != core::Status::ok) continue;
+            const core::Status status = reader.begin_nowait().status;
+            if (status == core::Status::would_block) continue;
+            CHECK(status == core::Status::ok);
             std::memcpy(copy, reader.chunk(), kBytes);
             reader.finish(kBytes);
             ++i;
@@ -34,7 +36,9 @@ int main() {
         const os::Nanoseconds until = os::monotonic_now() + 2000;
         while (os::monotonic_now() < until) core::pause();
         const os::Nanoseconds before = os::monotonic_now();
-        while (writer.begin_nowait(kBytes).status != core::Status::ok) core::pause();
+        core::Status status;
+        while ((status = writer.begin_nowait(kBytes).status) == core::Status::would_block) core::pause();
+        CHECK(status == core::Status::ok);
         std::memcpy(writer.chunk(), message, kBytes);
         writer.publish(ChunkKind::object, kBytes);
         samples[i] = os::monotonic_now() - before;
