@@ -17,7 +17,7 @@ using namespace nb::literals;
 
 namespace {
 
-const nb::sig kParticipant("def participant(self, slot: int) -> tuple[str, int, int, int, int]");
+const nb::sig kParticipant("def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]");
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
 
 }  // namespace
@@ -64,6 +64,9 @@ void bind_broadcast(nb::module_& m) {
     static PyType_Slot pooled[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(PooledBuffer::get_buffer)}, {0, nullptr}};
     nb::class_<PooledBuffer>(m, "PooledBuffer", nb::type_slots(pooled), "Memory of an array that a reader owns.");
 
+    nb::class_<ViewLease>(m, "ViewLease", "A chunk or extent that arrays alias; given back when the last of them goes.")
+        .def_prop_ro("is_held", &ViewLease::is_held);
+
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "keep_bytes"_a)
@@ -91,6 +94,9 @@ void bind_broadcast(nb::module_& m) {
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::size_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "reader"_a)
         .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "The next object, decoded.")
+        .def("receive_view", &Reader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
+             nb::sig("def receive_view(self, timeout: float | None, cancel: object | None) -> tuple[object, ViewLease | None]"),
+             "The next object, its arrays where they lie, and the lease that they keep (or None).")
         .def("begin_read", &Reader::begin_read, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def begin_read(self, timeout: float | None, cancel: object | None) -> memoryview"), "The next chunk as it is.")
         .def("end_read", &Reader::end_read)

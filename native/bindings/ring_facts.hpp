@@ -28,7 +28,8 @@ inline const char* to_text(core::Presence presence, const os::ProcessIdentity& w
     }
 }
 
-// (state, pid, position, last progress in ns of the monotonic clock, views) of a slot. Costs system calls.
+// Of a slot: state, pid, position, last progress, is waiting, views, since when. Times in ns of the monotonic clock.
+// Costs system calls.
 template <class Core>
 nb::tuple participant_of(Core& end, std::size_t own_slot, std::size_t slot) {
     if (slot > end.ring().geometry().n_reader) raise_error("InvalidArgument", "no such slot");
@@ -37,7 +38,9 @@ nb::tuple participant_of(Core& end, std::size_t own_slot, std::size_t slot) {
     const os::ProcessIdentity who = participants.identity(slot);
     const core::ParticipantSlot& facts = participants.slot(slot);
     return nb::make_tuple(to_text(presence, who), who.pid, core::load_relaxed(facts.position),
-                          core::load_relaxed(facts.last_progress_ns), core::load_relaxed(facts.views));
+                          core::load_relaxed(facts.last_progress_ns),
+                          core::load_relaxed(facts.activity) == core::SlotActivity::waiting,
+                          core::load_relaxed(facts.views), core::load_relaxed(facts.views_since_ns));
 }
 
 template <class Core>

@@ -19,6 +19,16 @@ namespace nb = nanobind;
 using broadcast::ChunkKind;
 using broadcast::RingReader;
 
+// Whether anything still refers to the memory that a view was made of.
+class ViewLease {
+public:
+    explicit ViewLease(std::weak_ptr<void> lease) : lease_(std::move(lease)) {}
+    bool is_held() const noexcept { return !lease_.expired(); }
+
+private:
+    std::weak_ptr<void> lease_;
+};
+
 class Reader : public End<Reader, RingReader> {
 public:
     Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader)
@@ -32,14 +42,27 @@ public:
     nb::object receive(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
         begin(timeout, cancel);
-        const auto descriptor = core().descriptor();
-        if (!descriptor) raise_corrupt();
-        if (descriptor->extent_bytes == 0) core().ensure(descriptor->length);
-        if (descriptor->kind == ChunkKind::object && descriptor->length <= kCopyWithoutGil)
-            return receive_small(*descriptor);
-        nb::object object = receive_parts(*descriptor);
+        nb::object object = receive_object(described());
         check_own();
         return object;
+    }
+
+    // The next object, its arrays left where they are, and the lease that they keep; None where there is no such array.
+    nb::tuple receive_view(nb::handle timeout, nb::handle cancel) {
+        const Call call(*this);
+        begin(timeout, cancel);
+        const broadcast::ChunkDescriptor message = described();
+        nb::object object;
+        nb::object lease = nb::none();
+        if (message.kind == ChunkKind::frames) {
+            const auto [text, buffers, held] = lend(message);
+            lease = nb::cast(ViewLease(held));
+            object = decode_parts_(text, buffers);
+        } else {
+            object = receive_object(message);
+        }
+        check_own();
+        return nb::make_tuple(object, lease);
     }
 
     nb::object begin_read(nb::handle timeout, nb::handle cancel) {
@@ -79,6 +102,18 @@ public:
     }
 
 private:
+    broadcast::ChunkDescriptor described() {
+        const auto descriptor = core().descriptor();
+        if (!descriptor) raise_corrupt();
+        if (descriptor->extent_bytes == 0) core().ensure(descriptor->length);
+        return *descriptor;
+    }
+
+    nb::object receive_object(const broadcast::ChunkDescriptor& message) {
+        if (message.kind == ChunkKind::object && message.length <= kCopyWithoutGil) return receive_small(message);
+        return receive_parts(message);
+    }
+
     // The chunk is given back before its bytes are decoded: whatever decoding does, the message is consumed.
     nb::object receive_small(const broadcast::ChunkDescriptor& message) {
         const nb::bytes stream = copy_stream(message, {0, message.length});
@@ -92,13 +127,9 @@ private:
         broadcast::Frame stream{0, message.length};
         nb::list buffers;
         if (message.kind == ChunkKind::frames) {
-            const auto table = broadcast::FrameTable::parse(
-                message.length, [&](std::uint64_t offset, std::uint64_t bytes, void* to) {
-                    return core().copy_out(message, offset, bytes, to);
-                });
-            if (!table) raise_corrupt();
-            stream = table->stream();
-            for (const broadcast::Frame& frame : table->buffers()) buffers.append(copy_buffer(message, frame));
+            const broadcast::FrameTable table = table_of(message);
+            stream = table.stream();
+            for (const broadcast::Frame& frame : table.buffers()) buffers.append(copy_buffer(message, frame));
         } else if (message.kind != ChunkKind::object) {
             raise_corrupt();
         }
@@ -110,6 +141,38 @@ private:
         const nb::object file = nb::cast(Incoming(core(), message, stream));
         const Finished finished{core(), nb::cast<Incoming&>(file), message.length};
         return decode_parts_(file, buffers);
+    }
+
+    struct Lent {
+        nb::bytes stream;
+        nb::list buffers;
+        std::weak_ptr<void> lease;
+    };
+
+    // Consumes the message, but its chunk or extent is given back only when the last buffer goes.
+    Lent lend(const broadcast::ChunkDescriptor& message) {
+        const broadcast::FrameTable table = table_of(message);
+        const auto place = core().place(message);
+        if (!place) raise_corrupt();
+        nb::bytes stream = copy_stream(message, table.stream());
+        const std::weak_ptr<RingReader> end = shared_core();
+        const std::uint64_t position = core().position();
+        const std::shared_ptr<void> lease(nullptr, [end, position](void*) {
+            if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->release_held(position);
+        });
+        core().hold(message.length);
+        nb::list buffers;
+        for (const broadcast::Frame& frame : table.buffers())
+            buffers.append(nb::cast(SharedBuffer(place->mapping, place->offset + frame.offset, frame.bytes, lease)));
+        return {std::move(stream), std::move(buffers), lease};
+    }
+
+    broadcast::FrameTable table_of(const broadcast::ChunkDescriptor& message) {
+        auto table = broadcast::FrameTable::parse(message.length, [&](std::uint64_t offset, std::uint64_t bytes, void* to) {
+            return core().copy_out(message, offset, bytes, to);
+        });
+        if (!table) raise_corrupt();
+        return std::move(*table);
     }
 
     nb::object copy_buffer(const broadcast::ChunkDescriptor& message, const broadcast::Frame& frame) {

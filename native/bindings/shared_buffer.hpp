@@ -20,6 +20,17 @@ class SharedBuffer {
 public:
     SharedBuffer(std::shared_ptr<os::Mapping> mapping, std::size_t offset, std::size_t bytes)
         : mapping_(std::move(mapping)), offset_(offset), bytes_(bytes) {}
+    // Read-only. `lease` lasts as long as any buffer that shares it, and every export keeps its buffer: it ends when
+    // the last of them goes.
+    SharedBuffer(std::shared_ptr<os::Mapping> mapping, std::size_t offset, std::size_t bytes, std::shared_ptr<void> lease)
+        : mapping_(std::move(mapping)), offset_(offset), bytes_(bytes), is_readonly_(true), lease_(std::move(lease)) {}
+
+    // For who knows no read-only memory (torch).
+    SharedBuffer writable() const {
+        SharedBuffer same(mapping_, offset_, bytes_, lease_);
+        same.is_readonly_ = false;
+        return same;
+    }
 
     bool is_in_use() const noexcept { return exports_ > 0; }
     // To be called when the last export goes.
@@ -28,7 +39,7 @@ public:
     static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
         auto* buffer = nb::inst_ptr<SharedBuffer>(self);
         const int rc = PyBuffer_FillInfo(view, self, buffer->mapping_->base() + buffer->offset_,
-                                         static_cast<Py_ssize_t>(buffer->bytes_), 0, flags);
+                                         static_cast<Py_ssize_t>(buffer->bytes_), buffer->is_readonly_, flags);
         if (rc == 0) ++buffer->exports_;
         return rc;
     }
@@ -42,6 +53,8 @@ private:
     std::shared_ptr<os::Mapping> mapping_;
     std::size_t offset_;
     std::size_t bytes_;
+    bool is_readonly_ = false;
+    std::shared_ptr<void> lease_;
     std::size_t exports_ = 0;
     std::function<void()> when_unused_;
 };
@@ -57,7 +70,8 @@ inline void bind_shared_buffer(nb::module_& m) {
                                   {Py_bf_releasebuffer, reinterpret_cast<void*>(SharedBuffer::release_buffer)},
                                   {0, nullptr}};
     nb::class_<SharedBuffer>(m, "SharedBuffer", nb::type_slots(slots),
-                             "Owner of a range of shared memory; what its memoryviews keep alive.");
+                             "Owner of a range of shared memory; what its memoryviews keep alive.")
+        .def("writable", &SharedBuffer::writable, "The same memory, for who knows no read-only memory.");
 }
 
 }  // namespace memlane::bindings

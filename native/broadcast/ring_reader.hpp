@@ -56,9 +56,8 @@ public:
     // called without any lock held at least every 100 ms.
     template <class Look>
     core::Outcome begin(os::Deadline deadline, Look&& look) {
-        core::ParticipantSlot& own = participants_.slot(slot());
-        core::add_single_writer<std::uint64_t>(own.waits, 1);
-        core::store_relaxed(own.activity, core::SlotActivity::waiting);
+        core::add_single_writer<std::uint64_t>(own().waits, 1);
+        core::store_relaxed(own().activity, core::SlotActivity::waiting);
         bool writer_died = false;  // as the latest look found
         const core::WaitPoint point{&ring_.waits().published, &ring_.parked_readers()[reader_]};
         const core::WaitResult result = core::wait_until(
@@ -68,7 +67,7 @@ public:
                 writer_died = is_writer_dead();
                 return writer_died || look(reason);
             });
-        core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
+        core::store_relaxed(own().activity, core::SlotActivity::elsewhere);
         if (is_stopping()) return {core::Status::closed};
         if (is_published()) return {core::Status::ok};
         if (has_writer_closed()) return {core::Status::peer_closed, 0};
@@ -98,6 +97,27 @@ public:
         return true;
     }
 
+    // Where the message that `d` describes lies in memory, as long as the mapping is kept; none if it is not there.
+    struct Place {
+        std::shared_ptr<os::Mapping> mapping;
+        std::uint64_t offset;
+    };
+    std::optional<Place> place(const ChunkDescriptor& d) {
+        if (d.extent_bytes == 0)
+            return Place{segment_->mapping(), ring_.chunk_at(position_) * ring_.geometry().max_chunk_bytes};
+        if (!os::has_space(segment_->file(), d.extent_offset, d.length)) return std::nullopt;
+        const std::uint64_t begin = segment_->header().trailer_end;
+        const std::uint64_t end = d.extent_offset + d.length;
+        if (d.extent_offset < begin) return std::nullopt;
+        // Kept for the next message, and made twice as long when it is too short: addresses cost nothing.
+        if (!behind_ || begin + behind_->bytes() < end) {
+            const std::uint64_t had = behind_ ? behind_->bytes() : 0;
+            const std::uint64_t bytes = core::align_up(std::max(end - begin, 2 * had), core::kPage);
+            behind_ = std::make_shared<os::Mapping>(segment_->file(), bytes, begin);
+        }
+        return Place{behind_, d.extent_offset - begin};
+    }
+
     // Whoever reads beyond what was written, or believes a wrong length, touches pages that may have no space yet:
     // takes it first.
     void ensure(std::uint64_t bytes) { space_.ensure(*segment_, ring_.chunk_at(position_), bytes); }
@@ -108,19 +128,19 @@ public:
 
     // Goes on to the next chunk, but keeps this one until release_held() of the position that is returned.
     std::uint64_t hold(std::uint64_t length) {
-        held_.push_back(position_);
+        held_.push_back({position_, os::monotonic_now()});
         count_views();
         return advance(length);
     }
     void release_held(std::uint64_t position) noexcept {
-        held_.erase(std::remove(held_.begin(), held_.end(), position), held_.end());
+        if (std::erase_if(held_, [&](const Held& held) { return held.position == position; }) == 0) return;
         count_views();
         give_back(position);
     }
     // Is the next chunk one that this reader keeps? Its flags look published, but it is the old message.
     bool holds_next() const noexcept {
-        return std::any_of(held_.begin(), held_.end(), [&](std::uint64_t position) {
-            return ring_.chunk_at(position) == ring_.chunk_at(position_);
+        return std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
+            return ring_.chunk_at(held.position) == ring_.chunk_at(position_);
         });
     }
 
@@ -139,15 +159,23 @@ public:
     }
 
 private:
+    struct Held {
+        std::uint64_t position;
+        os::Nanoseconds since;
+    };
+
+    core::ParticipantSlot& own() const noexcept { return participants_.slot(slot()); }
+
+    // In the order of their positions, so the first is the oldest.
     void count_views() noexcept {
-        core::store_relaxed(participants_.slot(slot()).views, static_cast<std::uint32_t>(held_.size()));
+        core::store_relaxed<std::int64_t>(own().views_since_ns, held_.empty() ? 0 : held_.front().since);
+        core::store_relaxed(own().views, static_cast<std::uint32_t>(held_.size()));
     }
 
     std::uint64_t advance(std::uint64_t length) noexcept {
-        core::ParticipantSlot& own = participants_.slot(slot());
-        core::store_relaxed(own.position, position_ + 1);
-        core::store_relaxed(own.last_progress_ns, os::monotonic_now());
-        core::add_single_writer(own.bytes, length);
+        core::store_relaxed(own().position, position_ + 1);
+        core::store_relaxed(own().last_progress_ns, os::monotonic_now());
+        core::add_single_writer(own().bytes, length);
         return position_++;
     }
 
@@ -180,7 +208,8 @@ private:
     std::size_t reader_;
     core::Spinner spinner_;
     std::uint64_t position_ = 0;
-    std::vector<std::uint64_t> held_;  // positions whose chunks this reader keeps
+    std::vector<Held> held_;                // chunks that this reader keeps because something refers to them
+    std::shared_ptr<os::Mapping> behind_;  // of the file behind the ring, once a view of an extent was asked for
     std::atomic<bool> closing_{false};
 };
 

@@ -88,7 +88,8 @@ struct ParticipantSlot {
     std::uint64_t bytes;
     std::uint64_t waits;   // calls that did not find at once what they came for
     std::uint64_t spills;  // messages that did not fit their place
-    std::uint64_t reserved_2[2];
+    std::int64_t views_since_ns;  // when the oldest of them was taken; CLOCK_MONOTONIC
+    std::uint64_t reserved_2;
 };
 static_assert(sizeof(ParticipantSlot) == 128);
 static_assert(offsetof(ParticipantSlot, position) == 64);

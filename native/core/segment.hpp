@@ -225,6 +225,9 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
 
     os::link_name(s.file_, s.path());
     s.is_named_ = true;
+    // By its name, so that whoever looks at descriptors (lsof, memlane.testing) knows what it is, also later on.
+    os::FileDescriptor named = os::open_existing(s.path());
+    if (os::facts_of(named).is_same_file(os::facts_of(s.file_))) s.file_ = std::move(named);
     return segment;
 }
 

@@ -155,6 +155,13 @@ inline void punch_hole(const FileDescriptor& file, std::uint64_t offset, std::ui
         if (errno != EINTR) throw_errno("cannot give back " + std::to_string(bytes) + " bytes of a segment");
 }
 
+// Does the whole range have its space? Touching a hole of a mapped tmpfs file would allocate it, or end in SIGBUS.
+// One call, which walks over the pages: some 25 ns for each.
+inline bool has_space(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) noexcept {
+    const off_t hole = ::lseek(file.get(), static_cast<off_t>(offset), SEEK_HOLE);
+    return hole >= 0 && static_cast<std::uint64_t>(hole) >= offset + bytes;
+}
+
 // All of it, or an errno. New pages of tmpfs are written without being zeroed first.
 inline int write_at(const FileDescriptor& file, const void* from, std::uint64_t bytes, std::uint64_t offset) noexcept {
     const char* at = static_cast<const char*>(from);

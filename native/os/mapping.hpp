@@ -1,4 +1,4 @@
-// One shared mapping of a file, unmapped when its last owner goes.
+// One shared mapping of a part of a file, unmapped when its last owner goes.
 #pragma once
 
 #include <sys/mman.h>
@@ -15,8 +15,10 @@ inline void prefer_huge_pages(void* memory, std::size_t bytes) noexcept { ::madv
 
 class Mapping {
 public:
-    Mapping(const FileDescriptor& file, std::size_t bytes) : bytes_(bytes) {
-        void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+    // `offset`: of whole pages. What lies beyond the file's end may be mapped, but not touched before the file grows.
+    Mapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset = 0) : bytes_(bytes) {
+        void* base =
+            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), static_cast<off_t>(offset));
         if (base == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
         base_ = static_cast<std::byte*>(base);
     }

@@ -36,7 +36,9 @@ class Participant(NamedTuple):
     pid: int
     position: int
     last_progress_ns: int
+    is_waiting: bool  # in a call of memlane
     views: int  # chunks that it keeps because something refers to them
+    views_since_ns: int  # when the oldest of them was taken
 
     def since(self) -> str:
         """How long ago it last published, consumed or attached."""
@@ -50,7 +52,7 @@ class End(Protocol):
     def slot(self) -> int: ...
     @property
     def ranks(self) -> Sequence[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
 
 
 # A text names so many of those it is about, and counts the rest.
@@ -128,6 +130,14 @@ def failure(end: End, what: str, slot: int, timeout: float | None) -> MemlaneErr
     return kind(text)
 
 
+def view_in_use(what: str) -> MemlaneError:
+    """The end of a block of zero-copy reading found `what`, a type, still referred to."""
+    return ViewInUse(
+        f"something besides the block's own name still refers to its {what} at the end of a view; "
+        f"the memory is given back when that goes, and the writer waits for it"
+    )
+
+
 def _death(end: End, slot: int) -> MemlaneError:
     who = participant(end, slot)
     detail = f" after {who.position} messages, {who.since()}"
@@ -173,7 +183,9 @@ def _behind(end: End, slot: int, sent: int) -> str:
         return f"reader {rank} (never attached)"
     parts = [f"pid {who.pid}", doing(who), f"{sent - who.position} behind", who.since()]
     if who.views:
-        parts.insert(2, f"holds views of {who.views} chunks")
+        chunks = "1 chunk" if who.views == 1 else f"{who.views} chunks"
+        held = (time.monotonic_ns() - who.views_since_ns) / 1e9
+        parts.insert(2, f"holds views of {chunks} for {held:.1f} s")
     return f"reader {rank} ({', '.join(parts)})"
 
 

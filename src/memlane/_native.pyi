@@ -5,6 +5,9 @@ from collections.abc import Sequence
 class SharedBuffer:
     """Owner of a range of shared memory; what its memoryviews keep alive."""
 
+    def writable(self) -> SharedBuffer:
+        """The same memory, for who knows no read-only memory."""
+
 class RingGeometry:
     """Numbers that fix the bytes of a ring."""
 
@@ -83,6 +86,14 @@ class Incoming:
 class PooledBuffer:
     """Memory of an array that a reader owns."""
 
+class ViewLease:
+    """
+    A chunk or extent that arrays alias; given back when the last of them goes.
+    """
+
+    @property
+    def is_held(self) -> bool: ...
+
 class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
 
@@ -118,7 +129,7 @@ class RingWriter:
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
 
 class RingReader:
@@ -129,6 +140,13 @@ class RingReader:
     ) -> None: ...
     def receive(self, timeout: object | None, cancel: object | None) -> object:
         """The next object, decoded."""
+
+    def receive_view(
+        self, timeout: float | None, cancel: object | None
+    ) -> tuple[object, ViewLease | None]:
+        """
+        The next object, its arrays where they lie, and the lease that they keep (or None).
+        """
 
     def begin_read(self, timeout: float | None, cancel: object | None) -> memoryview:
         """The next chunk as it is."""
@@ -154,7 +172,7 @@ class RingReader:
     def place(self) -> int:
         """Of the reader among the local ones."""
 
-    def participant(self, slot: int) -> tuple[str, int, int, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
 
 def sweep_dead_segments() -> list[str]:

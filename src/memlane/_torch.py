@@ -53,5 +53,21 @@ def _rebuild_empty(dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bo
 def _rebuild_tensor(
     buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
 ) -> torch.Tensor:
-    tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+    is_view = isinstance(buffer, memoryview) and buffer.readonly
+    memory = buffer.obj.writable() if is_view else buffer  # torch knows no read-only memory
+    tensor = torch.frombuffer(memory, dtype=dtype).reshape(shape)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _storage_uses(tensor: torch.Tensor) -> int:
+    # A count that torch does not document; without it no sharing is found.
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return 0 if count is None else int(count(tensor.untyped_storage()._cdata))
+
+
+_UNSHARED = _storage_uses(_rebuild_tensor(bytearray(1), torch.uint8, (1,), False))
+
+
+def is_storage_shared(tensor: torch.Tensor) -> bool:
+    """Is there another tensor or array on the memory of one that came in a message?"""
+    return _storage_uses(tensor) > _UNSHARED

@@ -136,7 +136,7 @@ def test_reader_holding_a_view(caplog: pytest.LogCaptureFixture) -> None:
         assert reader.hear() == "holding"
         line = blocked_line(caplog, writer)
         assert line.startswith(f"reader 7 (pid {reader.pid}, ")
-        assert "holds views of 1 chunks" in line
+        assert "holds views of 1 chunk for " in line
         reader.kill()
 
 

@@ -1,29 +1,14 @@
 """Messages that do not fit a chunk: the same promises, at any size."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from memlane import MessageQueue, TimedOut
 from tests.harness import PATIENCE, Link, start
-from tests.queues import queue_of
+from tests.queues import file_of, queue_of
 
 CHUNK = 4096
 KIB, MIB = 1 << 10, 1 << 20
-
-
-def file_of(queue: MessageQueue) -> os.stat_result:
-    """The ring's file, found as any process of this user can: through a descriptor."""
-    identity = queue.handle.queue_id
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if identity in os.readlink(entry):
-                return entry.stat()
-        except FileNotFoundError:
-            continue
-    raise AssertionError("no descriptor of the ring")
 
 
 @pytest.mark.parametrize("readers", [1, 3, 8])

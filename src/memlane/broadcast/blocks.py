@@ -1,17 +1,19 @@
-"""Chunks filled and read by hand: what `acquire_write` and `acquire_read` return."""
+"""Blocks on a chunk: what `acquire_write`, `acquire_read` and `dequeue_view` return."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from memlane._failures import view_in_use
+from memlane._views import survivor
 from memlane.errors import ViewInUse
 
 if TYPE_CHECKING:
     import threading
 
-    from memlane._native import RingReader, RingWriter
+    from memlane._native import RingReader, RingWriter, ViewLease
 
 # `owner` is the queue: it must live as long as the block, or its end is freed under it.
 #
@@ -56,6 +58,36 @@ def read_block(
     del view
     reader.end_read()
     del owner
+
+
+class ViewBlock:
+    """An object whose arrays are left where they lie; they keep its chunk or extent."""
+
+    def __init__(
+        self,
+        owner: object,
+        reader: RingReader,
+        timeout: float | None,
+        cancel: threading.Event | None,
+    ) -> None:
+        self._owner = owner
+        self._reader = reader
+        self._wait = (timeout, cancel)
+        self._value: Any = None
+        self._lease: ViewLease | None = None
+
+    def __enter__(self) -> Any:
+        self._value, self._lease = self._reader.receive_view(*self._wait)
+        return self._value
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        value, self._value = self._value, None
+        if kind is not None or self._lease is None:
+            return  # an error says more, and its traceback refers to what the block made
+        found = survivor(value)
+        del value
+        if found is not None and self._lease.is_held:
+            raise view_in_use(found)
 
 
 def _release(view: memoryview) -> None:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._failures import participant
-from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
+from memlane._native import RingReader
 from memlane._serialization import codec_of
-from memlane.broadcast.blocks import read_block, write_block
+from memlane.broadcast.blocks import ViewBlock, read_block, write_block
+from memlane.broadcast.ends import new_reader, new_writer
 from memlane.broadcast.handle import Handle, checked_ranks
-from memlane.broadcast.ring import ShmRingBuffer, name_of, new_queue_id, ring_geometry
+from memlane.broadcast.ring import ShmRingBuffer, new_queue_id, ring_geometry
 from memlane.broadcast.socket import receive_pickled
 from memlane.broadcast.statistics import QueueStatistics, queue_statistics
 from memlane.errors import (
     Closed,
     InvalidArgument,
     InvalidType,
-    RankTaken,
     Unsupported,
     WriterClosed,
     WrongRole,
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
     import zmq
 
-# Of every chunk this much is reserved when the queue is made, the rest when a message needs it: a
-# default queue (10 chunks of 10 MiB) must fit a container's 64 MiB while its messages are small.
-RESERVED_CHUNK_BYTES = 64 * 1024
+    from memlane._native import RingGeometry, RingSegment, RingWriter
 
 
 class MessageQueue:
@@ -101,20 +99,13 @@ class MessageQueue:
         if local == 0:
             self._setup(handle, geometry, None, None)
             return
-        segment = RingSegment.create(
-            geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
-        )
+        segment, writer = new_writer(geometry, queue_id, ranks, codec, keep)
         handle.buffer_handle = (
             geometry.n_reader,
             geometry.max_chunk_bytes,
             geometry.max_chunks,
             segment.name,
         )
-        try:
-            writer = RingWriter(segment, ranks, codec, keep)
-        except BaseException:
-            segment.abandon()  # now, and not when the traceback goes
-            raise
         self._setup(handle, geometry, segment, writer)
 
     @staticmethod
@@ -135,25 +126,9 @@ class MessageQueue:
             raise InvalidArgument(
                 f"the queue has no reader {rank}: its ranks are {handle.local_reader_ranks}"
             )
-        place = handle.local_reader_ranks.index(rank)
         *numbers, name = handle.buffer_handle
         geometry = ring_geometry(*numbers)
-        codec = codec_of(handle.serializer)
-        try:
-            segment = RingSegment.attach(
-                geometry,
-                name,
-                bytes.fromhex(handle.queue_id),
-                RESERVED_CHUNK_BYTES,
-                slot=1 + place,
-            )
-            try:
-                reader = RingReader(segment, handle.local_reader_ranks, codec, place)
-            except BaseException:
-                segment.abandon()  # now, and not when the traceback goes
-                raise
-        except RankTaken as error:
-            raise RankTaken(f"reader {rank} cannot attach: {error}") from None
+        segment, reader = new_reader(geometry, name, handle, rank)
         queue = MessageQueue.__new__(MessageQueue)
         queue._setup(handle, geometry, segment, reader)
         return queue
@@ -173,7 +148,7 @@ class MessageQueue:
         self._geometry = geometry
         self._segment = segment
         self._reader = end if isinstance(end, RingReader) else None
-        self._writer = end if isinstance(end, RingWriter) else None
+        self._writer = None if isinstance(end, RingReader) else end
         self._is_writer = self._reader is None
         self._is_local_reader = self._reader is not None
         self._is_remote_reader = False
@@ -363,6 +338,20 @@ class MessageQueue:
             Exception: whatever decoding the object raised; it is consumed.
         """
         return self._must_be_reader("dequeue").receive(timeout, cancel)
+
+    def dequeue_view(
+        self, timeout: float | None = None, cancel: threading.Event | None = None
+    ) -> AbstractContextManager[Any]:
+        """The next object, its arrays read-only and not copied: they alias the chunk or extent.
+
+        The writer waits for them: the chunk is given back when the last array, slice or buffer of
+        it goes. If anything but the name of `with ... as name` refers to one when the block ends,
+        leaving it raises `ViewInUse`. Everything but arrays (bytes, too) is the reader's own
+        copy. torch knows no read-only memory: do not write to a tensor of a view.
+
+        Raises as `dequeue` does, on entering the block.
+        """
+        return ViewBlock(self, self._must_be_reader("dequeue_view"), timeout, cancel)
 
     def acquire_read(
         self, timeout: float | None = None, cancel: threading.Event | None = None

@@ -26,6 +26,9 @@ class ReaderStatistics:
         behind: messages that were published and that it has not taken yet.
         last_progress: time of its last message, or of attaching, on `time.monotonic()`'s clock
             (seconds); None while absent.
+        is_waiting: it is in a call that waits for the next message.
+        views: chunks that it keeps because something of it refers to them.
+        views_since: since when it keeps the oldest of them, on the same clock; None without any.
     """
 
     rank: int
@@ -33,6 +36,9 @@ class ReaderStatistics:
     state: ReaderState
     behind: int
     last_progress: float | None
+    is_waiting: bool
+    views: int
+    views_since: float | None
 
 
 @dataclass(frozen=True)
@@ -88,4 +94,7 @@ def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderSta
         state=cast("ReaderState", who.state),
         behind=0 if who.state == "closed" else max(0, published - who.position),
         last_progress=who.last_progress_ns / 1e9 if was_here else None,
+        is_waiting=who.state in ("running", "stopped", "unknown") and who.is_waiting,
+        views=who.views,
+        views_since=who.views_since_ns / 1e9 if who.views else None,
     )

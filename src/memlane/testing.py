@@ -1,0 +1,157 @@
+"""Helpers for who tests an engine on top of memlane: queues at hand, leaks, deaths, stalls.
+
+@pytest.fixture(autouse=True)
+def clean():
+    with memlane.testing.no_leaks():
+        yield
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memlane._settings import INTERVAL_SETTINGS
+from memlane.broadcast.queue import MessageQueue
+from memlane.errors import InvalidArgument, TimedOut
+
+__all__ = ["Segment", "kill", "local_queue", "no_leaks", "segments", "stalls", "stopped"]
+
+_FOLDER = "/dev/shm"
+_PREFIX = "memlane-"
+_INTERVAL = INTERVAL_SETTINGS[0]
+
+
+@contextmanager
+def local_queue(
+    n_reader: int = 1, **options: Any
+) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
+    """A writer and its readers, ready, all in this process; closed at the end of the block.
+
+    `options` are those of `MessageQueue`. One thread can use them all, as long as it takes the
+    messages before the ring is full.
+    """
+    with ExitStack() as stack:
+        writer = stack.enter_context(MessageQueue(n_reader, n_reader, **options))
+        readers = [
+            stack.enter_context(MessageQueue.create_from_handle(writer.export_handle(rank), rank))
+            for rank in writer.handle.local_reader_ranks
+        ]
+        writer.wait_until_ready(timeout=10)
+        yield writer, readers
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Shared memory of memlane.
+
+    Attributes:
+        name: the file's, also when it has been removed already.
+        is_named: it is in /dev/shm, where it would stay if nobody removed it.
+        pids: processes of this user that have it open, in this pid namespace.
+    """
+
+    name: str
+    is_named: bool
+    pids: tuple[int, ...]
+
+
+def segments() -> list[Segment]:
+    """All that there is of this user's, by name. Looks at the descriptors of all processes."""
+    named = {name for name in os.listdir(_FOLDER) if name.startswith(_PREFIX)}
+    holders: dict[str, set[int]] = {name: set() for name in named}
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # ended, or not ours
+            for entry in os.scandir(process / "fd"):
+                with suppress(FileNotFoundError):
+                    name = _segment_of(os.readlink(entry.path))
+                    if name is not None:
+                        holders.setdefault(name, set()).add(int(process.name))
+    return [
+        Segment(name, name in named, tuple(sorted(pids))) for name, pids in sorted(holders.items())
+    ]
+
+
+def _segment_of(target: str) -> str | None:
+    folder, _, name = target.removesuffix(" (deleted)").rpartition("/")
+    return name if folder == _FOLDER and name.startswith(_PREFIX) else None
+
+
+@contextmanager
+def no_leaks() -> Iterator[None]:
+    """Fails the test if its block leaves a segment named, or open in this process.
+
+    Raises:
+        AssertionError: with the name, and the processes that still have it open. Not if the block
+            itself raises: what a failed test leaves is not news.
+    """
+    before = {segment.name for segment in segments()}
+    yield
+    left = [
+        f"{segment.name} ({'named' if segment.is_named else 'without a name'}, open in "
+        f"{', '.join(map(str, segment.pids)) or 'no process'})"
+        for segment in segments()
+        if segment.name not in before and (segment.is_named or os.getpid() in segment.pids)
+    ]
+    if left:
+        raise AssertionError("left behind in shared memory: " + "; ".join(left))
+
+
+def kill(pid: int, timeout: float = 10.0) -> None:
+    """Kills a process with signal 9, and returns when its locks are gone: it counts as dead."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        if not select.select([descriptor], [], [], timeout)[0]:
+            raise TimedOut(f"process {pid} did not end within {timeout} s of signal 9", timeout)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Within the block the process, a child of this one, is stopped; it goes on afterwards."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        state = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if state is None or state.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
+            raise InvalidArgument(f"process {pid} has ended and cannot be stopped")
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def stalls(after: float) -> Iterator[list[str]]:
+    """Collects what waits of this process that last longer than `after` seconds say in the log.
+
+    Each line begins with the culprit: `reader 3 (pid 4711, stopped, ...) kept the writer waiting`.
+    """
+    lines: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger, collector = logging.getLogger("memlane"), Collector(logging.WARNING)
+    previous = os.environ.get(_INTERVAL)
+    os.environ[_INTERVAL] = str(after)
+    logger.addHandler(collector)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(collector)
+        if previous is None:
+            del os.environ[_INTERVAL]
+        else:
+            os.environ[_INTERVAL] = previous

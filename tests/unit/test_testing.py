@@ -1,0 +1,99 @@
+"""`memlane.testing`: what it promises to those who test on top of memlane."""
+
+import os
+import signal
+
+import pytest
+
+from memlane import MessageQueue, ReaderDied, ShmRingBuffer, testing
+from tests.queues import name_in, path_of, refuses, start_reader, start_writer
+
+
+def open_here() -> list[testing.Segment]:
+    """Other tests may run on the same machine."""
+    return [segment for segment in testing.segments() if os.getpid() in segment.pids]
+
+
+def test_local_queue() -> None:
+    """A whole queue in one process, with any option, gone afterwards."""
+    with testing.local_queue(2, max_chunk_bytes=64, serializer="msgpack") as (writer, readers):
+        writer.enqueue([1])
+        assert [reader.dequeue(timeout=0) for reader in readers] == [[1], [1]]
+        assert [segment.is_named for segment in open_here()] == [False]
+    with refuses(RuntimeError):
+        writer.enqueue([1])
+    assert open_here() == []
+
+
+def test_segments() -> None:
+    """Named until all have attached; with everybody who has it open."""
+    with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
+        (segment,) = open_here()
+        assert segment == testing.Segment(path_of(writer).name, True, (os.getpid(),))
+        reader = start_reader(writer.export_handle())
+        writer.wait_until_ready(10)
+        (segment,) = open_here()
+        assert not segment.is_named
+        assert segment.pids == tuple(sorted([os.getpid(), reader.pid]))
+        reader.peer.kill()
+
+
+def test_no_leaks() -> None:
+    """What was there before is no leak, what came and stays is one."""
+    with ShmRingBuffer(1, 64, 1), testing.no_leaks(), ShmRingBuffer(1, 64, 1):
+        pass
+    rings = []
+    with pytest.raises(AssertionError, match=rf"named, open in {os.getpid()}"), testing.no_leaks():
+        rings.append(ShmRingBuffer(1, 64, 1))
+    rings.pop().close()
+    with pytest.raises(ZeroDivisionError), testing.no_leaks():
+        rings.append(ShmRingBuffer(1 // 0, 64, 1))
+
+
+def test_kill() -> None:
+    """When it returns, the death can be seen: no wait is needed."""
+    with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
+        reader = start_reader(writer.export_handle())
+        writer.wait_until_ready(10)
+        testing.kill(reader.pid)
+        assert writer.statistics().readers[0].state == "dead"
+        with pytest.raises(ReaderDied):
+            writer.wait_until_ready(10)
+
+
+def test_stopped() -> None:
+    """Stopped within the block, running behind it, and dead is not stopped."""
+    with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
+        reader = start_reader(writer.export_handle())
+        writer.wait_until_ready(10)
+        for _ in range(3):
+            with testing.stopped(reader.pid):
+                assert writer.statistics().readers[0].state == "stopped"
+            os.waitid(os.P_PID, reader.pid, os.WCONTINUED)
+            assert writer.statistics().readers[0].state == "running"
+        os.kill(reader.pid, signal.SIGKILL)
+        with refuses(ValueError, match="has ended"), testing.stopped(reader.pid):
+            pass
+
+
+def test_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of the block, with the interval of the block."""
+    monkeypatch.delenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", raising=False)
+    with testing.local_queue(1, max_chunk_bytes=64, max_chunks=1) as (writer, _):
+        writer.enqueue(1)
+        with testing.stalls(after=0.15) as lines, refuses(TimeoutError):
+            writer.enqueue(2, timeout=0.3)
+        assert len(lines) == 1
+        assert lines[0].startswith(f"reader 0 (pid {os.getpid()}, ")
+    assert "MEMLANE_RINGBUFFER_WARNING_INTERVAL" not in os.environ
+
+
+def test_segments_of_others() -> None:
+    """Another process's queue is seen, too, also when nobody else has it open."""
+    writer = start_writer()
+    with MessageQueue.create_from_handle(writer.greeting, 0):
+        writer.call("wait_until_ready", 10)
+    alone = testing.Segment(name_in(writer.greeting), False, (writer.pid,))
+    assert alone in testing.segments()
+    writer.peer.kill()
+    assert alone.name not in [segment.name for segment in testing.segments()]
