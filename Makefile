@@ -49,7 +49,7 @@ $(VENV)/.installed: pyproject.toml $(NATIVE)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check scikit-build-core nanobind cmake ninja
 	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
-	    -Cbuild-dir=build/editable -e .
+	    -Cbuild-dir=build/editable -e '.[demo]'
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.installed

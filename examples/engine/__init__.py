@@ -14,7 +14,8 @@ The decision, a dict of a few hundred bytes for all workers, is what memlane's b
 for. The partial sums and totals stand in for the all-reduce that GPUs do among themselves.
 
 Read `worker.py` and `scheduler.py` for memlane, `batching.py` for what is decided, `model.py` and
-`kv_cache.py` for the transformer.
+`kv_cache.py` for the transformer, `trace.py` for requests as a real service got them, and `live.py`
+for who does what meanwhile, which `MessageQueue.statistics` tells.
 """
 
 import os

@@ -1,21 +1,25 @@
-"""The demo's command line: `PYTHONPATH=examples python -m engine --help`."""
+"""The demo's entry: `PYTHONPATH=examples python -m engine --help`."""
 
 import argparse
 import os
 import signal
 import sys
 import time
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 
 from memlane import MemlaneError
 
+from .arguments import parse_arguments
 from .batching import Batcher
 from .model import ModelConfig
+from .progress import Progress
 from .reference import run_reference
 from .scheduler import Engine, WorkerDied
-from .summary import print_line, print_segments, print_summary
+from .summary import print_line, print_requests, print_segments, print_summary
 
 MAX_STEP_TOKENS = 128
+MOST_CHECKED_STEPS = 1000
+"""So many steps are computed a second time, in a single process: half a minute at worst."""
 PROMISED_SECONDS = 1.0
 """Within this time memlane tells of a death."""
 
@@ -23,7 +27,7 @@ PROMISED_SECONDS = 1.0
 def main() -> int:
     """Run what the command line asks for; returns the exit code."""
     config = ModelConfig()
-    arguments = _parse(config)
+    arguments = parse_arguments(config)
     demo = _kill_a_worker if arguments.kill_worker else _generate
     try:
         return demo(config, arguments)
@@ -35,41 +39,43 @@ def main() -> int:
 
 
 def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
-    """Generate for all prompts, print a summary, and compare with a single process."""
-    batcher = _batcher(arguments)
+    """Answer all requests, print a summary, and compare with a single process."""
+    batcher, progress = _batcher(arguments), Progress()
     with Engine(config, arguments.workers) as engine:
         _print_start(engine, arguments)
-        started = time.monotonic()
-        new_tokens = list(engine.generate(batcher))
-        seconds = time.monotonic() - started
+        with _view(engine, batcher, progress, arguments):
+            for _ in engine.generate(batcher, progress):
+                pass
+            seconds = progress.elapsed()
+        broadcast = engine.statistics()
     if any(engine.exit_codes):
         print(f"engine: the workers left with exit codes {engine.exit_codes}", file=sys.stderr)
         return 1
-    print_summary(new_tokens, seconds, engine.reports)
+    print_summary(progress, seconds, broadcast, engine.reports)
+    if arguments.workload.scaled is not None:
+        print_requests(progress)
     clean = print_segments(engine.segments)
-
-    reference = _batcher(arguments)
-    run_reference(config, arguments.workers, reference)
-    pairs = zip(batcher.sequences, reference.sequences, strict=True)
-    differing = [ours.prompt for ours, theirs in pairs if ours.tokens != theirs.tokens]
-    print_line("single process", f"differs for {differing}" if differing else "the same tokens")
-    return 0 if clean and not differing else 1
+    right = _compare(config, arguments, batcher, progress)
+    return 0 if clean and right else 1
 
 
 def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
     """Kill a worker in the middle, and show what the user of such an engine sees."""
-    batcher = _batcher(arguments)
+    batcher, progress = _batcher(arguments), Progress()
     victim = arguments.workers // 2
     killed = None
     with Engine(config, arguments.workers) as engine:
         _print_start(engine, arguments)
         pid = engine.pid(victim)
         try:
-            for step, _ in enumerate(engine.generate(batcher)):
-                if step == arguments.tokens // 2:
-                    print_line("kill -9", f"worker {victim} (pid {pid}) after step {step}")
-                    killed = time.monotonic()
-                    os.kill(pid, signal.SIGKILL)
+            with _view(engine, batcher, progress, arguments):
+                for _ in engine.generate(batcher, progress):
+                    # In the middle: when half of the requests have been started.
+                    if killed is None and 2 * len(progress.queued) >= len(batcher.sequences):
+                        step = len(progress.steps) - 1
+                        print_line("kill -9", f"worker {victim} (pid {pid}) after step {step}")
+                        killed = time.monotonic()
+                        os.kill(pid, signal.SIGKILL)
         except WorkerDied as death:
             if killed is None:
                 raise
@@ -86,78 +92,51 @@ def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
     return 0 if named and seconds < PROMISED_SECONDS and not any(others) and clean else 1
 
 
+def _view(
+    engine: Engine, batcher: Batcher, progress: Progress, arguments: argparse.Namespace
+) -> AbstractContextManager[object]:
+    """Return a live view if there is a terminal for it, else something that does nothing."""
+    if arguments.plain or not sys.stdout.isatty():
+        return nullcontext()
+    try:
+        from .live import LiveView
+    except ImportError as error:
+        print_line("live view", f"none ({error}); `make demo` or pip install rich, or --plain")
+        return nullcontext()
+    return LiveView(engine, batcher, progress)
+
+
+def _compare(
+    config: ModelConfig, arguments: argparse.Namespace, batcher: Batcher, progress: Progress
+) -> bool:
+    """Print whether a single process elects the same tokens; True if so."""
+    reference = _batcher(arguments)
+    decided = progress.decided[:MOST_CHECKED_STEPS]
+    run_reference(config, arguments.workers, reference, decided)
+    all_steps = len(decided) == len(progress.decided)
+    differing = []
+    for number, theirs in enumerate(reference.sequences):
+        ours = batcher.sequences[number].tokens
+        if theirs.tokens != (ours if all_steps else ours[: len(theirs.tokens)]):
+            differing.append(number)
+    extent = "" if all_steps else f" in the first {len(decided)} of {len(progress.decided)} steps"
+    same = f"the same tokens{extent}"
+    print_line("single process", f"differs for requests {differing}" if differing else same)
+    return not differing
+
+
 def _print_start(engine: Engine, arguments: argparse.Namespace) -> None:
-    print(f"memlane engine: {len(arguments.prompts)} prompts, up to {arguments.tokens} tokens each")
+    workload = arguments.workload
+    print(f"memlane engine: {workload.title}")
     pids = ", ".join(str(engine.pid(rank)) for rank in range(arguments.workers))
     print_line("workers", f"{arguments.workers} ready (pids {pids}; scheduler {os.getpid()})")
+    if workload.scaled is not None:
+        print_line("scaled", workload.scaled)
 
 
 def _batcher(arguments: argparse.Namespace) -> Batcher:
-    return Batcher(
-        arguments.prompts,
-        new_tokens=arguments.tokens,
-        max_batch=arguments.batch,
-        max_step_tokens=MAX_STEP_TOKENS,
-    )
-
-
-def _parse(config: ModelConfig) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="engine",
-        description="A tensor-parallel inference engine in miniature, with memlane as data plane.",
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        choices=range(1, config.heads + 1),
-        default=4,
-        metavar=f"1..{config.heads}",
-        help="worker processes that share the model (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompts",
-        type=_read_prompts,
-        default=str(Path(__file__).with_name("prompts.txt")),
-        metavar="FILE",
-        help="text file with one prompt per line (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tokens",
-        type=_positive,
-        default=96,
-        metavar="N",
-        help="tokens to generate per prompt, at most (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch",
-        type=_positive,
-        default=8,
-        metavar="N",
-        help="sequences in a step, at most (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--kill-worker",
-        action="store_true",
-        help="kill one worker with SIGKILL in the middle, and show what happens",
-    )
-    return parser.parse_args()
-
-
-def _read_prompts(path: str) -> list[bytes]:
-    """Return the lines that are not empty; their bytes are the tokens."""
-    try:
-        prompts = [line for line in Path(path).read_bytes().splitlines() if line]
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from None
-    if not prompts:
-        raise argparse.ArgumentTypeError(f"no prompts in {path}")
-    return prompts
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
+    requests = arguments.workload.requests
+    return Batcher(requests, max_batch=arguments.batch, max_step_tokens=MAX_STEP_TOKENS)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """Continuous batching: which sequences run in the next step, and with which tokens.
 
-Nothing here knows of processes or queues. The engine and the reference run drive the same
-`Batcher`, so they make the same decisions as long as they get the same tokens.
+Nothing here knows of processes, queues or clocks. The engine and the reference run drive the same
+`Batcher`, so they make the same decisions as long as they get the same tokens at the same times.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 END_OF_TEXT = ord("\n")
-"""A generated newline ends a sequence, as a newline ends a prompt in the prompts file."""
+"""As a newline ends a prompt in the prompts file, a generated one ends its sequence."""
 
 
 Run = tuple[int, int, bytes]
@@ -31,18 +32,47 @@ class Decision(TypedDict):
     """Finished sequences, whose keys and values the workers may forget."""
 
 
-@dataclass
-class Sequence:
-    """A prompt and what was generated from it. `computed` tokens are in the workers' caches."""
+@dataclass(frozen=True)
+class Request:
+    """What somebody asks for: a prompt, not empty, and how much shall follow it."""
 
     prompt: bytes
+    new_tokens: int
+    """Tokens to generate; at most so many if `may_end_early`."""
+    arrival: float = 0.0
+    """Seconds from the start of the run; before that nobody knows of it."""
+    may_end_early: bool = True
+    """Whether `END_OF_TEXT` ends it. In a trace it is known how long each answer was."""
+
+
+@dataclass
+class Sequence:
+    """A request and what was generated for it. `computed` tokens are in the workers' caches."""
+
+    request: Request
     tokens: bytearray
     computed: int = 0
 
     @property
-    def generated(self) -> bytes:
-        """The tokens after the prompt."""
-        return bytes(self.tokens[len(self.prompt) :])
+    def new_tokens(self) -> int:
+        """How many tokens there are after the prompt."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is to be generated any more."""
+        ended = self.request.may_end_early and self.tokens[-1] == END_OF_TEXT
+        return self.new_tokens > 0 and (ended or self.new_tokens == self.request.new_tokens)
+
+
+class Counts(NamedTuple):
+    """How many requests are where."""
+
+    to_come: int
+    waiting: int
+    """They have arrived, and there is no room in the batch yet."""
+    running: int
+    finished: int
 
 
 class Batcher:
@@ -54,24 +84,51 @@ class Batcher:
     """
 
     def __init__(
-        self, prompts: Iterable[bytes], *, new_tokens: int, max_batch: int, max_step_tokens: int
+        self, requests: Iterable[Request], *, max_batch: int, max_step_tokens: int
     ) -> None:
-        """Queue the prompts, none empty. Each gets up to `new_tokens` tokens.
+        """Take the requests, in the order of their arrivals.
 
         A step runs up to `max_batch` sequences and `max_step_tokens` tokens in all.
         """
-        self.sequences = [Sequence(prompt, bytearray(prompt)) for prompt in prompts]
-        self._new_tokens = new_tokens
+        self.sequences = [Sequence(request, bytearray(request.prompt)) for request in requests]
         self._max_batch = max_batch
         self._max_step_tokens = max_step_tokens
         self._waiting = deque(range(len(self.sequences)))
         self._running: list[int] = []
         self._finished: list[int] = []
+        """Since the last decision."""
+        self._finished_ever = 0
         self._step = 0
 
-    def decide(self) -> Decision | None:
-        """Plan the next step; None when every sequence is finished. `accept` must follow."""
-        while self._waiting and len(self._running) < self._max_batch:
+    @property
+    def next_arrival(self) -> float | None:
+        """When the first of those arrives that do not run yet; None if all do or did."""
+        return self.sequences[self._waiting[0]].request.arrival if self._waiting else None
+
+    def counts(self, elapsed: float) -> Counts:
+        """Count the requests `elapsed` seconds after the start; any thread may ask."""
+        # Where requests get last is looked at first, so that no difference is negative.
+        finished = self._finished_ever
+        started = len(self.sequences) - len(self._waiting)
+        arrived = bisect_right(self.sequences, elapsed, key=lambda one: one.request.arrival)
+        arrived = max(arrived, started)
+        return Counts(
+            to_come=len(self.sequences) - arrived,
+            waiting=arrived - started,
+            running=started - finished,
+            finished=finished,
+        )
+
+    def decide(self, elapsed: float) -> Decision | None:
+        """Plan the step that starts `elapsed` seconds after the start; `accept` must follow.
+
+        None when there is nothing to run before the next arrival, if there is one.
+        """
+        while (
+            len(self._running) < self._max_batch
+            and (arrival := self.next_arrival) is not None
+            and arrival <= elapsed
+        ):
             self._running.append(self._waiting.popleft())
         if not self._running:
             return None
@@ -101,7 +158,8 @@ class Batcher:
                 continue
             sequence.tokens.append(token)
             new += 1
-            if token == END_OF_TEXT or len(sequence.generated) == self._new_tokens:
+            if sequence.is_finished:
                 self._running.remove(number)
                 self._finished.append(number)
+                self._finished_ever += 1
         return new

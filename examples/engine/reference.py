@@ -4,14 +4,24 @@ It uses the same shards, the same batches and the same order of additions, and n
 So the tokens are equal to the last bit, or something went wrong between the processes.
 """
 
+from collections.abc import Iterable
+
 from .batching import Batcher
 from .model import Batch, ModelConfig, Shard, combine, elect
 
 
-def run_reference(config: ModelConfig, workers: int, batcher: Batcher) -> None:
-    """Run all sequences of the batcher to their end."""
+def run_reference(
+    config: ModelConfig, workers: int, batcher: Batcher, decided: Iterable[float]
+) -> None:
+    """Run the steps that the engine decided at these times, in seconds from the start.
+
+    Ends early if there is nothing to run at one of them: the tokens differ by then.
+    """
     shards = [Shard(config, rank, workers) for rank in range(workers)]
-    while (decision := batcher.decide()) is not None:
+    for elapsed in decided:
+        decision = batcher.decide(elapsed)
+        if decision is None:
+            return
         for shard in shards:
             shard.drop(decision["drop"])
         batch = Batch(decision, config)

@@ -3,19 +3,23 @@
 import multiprocessing
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any, Self
 
-from memlane import Closed, Handle, MessageQueue, ReaderDied, WriterDied
+from memlane import Closed, Handle, MessageQueue, QueueStatistics, ReaderDied, WriterDied
 
 from .batching import Batcher, Decision
 from .model import ModelConfig, combine, elect
-from .worker import CHUNK_BYTES, START_SECONDS, Report, run_worker
+from .progress import Progress
+from .worker import CHUNK_BYTES, START_SECONDS, Ballot, Report, run_worker
 
 CLOSE_SECONDS = 5.0
 """How long a worker may take to leave before it is killed."""
+
+LONGEST_REST = 86_400.0
+"""Seconds that the scheduler sleeps at most; poll(2) knows no more than 24 days."""
 
 
 class WorkerDied(Exception):
@@ -57,8 +61,8 @@ class Engine:
             self._close()
             raise
 
-    def step(self, decision: Decision) -> list[int]:
-        """Have one decision computed; returns the elected next token of each of its runs.
+    def step(self, decision: Decision) -> list[Ballot]:
+        """Have one decision computed; returns the ballots of all workers, by rank.
 
         Raises `WorkerDied` within a second if a worker is gone.
         """
@@ -67,12 +71,28 @@ class Engine:
         # From here on the scheduler plays the all-reduce of the GPUs.
         for _ in range(self._config.layers):
             self._send(combine(self._gather()))
-        return elect(self._gather())
+        return self._gather()
 
-    def generate(self, batcher: Batcher) -> Iterator[int]:
-        """Run all sequences to their end, step by step; yields how many tokens each step gave."""
-        while (decision := batcher.decide()) is not None:
-            yield batcher.accept(decision, self.step(decision))
+    def generate(self, batcher: Batcher, progress: Progress) -> Iterator[None]:
+        """Run all requests to their end, from their arrivals on; yields after each step."""
+        progress.start()
+        while True:
+            decided = progress.elapsed()
+            decision = batcher.decide(decided)
+            if decision is not None:
+                ballots = self.step(decision)
+                new = batcher.accept(decision, elect([ballot.votes for ballot in ballots]))
+                progress.latencies.extend(ballot.latency_ns / 1e9 for ballot in ballots)
+                progress.note_step(decided, decision, new, batcher)
+                yield
+            elif batcher.next_arrival is not None:
+                self._rest(progress.started + batcher.next_arrival)
+            else:
+                return
+
+    def statistics(self) -> QueueStatistics:
+        """Return what the broadcast queue says of itself and of every worker."""
+        return self._broadcast.statistics()
 
     def pid(self, rank: int) -> int:
         """Return the process id of a worker."""
@@ -127,6 +147,14 @@ class Engine:
     def _note_segment(self, handle: Handle) -> None:
         if handle.buffer_handle is not None:
             self.segments.append(handle.buffer_handle[3])
+
+    def _rest(self, until: float) -> None:
+        """Sleep until that time (of `time.monotonic`), but see at once when a worker is gone."""
+        sentinels = [process.sentinel for process in self._processes]
+        gone = wait(sentinels, min(max(0.0, until - time.monotonic()), LONGEST_REST))
+        for rank, sentinel in enumerate(sentinels):
+            if sentinel in gone:
+                raise WorkerDied(rank, self.pid(rank), "it left while there was nothing to do")
 
     def _send(self, message: object) -> None:
         try:

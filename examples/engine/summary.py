@@ -1,10 +1,14 @@
-"""What the demo prints."""
+"""What the demo prints, whether there is a live view or not."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from memlane import QueueStatistics
+
+from .progress import Progress
 from .worker import Report
 
 
@@ -13,17 +17,27 @@ def print_line(label: str, text: str) -> None:
     print(f"  {label:<20}{text}", flush=True)
 
 
-def print_summary(new_tokens: list[int], seconds: float, reports: list[Report]) -> None:
-    """Print how much was generated (per step), how fast, and what the workers measured."""
-    steps = len(new_tokens)
-    print_line("generated", f"{sum(new_tokens)} tokens in {seconds:.2f} s")
-    print_line("steps", f"{steps}, {steps / seconds:.0f} per second")
-    latencies_us = np.concatenate([report.latencies_ns for report in reports]) / 1e3
-    p50, p99 = np.percentile(latencies_us, [50, 99])
+def print_summary(
+    progress: Progress, seconds: float, broadcast: QueueStatistics, reports: list[Report]
+) -> None:
+    """Print how much was generated, how fast, and what scheduler and workers measured."""
+    steps = len(progress.steps)
+    print_line("generated", f"{progress.tokens} tokens in {seconds:.2f} s")
+    print_line(
+        "steps",
+        f"{steps}, {steps / seconds:.0f} per second;"
+        f" each {quantiles(progress.steps, 1e3, 'ms')} from decision to tokens",
+    )
     crowd = f"{len(reports) + 1} processes on {len(os.sched_getaffinity(0))} cores"
     print_line(
         "decision broadcast",
-        f"one way p50 {p50:.0f} us, p99 {p99:.0f} us ({len(latencies_us)} samples; {crowd})",
+        f"one way {quantiles(progress.latencies, 1e6, 'us')}"
+        f" ({len(progress.latencies)} samples; {crowd})",
+    )
+    print_line(
+        "broadcast queue",
+        f"{broadcast.bytes / 1e6:.2f} MB in {broadcast.messages} messages,"
+        f" each to {len(broadcast.readers)} workers (the sums of the layers are most of it)",
     )
     cpu_ns = sum(report.waiting_cpu_ns for report in reports)
     waiting_ns = sum(report.waiting_ns for report in reports)
@@ -32,6 +46,28 @@ def print_summary(new_tokens: list[int], seconds: float, reports: list[Report]) 
         f"{100 * cpu_ns / waiting_ns:.1f} % of one core each, unpickling included"
         f" ({cpu_ns / 1e9:.2f} s CPU in {waiting_ns / 1e9:.2f} s of dequeue; a busy wait: 100 %)",
     )
+
+
+def print_requests(progress: Progress) -> None:
+    """Print how long the requests of a trace waited."""
+    print_line(
+        "requests",
+        f"{len(progress.queued)} answered,"
+        f" {progress.computed_tokens} tokens run through the model, prompts included",
+    )
+    print_line("queueing delay", f"{quantiles(progress.queued, 1e3, 'ms')} to the first step")
+    print_line(
+        "first token", f"{quantiles(progress.first_tokens, 1e3, 'ms')} after the request's arrival"
+    )
+
+
+def quantiles(samples: Sequence[float], scale: float, unit: str) -> str:
+    """Return median and 99th percentile in words, or that there is nothing to tell yet."""
+    if not samples:
+        return "p50 -, p99 -"
+    p50, p99 = np.percentile(np.array(samples) * scale, [50, 99])
+    digits = 1 if unit == "ms" else 0
+    return f"p50 {p50:.{digits}f} {unit}, p99 {p99:.{digits}f} {unit}"
 
 
 def print_segments(names: list[str]) -> bool:

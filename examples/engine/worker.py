@@ -2,15 +2,15 @@
 
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from memlane import Closed, Handle, MemlaneError, MessageQueue
 
 from .batching import Decision
 from .kv_cache import Array
-from .model import Batch, ModelConfig, Shard
+from .model import Batch, ModelConfig, Shard, Votes
 
 CHUNK_BYTES = 1 << 20
 """Room for one message; the largest are the sums of a full step, about 64 KiB."""
@@ -19,12 +19,18 @@ START_SECONDS = 60.0
 """How long processes wait for each other at the start; imports take their time on a busy host."""
 
 
+class Ballot(NamedTuple):
+    """A worker's last answer of a step."""
+
+    votes: Votes
+    latency_ns: int
+    """Of the decision, from just before the scheduler's `enqueue` to the return of `dequeue`."""
+
+
 @dataclass
 class Report:
-    """What a worker measured while it read the broadcast; its last answer."""
+    """What a worker measured while it read the broadcast; its last answer of all."""
 
-    latencies_ns: list[int] = field(default_factory=list)
-    """Per decision, from just before the scheduler's `enqueue` to the return of `dequeue`."""
     waiting_ns: int = 0
     """Time spent inside `dequeue`."""
     waiting_cpu_ns: int = 0
@@ -62,14 +68,14 @@ def run_worker(
 
 
 def _step(config: ModelConfig, shard: Shard, inbox: "_Inbox", answers: MessageQueue) -> None:
-    decision = inbox.take_decision()
+    decision, latency_ns = inbox.take_decision()
     shard.drop(decision["drop"])
     batch = Batch(decision, config)
     hidden = shard.embed(batch)
     for layer in range(config.layers):
         answers.enqueue(shard.block(layer, hidden, batch))
         hidden = hidden + inbox.take_total()
-    answers.enqueue(shard.vote(hidden, batch))
+    answers.enqueue(Ballot(shard.vote(hidden, batch), latency_ns))
 
 
 class _Inbox:
@@ -79,10 +85,10 @@ class _Inbox:
         self.report = Report()
         self._broadcast = broadcast
 
-    def take_decision(self) -> Decision:
+    def take_decision(self) -> tuple[Decision, int]:
+        """Return it, and how many ns it was on its way."""
         decision: Decision = self._take()
-        self.report.latencies_ns.append(time.monotonic_ns() - decision["sent_ns"])
-        return decision
+        return decision, time.monotonic_ns() - decision["sent_ns"]
 
     def take_total(self) -> Array:
         total: Array = self._take()

@@ -6,44 +6,26 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.batching import Batcher, Decision, Run
+from engine.batching import Batcher, Counts, Decision, Request, Run, Sequence
 from engine.kv_cache import Array
 from engine.model import Batch, ModelConfig, Shard, combine, elect
 from engine.reference import run_reference
+from tests.examples.demo import PROMPTS, command, environment, run, write_prompts
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG = ModelConfig()
-PROMPTS = [b"2 + 2 =", "Grüße aus München".encode(), b"E", b"To be, or not to be:"]
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "engine", *arguments]
-
-
-def environment() -> dict[str, str]:
-    paths = [str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), env=environment(), capture_output=True, text=True, timeout=120
-    )
 
 
 @pytest.fixture
 def prompts_file(tmp_path: Path) -> str:
-    path = tmp_path / "prompts.txt"
-    path.write_bytes(b"\n".join([PROMPTS[0], b"", *PROMPTS[1:]]))
-    return str(path)
+    return write_prompts(tmp_path, [PROMPTS[0], b"", *PROMPTS[1:]])
 
 
 def test_engine_generates_what_a_single_process_generates(prompts_file: str) -> None:
@@ -53,6 +35,14 @@ def test_engine_generates_what_a_single_process_generates(prompts_file: str) -> 
     assert "4 prompts" in finished.stdout  # the empty line is none
     for fact in ("tokens in", "per second", "p99", "% of one core", "nothing left", "same tokens"):
         assert fact in finished.stdout
+    assert re.search(r"steps +\d+, .* p50 [\d.]+ ms, p99 [\d.]+ ms", finished.stdout)
+    # Per step one broadcast for the decision, and one for each layer.
+    steps = re.search(r"steps +(\d+),", finished.stdout)
+    sent = re.search(r"broadcast queue +([\d.]+) MB in (\d+) messages", finished.stdout)
+    assert steps is not None
+    assert sent is not None
+    assert int(sent[2]) == int(steps[1]) * (1 + CONFIG.layers)
+    assert float(sent[1]) > 0
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -84,7 +74,18 @@ def test_prompts_file_without_prompts_is_a_clear_error(tmp_path: Path) -> None:
     assert "no prompts in" in finished.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--tokens", "0"), ("--batch", "x"), ("--workers", "9")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--tokens", "0"),
+        ("--batch", "x"),
+        ("--workers", "9"),
+        ("--time-scale", "-1"),
+        ("--time-scale", "nan"),
+        ("--token-scale", "3"),
+        ("--requests", "5"),  # of which trace?
+    ],
+)
 def test_wrong_number_is_a_clear_error(arguments: tuple[str, str]) -> None:
     finished = run(*arguments)
     assert finished.returncode == 2
@@ -94,9 +95,9 @@ def test_wrong_number_is_a_clear_error(arguments: tuple[str, str]) -> None:
 @pytest.fixture
 def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """An engine that is generating for minutes, and its two workers as pidfds."""
-    (tmp_path / "many.txt").write_bytes(b"\n".join(PROMPTS * 1000))
+    many = write_prompts(tmp_path, PROMPTS * 1000)
     engine = subprocess.Popen(
-        command("--workers", "2", "--prompts", str(tmp_path / "many.txt")),
+        command("--workers", "2", "--prompts", many),
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -149,7 +150,12 @@ def test_interrupt_ends_the_engine_quietly(
 
 
 def batcher(prompts: list[bytes], max_batch: int = 3, max_step_tokens: int = 16) -> Batcher:
-    return Batcher(prompts, new_tokens=6, max_batch=max_batch, max_step_tokens=max_step_tokens)
+    requests = [Request(prompt, new_tokens=6) for prompt in prompts]
+    return Batcher(requests, max_batch=max_batch, max_step_tokens=max_step_tokens)
+
+
+def generated(sequence: Sequence) -> bytes:
+    return bytes(sequence.tokens[len(sequence.request.prompt) :])
 
 
 def compute(shards: list[Shard], decision: Decision) -> tuple[Array, list[int]]:
@@ -166,7 +172,7 @@ def test_shards_together_are_the_whole_model(workers: int) -> None:
     shards = [Shard(CONFIG, rank, workers) for rank in range(workers)]
     whole = [Shard(CONFIG, 0, 1)]
     batches = batcher(PROMPTS)
-    while (decision := batches.decide()) is not None:
+    while (decision := batches.decide(0.0)) is not None:
         hidden, tokens = compute(shards, decision)
         whole_hidden, whole_tokens = compute(whole, decision)
         np.testing.assert_allclose(hidden, whole_hidden, rtol=0, atol=1e-3)
@@ -195,7 +201,7 @@ def test_batcher_runs_each_token_once_within_its_limits() -> None:
     batches = batcher(prompts)
     computed = [b""] * len(prompts)
     dropped: list[int] = []
-    while (step := batches.decide()) is not None:
+    while (step := batches.decide(0.0)) is not None:
         assert len(step["run"]) <= 3
         assert 1 <= sum(len(tokens) for _, _, tokens in step["run"]) <= 16
         dropped += step["drop"]
@@ -205,17 +211,17 @@ def test_batcher_runs_each_token_once_within_its_limits() -> None:
             computed[sequence] += tokens
         new = batches.accept(step, [ord("b")] * len(step["run"]))
         assert new <= len(step["run"])
-    assert [finished.generated for finished in batches.sequences] == [b"bbbbbb"] * len(prompts)
+    assert [generated(finished) for finished in batches.sequences] == [b"bbbbbb"] * len(prompts)
     # The last token of a sequence is generated and never run.
     assert computed == [prompt + b"bbbbb" for prompt in prompts]
 
 
 def test_newline_ends_a_sequence() -> None:
     batches = batcher([b"one", b"two"])
-    step = batches.decide()
+    step = batches.decide(0.0)
     assert step is not None
     assert batches.accept(step, [ord("\n"), ord("x")]) == 2
-    step = batches.decide()
+    step = batches.decide(0.0)
     assert step is not None
     assert step["drop"] == [0]
     assert [sequence for sequence, _, _ in step["run"]] == [1]
@@ -224,13 +230,44 @@ def test_newline_ends_a_sequence() -> None:
 def test_decision_is_a_few_hundred_bytes() -> None:
     """The message that the broadcast is made for, at the default batch size."""
     batches = batcher([b"?"] * 8, max_batch=8)
-    step = batches.decide()
+    step = batches.decide(0.0)
     assert step is not None
     assert len(pickle.dumps(step, protocol=5)) < 300
 
 
 def test_reference_finishes_every_sequence() -> None:
     batches = batcher(PROMPTS)
-    run_reference(CONFIG, 2, batches)
+    run_reference(CONFIG, 2, batches, repeat(0.0))
     for sequence in batches.sequences:
-        assert len(sequence.generated) == 6 or sequence.generated.endswith(b"\n")
+        assert sequence.new_tokens == 6 or generated(sequence).endswith(b"\n")
+
+
+def test_requests_run_only_after_they_have_arrived() -> None:
+    batches = Batcher(
+        [Request(b"abc", 1, arrival) for arrival in (0.5, 0.5, 2.0)],
+        max_batch=1,
+        max_step_tokens=16,
+    )
+    assert batches.decide(0.4) is None
+    assert batches.next_arrival == 0.5
+    assert batches.counts(0.4) == Counts(to_come=3, waiting=0, running=0, finished=0)
+    for number in (0, 1):
+        step = batches.decide(0.5)
+        assert step is not None
+        assert [sequence for sequence, _, _ in step["run"]] == [number]
+        assert batches.counts(0.5) == Counts(
+            to_come=1, waiting=1 - number, running=1, finished=number
+        )
+        assert batches.accept(step, [ord("x")]) == 1
+    assert batches.decide(1.9) is None
+    assert batches.next_arrival == 2.0
+    assert batches.decide(2.0) is not None
+    assert batches.next_arrival is None
+
+
+def test_answer_of_known_length_does_not_end_at_a_newline() -> None:
+    request = Request(b"one", 3, may_end_early=False)
+    batches = Batcher([request], max_batch=1, max_step_tokens=16)
+    while (step := batches.decide(0.0)) is not None:
+        batches.accept(step, [ord("\n")])
+    assert generated(batches.sequences[0]) == b"\n\n\n"

@@ -1,0 +1,152 @@
+"""The demo's command line: what may be asked for, and what is refused before anything starts."""
+
+import argparse
+import math
+from pathlib import Path
+
+from .model import ModelConfig
+from .trace import TOKEN_SCALES, Scale, TraceError, TraceLine, read_trace
+from .workload import Workload, prompts_workload, trace_workload
+
+PROMPTS = Path(__file__).with_name("prompts.txt")
+
+DEFAULTS = {"tokens": 96, "requests": 100, "time_scale": 0.25, "token_scale": 64}
+"""Of the options that belong to either prompts or a trace."""
+
+
+def parse_arguments(config: ModelConfig) -> argparse.Namespace:
+    """Return workers, batch, kill_worker and plain as they were given, and the `workload`."""
+    parser = _parser(config)
+    arguments = parser.parse_args()
+    mode, others = ("--prompts", DEFAULTS.keys() - {"tokens"})
+    if arguments.trace is not None:
+        mode, others = ("--trace", {"tokens"})
+    for name, default in DEFAULTS.items():
+        if name in others and getattr(arguments, name) is not None:
+            parser.error(f"argument --{name.replace('_', '-')}: not with {mode}")
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+    arguments.workload = _workload(arguments)
+    return arguments
+
+
+def _workload(arguments: argparse.Namespace) -> Workload:
+    if arguments.trace is None:
+        return prompts_workload(arguments.prompts, arguments.tokens)
+    path, lines = arguments.trace
+    scale = Scale(arguments.time_scale, arguments.token_scale)
+    return trace_workload(path, lines, arguments.requests, scale)
+
+
+def _parser(config: ModelConfig) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="engine",
+        description="A tensor-parallel inference engine in miniature, with memlane as data plane.",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        choices=range(1, config.heads + 1),
+        default=4,
+        metavar=f"1..{config.heads}",
+        help="worker processes that share the model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=_positive,
+        default=8,
+        metavar="N",
+        help="sequences in a step, at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kill-worker",
+        action="store_true",
+        help="kill one worker with SIGKILL in the middle, and show what happens",
+    )
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="no live view (there is none either where the output is no terminal)",
+    )
+    _add_work(parser)
+    return parser
+
+
+def _add_work(parser: argparse.ArgumentParser) -> None:
+    work = parser.add_mutually_exclusive_group()
+    work.add_argument(
+        "--prompts",
+        type=_read_prompts,
+        default=str(PROMPTS),
+        metavar="FILE",
+        help="text file with one prompt per line (default: %(default)s)",
+    )
+    work.add_argument(
+        "--trace",
+        type=_read_trace,
+        metavar="FILE",
+        help="replay a request trace: JSON lines with timestamp, input_length, output_length "
+        "and hash_ids",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=_positive,
+        metavar="N",
+        help=f"tokens to generate per prompt, at most (default: {DEFAULTS['tokens']})",
+    )
+    parser.add_argument(
+        "--requests",
+        type=_positive,
+        metavar="N",
+        help=f"requests of the trace to replay, at most (default: {DEFAULTS['requests']})",
+    )
+    parser.add_argument(
+        "--time-scale",
+        type=_positive_float,
+        metavar="X",
+        help=f"seconds of the replay per second of the trace (default: {DEFAULTS['time_scale']})",
+    )
+    parser.add_argument(
+        "--token-scale",
+        type=int,
+        choices=TOKEN_SCALES,
+        metavar="N",
+        help="tokens of the trace per token of the replay, a power of two up to "
+        f"{TOKEN_SCALES[-1]} (default: {DEFAULTS['token_scale']})",
+    )
+
+
+def _read_prompts(path: str) -> list[bytes]:
+    """Return the lines that are not empty; their bytes are the tokens."""
+    try:
+        prompts = [line for line in Path(path).read_bytes().splitlines() if line]
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from None
+    if not prompts:
+        raise argparse.ArgumentTypeError(f"no prompts in {path}")
+    return prompts
+
+
+def _read_trace(path: str) -> tuple[Path, list[TraceLine]]:
+    try:
+        return Path(path), read_trace(Path(path))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from None
+    except TraceError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _positive_float(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return number

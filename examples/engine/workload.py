@@ -1,0 +1,41 @@
+"""What the engine is asked to do: all prompts of a text file at once, or a trace as it came."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .batching import Request
+from .trace import Scale, TraceLine, requests_of
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests in the order of their arrivals, and how to speak of them."""
+
+    requests: list[Request]
+    title: str
+    scaled: str | None = None
+    """For a trace: in what it differs from what was recorded."""
+
+
+def prompts_workload(prompts: list[bytes], tokens: int) -> Workload:
+    """All prompts at the start; each gets up to `tokens` tokens."""
+    return Workload(
+        requests=[Request(prompt, tokens) for prompt in prompts],
+        title=f"{len(prompts)} prompts, up to {tokens} tokens each",
+    )
+
+
+def trace_workload(path: Path, trace: list[TraceLine], limit: int, scale: Scale) -> Workload:
+    """The first `limit` requests of a trace, when they came (times `scale.time`)."""
+    requests = requests_of(trace[:limit], scale)
+    prompts = [len(request.prompt) for request in requests]
+    answers = [request.new_tokens for request in requests]
+    return Workload(
+        requests=requests,
+        title=f"{len(requests)} of {len(trace)} requests of {path.name}",
+        scaled=(
+            f"time x {scale.time:g}: they arrive within {requests[-1].arrival:.1f} s; "
+            f"lengths / {scale.tokens}, rounded up: prompts of {min(prompts)} to {max(prompts)} "
+            f"tokens, answers of {min(answers)} to {max(answers)}; contents made from the hash_ids"
+        ),
+    )
