@@ -51,6 +51,9 @@ void bind_broadcast(nb::module_& m) {
         .def("close", &RingSegment::close)
         .def("abandon", &RingSegment::abandon);
 
+    m.def("is_plain", [](nb::handle object) { return PlainObject::is_plain(object.ptr()); }, "object"_a.none(),
+          "Does MessagePack give it back exactly as it is?");
+
     nb::class_<Outgoing>(m, "Outgoing", "A message on its way out: a file for a Pickler, and its buffer_callback.")
         .def(nb::init<>())
         .def("write", &Outgoing::write, "data"_a)

@@ -45,7 +45,7 @@ public:
         return false;
     }
 
-    bool is_plain() const noexcept { return buffers_.empty(); }
+    bool has_buffers() const noexcept { return !buffers_.empty(); }
     std::uint64_t stream_bytes() const noexcept { return stream_bytes_; }
 
     broadcast::FrameTable table() const {
@@ -57,7 +57,7 @@ public:
     // Calls put(offset in the message, bytes, from) for every part, in order; ends when it returns an error.
     template <class Put>
     int for_each_part(const broadcast::FrameTable& table, Put&& put) const {
-        if (is_plain()) return put_stream(0, put);
+        if (!has_buffers()) return put_stream(0, put);
         const broadcast::MessageHeader header = table.header();
         if (const int error = put(0, sizeof header, &header)) return error;
         const auto sizes = table.sizes();

@@ -35,6 +35,7 @@ public:
         : End(ring.segment(), std::move(ranks), ring.geometry(), reader, ring.reserved()),
           decode_(codec.attr("decode")),
           decode_parts_(codec.attr("decode_parts")),
+          decode_plain_(codec.attr("decode_plain")),
           place_(reader) {}
 
     std::size_t place() const noexcept { return place_; }
@@ -110,15 +111,17 @@ private:
     }
 
     nb::object receive_object(const broadcast::ChunkDescriptor& message) {
-        if (message.kind == ChunkKind::object && message.length <= kCopyWithoutGil) return receive_small(message);
+        if (message.kind == ChunkKind::plain) return receive_small(message, decode_plain_);
+        if (message.kind == ChunkKind::object && message.length <= kCopyWithoutGil)
+            return receive_small(message, decode_);
         return receive_parts(message);
     }
 
     // The chunk is given back before its bytes are decoded: whatever decoding does, the message is consumed.
-    nb::object receive_small(const broadcast::ChunkDescriptor& message) {
+    nb::object receive_small(const broadcast::ChunkDescriptor& message, const nb::object& decode) {
         const nb::bytes stream = copy_stream(message, {0, message.length});
         core().finish(message.length);
-        return decode_(stream);
+        return decode(stream);
     }
 
     // Arrays are copied out first. A small stream is decoded after the chunk is given back, a large one from it,
@@ -207,6 +210,7 @@ private:
 
     const nb::object decode_;
     const nb::object decode_parts_;
+    const nb::object decode_plain_;
     const std::size_t place_;
     nb::object chunk_;  // of the open block
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/outgoing.hpp"
+#include "bindings/plain.hpp"
 #include "bindings/ring_facts.hpp"
 #include "bindings/ring_segment.hpp"
 #include "broadcast/ring_writer.hpp"
@@ -24,6 +25,7 @@ public:
     Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t keep_bytes)
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), keep_bytes),
           encode_(codec.attr("encode")),
+          encode_plain_(codec.attr("encode_plain")),
           outgoing_(codec.attr("outgoing")) {}
 
     void send(nb::handle object, nb::handle timeout) {
@@ -31,11 +33,10 @@ public:
         Outgoing& message = nb::cast<Outgoing&>(outgoing_);
         const Cleared cleared{message};
         const os::Deadline deadline = deadline_of(timeout);
-        encode_(object);
+        const ChunkKind kind = encode(object, message);
         check_own();
         const broadcast::FrameTable table = message.table();
-        const std::uint64_t bytes = message.is_plain() ? message.stream_bytes() : table.total();
-        const ChunkKind kind = message.is_plain() ? ChunkKind::object : ChunkKind::frames;
+        const std::uint64_t bytes = kind == ChunkKind::frames ? table.total() : message.stream_bytes();
         const std::uint64_t limit = core().ring().geometry().max_chunk_bytes;
         if (bytes <= limit) {
             begin(bytes, deadline, timeout);
@@ -96,6 +97,15 @@ private:
         ~Cleared() { message.clear(); }
     };
 
+    ChunkKind encode(nb::handle object, Outgoing& message) {
+        if (!encode_plain_.is_none() && PlainObject::is_plain(object.ptr())) {
+            message.write(encode_plain_(object));
+            return ChunkKind::plain;
+        }
+        encode_(object);
+        return message.has_buffers() ? ChunkKind::frames : ChunkKind::object;
+    }
+
     void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout) {
         if (refused_.is_valid()) {
             if (nb::cast<SharedBuffer&>(refused_).is_in_use()) raise_failure(self(), "refused_chunk_in_use");
@@ -127,6 +137,7 @@ private:
     }
 
     const nb::object encode_;
+    const nb::object encode_plain_;
     const nb::object outgoing_;
     nb::object chunk_;    // of the open block
     nb::object refused_;  // of a block that was not published, if something still refers to it

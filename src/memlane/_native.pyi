@@ -66,6 +66,9 @@ class RingSegment:
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
+def is_plain(object: object | None) -> bool:
+    """Does MessagePack give it back exactly as it is?"""
+
 class Outgoing:
     """
     A message on its way out: a file for a Pickler, and its buffer_callback.

@@ -2,12 +2,17 @@
 
 A codec has `encode`, which fills its `outgoing`; `decode` for a message that is one small stream;
 and `decode_parts` for a large stream (then a file) and for buffers that travelled beside it.
+
+`encode_plain` and `decode_plain` are a short cut for small trees of exact dicts, lists, texts and
+numbers, which MessagePack gives back exactly as they were, in half the time that pickle takes;
+`native/bindings/plain.hpp` tells which. Who receives cannot see a difference.
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from memlane._native import Incoming, Outgoing, PooledBuffer
@@ -19,9 +24,20 @@ class Codec(Protocol):
 
     outgoing: Outgoing
 
+    @property
+    def encode_plain(self) -> Callable[[object], bytes] | None: ...
+    @property
+    def decode_plain(self) -> Callable[[bytes], Any]: ...
+
     def encode(self, obj: object) -> None: ...
     def decode(self, stream: bytes) -> Any: ...
     def decode_parts(self, stream: bytes | Incoming, buffers: list[PooledBuffer]) -> Any: ...
+
+
+def _msgpack() -> tuple[Callable[[object], bytes], Callable[[bytes], Any]]:
+    from msgspec import msgpack  # costs as much as memlane, and not everybody makes a queue
+
+    return msgpack.Encoder().encode, msgpack.Decoder().decode
 
 
 class PickleCodec:
@@ -38,6 +54,7 @@ class PickleCodec:
             self.outgoing, protocol=5, buffer_callback=self.outgoing.add_buffer
         )
         self._knows_torch = False
+        self.encode_plain, self.decode_plain = _msgpack()
 
     def encode(self, obj: object) -> None:
         if not self._knows_torch and hasattr(sys.modules.get("torch"), "Tensor"):
@@ -67,15 +84,13 @@ class MsgpackCodec:
     """
 
     def __init__(self) -> None:
-        from msgspec import msgpack  # imported only by who uses it: it costs as much as memlane
-
         self.outgoing = Outgoing()
-        self._encoder = msgpack.Encoder()
-        self._decoder = msgpack.Decoder()
+        self._encode, self._decode = _msgpack()
+        self.encode_plain, self.decode_plain = None, self.decode
 
     def encode(self, obj: object) -> None:
         try:
-            self.outgoing.write(self._encoder.encode(obj))
+            self.outgoing.write(self._encode(obj))
         except TypeError as error:
             raise InvalidType(f"the msgpack serializer cannot send this: {error}") from None
         except OverflowError as error:
@@ -85,7 +100,7 @@ class MsgpackCodec:
         from msgspec import DecodeError
 
         try:
-            return self._decoder.decode(stream)
+            return self._decode(stream)
         except (DecodeError, UnicodeError, RecursionError) as error:
             raise CorruptMessage(
                 f"the message is no MessagePack; it was skipped: {error}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 from benchmarks.broadcast.channel import SLACK, Channel, Peer
 from benchmarks.broadcast.payloads import MIB, Payload
@@ -19,8 +18,7 @@ class Copy(Channel):
     def open_writer(self) -> object:
         readers, needed = self.setting.readers, self.setting.payload.bytes + SLACK
         chunk_bytes = max(needed, DEFAULT_CHUNK_BYTES)
-        # Any, because one of the two ways of reading is newer than the other.
-        self.queue: Any = MessageQueue(
+        self.queue = MessageQueue(
             readers, readers, max_chunk_bytes=chunk_bytes, max_chunks=self.setting.chunks
         )
         return self.queue.export_handle()
@@ -60,8 +58,6 @@ def _present(payload: Payload) -> str | None:
 
 
 def _has_view(payload: Payload) -> str | None:
-    if not hasattr(MessageQueue, "dequeue_view"):
-        return "this memlane has no dequeue_view"
     return None if payload.is_array else "a view is for arrays"
 
 

@@ -11,7 +11,7 @@ from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; a queue and its readers must agree.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass
