@@ -274,9 +274,9 @@ class MessageQueue:
 
         Whatever it raises, nothing was sent.
         """
-        self._must_be_writer("enqueue")
         writer = self._writer
         if writer is None:
+            self._must_be_writer("enqueue")
             self._check_open()
             return
         writer.send(obj, timeout)
@@ -337,7 +337,8 @@ class MessageQueue:
             CorruptMessage: the chunk was filled by hand; it is consumed.
             Exception: whatever decoding the object raised; it is consumed.
         """
-        return self._must_be_reader("dequeue").receive(timeout, cancel)
+        reader = self._reader or self._must_be_reader("dequeue")
+        return reader.receive(timeout, cancel)
 
     def dequeue_view(
         self, timeout: float | None = None, cancel: threading.Event | None = None
