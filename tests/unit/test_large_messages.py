@@ -44,6 +44,7 @@ def test_a_timeout_consumes_nothing() -> None:
         link.tell(queue.export_handle())
         queue.wait_until_ready(PATIENCE)
         for number in range(40):
+            link.hear()
             queue.enqueue((number, np.full(2 * MIB, number, np.uint8)))
         queue.close()
 
@@ -51,6 +52,7 @@ def test_a_timeout_consumes_nothing() -> None:
     with MessageQueue.create_from_handle(sender.hear(), 0) as reader:
         reader.wait_until_ready(PATIENCE)
         expected, timeouts = 0, 0
+        sender.tell()
         while expected < 40:
             try:
                 number, array = reader.dequeue(timeout=0.0001)
@@ -60,6 +62,8 @@ def test_a_timeout_consumes_nothing() -> None:
             assert number == expected
             assert (array == number).all()
             expected += 1
+            if expected < 40:
+                sender.tell()
     sender.result()
     assert timeouts > 0
 
