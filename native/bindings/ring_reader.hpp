@@ -19,14 +19,18 @@ namespace nb = nanobind;
 using broadcast::ChunkKind;
 using broadcast::RingReader;
 
-// Whether anything still refers to the memory that a view was made of.
+// The memory that a view was made of, and whether anything still refers to it.
 class ViewLease {
 public:
-    explicit ViewLease(std::weak_ptr<void> lease) : lease_(std::move(lease)) {}
+    ViewLease(std::weak_ptr<void> lease, const std::byte* base, std::uint64_t bytes)
+        : lease_(std::move(lease)), base_(reinterpret_cast<std::uintptr_t>(base)), bytes_(bytes) {}
     bool is_held() const noexcept { return !lease_.expired(); }
+    bool covers(std::uintptr_t address) const noexcept { return address >= base_ && address - base_ < bytes_; }
 
 private:
     std::weak_ptr<void> lease_;
+    std::uintptr_t base_;
+    std::uint64_t bytes_;
 };
 
 class Reader : public End<Reader, RingReader> {
@@ -57,7 +61,7 @@ public:
         nb::object lease = nb::none();
         if (message.kind == ChunkKind::frames) {
             const auto [text, buffers, held] = lend(message);
-            lease = nb::cast(ViewLease(held));
+            lease = nb::cast(held);
             object = decode_parts_(text, buffers);
         } else {
             object = receive_object(message);
@@ -156,7 +160,7 @@ private:
     struct Lent {
         nb::bytes stream;
         nb::list buffers;
-        std::weak_ptr<void> lease;
+        ViewLease lease;
     };
 
     // Consumes the message, but its chunk or extent is given back only when the last buffer goes.
@@ -174,7 +178,7 @@ private:
         nb::list buffers;
         for (const broadcast::Frame& frame : table.buffers())
             buffers.append(nb::cast(SharedBuffer(place->mapping, place->offset + frame.offset, frame.bytes, lease)));
-        return {std::move(stream), std::move(buffers), lease};
+        return {std::move(stream), std::move(buffers), {lease, place->mapping->base() + place->offset, message.length}};
     }
 
     broadcast::FrameTable table_of(const broadcast::ChunkDescriptor& message) {
@@ -197,7 +201,8 @@ private:
         nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(frame.bytes)));
         if (!text.is_valid()) throw nb::python_error();  // MemoryError; nothing is consumed
         char* const to = PyBytes_AS_STRING(text.ptr());
-        if (!copying(frame.bytes, [&] { return core().copy_out(message, frame.offset, frame.bytes, to); })) raise_corrupt();
+        const bool copied = copying(frame.bytes, [&] { return core().copy_out(message, frame.offset, frame.bytes, to); });
+        if (!copied) raise_corrupt();
         return nb::borrow<nb::bytes>(text);
     }
 

@@ -115,6 +115,10 @@ private:
             if (nb::cast<SharedBuffer&>(refused_).is_in_use()) raise_failure(self(), "refused_chunk_in_use");
             refused_ = nb::object();
         }
+        if (core().has_extents()) {
+            const WithoutGil no_gil;
+            core().reclaim();
+        }
         core::Outcome outcome = core().begin_nowait(bytes);
         if (outcome.status == core::Status::would_block) {
             Interruption look(self(), core().segment(), "chunk");

@@ -1,8 +1,8 @@
 // Space behind the ring, in the ring's own file, for messages that do not fit a chunk.
 //
 // An extent belongs to one turn of one chunk. The writer writes it with pwrite and readers read it with pread
-// through the descriptors that they hold: the file may have no name by then, nobody maps anything, a full file system
-// is an error and never SIGBUS, and new pages need not be zeroed first. Of what is free again up to `keep`
+// through the descriptors that they hold: the file may have no name by then, a full file system is an error and never
+// SIGBUS, and new pages need not be zeroed first. Only a view maps an extent. Of what is free again up to `keep`
 // bytes stay allocated (warm: the next message pays for its copy only); the rest is given back to the system.
 #pragma once
 

@@ -56,8 +56,7 @@ public:
     // called without any lock held at least every 100 ms.
     template <class Look>
     core::Outcome begin(os::Deadline deadline, Look&& look) {
-        core::add_single_writer<std::uint64_t>(own().waits, 1);
-        core::store_relaxed(own().activity, core::SlotActivity::waiting);
+        const core::Waiting waiting(own());
         bool writer_died = false;  // as the latest look found
         const core::WaitPoint point{&ring_.waits().published, &ring_.parked_readers()[reader_]};
         const core::WaitResult result = core::wait_until(
@@ -67,7 +66,6 @@ public:
                 writer_died = is_writer_dead();
                 return writer_died || look(reason);
             });
-        core::store_relaxed(own().activity, core::SlotActivity::elsewhere);
         if (is_stopping()) return {core::Status::closed};
         if (is_published()) return {core::Status::ok};
         if (has_writer_closed()) return {core::Status::peer_closed, 0};

@@ -96,6 +96,15 @@ public:
         }
     }
 
+    // Is there space behind the ring that a message was sent in, and that reclaim() may give back?
+    bool has_extents() const noexcept { return extents_.in_use(); }
+
+    // Frees the space behind the ring of the messages that everybody has read; whether there was any. To be called
+    // before every message: after a large one there may never be another that would need the space.
+    bool reclaim() {
+        return extents_.reclaim(segment_->file(), [this](std::uint64_t turn) { return is_over(turn); });
+    }
+
     // Makes the chunk that begin() gave visible to all readers at once.
     void publish(ChunkKind kind, std::uint64_t length) noexcept {
         const std::uint64_t chunk = ring_.chunk_at(position_);
@@ -180,24 +189,19 @@ private:
         return true;
     }
 
-    // Has every reader finished with the message at `position`?
+    // Has every reader finished with the message at `position`? The flags of its chunk tell until the next message
+    // in that chunk is published.
     bool is_over(std::uint64_t position) noexcept {
         if (position >= position_) return false;
-        if (position + ring_.geometry().max_chunks <= position_) return true;
+        if (position + ring_.geometry().max_chunks < position_) return true;
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (!is_done(ring_.chunk_at(position), r)) return false;
         return true;
     }
 
-    bool reclaim() {
-        return extents_.reclaim(segment_->file(), [this](std::uint64_t turn) { return is_over(turn); });
-    }
-
     template <class Ready, class Look>
     core::Outcome wait_for_readers(Ready&& ready, os::Deadline deadline, Look&& look) {
-        core::ParticipantSlot& own = participants_.slot(kSlot);
-        core::add_single_writer<std::uint64_t>(own.waits, 1);
-        core::store_relaxed(own.activity, core::SlotActivity::waiting);
+        const core::Waiting waiting(participants_.slot(kSlot));
         const core::WaitPoint point{&ring_.waits().consumed, &ring_.waits().writer_parked};
         const core::WaitResult result = core::wait_until(
             point, spinner_, deadline, [&] { return is_stopping() || ready(); },
@@ -205,7 +209,6 @@ private:
                 look_at_readers(os::monotonic_now());
                 return first_dead() || look(reason);
             });
-        core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
         if (is_stopping()) return {core::Status::closed};
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};

@@ -10,6 +10,21 @@
 
 namespace memlane::core {
 
+// A slot says that its process waits as long as this lives: until the wait ends, also by an exception.
+class Waiting {
+public:
+    explicit Waiting(ParticipantSlot& own) noexcept : own_(own) {
+        add_single_writer<std::uint64_t>(own_.waits, 1);
+        store_relaxed(own_.activity, SlotActivity::waiting);
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { store_relaxed(own_.activity, SlotActivity::elsewhere); }
+
+private:
+    ParticipantSlot& own_;
+};
+
 // `dead` is decided by the lock alone: attached, and nobody holds it any more.
 enum class Presence { absent, attached, dead, closed, released };
 

@@ -96,6 +96,8 @@ class ViewLease:
 
     @property
     def is_held(self) -> bool: ...
+    def covers(self, address: int) -> bool:
+        """Does it lie in the chunk or extent?"""
 
 class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""

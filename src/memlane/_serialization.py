@@ -72,9 +72,13 @@ class PickleCodec:
     @staticmethod
     def decode_parts(stream: bytes | Incoming, buffers: list[PooledBuffer]) -> Any:
         views = [memoryview(buffer) for buffer in buffers]  # type: ignore[arg-type]
-        if isinstance(stream, bytes):
-            return pickle.loads(stream, buffers=views)
-        return pickle.Unpickler(stream, buffers=views).load()
+        try:
+            if isinstance(stream, bytes):
+                return pickle.loads(stream, buffers=views)
+            return pickle.Unpickler(stream, buffers=views).load()
+        except BaseException:
+            del views, buffers  # they may be a chunk, which the traceback would keep
+            raise
 
 
 class MsgpackCodec:

@@ -25,8 +25,9 @@ def tensor_reducers() -> dict[type, Reducer]:
     return _Reducers({torch.Tensor: _reduce_tensor})
 
 
-def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    plain = (
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Is it nothing but the values in its memory?"""
+    return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
         and not tensor.is_quantized
@@ -34,7 +35,14 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
-    if not plain:
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.__dict__:  # what the caller has hung on it
+        return tuple(tensor.__reduce_ex__(5))
+    if not _is_plain(tensor):
+        if tensor.device.type == "cpu" and tensor.layout in _SPARSE_PARTS:
+            return _reduce_sparse(tensor)
         return tuple(tensor.__reduce_ex__(5))
     if tensor.numel() == 0:
         return _rebuild_empty, (tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
@@ -55,8 +63,46 @@ def _rebuild_tensor(
 ) -> torch.Tensor:
     is_view = isinstance(buffer, memoryview) and buffer.readonly
     memory = buffer.obj.writable() if is_view else buffer  # torch knows no read-only memory
-    tensor = torch.frombuffer(memory, dtype=dtype).reshape(shape)
+    # In place: reshape() gives a view, which keeps another tensor on the same storage.
+    tensor = torch.frombuffer(memory, dtype=dtype).resize_(shape)
+    if tensor.data_ptr() % tensor.element_size():
+        tensor = tensor.clone()  # a chunk of an odd size; torch's kernels trust in alignment
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+_SPARSE_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values", "is_coalesced"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+# torch's own way keeps every sparse tensor that is unpickled alive, until the next torch.load.
+def _reduce_sparse(tensor: torch.Tensor) -> tuple[Any, ...]:
+    parts = [getattr(tensor.detach(), name)() for name in _SPARSE_PARTS[tensor.layout]]
+    return _rebuild_sparse, (tensor.layout, parts, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _rebuild_sparse(
+    layout: torch.layout, parts: list[Any], shape: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    first, second, third = parts
+    if layout == torch.sparse_coo:
+        tensor = torch.sparse_coo_tensor(
+            first, second, shape, is_coalesced=third, check_invariants=False
+        )
+    else:
+        tensor = torch.sparse_compressed_tensor(
+            first, second, third, shape, layout=layout, check_invariants=False
+        )
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Of its memory; 0 for a tensor that has none of its own."""
+    return tensor.data_ptr() if _is_plain(tensor) else 0
 
 
 def _storage_uses(tensor: torch.Tensor) -> int:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import MessageQueue, ShmExhausted, ShmRingBuffer
-from tests.harness import Link, private_shm, start, unshare_refusal
-from tests.queues import drain, queue_of, refuses, ring_in, segments
+from memlane import MessageQueue, ReaderDied, ShmExhausted, ShmRingBuffer, ViewInUse
+from tests.harness import Aside, Link, private_shm, start, unshare_refusal
+from tests.queues import BOUND, drain, queue_of, refuses, ring_in, segments, start_reader
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 
@@ -176,6 +176,44 @@ def waiting_for_space(_link: Link) -> None:
         assert len(reader.dequeue(timeout=0)) == 41 * MIB
 
 
+def a_death_while_waiting_for_space(_link: Link) -> None:
+    """Who keeps the space dies: nothing was sent, and after the release there is room."""
+    with MessageQueue(2, 2, None, MIB) as writer:
+        doomed = start_reader(writer.export_handle(0), 0)
+        other = MessageQueue.create_from_handle(writer.export_handle(1), 1)
+        writer.enqueue(bytes(40 * MIB))
+        assert len(other.dequeue()) == 40 * MIB
+        blocked = Aside(writer.enqueue, bytes(41 * MIB)).until_blocked()
+        killed = doomed.peer.kill()
+        with refuses(ReaderDied):
+            blocked.result()
+        assert blocked.ended - killed < BOUND
+        with refuses(TimeoutError):
+            other.dequeue(timeout=0)
+        writer.release_reader(0)
+        writer.enqueue(bytes(41 * MIB), timeout=0)
+        assert len(other.dequeue(timeout=0)) == 41 * MIB
+        other.close()
+
+
+def views_keep_space(_link: Link) -> None:
+    """Space that a view shows is not given away, and comes back with the view."""
+    with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
+        writer.enqueue(np.ones(40 * MIB, np.uint8))
+        with refuses(ViewInUse), reader.dequeue_view() as view:
+            kept = view[1:]
+        del view
+        for _ in range(3):
+            with refuses(TimeoutError, match="holds views of 1 chunk"):
+                writer.enqueue(bytes(41 * MIB), timeout=0.02)
+        writer.enqueue(bytes(10 * MIB), timeout=0)
+        assert kept.all()
+        del kept
+        assert len(reader.dequeue(timeout=0)) == 10 * MIB
+        writer.enqueue(bytes(41 * MIB), timeout=0)
+        assert len(reader.dequeue(timeout=0)) == 41 * MIB
+
+
 def look_at_whole_chunk(_link: Link, how: str) -> str:
     """Look at the end of a chunk whose beginning alone is reserved, with no space left."""
     with queue_of(1, max_chunk_bytes=MIB, max_chunks=2) as (writer, (reader,)):
@@ -203,6 +241,8 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (space_kept_for_large_messages, "64m"),
         (more_than_there_is, "64m"),
         (waiting_for_space, "64m"),
+        (a_death_while_waiting_for_space, "64m"),
+        (views_keep_space, "64m"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

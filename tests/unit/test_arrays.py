@@ -1,5 +1,11 @@
 """Arrays: every dtype and shape comes back as it was, and is the reader's own."""
 
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,6 +34,30 @@ def test_every_dtype_and_shape(dtype: object, chunk: int) -> None:
             assert (got.dtype, got.shape) == (array.dtype, array.shape)
             assert got.flags.writeable
             assert got.tobytes() == array.tobytes() or dtype == "O"
+            writer.enqueue(array)
+            with reader.dequeue_view() as view:
+                assert (view.dtype, view.shape) == (array.dtype, array.shape)
+                assert view.tobytes() == array.tobytes() or dtype == "O"
+            del view
+
+
+@pytest.mark.parametrize("size", [12, 60_000])
+def test_subclasses(size: int) -> None:
+    """What is more than an array comes back as what it was."""
+    base = np.arange(size).reshape(3, -1)
+    kinds = [
+        np.ma.masked_array(base, base % 2 == 0),
+        base.view(np.recarray),
+        base.astype("S4").view(np.char.chararray),
+        base.view(np.matrix),
+    ]
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(kinds)
+        for sent, got in zip(kinds, reader.dequeue(), strict=True):
+            assert type(got) is type(sent)
+            assert np.array_equal(np.asarray(got), np.asarray(sent))
+        writer.enqueue(kinds[0])
+        assert np.array_equal(reader.dequeue().mask, kinds[0].mask)
 
 
 def test_layouts() -> None:
@@ -39,6 +69,70 @@ def test_layouts() -> None:
         for sent, got in zip(views, reader.dequeue(), strict=True):
             assert np.array_equal(sent, got)
             assert got.flags.writeable
+
+
+CONTAINERS: list[Callable[[Any], Any]] = [
+    lambda array: [array, [array]],
+    lambda array: (array, (1, array)),
+    lambda array: {"a": {("k", 1): array}},
+    lambda array: deque([array]),
+    lambda array: OrderedDict(a=array),
+    lambda array: SimpleNamespace(a=array),
+    lambda array: Message(array, [array]),
+    lambda array: np.array([array, None, {"b": array}], object),
+]
+
+
+@dataclass
+class Message:
+    array: Any
+    more: Any
+
+
+@pytest.mark.parametrize("size", [3, 5000, 100_000])
+def test_nested_in_any_container(size: int) -> None:
+    """Copied or as a view; one array that is there twice comes back as one."""
+    array = np.arange(size, dtype=np.int32)
+    with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
+        for wrap in CONTAINERS:
+            sent = wrap(array)
+            writer.enqueue(sent)
+            writer.enqueue(sent)
+            got = reader.dequeue()
+            assert type(got) is type(sent)
+            found = arrays_in(got)
+            assert len({id(one) for one in found}) == 1
+            assert all(np.array_equal(one, array) for one in found)
+            with reader.dequeue_view() as view:
+                assert all(np.array_equal(one, array) for one in arrays_in(view))
+            del view
+
+
+def arrays_in(value: Any) -> list[Any]:
+    """All arrays of numbers in the containers above."""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return [value]
+    if isinstance(value, (Message, SimpleNamespace)):
+        value = vars(value)
+    parts = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, (dict, list, tuple, deque, np.ndarray)):
+        return []
+    return [array for part in parts for array in arrays_in(part)]
+
+
+@pytest.mark.parametrize("readers", [1, 8])
+def test_sizes_around_a_chunk(readers: int) -> None:
+    """An array that just fits its chunk beside its stream, and one that just does not."""
+    with queue_of(readers, max_chunk_bytes=8192, max_chunks=2) as (writer, ends):
+        spills = set()
+        for size in range(8192 - 400, 8192 + 9):
+            array = np.full(size, size % 251, np.uint8)
+            before = writer.statistics().spills
+            writer.enqueue(array)
+            spills.add(writer.statistics().spills - before)
+            for end in ends:
+                assert np.array_equal(end.dequeue(timeout=0), array)
+        assert spills == {0, 1}
 
 
 @pytest.mark.parametrize("size", [10, 100_000])

@@ -44,6 +44,7 @@ def test_a_timeout_consumes_nothing() -> None:
         link.tell(queue.export_handle())
         queue.wait_until_ready(PATIENCE)
         for number in range(40):
+            link.hear()
             queue.enqueue((number, np.full(2 * MIB, number, np.uint8)))
         queue.close()
 
@@ -51,6 +52,7 @@ def test_a_timeout_consumes_nothing() -> None:
     with MessageQueue.create_from_handle(sender.hear(), 0) as reader:
         reader.wait_until_ready(PATIENCE)
         expected, timeouts = 0, 0
+        sender.tell()
         while expected < 40:
             try:
                 number, array = reader.dequeue(timeout=0.0001)
@@ -60,6 +62,8 @@ def test_a_timeout_consumes_nothing() -> None:
             assert number == expected
             assert (array == number).all()
             expected += 1
+            if expected < 40:
+                sender.tell()
     sender.result()
     assert timeouts > 0
 
@@ -102,6 +106,40 @@ def test_what_stays_allocated(keep: int, least: int, most: int) -> None:
         reader.dequeue()
         writer.enqueue(bytes(2 * CHUNK))
         assert least <= file_of(writer).st_blocks * 512 <= most
+
+
+def test_space_does_not_go_back_too_early() -> None:
+    """A call that finds the ring full leaves the messages in it alone."""
+    with (
+        MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_chunks=2, spill_keep_bytes=0) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
+    ):
+        for lap in range(3):
+            for number in range(2):
+                writer.enqueue(np.full(MIB, lap + number, np.uint8))
+            for message in ("small", bytes(MIB)):
+                with pytest.raises(TimedOut):
+                    writer.enqueue(message, timeout=0)
+            for number in range(2):
+                assert (reader.dequeue() == lap + number).all()
+
+
+@pytest.mark.parametrize("call", ["enqueue", "acquire_write"])
+def test_space_goes_back_without_another_large_message(call: str) -> None:
+    """Whatever is sent next gives it back: after one large message there may never be another."""
+    with (
+        MessageQueue(1, 1, max_chunk_bytes=CHUNK, spill_keep_bytes=0) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
+    ):
+        writer.enqueue(bytes(8 * MIB))
+        assert file_of(writer).st_blocks * 512 > 8 * MIB
+        reader.dequeue()
+        if call == "enqueue":
+            writer.enqueue("small")
+        else:
+            with writer.acquire_write():
+                pass
+        assert file_of(writer).st_blocks * 512 < MIB
 
 
 def test_a_poison_message_of_each_size() -> None:

@@ -2,11 +2,14 @@
 
 import dataclasses
 import os
+import signal
+import threading
 from typing import Any
 
 import pytest
 
-from memlane import MessageQueue, TimedOut
+from memlane import MessageQueue, TimedOut, ViewInUse
+from memlane._failures import participant
 from tests.harness import Aside, until
 from tests.queues import fill, queue_of, ring_in, start_reader
 
@@ -152,6 +155,45 @@ def test_while_a_call_is_blocked() -> None:
         assert reader_of(reader, 0).behind == 2
         reader.dequeue()
         write.result()
+
+
+@pytest.mark.parametrize("role", ["writer", "reader"])
+def test_a_call_that_a_signal_handler_ended(role: str) -> None:
+    """It waits no longer, though it left by an exception."""
+
+    def interrupt(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with queue_of(max_chunks=1) as (writer, (reader,)):
+        writer.enqueue("full")
+        if role == "reader":
+            reader.dequeue()
+        previous = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            end = reader if role == "reader" else writer
+            Aside(signal_when_waiting, end, end.statistics().waits)
+            with pytest.raises(ZeroDivisionError):
+                _ = reader.dequeue() if role == "reader" else writer.enqueue("no room")
+        finally:
+            signal.signal(signal.SIGUSR1, previous)
+        assert [participant(reader._reader, slot).is_waiting for slot in (0, 1)] == [False] * 2
+
+
+def signal_when_waiting(end: MessageQueue, waits: int) -> None:
+    until(lambda: end.statistics().waits > waits)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+
+def test_views_of_a_reader_that_closed() -> None:
+    """Nobody waits for it any more, so it keeps nothing."""
+    with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
+        writer.enqueue(bytearray(5000))
+        with pytest.raises(ViewInUse), reader.acquire_read() as view:
+            kept = view[1:]
+        assert reader_of(writer, 0).views == 1
+        reader.close()
+        assert (reader_of(writer, 0).views, reader_of(writer, 0).views_since) == (0, None)
+        del kept
 
 
 def test_repr_shows_the_facts() -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -15,7 +16,8 @@ DTYPES = [
     *[torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64],
     *[torch.uint16, torch.uint32, torch.uint64],
     *[torch.float16, torch.bfloat16, torch.float32, torch.float64],
-    *[torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128],
+    *[torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz],
+    *[torch.float8_e8m0fnu, torch.complex32, torch.complex64, torch.complex128],
 ]
 SHAPES = [(), (0,), (3, 0), (7,), (50, 60), (100, 30, 10)]
 
@@ -47,6 +49,55 @@ def test_layouts_and_gradients() -> None:
         assert isinstance(parameter_got, torch.nn.Parameter)
         assert wanting_got.requires_grad
         assert torch.equal(conjugate, base)
+
+
+def sparse_tensors() -> "list[torch.Tensor]":
+    dense = torch.arange(40_000.0).reshape(200, 200) % 3
+    layouts = [dense.to_sparse_csr(), dense.to_sparse_csc()]
+    blocks = [dense.to_sparse_bsr((2, 2)), dense.to_sparse_bsc((2, 2))]
+    uncoalesced = torch.sparse_coo_tensor([[0, 0, 1]], [1.0, 2.0, 3.0], (4,))
+    return [dense.to_sparse(), uncoalesced, dense.to_sparse().requires_grad_(), *layouts, *blocks]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+def test_sparse_tensors() -> None:
+    """They come back as they were, and go when they are dropped: torch's own way keeps them."""
+    with queue_of() as (writer, (reader,)):
+        for tensor in sparse_tensors():
+            writer.enqueue(tensor)
+            got = reader.dequeue()
+            assert (got.layout, got.dtype, got.shape) == (tensor.layout, tensor.dtype, tensor.shape)
+            assert got.requires_grad == tensor.requires_grad
+            assert torch.equal(got.to_dense(), tensor.to_dense())
+            if tensor.layout == torch.sparse_coo:
+                assert got.is_coalesced() == tensor.is_coalesced()
+            gone = weakref.ref(got)
+            del got
+            assert gone() is None
+
+
+def test_unusual_tensors() -> None:
+    """What is more than its values comes back, too: lazy bits, attributes, types, no memory."""
+    base = torch.arange(12_000.0).reshape(30, 400)
+    lazy = [base.to(torch.complex64).mul(1j).conj(), base.to(torch.complex64).conj().imag]
+    quantized = torch.quantize_per_tensor(base, 0.1, 0, torch.quint8)
+    named = base.clone()
+    named.origin = "camera 1"
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue([*lazy, quantized, named, base.to("meta"), base.as_subclass(Image)])
+        conjugate, negative, got_quantized, got_named, meta, image = reader.dequeue()
+        assert torch.equal(conjugate, lazy[0])
+        assert torch.equal(negative, lazy[1])
+        assert torch.equal(got_quantized.dequantize(), quantized.dequantize())
+        assert torch.equal(got_named, base)
+        assert got_named.origin == "camera 1"
+        assert (meta.device.type, meta.shape) == ("meta", base.shape)
+        assert type(image) is Image
+        assert torch.equal(image.as_subclass(torch.Tensor), base)
+
+
+class Image(torch.Tensor):
+    pass
 
 
 def test_tensors_are_the_readers_own() -> None:

@@ -1,9 +1,13 @@
 """`dequeue_view`: arrays that alias shared memory, and what happens when they survive the block."""
 
 import gc
+import logging
 import warnings
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from pickle import PickleBuffer
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,20 @@ CHUNK = 1 << 16
 ARRAY = np.arange(2000, dtype=np.float64).reshape(40, 50)
 LARGE = np.arange(3 * CHUNK, dtype=np.uint32)  # takes its way behind the ring
 
+
+@dataclass
+class Step:
+    """A message as engines have them."""
+
+    array: Any
+    more: Any = None
+
+
+@dataclass(slots=True)
+class Slotted:
+    array: Any
+
+
 SURVIVORS: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "the array": (ARRAY, lambda view: view),
     "a slice": (ARRAY, lambda view: view[3:]),
@@ -30,7 +48,16 @@ SURVIVORS: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "out of a list": ([ARRAY], lambda view: view[0]),
     "out of a dict": ({"a": {"b": (1, ARRAY)}}, lambda view: view["a"]["b"][1]),
     "an inner list": ([1, [ARRAY, 2]], lambda view: view[1]),
+    "out of a deque": (deque([ARRAY]), lambda view: view[0]),
+    "out of an array of objects": (np.array([ARRAY, None], object), lambda view: view[0]),
+    "out of an object": (Step(ARRAY), lambda view: view.array),
+    "an object in an object": (Step(1, [Step(ARRAY)]), lambda view: view.more[0]),
+    "attributes": (Step(ARRAY), vars),
+    "out of an object with slots": (Slotted(ARRAY), lambda view: view.array),
+    "a buffer": (PickleBuffer(ARRAY), lambda view: view[1:]),
     "a tensor": (torch.from_numpy(ARRAY), lambda view: view),
+    "a parameter": (torch.nn.Parameter(torch.ones(5000)), lambda view: view.data),
+    "out of a module": (torch.nn.Linear(70, 70), lambda view: view.weight),
     "a tensor's slice": (torch.from_numpy(ARRAY), lambda view: view[1:]),
     "a tensor as numpy": ({"t": torch.from_numpy(ARRAY)}, lambda view: view["t"].numpy()),
     "a large tensor": (torch.from_numpy(LARGE), lambda view: view.reshape(3, -1)),
@@ -44,7 +71,16 @@ HARMLESS: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "a large array": (LARGE, lambda view: int(view.sum())),
     "one array twice": ([ARRAY, ARRAY], lambda view: view[0] is view[1]),
     "an array and its slice": ((ARRAY, ARRAY[:20]), lambda view: len(view)),
-    "other things of a dict": ({"a": ARRAY, "n": [1, "x"]}, lambda view: view["n"][1]),
+    "an array in two objects": ([Step(ARRAY), Slotted(ARRAY), ARRAY], lambda view: None),
+    "an object that everybody knows": ([Step(ARRAY, logging.getLogger())], lambda view: None),
+    "other things of a dict": ({"a": ARRAY, "n": [1, "x"]}, lambda view: view["n"]),
+    "other things of an object": (Step(ARRAY, Step(1)), lambda view: view.more),
+    "a small array beside": ([ARRAY, np.ones(3)], lambda view: view[1][1:]),
+    "a small tensor beside": ([ARRAY, torch.ones(3)], lambda view: view[1][1:]),
+    "a parameter": (torch.nn.Parameter(torch.ones(5000)), lambda view: None),
+    "sparse": ([ARRAY, torch.ones(70, 70).to_sparse(), torch.eye(3).to_sparse_csr()], len),
+    "nested": ([ARRAY, torch.nested.nested_tensor([torch.ones(2000), torch.ones(3)])], len),
+    "a tensor without memory": ([ARRAY, torch.ones(70, 70, device="meta")], len),
     "a tensor": (torch.from_numpy(ARRAY), lambda view: view.clone()),
     "tensors": ({"t": [torch.ones(5000), torch.ones(6000)]}, lambda view: list(view)),
     "nothing that aliases": ({"a": [1, 2]}, lambda view: view["a"]),
@@ -148,6 +184,18 @@ def test_tensors_without_a_warning() -> None:
                     assert bytes_of(view) == bytes_of(sent)
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float32, torch.complex128])
+def test_tensors_in_a_chunk_of_odd_size(dtype: "torch.dtype") -> None:
+    """torch trusts in alignment, so a tensor that has none is copied."""
+    sent = torch.ones(3000).to(dtype)
+    with queue_of(max_chunk_bytes=CHUNK + 1) as (writer, (reader,)):
+        for _ in range(3):
+            writer.enqueue(sent)
+            with reader.dequeue_view() as view:
+                assert view.data_ptr() % dtype.itemsize == 0
+                assert torch.equal(view, sent)
+
+
 def test_views_in_any_order() -> None:
     """A reader goes on while it holds views, and gives them back in any order."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=4) as (writer, (reader,)):
@@ -219,14 +267,17 @@ def test_an_error_in_the_block_wins() -> None:
         assert views(writer) == 0
 
 
-def test_decoding_fails() -> None:
-    """That message is consumed, its chunk given back, the next one comes."""
-
+@pytest.mark.parametrize(
+    "beside", [None, bytes(CHUNK // 2), ARRAY, [ARRAY, bytes(3 * CHUNK)], LARGE]
+)
+def test_decoding_fails(beside: object) -> None:
+    """M3, of each size: the message is consumed, its chunk given back though the error lives."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=1) as (writer, (reader,)):
-        writer.enqueue([ARRAY, Bomb()])
-        with pytest.raises(ZeroDivisionError), reader.dequeue_view():
+        writer.enqueue([beside, Bomb()])
+        with pytest.raises(ZeroDivisionError) as caught, reader.dequeue_view():
             raise AssertionError("the block must not be entered")
-        gc.collect()
+        assert caught.value.__traceback__
+        assert views(writer) == 0
         writer.enqueue(ARRAY, timeout=0)
         with reader.dequeue_view(timeout=0) as view:
             np.testing.assert_array_equal(view, ARRAY)

@@ -81,11 +81,11 @@ class ViewBlock:
         return self._value
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        value, self._value = self._value, None
+        box, self._value = [self._value], None
         if kind is not None or self._lease is None:
             return  # an error says more, and its traceback refers to what the block made
-        found = survivor(value)
-        del value
+        found = survivor(box, self._lease)
+        box.clear()
         if found is not None and self._lease.is_held:
             raise view_in_use(found)
 

@@ -213,7 +213,8 @@ class MessageQueue:
 
         Readers of a closed writer get what is still queued, then `Closed`; nobody waits for a
         closed reader. A call that another thread is blocked in raises `Closed`. Memory stays
-        mapped while views of it live; the name, the descriptors and the lock go now.
+        mapped while views of it live, though a reader's views may show later messages from now on;
+        the name, the descriptors and the lock go now.
         """
         self._is_closed = True
         if self._end is not None:
@@ -347,8 +348,13 @@ class MessageQueue:
 
         The writer waits for them: the chunk is given back when the last array, slice or buffer of
         it goes. If anything but the name of `with ... as name` refers to one when the block ends,
-        leaving it raises `ViewInUse`. Everything but arrays (bytes, too) is the reader's own
-        copy. torch knows no read-only memory: do not write to a tensor of a view.
+        leaving it raises `ViewInUse`; who refers to it is looked for in containers and in the
+        attributes of Python objects. Everything but arrays (bytes, too) is the reader's own copy.
+        torch knows no read-only memory: do not write to a tensor of a view.
+
+        Nobody waits for the views of a reader that has closed, nor for those that a forked child
+        has inherited: they stay mapped, but what they show may change, and where /dev/shm is full
+        to touch them may end in a SIGBUS. Copy what you need longer.
 
         Raises as `dequeue` does, on entering the block.
         """

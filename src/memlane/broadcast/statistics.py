@@ -88,6 +88,7 @@ def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
 
 def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderStatistics:
     was_here = who.pid != 0
+    views = 0 if who.state == "closed" else who.views  # nobody waits for them any more
     return ReaderStatistics(
         rank=rank,
         pid=who.pid if was_here else None,
@@ -95,6 +96,6 @@ def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderSta
         behind=0 if who.state == "closed" else max(0, published - who.position),
         last_progress=who.last_progress_ns / 1e9 if was_here else None,
         is_waiting=who.state in ("running", "stopped", "unknown") and who.is_waiting,
-        views=who.views,
-        views_since=who.views_since_ns / 1e9 if who.views else None,
+        views=views,
+        views_since=who.views_since_ns / 1e9 if views else None,
     )
