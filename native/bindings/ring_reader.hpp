@@ -74,6 +74,7 @@ public:
         const std::uint64_t at = core().ring().chunk_at(core().position()) * bytes;
         chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, bytes));
         nb::object view = view_of(chunk_);
+        core().show();
         set_block(Block::open);  // last: whatever failed before left no block to be ended
         return view;
     }

@@ -195,9 +195,7 @@ private:
 
     template <class Ready, class Look>
     core::Outcome wait_for_readers(Ready&& ready, os::Deadline deadline, Look&& look) {
-        core::ParticipantSlot& own = participants_.slot(kSlot);
-        core::add_single_writer<std::uint64_t>(own.waits, 1);
-        core::store_relaxed(own.activity, core::SlotActivity::waiting);
+        const core::Waiting waiting(participants_.slot(kSlot));
         const core::WaitPoint point{&ring_.waits().consumed, &ring_.waits().writer_parked};
         const core::WaitResult result = core::wait_until(
             point, spinner_, deadline, [&] { return is_stopping() || ready(); },
@@ -205,7 +203,6 @@ private:
                 look_at_readers(os::monotonic_now());
                 return first_dead() || look(reason);
             });
-        core::store_relaxed(own.activity, core::SlotActivity::elsewhere);
         if (is_stopping()) return {core::Status::closed};
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};

@@ -13,6 +13,21 @@ namespace memlane::core {
 // `dead` is decided by the lock alone: attached, and nobody holds it any more.
 enum class Presence { absent, attached, dead, closed, released };
 
+// A wait of the slot's owner: counted, and said in the slot until it ends, by an exception of a signal handler, too.
+class Waiting {
+public:
+    explicit Waiting(ParticipantSlot& slot) noexcept : slot_(slot) {
+        add_single_writer<std::uint64_t>(slot_.waits, 1);
+        store_relaxed(slot_.activity, SlotActivity::waiting);
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    ~Waiting() { store_relaxed(slot_.activity, SlotActivity::elsewhere); }
+
+private:
+    ParticipantSlot& slot_;
+};
+
 class Participants {
 public:
     explicit Participants(Segment& segment)
