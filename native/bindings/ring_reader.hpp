@@ -112,7 +112,7 @@ private:
     }
 
     nb::object receive_object(const broadcast::ChunkDescriptor& message) {
-        if (message.kind == ChunkKind::plain) return receive_small(message, decode_plain_);
+        if (message.kind == ChunkKind::plain) return receive_plain(message);
         if (message.kind == ChunkKind::object && message.length <= kCopyWithoutGil)
             return receive_small(message, decode_);
         return receive_parts(message);
@@ -123,6 +123,16 @@ private:
         const nb::bytes stream = copy_stream(message, {0, message.length});
         core().finish(message.length);
         return decode(stream);
+    }
+
+    // No object becomes plain bytes that do not decode, so the chunk is broken.
+    nb::object receive_plain(const broadcast::ChunkDescriptor& message) {
+        try {
+            return receive_small(message, decode_plain_);
+        } catch (const nb::python_error& error) {
+            if (!error.matches(PyExc_ValueError)) throw;
+        }
+        raise_failure(self(), "corrupt");
     }
 
     // Arrays are copied out first. A small stream is decoded after the chunk is given back, a large one from it,

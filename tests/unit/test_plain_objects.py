@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memlane import CorruptMessage
 from memlane._native import is_plain
-from tests.queues import queue_of
+from tests.queues import queue_of, ring_in
 
 STEP = {
     "step": 104_217,
@@ -121,6 +122,28 @@ def test_identity_inside_a_message() -> None:
         writer.enqueue([[], []])
         first, second = reader.dequeue()
         assert first is not second
+
+
+GARBAGE = {
+    "no opcode": b"\xc1",
+    "truncated": b"\xdd\xff\xff\xff\xff",
+    "more behind it": b"\x01\x01",
+    "no text": b"\xa1\xff",
+    "a key that cannot be one": b"\x81\x81\x01\x02\x03",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_broken_bytes(garbage: bytes) -> None:
+    """They are memlane's own, so its own error says so; the message is consumed."""
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(["x" * (len(garbage) - 2)] if len(garbage) > 1 else 1)
+        with ring_in(writer).get_data(0) as chunk:
+            chunk[: len(garbage)] = garbage
+        writer.enqueue("next")
+        with pytest.raises(CorruptMessage):
+            reader.dequeue()
+        assert reader.dequeue() == "next"
 
 
 trees = st.recursive(
