@@ -5,6 +5,8 @@ twice; and if plain objects do not take the short cut at all.
 """
 
 import enum
+import pickle
+import struct
 from collections import OrderedDict, defaultdict
 from typing import Any
 
@@ -166,3 +168,35 @@ def test_any_tree(values: list[Any]) -> None:
         for value in values:
             writer.enqueue(value)
             assert same(reader.dequeue(), value)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Any:
+    """A container of containers, of which any may occur any number of times."""
+    parts: list[Any] = []
+    for _ in range(draw(st.integers(1, 6))):
+        inner = st.sampled_from([*parts, None, -0.0]) | st.floats()
+        several = st.lists(inner, min_size=1, max_size=4)
+        parts.append(draw(several | st.dictionaries(st.text(max_size=2), inner, max_size=4)))
+    return parts[-1]
+
+
+def shape(value: Any, seen: dict[int, int]) -> Any:
+    """The value, with every container that was there before replaced by its number."""
+    if not isinstance(value, (list, dict)):
+        return type(value), struct.pack("d", value) if isinstance(value, float) else value
+    if id(value) in seen:
+        return "seen", seen[id(value)]
+    seen[id(value)] = len(seen)
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    return type(value), [(key, shape(part, seen)) for key, part in parts]
+
+
+@given(st.lists(graphs(), max_size=4))
+def test_any_graph(values: list[Any]) -> None:
+    """What is one object stays one, what are two stay two, to the last bit, as pickle does it."""
+    with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
+        for value in values:
+            writer.enqueue(value)
+            pickled = pickle.loads(pickle.dumps(value))
+            assert shape(reader.dequeue(), {}) == shape(pickled, {})
