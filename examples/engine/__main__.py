@@ -31,7 +31,7 @@ def main() -> int:
     demo = _kill_a_worker if arguments.kill_worker else _generate
     try:
         return demo(config, arguments)
-    except (WorkerDied, MemlaneError, TimeoutError) as error:
+    except (WorkerDied, MemlaneError, OSError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def _view(
     engine: Engine, batcher: Batcher, progress: Progress, arguments: argparse.Namespace
 ) -> AbstractContextManager[object]:
     """Return a live view if there is a terminal for it, else something that does nothing."""
-    if arguments.plain or not sys.stdout.isatty():
+    if arguments.plain or sys.stdout is None or not sys.stdout.isatty():
         return nullcontext()
     try:
         from .live import LiveView

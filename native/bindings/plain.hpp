@@ -1,4 +1,5 @@
-// Which objects come out of MessagePack exactly as they went in, so that nobody can tell that they were not pickled.
+// Which objects come out of MessagePack exactly as they went in, so that nobody can tell that they were not pickled
+// (but by `is`: a text that occurs twice becomes two equal ones).
 //
 // A scheduler's step is usually a small tree of dicts with text keys, lists, text, bytes and numbers. To encode and
 // decode it as MessagePack takes half the time that pickle takes, most of what a small message costs at all. The look

@@ -78,6 +78,7 @@ public:
         const std::uint64_t at = core().ring().chunk_at(core().position()) * bytes;
         chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, bytes));
         nb::object view = view_of(chunk_);
+        core().show();
         set_block(Block::open);  // last: whatever failed before left no block to be ended
         return view;
     }
@@ -115,7 +116,7 @@ private:
     }
 
     nb::object receive_object(const broadcast::ChunkDescriptor& message) {
-        if (message.kind == ChunkKind::plain) return receive_small(message, decode_plain_);
+        if (message.kind == ChunkKind::plain) return receive_plain(message);
         if (message.kind == ChunkKind::bytes) return receive_bytes(message);
         if (message.kind == ChunkKind::object && message.length <= kCopyWithoutGil)
             return receive_small(message, decode_);
@@ -127,6 +128,16 @@ private:
         const nb::bytes stream = copy_stream(message, {0, message.length});
         core().finish(message.length);
         return decode(stream);
+    }
+
+    // No object becomes plain bytes that do not decode, so the chunk is broken.
+    nb::object receive_plain(const broadcast::ChunkDescriptor& message) {
+        try {
+            return receive_small(message, decode_plain_);
+        } catch (const nb::python_error& error) {
+            if (!error.matches(PyExc_ValueError)) throw;
+        }
+        raise_failure(self(), "corrupt");
     }
 
     nb::object receive_bytes(const broadcast::ChunkDescriptor& message) {

@@ -10,23 +10,23 @@
 
 namespace memlane::core {
 
-// A slot says that its process waits as long as this lives: until the wait ends, also by an exception.
+// `dead` is decided by the lock alone: attached, and nobody holds it any more.
+enum class Presence { absent, attached, dead, closed, released };
+
+// A wait of the slot's owner: counted, and said in the slot until it ends, by an exception of a signal handler, too.
 class Waiting {
 public:
-    explicit Waiting(ParticipantSlot& own) noexcept : own_(own) {
-        add_single_writer<std::uint64_t>(own_.waits, 1);
-        store_relaxed(own_.activity, SlotActivity::waiting);
+    explicit Waiting(ParticipantSlot& slot) noexcept : slot_(slot) {
+        add_single_writer<std::uint64_t>(slot_.waits, 1);
+        store_relaxed(slot_.activity, SlotActivity::waiting);
     }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
-    ~Waiting() { store_relaxed(own_.activity, SlotActivity::elsewhere); }
+    ~Waiting() { store_relaxed(slot_.activity, SlotActivity::elsewhere); }
 
 private:
-    ParticipantSlot& own_;
+    ParticipantSlot& slot_;
 };
-
-// `dead` is decided by the lock alone: attached, and nobody holds it any more.
-enum class Presence { absent, attached, dead, closed, released };
 
 class Participants {
 public:

@@ -155,9 +155,11 @@ def _timeout(timeout: float | None, waiting_for: list[str]) -> TimedOut:
 
 
 def writer_of(end: End) -> str:
-    """Who a reader waits for."""
+    """Who a reader waits for; if that one waits itself, somebody else is the culprit."""
     writer = participant(end, 0)
-    return f"the writer (pid {writer.pid}, {writer.state}, {writer.since()})"
+    is_kept = writer.is_waiting and writer.state not in ("stopped", "dead", "closed")
+    what = "itself waiting for a reader" if is_kept else doing(writer)
+    return f"the writer (pid {writer.pid}, {what}, {writer.since()})"
 
 
 def absent_readers(end: End) -> list[str]:
@@ -170,15 +172,28 @@ def absent_readers(end: End) -> list[str]:
 
 
 def blocking_readers(end: End) -> list[str]:
-    """The readers that a writer waits for: who, in what state, how far behind, since when."""
+    """The readers that a writer waits for: who, in what state, how far behind, since when.
+
+    Many are kept waiting by one of them (in a collective, say): the culprit comes first.
+    """
     sent = participant(end, 0).position
-    slots = cast("RingWriter", end).blocking_slots()
-    named = [_behind(end, slot, sent) for slot in slots[:MOST_NAMED]]
-    return named + ["another reader"] * (len(slots) - len(named))
+    readers = [
+        (participant(end, slot), end.ranks[slot - 1])
+        for slot in cast("RingWriter", end).blocking_slots()
+    ]
+    readers.sort(key=lambda reader: _suspicion(reader[0]))
+    named = [_behind(who, rank, sent) for who, rank in readers[:MOST_NAMED]]
+    return named + ["another reader"] * (len(readers) - len(named))
 
 
-def _behind(end: End, slot: int, sent: int) -> str:
-    who, rank = participant(end, slot), end.ranks[slot - 1]
+def _suspicion(who: Participant) -> tuple[bool, bool, int]:
+    """Least for those who cannot read at all, then for holders of views, then for the longest
+    silent."""
+    can_read = who.state in ("running", "unknown")
+    return can_read, can_read and not who.views, who.last_progress_ns
+
+
+def _behind(who: Participant, rank: int, sent: int) -> str:
     if who.state == "absent":
         return f"reader {rank} (never attached)"
     parts = [f"pid {who.pid}", doing(who), f"{sent - who.position} behind", who.since()]
@@ -191,6 +206,8 @@ def _behind(end: End, slot: int, sent: int) -> str:
 
 def doing(who: Participant) -> str:
     """`who.state`, and for a process that runs whether it is on a core or asleep, and in what."""
+    if who.state == "unknown":  # also in another pid namespace: the pid may be a stranger's here
+        return "alive but not visible from here"
     if who.state != "running":
         return who.state
     try:
@@ -201,7 +218,9 @@ def doing(who: Participant) -> str:
         return who.state
     if stat.rpartition(")")[2].split()[0] == "R":
         return "running on a core"
-    return f"running, asleep in the kernel ({where})" if where not in ("", "0") else who.state
+    if where in ("", "0"):
+        return who.state
+    return f"running, its main thread asleep in the kernel ({where})"
 
 
 def names_of(waiting_for: list[str]) -> str:

@@ -5,7 +5,8 @@ and `decode_parts` for a large stream (then a file) and for buffers that travell
 
 `encode_plain` and `decode_plain` are a short cut for small trees of exact dicts, lists, texts and
 numbers, which MessagePack gives back exactly as they were, in half the time that pickle takes;
-`native/bindings/plain.hpp` tells which. Who receives cannot see a difference.
+`native/bindings/plain.hpp` tells which. Who receives cannot see a difference, unless he asks with
+`is` whether two equal texts or bytes were one object.
 """
 
 from __future__ import annotations
@@ -97,8 +98,13 @@ class MsgpackCodec:
             self.outgoing.write(self._encode(obj))
         except TypeError as error:
             raise InvalidType(f"the msgpack serializer cannot send this: {error}") from None
-        except OverflowError as error:
+        except (OverflowError, UnicodeError, BufferError) as error:
             raise InvalidArgument(f"the msgpack serializer cannot send this: {error}") from None
+
+        except RecursionError:
+            raise InvalidArgument(
+                "the msgpack serializer cannot send this: it is nested too deeply, or in itself"
+            ) from None
 
     def decode(self, stream: bytes) -> Any:
         from msgspec import DecodeError

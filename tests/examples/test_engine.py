@@ -59,6 +59,40 @@ def test_killed_worker_is_named_and_nothing_is_left(workers: int, prompts_file: 
     assert "nothing left" in finished.stdout
 
 
+def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str) -> None:
+    """As of `| head -1`, or of a full disk."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for output, complaint in ((writing, "Broken pipe"), (full, "No space left on device")):
+        finished = subprocess.run(
+            command("--workers", "1", "--tokens", "2", "--prompts", prompts_file),
+            env=environment(),
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+        os.close(output)
+        assert finished.returncode == 1
+        (line,) = finished.stderr.splitlines()
+        assert line.startswith("engine: ")
+        assert complaint in line
+
+
+def test_without_any_output_it_runs(prompts_file: str) -> None:
+    """As of `>&-`; the answer is the exit code."""
+    arguments = command("--workers", "1", "--tokens", "2", "--prompts", prompts_file)
+    finished = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *arguments],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
 def test_missing_prompts_file_is_a_clear_error(tmp_path: Path) -> None:
     finished = run("--prompts", str(tmp_path / "nowhere.txt"))
     assert finished.returncode == 2

@@ -5,13 +5,25 @@ Fails without the guard: a line that says only that no block is available, or no
 
 import logging
 import os
+import re
+import threading
 import time
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
-from memlane import Handle, MessageQueue, ReaderDied, TimedOut, WriterDied
-from tests.harness import Link, Peer, start, until
-from tests.queues import fill, start_reader, start_writer, sweep
+from memlane import Closed, Handle, MessageQueue, ReaderDied, TimedOut, WriterDied
+from tests.harness import (
+    Aside,
+    Link,
+    Peer,
+    own_pid_namespace,
+    start,
+    unshare_refusal,
+    until,
+)
+from tests.queues import drain, fill, queue_of, start_reader, start_writer, sweep
 
 INTERVAL = 0.3
 WORDS = "No available shared memory broadcast block"
@@ -67,6 +79,28 @@ def slow(link: Link, handle: Handle) -> None:
         time.sleep(3600)
 
 
+def spin_aside(link: Link, handle: Handle) -> None:
+    """Role: a reader whose main thread sleeps while another one computes and never reads."""
+    threading.Thread(target=spin, args=(link, handle), daemon=True).start()
+    time.sleep(3600)
+
+
+def stay(link: Link, handle: Handle) -> None:
+    """Role: a reader that does not leave its acquire_read block."""
+    queue = attach(link, handle)
+    with queue.acquire_read():
+        link.tell("holding")
+        time.sleep(3600)
+
+
+def stay_in_view(link: Link, handle: Handle) -> None:
+    """Role: a reader that does not leave its dequeue_view block."""
+    queue = attach(link, handle)
+    with queue.dequeue_view():
+        link.tell("holding")
+        time.sleep(3600)
+
+
 def hold(link: Link, handle: Handle) -> None:
     """Role: a reader that keeps a view of a chunk."""
     queue = attach(link, handle)
@@ -101,7 +135,8 @@ def test_reader_blocked_in_a_system_call(caplog: pytest.LogCaptureFixture) -> No
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         reader = reader_of(sleep, writer)
         line = blocked_line(caplog, writer)
-        assert line.startswith(f"reader 7 (pid {reader.pid}, running, asleep in the kernel (")
+        who = f"reader 7 (pid {reader.pid}, running, its main thread asleep in the kernel ("
+        assert line.startswith(who)
         reader.kill()
 
 
@@ -138,6 +173,75 @@ def test_reader_holding_a_view(caplog: pytest.LogCaptureFixture) -> None:
         assert line.startswith(f"reader 7 (pid {reader.pid}, ")
         assert "holds views of 1 chunk for " in line
         reader.kill()
+
+
+@pytest.mark.parametrize("role", [stay, stay_in_view])
+def test_reader_in_the_block_of_a_view(caplog: pytest.LogCaptureFixture, role: object) -> None:
+    """A block that lasts keeps its chunk from its first moment, not only from its end on."""
+    with MessageQueue(1, 1, [7], 1 << 16, 2) as writer:
+        reader = reader_of(role, writer)
+        writer.enqueue(np.zeros(8192, np.uint8))
+        assert reader.hear() == "holding"
+        assert writer.statistics().readers[0].views == 1
+        assert "holds views of 1 chunk for " in blocked_line(caplog, writer)
+        reader.kill()
+
+
+def test_a_block_that_was_left_holds_nothing() -> None:
+    """However it was left."""
+    with queue_of() as (writer, (reader,)):
+        for number in range(3):
+            writer.enqueue(number)
+            with suppress(KeyError), reader.acquire_read():
+                (entry,) = writer.statistics().readers
+                assert entry.views == 1
+                assert entry.views_since is not None
+                raise KeyError
+            (entry,) = writer.statistics().readers
+            assert (entry.views, entry.views_since) == (0, None)
+
+
+def test_reader_spinning_beside_its_main_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """What is said of the main thread is not said of the whole process."""
+    with MessageQueue(1, 1, [7], 256, 2) as writer:
+        reader = reader_of(spin_aside, writer)
+        line = blocked_line(caplog, writer)
+        assert f"(pid {reader.pid}, running, its main thread asleep in the kernel (" in line
+        reader.kill()
+
+
+def test_the_worst_of_many_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    """Ten readers stop reading because one of them is stopped, and one was never there."""
+    with MessageQueue(12, 12, None, 256, 2) as writer:
+        readers = [start_reader(writer.export_handle(), rank) for rank in range(11)]
+        readers[10].peer.stop()
+        line = blocked_line(caplog, writer)
+        assert line.startswith("reader 11 (never attached), reader 10 (pid ")
+        assert "and 4 more kept" in line
+        readers[10].peer.resume()
+        for reader in readers:
+            reader.peer.kill()
+
+
+def test_of_many_that_run_the_longest_silent_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    """All are equally far behind: who made progress last is the least suspect."""
+    with queue_of(3, max_chunks=2) as (writer, readers):
+        writer.enqueue("taken")
+        for reader in (readers[1], readers[2], readers[0]):
+            reader.dequeue()
+        line = blocked_line(caplog, writer)
+        assert re.findall(r"reader \d", line) == ["reader 1", "reader 2", "reader 0"]
+
+
+def test_reader_in_another_pid_namespace(caplog: pytest.LogCaptureFixture) -> None:
+    """Its pid means nothing here, and the line does not pretend that it does."""
+    if refusal := unshare_refusal():
+        pytest.skip(refusal)
+    with MessageQueue(1, 1, [7], 256, 2) as writer:
+        reader = start_reader(writer.export_handle(), 7, "spawn", own_pid_namespace())
+        line = blocked_line(caplog, writer)
+        assert line.startswith("reader 7 (pid 1, alive but not visible from here, 2 behind, ")
+        reader.peer.kill()
 
 
 def test_reader_never_attached(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,6 +282,29 @@ def test_writer_stopped(caplog: pytest.LogCaptureFixture) -> None:
         assert line.startswith(f"the writer (pid {writer.pid}, stopped, last progress ")
         assert f"reader 0 (pid {os.getpid()})" in line
         writer.peer.resume()
+        writer.call("close")
+
+
+def test_writer_kept_by_another_reader() -> None:
+    """Who waits for a writer that itself waits is told so: the culprit is somebody else."""
+    with queue_of(2, max_chunks=2) as (writer, (fast, _slow)):
+        fill(writer)
+        drain(fast)
+        blocked = Aside(writer.enqueue, "never").until_blocked()
+        with pytest.raises(TimedOut, match=r"the writer \(pid \d+, itself waiting for a reader, "):
+            fast.dequeue(timeout=INTERVAL)
+        writer.close()
+        with pytest.raises(Closed):
+            blocked.result()
+
+
+def test_writer_asleep() -> None:
+    """A reader's timeout says what the writer does, as a writer's says what the readers do."""
+    writer = start_writer()
+    with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
+        writer.peer.until_asleep()
+        with pytest.raises(TimedOut, match=r"running, its main thread asleep in the kernel \("):
+            reader.dequeue(timeout=0)
         writer.call("close")
 
 

@@ -48,7 +48,26 @@ def test_round_trip(sent: object, got: object) -> None:
         assert reader.dequeue() == got
 
 
-@pytest.mark.parametrize("obj", [object(), 1 + 2j, lambda: 0, [1, {2: object()}], 2**70])
+def itself() -> list[object]:
+    value: list[object] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        object(),
+        1 + 2j,
+        lambda: 0,
+        [1, {2: object()}],
+        2**70,
+        "half a character: \ud800",
+        memoryview(b"not contiguous")[::2],
+        itself(),
+    ],
+    ids=lambda obj: type(obj).__name__,
+)
 def test_what_it_has_no_type_for(obj: object) -> None:
     """Refused at enqueue, nothing sent, and the queue goes on."""
     with msgpack_queue() as (writer, reader):

@@ -5,6 +5,8 @@ twice; and if plain objects do not take the short cut at all.
 """
 
 import enum
+import pickle
+import struct
 from collections import OrderedDict, defaultdict
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memlane import CorruptMessage
 from memlane._native import is_plain
-from tests.queues import queue_of
+from tests.queues import queue_of, ring_in
 
 STEP = {
     "step": 104_217,
@@ -123,6 +126,28 @@ def test_identity_inside_a_message() -> None:
         assert first is not second
 
 
+GARBAGE = {
+    "no opcode": b"\xc1",
+    "truncated": b"\xdd\xff\xff\xff\xff",
+    "more behind it": b"\x01\x01",
+    "no text": b"\xa1\xff",
+    "a key that cannot be one": b"\x81\x81\x01\x02\x03",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_broken_bytes(garbage: bytes) -> None:
+    """They are memlane's own, so its own error says so; the message is consumed."""
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(["x" * (len(garbage) - 2)] if len(garbage) > 1 else 1)
+        with ring_in(writer).get_data(0) as chunk:
+            chunk[: len(garbage)] = garbage
+        writer.enqueue("next")
+        with pytest.raises(CorruptMessage):
+            reader.dequeue()
+        assert reader.dequeue() == "next"
+
+
 trees = st.recursive(
     st.none()
     | st.booleans()
@@ -143,3 +168,35 @@ def test_any_tree(values: list[Any]) -> None:
         for value in values:
             writer.enqueue(value)
             assert same(reader.dequeue(), value)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Any:
+    """A container of containers, of which any may occur any number of times."""
+    parts: list[Any] = []
+    for _ in range(draw(st.integers(1, 6))):
+        inner = st.sampled_from([*parts, None, -0.0]) | st.floats()
+        several = st.lists(inner, min_size=1, max_size=4)
+        parts.append(draw(several | st.dictionaries(st.text(max_size=2), inner, max_size=4)))
+    return parts[-1]
+
+
+def shape(value: Any, seen: dict[int, int]) -> Any:
+    """The value, with every container that was there before replaced by its number."""
+    if not isinstance(value, (list, dict)):
+        return type(value), struct.pack("d", value) if isinstance(value, float) else value
+    if id(value) in seen:
+        return "seen", seen[id(value)]
+    seen[id(value)] = len(seen)
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    return type(value), [(key, shape(part, seen)) for key, part in parts]
+
+
+@given(st.lists(graphs(), max_size=4))
+def test_any_graph(values: list[Any]) -> None:
+    """What is one object stays one, what are two stay two, to the last bit, as pickle does it."""
+    with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
+        for value in values:
+            writer.enqueue(value)
+            pickled = pickle.loads(pickle.dumps(value))
+            assert shape(reader.dequeue(), {}) == shape(pickled, {})

@@ -1,5 +1,6 @@
 """`memlane.testing`: what it promises to those who test on top of memlane."""
 
+import logging
 import os
 import signal
 
@@ -50,6 +51,18 @@ def test_no_leaks() -> None:
         rings.append(ShmRingBuffer(1 // 0, 64, 1))
 
 
+def test_what_only_the_collector_has_not_seen_yet_is_no_leak() -> None:
+    """An engine that refers to itself has gone when its last reference has."""
+
+    class Engine:
+        pass
+
+    with testing.no_leaks():
+        engine = Engine()
+        engine.__dict__.update(itself=engine, queue=MessageQueue(1, 1, max_chunk_bytes=64))
+        del engine
+
+
 def test_kill() -> None:
     """When it returns, the death can be seen: no wait is needed."""
     with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
@@ -86,6 +99,34 @@ def test_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(lines) == 1
         assert lines[0].startswith(f"reader 0 (pid {os.getpid()}, ")
     assert "MEMLANE_RINGBUFFER_WARNING_INTERVAL" not in os.environ
+
+
+def test_stalls_where_nobody_logs() -> None:
+    """The lines are there however quiet the engine's own logging is."""
+    logger, root = logging.getLogger("memlane"), logging.getLogger()
+    before = root.level
+    root.setLevel(logging.CRITICAL)
+    logger.disabled = True  # as logging.config does to loggers that it is not told of
+    try:
+        with testing.local_queue(1, max_chunk_bytes=64, max_chunks=1) as (writer, _):
+            writer.enqueue(1)
+            with testing.stalls(after=0.15) as lines, refuses(TimeoutError):
+                writer.enqueue(2, timeout=0.3)
+        assert len(lines) == 1
+        assert logger.disabled
+        assert logger.level == logging.NOTSET
+    finally:
+        root.setLevel(before)
+        logger.disabled = False
+
+
+@pytest.mark.parametrize("after", [0, -1.0, float("nan"), "often", None])
+def test_stalls_after_nothing(after: float) -> None:
+    """A line about the setting itself would be taken for one about a stall."""
+    before = dict(os.environ)
+    with refuses(ValueError, TypeError), testing.stalls(after):
+        pass
+    assert dict(os.environ) == before
 
 
 def test_segments_of_others() -> None:
