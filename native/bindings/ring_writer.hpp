@@ -80,6 +80,7 @@ public:
 
     void wait_until_ready(nb::handle timeout) {
         const Call call(*this);
+        core().look_at_next_begin();
         wait_for_everybody(*this, RingWriter::kSlot, timeout);
         core().segment().remove_name();
     }
