@@ -40,7 +40,8 @@ lint: $(VENV)/.tools
 
 # The long runs: minutes to hours, not part of `make test`.
 soak: $(VENV)/.tools
-	MEMLANE_SOAK_KILLS=2000 $(PY) -m pytest -q tests/fault
+	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 $(PY) -m pytest -q --durations=10 \
+	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py
 
 # The figures of the README, with the machine they were measured on.
 bench: $(VENV)/.tools native-test
