@@ -88,17 +88,29 @@ def test_no_hooks_in_what_is_released() -> None:
     assert b"publish.store" not in Path(_native.__file__).read_bytes()
 
 
-def test_every_point_of_the_code_is_among_them() -> None:
-    """A point that no role passes would be a point at which nobody was killed."""
+def named_points() -> set[str]:
+    """All sync points of the native code."""
     code = "".join(
         path.read_text()
         for path in (ROOT / "native").rglob("*.hpp")
         if path.parent.name != "tests" and path.name != "sync.hpp"
     )
-    named = {
+    return {
         name + {"STEP": "", "STORE": ".store", "LOAD": ".load"}[kind]
         for kind, name in re.findall(r"SYNC_(STEP|STORE|LOAD)\((\w+)\);", code)
     }
+
+
+def test_every_point_of_the_code_is_among_them() -> None:
+    """A point that no role passes would be a point at which nobody was killed."""
+    named = named_points()
     assert len(named) > 20
     passed = start(passages_of, method="spawn", command=hooked()).result(timeout=60)
     assert passed == named
+
+
+def test_every_point_is_documented() -> None:
+    """The table of deaths lists the points that there are."""
+    page = (ROOT / "docs/reliability-crashes.md").read_text()
+    table = page[page.index("| point |") : page.index("Among the stages")]
+    assert set(re.findall(r"^\| ([a-z.]+) \|", table, re.MULTILINE)) - {"point"} == named_points()
