@@ -201,7 +201,8 @@ void write_in_steps(const Steps& steps, Meeting& m, const std::function<void(int
 }
 
 void drive_in_steps(const char* name, const Steps& steps) {
-    conduct(name, {.messages = 2, .stay = 2}, [steps](Meeting& m, const auto& begin_turn) { write_in_steps(steps, m, begin_turn); }).drive_all();
+    const auto write = [steps](Meeting& m, const auto& begin_turn) { write_in_steps(steps, m, begin_turn); };
+    conduct(name, {.messages = 2, .stay = 2}, write).drive_all();
 }
 
 // In a process of its own, which ends at the first order in which it goes wrong.

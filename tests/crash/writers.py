@@ -126,7 +126,7 @@ def told(ends: list[End], sent: int, kind: type[Exception], doomed: Doomed) -> s
     late = 0.0
     for count, error, moment in ends:
         assert count == sent, f"{count} messages instead of {sent}, then {error!r}"
-        assert type(error) is kind or (kind is Closed and isinstance(error, Closed)), repr(error)
+        assert isinstance(error, kind), repr(error)
         late = max(late, moment - doomed.died)
     readers = "both readers" if len(ends) == 2 else "the other reader"
     seen = f"{readers}: {sent} messages, then {kind.__name__}"
