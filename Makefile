@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test native-test python-test lint soak bench stub clean
+.PHONY: demo test native-test hooks python-test lint soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
@@ -19,7 +19,17 @@ native-test: $(VENV)/.installed
 	$(VENV)/bin/cmake --build build/native
 	$(VENV)/bin/ctest --test-dir build/native --output-on-failure
 
-python-test: $(VENV)/.tools
+# The extension with sync hooks and the package around it, for tests that kill a process at a sync point.
+hooks: | $(VENV)/.installed
+	$(VENV)/bin/cmake -S . -B build/hooks -G Ninja -DMEMLANE_SYNC_HOOKS=ON -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+	    -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
+	    -Dnanobind_DIR=$$($(PY) -m nanobind --cmake_dir) >/dev/null
+	$(VENV)/bin/cmake --build build/hooks
+	$(VENV)/bin/cmake --install build/hooks --prefix build/hooks/site >/dev/null
+	ln -sfn $(addprefix $(CURDIR)/,$(filter-out %__pycache__,$(wildcard src/memlane/*))) \
+	    build/hooks/site/memlane/
+
+python-test: $(VENV)/.tools hooks
 	$(PY) -m pytest -q
 
 lint: $(VENV)/.tools
@@ -30,7 +40,8 @@ lint: $(VENV)/.tools
 
 # The long runs: minutes to hours, not part of `make test`.
 soak: $(VENV)/.tools
-	MEMLANE_SOAK_KILLS=2000 $(PY) -m pytest -q tests/fault
+	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 $(PY) -m pytest -q --durations=10 \
+	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py
 
 # The figures of the README, with the machine they were measured on.
 bench: $(VENV)/.tools native-test

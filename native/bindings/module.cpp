@@ -8,6 +8,9 @@
 #include "bindings/gil.hpp"
 #include "bindings/shared_buffer.hpp"
 #include "core/sweep.hpp"
+#if defined(MEMLANE_SYNC_HOOKS)
+#include "bindings/sync_hooks.hpp"
+#endif
 
 NB_MODULE(_native, m) {
     namespace nb = nanobind;
@@ -18,6 +21,9 @@ NB_MODULE(_native, m) {
     nb::register_exception_translator(bindings::translate);
     bindings::bind_shared_buffer(m);
     bindings::bind_broadcast(m);
+#if defined(MEMLANE_SYNC_HOOKS)
+    bindings::bind_sync_hooks(m);
+#endif
     m.def(
         "sweep_dead_segments",
         [] {

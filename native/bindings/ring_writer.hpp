@@ -13,6 +13,7 @@
 #include "bindings/ring_facts.hpp"
 #include "bindings/ring_segment.hpp"
 #include "broadcast/ring_writer.hpp"
+#include "core/sync.hpp"
 
 namespace memlane::bindings {
 
@@ -43,6 +44,7 @@ public:
             std::byte* const chunk = core().chunk();
             copying(bytes, [&] {
                 return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
+                    SYNC_STEP(fill);
                     std::memcpy(chunk + at, from, size);
                     return 0;
                 });
@@ -80,6 +82,7 @@ public:
 
     void wait_until_ready(nb::handle timeout) {
         const Call call(*this);
+        core().look_at_next_begin();
         wait_for_everybody(*this, RingWriter::kSlot, timeout);
         core().segment().remove_name();
     }
@@ -133,6 +136,7 @@ private:
         const os::FileDescriptor& file = core().segment().file();
         const auto write = [&](std::uint64_t extent) {
             return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
+                SYNC_STEP(spill);
                 return os::write_at(file, from, size, extent + at);
             });
         };

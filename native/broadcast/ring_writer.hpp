@@ -105,6 +105,9 @@ public:
         return extents_.reclaim(segment_->file(), [this](std::uint64_t turn) { return is_over(turn); });
     }
 
+    // A death that another call has found must not be missed by the next begin_nowait().
+    void look_at_next_begin() noexcept { last_look_ = 0; }
+
     // Makes the chunk that begin() gave visible to all readers at once.
     void publish(ChunkKind kind, std::uint64_t length) noexcept {
         const std::uint64_t chunk = ring_.chunk_at(position_);

@@ -104,6 +104,7 @@ public:
     void remove_name() {
         if (!is_creator_ || !is_named_ || !is_own()) return;
         is_named_ = false;
+        SYNC_STEP(unlink);
         os::unlink_if_same(file_, path());
     }
 
@@ -116,6 +117,7 @@ public:
         } catch (const std::system_error&) {
             // The name is swept by the next creation: this process's lock on it ends here.
         }
+        SYNC_STEP(unlock);
         lock_.release();
         file_.close();
         header_ = nullptr;
@@ -223,6 +225,7 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
     SYNC_STORE(header);
     store_release(h.magic, kMagic);
 
+    SYNC_STEP(link);
     os::link_name(s.file_, s.path());
     s.is_named_ = true;
     // By its name, so that whoever looks at descriptors (lsof, memlane.testing) knows what it is, also later on.
@@ -270,6 +273,7 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
 
 inline void Segment::hold(std::optional<std::size_t> slot) {
     lock_ = LivenessLock(file_);
+    SYNC_STEP(lock);
     if (slot ? lock_.take_slot(*slot) : lock_.take_user()) return;
     // Users share their byte: it is refused only while a sweep of the dead holds the whole segment.
     if (!lock_.take_user()) throw SegmentMissing(name_, path() + " is being removed: its processes have died");

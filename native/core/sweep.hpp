@@ -10,6 +10,7 @@
 
 #include "core/liveness.hpp"
 #include "core/segment.hpp"
+#include "core/sync.hpp"
 
 namespace memlane::core {
 
@@ -36,6 +37,7 @@ inline std::vector<std::string> sweep_dead_segments() {
             if (!facts.is_regular() || facts.owner != ::geteuid()) continue;
             LivenessLock lock(file);
             if (!lock.take_all()) continue;
+            SYNC_STEP(sweep);
             os::unlink_if_same(file, path);
             removed.push_back(name);
         } catch (const std::system_error&) {

@@ -13,8 +13,20 @@
 //   park      a sleeper sets its `parked` byte          whoever wakes it           (ordered by a full fence on both sides)
 //   wake      the waker increments the futex word       the sleeper's futex wait   what it waits for
 //
+// Steps that are no atomics but leave something behind if the process dies there have a name, too:
+//
+//   step      what comes next                           what a death right before it leaves
+//   lock      taking a participant's lock               nothing: a file without a name, or somebody else's segment
+//   link      giving a new segment its name             nothing
+//   unlink    removing that name                        a name without a holder; the next creation sweeps it
+//   sweep     removing the name of a dead segment       that name, and no lock on it
+//   unlock    giving up a participant's lock            nothing: the kernel does the same
+//   fill      copying a piece of a message into a chunk a chunk that is not published
+//   spill     writing a piece of it behind the ring     space of the file, which goes with the file
+//
 // The marks are executable: nothing in a release build, a call of `sync_hook` in a build with
 // MEMLANE_SYNC_HOOKS, by which tests force an order of steps or kill a process exactly there.
+// A mark stands right before its step.
 #pragma once
 
 #include <atomic>
@@ -29,9 +41,11 @@ inline void call_sync_hook(const char* point) {
 }  // namespace memlane::core
 #define SYNC_STORE(name) ::memlane::core::call_sync_hook(#name ".store")
 #define SYNC_LOAD(name) ::memlane::core::call_sync_hook(#name ".load")
+#define SYNC_STEP(name) ::memlane::core::call_sync_hook(#name)
 #else
 #define SYNC_STORE(name) ((void)0)
 #define SYNC_LOAD(name) ((void)0)
+#define SYNC_STEP(name) ((void)0)
 #endif
 
 namespace memlane::core {

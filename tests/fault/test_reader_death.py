@@ -99,6 +99,22 @@ def test_a_writer_that_never_blocks() -> None:
         reader.close()
 
 
+def test_found_while_waiting_for_readiness() -> None:
+    """The death that wait_until_ready raised is raised by the very next enqueue, too.
+
+    Fails without the guard: a writer with room in the ring looks every 250 ms only.
+    """
+    with MessageQueue(2, 2, None, 256, 3) as writer:
+        doomed = start_reader(writer.export_handle(), 0)
+        waits = Aside(writer.wait_until_ready, PATIENCE).until_blocked()
+        doomed.peer.kill()
+        with refuses(ReaderDied):
+            waits.result()
+        with refuses(ReaderDied) as caught:
+            writer.enqueue("never", timeout=0)
+        assert (caught.value.rank, caught.value.pid) == (0, doomed.pid)
+
+
 def test_an_idle_writer() -> None:
     """A writer that was away while a reader died learns of it in its first call after 1 s."""
     with MessageQueue(1, 1, None, 64, 64) as writer:

@@ -1,26 +1,30 @@
 """Kill -9 of every role at random moments, many times over.
 
-``MEMLANE_SOAK_KILLS`` is the number of kills (default 200). After each one: the survivors raise
+``MEMLANE_SOAK_KILLS`` is the number of kills (default 300). After each one: the survivors raise
 the right error within 1 s, what a survivor has read has no gap, and nothing is left in /dev/shm,
 in the descriptors or among the threads of this process.
 """
 
-import itertools
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from memlane import Closed, Handle, MessageQueue, ReaderDied, ShmRingBuffer, WriterDied
-from tests.harness import PATIENCE, Aside, Link, Peer, holdings, start, surplus
-from tests.queues import BOUND, drain, refuses, sweep
+from tests.fault.traffic import (
+    leaving_nothing,
+    message,
+    read_to_the_end,
+    reading,
+    write_to_the_end,
+)
+from tests.harness import PATIENCE, Aside, Link, Peer, start
+from tests.queues import BOUND, drain, refuses
 
-KILLS = int(os.environ.get("MEMLANE_SOAK_KILLS", "200"))
+KILLS = int(os.environ.get("MEMLANE_SOAK_KILLS", "300"))
 pytestmark = pytest.mark.soak(seconds=60 + KILLS)
-End = tuple[int, Exception, float]
 
 
 def rounds(tenths: int) -> Iterator[random.Random]:
@@ -29,55 +33,12 @@ def rounds(tenths: int) -> Iterator[random.Random]:
         yield random.Random(number * 10 + tenths)
 
 
-@contextmanager
-def leaving_nothing() -> Iterator[None]:
-    """After the block and one more creation all is as before."""
-    before = holdings("memlane-")
-    yield
-    sweep()
-    left = surplus(before, holdings("memlane-"))
-    assert not left, left
-
-
-def message(number: int) -> tuple[int, bytes]:
-    return number, b"." * (number % 150)
-
-
-def read_to_the_end(queue: MessageQueue) -> End:
-    """How many messages came without a gap, the error after them, and its time."""
-    for number in itertools.count():
-        try:
-            received = queue.dequeue(PATIENCE)
-        except Exception as error:
-            return number, error.with_traceback(None), time.monotonic()
-        assert received == message(number), f"{received!r} instead of message {number}"
-    raise AssertionError
-
-
-def write_to_the_end(queue: MessageQueue, first: int = 0) -> End:
-    """How many messages were sent, the error after them, and its time."""
-    for number in itertools.count(first):
-        try:
-            queue.enqueue(message(number), PATIENCE)
-        except Exception as error:
-            return number, error.with_traceback(None), time.monotonic()
-    raise AssertionError
-
-
 def writing(link: Link, ready: bool) -> None:
     queue = MessageQueue(2, 2, None, 256, 3)
     link.tell(queue.export_handle())
     if ready:
         queue.wait_until_ready(PATIENCE)
     write_to_the_end(queue)
-
-
-def reading(link: Link, handle: Handle, rank: int) -> End:
-    queue = MessageQueue.create_from_handle(handle, rank)
-    link.tell()
-    end = read_to_the_end(queue)
-    queue.close()
-    return end
 
 
 def kill_after(peer: Peer, delay: float) -> float:

@@ -6,26 +6,34 @@ in a process of its own, says what it has reached with ``link.tell``, waits for 
 """
 
 from tests.harness.aside import Aside
+from tests.harness.crash import Crash, Doomed, Hooks, NeverCame, Passage, Spot, crash_everywhere
 from tests.harness.leaks import Holdings, children_of, holdings, surplus
 from tests.harness.link import Link, Silence
 from tests.harness.peer import METHODS, Peer, PeerGone, dismiss, reap, start
 from tests.harness.places import own_pid_namespace, private_shm, unshare_refusal
 from tests.harness.remote import Remote, serve
-from tests.harness.waiting import PATIENCE, asleep, cpu_seconds, until, until_asleep
+from tests.harness.waiting import PATIENCE, asleep, cpu_seconds, until, until_asleep, until_at_rest
 
 __all__ = [
     "METHODS",
     "PATIENCE",
     "Aside",
+    "Crash",
+    "Doomed",
     "Holdings",
+    "Hooks",
     "Link",
+    "NeverCame",
+    "Passage",
     "Peer",
     "PeerGone",
     "Remote",
     "Silence",
+    "Spot",
     "asleep",
     "children_of",
     "cpu_seconds",
+    "crash_everywhere",
     "dismiss",
     "holdings",
     "own_pid_namespace",
@@ -37,4 +45,5 @@ __all__ = [
     "unshare_refusal",
     "until",
     "until_asleep",
+    "until_at_rest",
 ]

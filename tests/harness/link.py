@@ -39,6 +39,10 @@ class Link:
         """The next word; ``Silence`` after ``timeout``, ``EOFError`` when nobody is left."""
         return self.receive(timeout)[1]
 
+    def has_word(self) -> bool:
+        """Whether `hear` would not have to wait."""
+        return self._connection.poll(0)
+
     def report(self, kind: str, *parts: object) -> None:
         """Send a word, or how a role ended: its value or its error."""
         self._connection.send((kind, *parts))

@@ -42,6 +42,11 @@ def until_asleep(task: int) -> None:
     until(lambda: asleep(task), f"task {task} is blocked")
 
 
+def until_at_rest(task: int) -> None:
+    """Return when the task is blocked, or dead (and not yet reaped)."""
+    until(lambda: _state_and_ticks(task)[0] == "Z" or asleep(task), f"task {task} is at rest")
+
+
 def cpu_seconds(pid: int) -> float:
     """Processor time of all threads of a process, to the nanosecond where the kernel counts so."""
     total = 0

@@ -4,13 +4,22 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.harness import (
     Aside,
+    Crash,
+    Doomed,
     Link,
+    NeverCame,
+    Passage,
     PeerGone,
+    Spot,
+    crash_everywhere,
     holdings,
     own_pid_namespace,
     private_shm,
@@ -102,6 +111,80 @@ def test_leaks_are_seen(tmp_path: os.PathLike[str]) -> None:
     os.close(descriptor)
     assert all(kind in found for kind in ("segments: ", "descriptors: ", "threads: "))
     until(lambda: not surplus(before, holdings("harness-")), "all is gone again")
+
+
+class Points:
+    """Hooks of a system that is nothing but its points."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._target: tuple[object, ...] = ()
+        self._report = -1
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def begin(self, stage: str) -> None:
+        self._stage = stage
+
+    def die_at(self, stage: str, point: str, passage: int, report: int) -> None:
+        self._target, self._report = (stage, point, passage), report
+
+    def passages(self) -> list[Passage]:
+        return [(stage, point, count) for (stage, point), count in self._counts.items()]
+
+    def come_to(self, point: str) -> None:
+        here = self._stage, point
+        self._counts[here] = self._counts.get(here, 0) + 1
+        if self._target == (*here, self._counts[here]):
+            os.write(self._report, time.monotonic_ns().to_bytes(8, "little"))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def put_and_take(_link: Link, begin: Callable[[str], object], points: Points, put: Path) -> None:
+    begin("put")
+    for _ in range(3):
+        points.come_to("lock")
+    put.touch()
+    points.come_to("unlock")
+    begin("take")
+    points.come_to("lock")
+    put.unlink()
+
+
+def play_put_and_take(put: Path, spot: Spot | None) -> tuple[list[Passage], str]:
+    points = Points()
+    doomed = Doomed(points, spot, put_and_take, points, put)
+    begun = time.monotonic()
+    for stage, _ in doomed.stages():
+        assert stage in ("put", "take")
+        doomed.go()
+    assert spot is None or begun < doomed.died < time.monotonic()
+    left = put.exists()
+    put.unlink(missing_ok=True)
+    return doomed.passages, f"left {left}"
+
+
+def test_a_role_dies_at_every_point(tmp_path: Path) -> None:
+    """Once at each of its first passages, exactly there; whatever the points belong to."""
+    crashes = crash_everywhere(partial(play_put_and_take, tmp_path / "put"), most=2)
+    assert crashes == [
+        Crash(Spot("put", "lock", 1), "left False"),
+        Crash(Spot("put", "lock", 2), "left False"),
+        Crash(Spot("put", "unlock", 1), "left True"),
+        Crash(Spot("take", "lock", 1), "left True"),
+    ]
+
+
+def test_a_point_that_is_not_reached_again_is_told(tmp_path: Path) -> None:
+    """A role that does not die where it should fails the test."""
+    play = partial(play_put_and_take, tmp_path / "put")
+    with pytest.raises(NeverCame, match="fourth"):
+        play(Spot("put", "fourth", 1))
+
+    def once(spot: Spot | None) -> tuple[list[Passage], str]:
+        return ([("put", "lock", 1), ("put", "fourth", 1)], "") if spot is None else play(spot)
+
+    with pytest.raises(AssertionError, match=r"nobody died at .*fourth"):
+        crash_everywhere(once)
 
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())

@@ -1,0 +1,125 @@
+"""The death of a reader at every point: the writer is told, the other reader misses nothing."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from memlane import Closed, Handle, MessageQueue
+from tests.crash.survivors import (
+    CHUNK,
+    CHUNKS,
+    Sender,
+    Survivor,
+    check,
+    identity_of,
+    leaving_nothing,
+    locks_on,
+    take,
+)
+from tests.crash.writers import has_closed
+from tests.harness import PATIENCE, Doomed, Hooks, Link, Passage, Spot
+from tests.queues import start_writer
+
+Begin = Callable[..., Any]
+
+
+def reading(_link: Link, begin: Begin, handle: Handle) -> None:
+    """Role: a reader's whole life."""
+    begin("attach")
+    queue = MessageQueue.create_from_handle(handle, 0)
+    begin("wait_until_ready")
+    queue.wait_until_ready(PATIENCE)
+    begin("dequeue")
+    take(queue, 0)
+    begin("dequeue, asleep")
+    take(queue, 1)
+    begin("dequeue, large")
+    take(queue, 2)
+    begin("dequeue_view")
+    view = queue.dequeue_view(PATIENCE)
+    check(view.__enter__(), 3)
+    begin("dequeue, beside a view")
+    take(queue, 4)
+    begin("end of the view")
+    view.__exit__(None, None, None)
+    begin("dequeue_view, large")
+    with queue.dequeue_view(PATIENCE) as message:
+        check(message, 5)
+        del message
+    begin("dequeue, writer asleep")
+    take(queue, 6)
+    begin("close, writer asleep")
+    queue.close()
+
+
+def reader_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
+    """The writer waits in turn for readiness, for a chunk, or not at all."""
+    with leaving_nothing():
+        writer = Sender(start_writer(2, max_chunk_bytes=CHUNK, max_chunks=CHUNKS))
+        identity = identity_of(writer.handle)
+        doomed = Doomed(hooks, spot, reading, writer.handle)
+        others: list[Survivor] = []
+        writer.send()
+        for stage, _ in doomed.stages():
+            follow(doomed, writer, others, stage)
+        seen = judge(doomed, writer, others)
+        assert not locks_on(identity)
+    return doomed.passages, seen
+
+
+def follow(doomed: Doomed, writer: Sender, others: list[Survivor], stage: str) -> None:
+    """What the writer does before a stage, and when the reader is blocked in it."""
+    before: dict[str, list[Callable[[], None]]] = {
+        "attach": [writer.begin_ready],
+        "dequeue": [writer.settle],
+        "dequeue, large": [partial(writer.send, "large")],
+        "dequeue_view": [partial(writer.send, "array")],
+        "dequeue, beside a view": [writer.send],
+        "dequeue_view, large": [partial(writer.send, "large")],
+        "dequeue, writer asleep": [writer.fill, writer.begin_send],
+        "close, writer asleep": [writer.settle, writer.begin_send],
+    }
+    at_rest: dict[str, Callable[[], None]] = {
+        "wait_until_ready": lambda: others.append(Survivor(writer.handle, 1)),
+        "dequeue, asleep": writer.send,
+    }
+    if stage == "dequeue":
+        others[0].begin_reading()
+    for act in before.get(stage, []):
+        act()
+    doomed.go()
+    if stage in at_rest:
+        doomed.until_at_rest()
+        at_rest[stage]()
+
+
+def judge(doomed: Doomed, writer: Sender, others: list[Survivor]) -> str:
+    """The writer was told of a death, and of nothing else; the others get everything."""
+    spot = doomed.spot
+    if spot is not None and spot.stage == "attach" and spot.point != "wake.store":
+        state = "absent: another takes its place"
+        others = [Survivor(writer.handle, 0), Survivor(writer.handle, 1)]
+        writer.settle()
+    elif spot is not None and not (spot.stage.startswith("close") and has_closed(spot.point)):
+        if spot.stage in ("attach", "wait_until_ready", "dequeue, writer asleep") or (
+            spot.stage.startswith("close")
+        ):
+            writer.settle()
+        late = writer.until_death(doomed)
+        state = f"ReaderDied after {late * 1e3:.0f} ms, then on without it"
+    else:
+        state = "closed: nobody waits for it"
+        writer.settle()
+    if not others:
+        others = [Survivor(writer.handle, 1)]
+    for other in others:
+        other.begin_reading()
+    for _ in range(2 * CHUNKS):
+        writer.send()
+    sent = writer.sent
+    writer.close()
+    for other in others:
+        count, error, _ = other.end_of_reading()
+        assert count == sent, f"{count} messages instead of {sent}, then {error!r}"
+        assert isinstance(error, Closed), repr(error)
+    return f"writer: {state}; the other got all {sent}"

@@ -1,0 +1,116 @@
+"""A real process is killed at every sync point that a role passes; the survivors are as promised.
+
+The processes run a build of the extension that has hooks (`make hooks`), in a /dev/shm of their
+own where the machine lets them. `pytest -s tests/crash` prints every death and what was seen.
+"""
+
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from memlane import _native
+from tests.harness import (
+    Crash,
+    Hooks,
+    Link,
+    Passage,
+    Spot,
+    crash_everywhere,
+    private_shm,
+    start,
+    unshare_refusal,
+)
+
+ROOT = Path(__file__).parents[2]
+ROLES = {
+    "writer": "writers.writer_dies",
+    "writer after a release": "writers.releasing_writer_dies",
+    "reader": "readers.reader_dies",
+    "creator of a ring": "creators.creator_dies",
+    "attacher of a ring": "creators.attacher_dies",
+    "sweeper": "creators.sweeper_dies",
+}
+pytestmark = pytest.mark.soak(seconds=300)
+
+
+@cache
+def hooked() -> tuple[str, ...]:
+    """An interpreter with the extension that has hooks.
+
+    With -S, because the finder of an editable installation goes before every path.
+    """
+    subprocess.run(["make", "-s", "hooks"], cwd=ROOT, check=True)
+    paths = f"{ROOT}/build/hooks/site:{sysconfig.get_path('purelib')}"
+    python = (sys.executable,) if unshare_refusal() else private_shm("256m")
+    return ("env", f"PYTHONPATH={paths}", *python, "-S")
+
+
+def scenario_of(role: str) -> Callable[[Spot | None], tuple[list[Passage], str]]:
+    """What is played around the death of that role."""
+    module, name = ROLES[role].split(".")
+    hooks: Hooks = _native.sync_hooks  # type: ignore[attr-defined]
+    return partial(getattr(import_module(f"tests.crash.{module}"), name), hooks)
+
+
+def crash(_link: Link, role: str) -> list[Crash]:
+    """Role: every death of that role."""
+    return crash_everywhere(scenario_of(role))
+
+
+def passages_of(_link: Link) -> set[str]:
+    """Role: all points that the roles pass if nobody dies."""
+    return {point for role in ROLES for _, point, _ in scenario_of(role)(None)[0]}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_death_at_every_point(role: str) -> None:
+    """Whatever it was about to do: the right error in time, nothing lost, doubled or left."""
+    crashes = start(crash, role, method="spawn", command=hooked()).result(timeout=300)
+    print()
+    for one in crashes:
+        spot = one.spot
+        print(f"| {role} | {spot.stage} | {spot.point} | {spot.passage} | {one.seen} |")
+    points = {one.spot.point for one in crashes}
+    print(f"{role}: {len(crashes)} deaths at {len(points)} points")
+
+
+def test_no_hooks_in_what_is_released() -> None:
+    """The build that everybody gets has neither the hooks nor the calls of them."""
+    assert not hasattr(_native, "sync_hooks")
+    assert _native.__file__ is not None
+    assert b"publish.store" not in Path(_native.__file__).read_bytes()
+
+
+def named_points() -> set[str]:
+    """All sync points of the native code."""
+    code = "".join(
+        path.read_text()
+        for path in (ROOT / "native").rglob("*.hpp")
+        if path.parent.name != "tests" and path.name != "sync.hpp"
+    )
+    return {
+        name + {"STEP": "", "STORE": ".store", "LOAD": ".load"}[kind]
+        for kind, name in re.findall(r"SYNC_(STEP|STORE|LOAD)\((\w+)\);", code)
+    }
+
+
+def test_every_point_of_the_code_is_among_them() -> None:
+    """A point that no role passes would be a point at which nobody was killed."""
+    named = named_points()
+    assert len(named) > 20
+    passed = start(passages_of, method="spawn", command=hooked()).result(timeout=60)
+    assert passed == named
+
+
+def test_every_point_is_documented() -> None:
+    """The table of deaths lists the points that there are."""
+    page = (ROOT / "docs/reliability-crashes.md").read_text()
+    table = page[page.index("| point |") : page.index("Among the stages")]
+    assert set(re.findall(r"^\| ([a-z.]+) \|", table, re.MULTILINE)) - {"point"} == named_points()

@@ -1,0 +1,180 @@
+"""The death of a writer at every point: both readers get what was complete, then `WriterDied`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from memlane import Closed, Handle, MessageQueue, ReaderDied, WriterDied
+from tests.crash.survivors import (
+    CHUNK,
+    CHUNKS,
+    End,
+    Survivor,
+    identity_of,
+    leaving_nothing,
+    locks_on,
+    message,
+)
+from tests.harness import PATIENCE, Doomed, Hooks, Link, Passage, Spot
+from tests.queues import BOUND, start_reader
+
+Begin = Callable[..., Any]
+
+SENDS = {
+    "enqueue, readers asleep": "small",
+    "enqueue, large": "large",
+    "enqueue, array": "array",
+    "enqueue, second lap": "small",
+    "enqueue, large again": "large",
+    "enqueue, last free chunk": "small",
+    "enqueue, ring full": "array",
+}
+
+
+def is_published(point: str) -> bool:
+    """Whether a writer that dies there in `enqueue` has sent its message."""
+    return point in ("park.load", "wake.store")
+
+
+def has_closed(point: str) -> bool:
+    """Whether an end that dies there in `close` has said that it closes."""
+    return point not in ("unlink", "leave.store")
+
+
+def writing(_link: Link, begin: Begin) -> None:
+    """Role: a writer's whole life."""
+    begin("create")
+    queue = MessageQueue(2, 2, None, CHUNK, CHUNKS)
+    begin("wait_until_ready", queue.export_handle())
+    queue.wait_until_ready(PATIENCE)
+    for number, (stage, kind) in enumerate(SENDS.items()):
+        begin(stage)
+        queue.enqueue(message(number, kind), PATIENCE)
+    begin("close")
+    queue.close()
+
+
+def writer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
+    """Both readers wait in turn for readiness, for a message, or not at all."""
+    with leaving_nothing():
+        doomed = Doomed(hooks, spot, writing)
+        readers: list[Survivor] = []
+        identity = ""
+        sent = 0
+        for stage, word in doomed.stages():
+            if stage == "create":
+                doomed.go()
+            elif stage == "wait_until_ready":
+                identity = identity_of(word)
+                readers.append(Survivor(word, 0))
+                readers[0].begin_ready()
+                doomed.go()
+                doomed.until_at_rest()
+                readers.append(Survivor(word, 1))
+                readers[0].settle()
+            else:
+                sent += stage != next(iter(SENDS))
+                follow(doomed, readers, stage)
+        seen = judge(doomed, readers, sent)
+        assert not (identity and locks_on(identity))
+    return doomed.passages, seen
+
+
+def follow(doomed: Doomed, readers: list[Survivor], stage: str) -> None:
+    """What the readers do around one message, or around the end."""
+    stages = [*SENDS, "close"]
+    if stage == "enqueue, large":  # nobody dies between stages: what was waited for is there
+        for reader in readers:
+            reader.settle()
+    if stage == "enqueue, second lap":
+        for _ in range(2):
+            for reader in readers:
+                reader.call_take()
+    if stage in (stages[0], "close"):
+        if stage == "close":
+            for _ in range(CHUNKS):
+                for reader in readers:
+                    reader.call_take()
+        for reader in readers:
+            reader.begin_take()
+        doomed.go()
+        doomed.until_at_rest()
+        return
+    doomed.go()
+    if stage == "enqueue, ring full":
+        doomed.until_at_rest()
+        for reader in readers:
+            reader.call_take()
+
+
+def judge(doomed: Doomed, readers: list[Survivor], sent: int) -> str:
+    """Every reader got the same, right number of messages, and then the right error in time."""
+    spot = doomed.spot
+    if not readers:
+        return "nothing is left of it"
+    if spot is not None and spot.stage in SENDS:
+        sent += is_published(spot.point)
+    died = spot is not None and not (spot.stage == "close" and has_closed(spot.point))
+    if spot is None or spot.stage in (next(iter(SENDS)), "close"):
+        for reader in readers:
+            reader.settle()
+    ends = [reader.end(doomed.pid) for reader in readers]
+    return told(ends, sent, WriterDied if died else Closed, doomed)
+
+
+def told(ends: list[End], sent: int, kind: type[Exception], doomed: Doomed) -> str:
+    """The readers' ends are as they must be; in words."""
+    late = 0.0
+    for count, error, moment in ends:
+        assert count == sent, f"{count} messages instead of {sent}, then {error!r}"
+        assert isinstance(error, kind), repr(error)
+        late = max(late, moment - doomed.died)
+    readers = "both readers" if len(ends) == 2 else "the other reader"
+    seen = f"{readers}: {sent} messages, then {kind.__name__}"
+    if kind is Closed:
+        return seen
+    assert late < BOUND, late
+    return f"{seen} after {late * 1e3:.0f} ms"
+
+
+def releasing(link: Link, begin: Begin) -> None:
+    """Role: a writer that goes on without a dead reader."""
+    queue = MessageQueue(2, 2, None, CHUNK, CHUNKS)
+    queue.enqueue(message(0))
+    link.tell(queue.export_handle())
+    link.hear()
+    try:
+        queue.wait_until_ready(PATIENCE)
+        raise AssertionError("nobody has died")
+    except ReaderDied:
+        pass
+    begin("release_reader")
+    queue.release_reader(0)
+    begin("enqueue, after a release")
+    queue.enqueue(message(1))
+    begin("close, after a release")
+    queue.close()
+
+
+def releasing_writer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
+    """One reader is dead already; the other must not be drawn into it."""
+    with leaving_nothing():
+        doomed = Doomed(hooks, spot, releasing)
+        handle: Handle = doomed.peer.hear()
+        identity = identity_of(handle)
+        start_reader(handle, 0).peer.kill()
+        reader = Survivor(handle, 1)
+        doomed.go()
+        for _ in doomed.stages():
+            doomed.go()
+        sent = 2
+        kind: type[Exception] = Closed
+        if spot is not None:
+            if spot.stage == "release_reader":
+                sent = 1
+            if spot.stage.startswith("enqueue"):
+                sent = 1 + is_published(spot.point)
+            if not spot.stage.startswith("close") or not has_closed(spot.point):
+                kind = WriterDied
+        seen = told([reader.end(doomed.pid)], sent, kind, doomed)
+        assert not locks_on(identity)
+    return doomed.passages, seen

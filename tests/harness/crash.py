@@ -1,0 +1,149 @@
+"""The death of a role at every point that it passes, and at each of its first passages there.
+
+A *point* is a place in native code that has a name; a *stage* is what a role is about to do, as
+the role calls it. A doomed role is a callable ``role(link, begin, *args)``: ``begin(stage)`` says
+what comes next, waits for the test's cue and returns it. Without a spot the role plays to its end
+and tells which points it has passed; with one the process kills itself right there.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tests.harness.link import Link
+from tests.harness.peer import PeerGone, dismiss, start
+from tests.harness.waiting import PATIENCE, until_at_rest
+
+Passage = tuple[str, str, int]
+"""Stage, point, and how often the point was passed in that stage."""
+
+
+class Hooks(Protocol):
+    """What a build with sync hooks offers, whatever the system that is under test."""
+
+    def begin(self, stage: str) -> None:
+        """Count passages, from now on for this stage."""
+
+    def die_at(self, stage: str, point: str, passage: int, report: int) -> None:
+        """Die there; right before it write the time (8 bytes, ns) to the descriptor `report`."""
+
+    def passages(self) -> list[Passage]:
+        """What was passed, in the order of the first passages."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One passage of one point in one stage."""
+
+    stage: str
+    point: str
+    passage: int
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A death, and what the others saw of it."""
+
+    spot: Spot
+    seen: str
+
+
+class NeverCame(AssertionError):
+    """The role played to its end without coming to the spot."""
+
+
+class Doomed:
+    """A role in a process of its own that dies at ``spot`` (or, without one, does not)."""
+
+    def __init__(
+        self, hooks: Hooks, spot: Spot | None, role: Callable[..., Any], *args: Any
+    ) -> None:
+        self.spot = spot
+        self.passages: list[Passage] = []
+        self.died = float("nan")
+        self._report, theirs = os.pipe()
+        self.peer = start(_play, hooks, spot, theirs, role, args)
+        self.pid = self.peer.pid
+        os.close(theirs)
+
+    def stages(self) -> Iterator[tuple[str, Any]]:
+        """Each stage that is about to begin, with what the role says of it; then its end."""
+        try:
+            while True:
+                stage, word = self.peer.hear()
+                if stage is None:
+                    self.passages = word
+                    break
+                yield stage, word
+        except PeerGone:
+            if self.spot is None:
+                raise
+        self._end()
+
+    def go(self, cue: object = None) -> None:
+        """Let the stage begin."""
+        self.peer.tell(cue)
+
+    def until_at_rest(self) -> None:
+        """Return when the role is blocked, or dead."""
+        until_at_rest(self.pid)
+
+    def _end(self) -> None:
+        status = self.peer.join(PATIENCE)
+        report = os.read(self._report, 8)
+        os.close(self._report)
+        if self.spot is None:
+            assert status == 0, status
+            return
+        if not report:
+            raise NeverCame(f"the role never came to {self.spot}")
+        assert status == -signal.SIGKILL, status
+        self.died = int.from_bytes(report, "little") / 1e9
+
+
+def crash_everywhere(
+    scenario: Callable[[Spot | None], tuple[list[Passage], str]], most: int = 2
+) -> list[Crash]:
+    """Plays the scenario once to its end, and then once for each spot that its role passed there.
+
+    Of the passages of one point in one stage the first ``most`` are taken: a role that waits
+    passes its points as often as it happens to look. What it does by the clock (look around every
+    so often) it may not do again; but at every point that it has passed it must have died once.
+    """
+    passages, _ = scenario(None)
+    crashes: list[Crash] = []
+    for stage, point, count in passages:
+        for passage in range(1, min(count, most) + 1):
+            spot = Spot(stage, point, passage)
+            try:
+                crashes.append(Crash(spot, scenario(spot)[1]))
+            except NeverCame:
+                dismiss()
+            except BaseException as error:
+                error.add_note(f"with a death at {spot}")
+                raise
+    spared = {point for _, point, _ in passages} - {crash.spot.point for crash in crashes}
+    assert not spared, f"nobody died at {spared}"
+    return crashes
+
+
+def _play(
+    link: Link,
+    hooks: Hooks,
+    spot: Spot | None,
+    report: int,
+    role: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    def begin(stage: str, word: object = None) -> Any:
+        link.tell((stage, word))
+        cue = link.hear()
+        hooks.begin(stage)
+        return cue
+
+    if spot is not None:
+        hooks.die_at(spot.stage, spot.point, spot.passage, report)
+    role(link, begin, *args)
+    link.tell((None, hooks.passages()))
