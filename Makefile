@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test native-test hooks python-test lint soak bench stub clean
+.PHONY: demo test native-test hooks python-test weak-memory lint soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
@@ -37,6 +37,10 @@ lint: $(VENV)/.tools
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m mypy src tests/harness examples benchmarks
 	$(VENV)/bin/lint-imports
+
+# The large scenarios of native/tests/weak_memory: about two minutes.
+weak-memory: native-test
+	build/native/native/tests/weak_memory full
 
 # The long runs: minutes to hours, not part of `make test`.
 soak: $(VENV)/.tools

@@ -4,9 +4,9 @@
 #include <nanobind/nanobind.h>
 
 #include "bindings/end.hpp"
+#include "broadcast/attendance.hpp"
 #include "core/participants.hpp"
 #include "core/status.hpp"
-#include "core/wait.hpp"
 #include "os/process.hpp"
 
 namespace memlane::bindings {
@@ -50,35 +50,6 @@ nb::tuple counters_of(Core& end, std::size_t own_slot) {
                           core::load_relaxed(slot.waits), core::load_relaxed(slot.spills));
 }
 
-// Until the writer and every reader have attached. A death among them, or the writer's end, ends it, too.
-template <class Core>
-core::Outcome wait_for_all(Core& end, std::size_t own_slot, os::Deadline deadline, Interruption& look) {
-    const core::Participants& participants = end.participants();
-    const std::size_t count = 1 + end.ring().geometry().n_reader;
-    std::optional<std::size_t> dead;
-    const auto find_dead = [&] {
-        for (std::size_t i = 0; i < count && !dead; ++i)
-            if (i != own_slot && participants.presence(i) == core::Presence::dead) dead = i;
-        return dead.has_value();
-    };
-    const auto all_here = [&] {
-        if (end.is_stopping() || participants.state(0) == core::SlotState::closed) return true;
-        for (std::size_t i = 0; i < count; ++i)
-            if (participants.state(i) == core::SlotState::absent) return false;
-        return true;
-    };
-    core::Spinner spinner(count, os::usable_cores());
-    const core::WaitResult result = core::wait_until({&end.segment().header().membership}, spinner, deadline, all_here,
-                                                     [&](core::LookReason reason) { return find_dead() || look(reason); });
-    if (end.is_stopping()) return {core::Status::closed};
-    if (find_dead()) return {core::Status::peer_died, *dead};
-    if (result == core::WaitResult::timed_out) return {core::Status::timed_out};
-    if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
-    for (std::size_t i = 0; i < count; ++i)
-        if (participants.state(i) == core::SlotState::absent) return {core::Status::peer_closed, 0};
-    return {core::Status::ok};
-}
-
 template <class Bound, class Core>
 [[noreturn]] void raise_outcome(End<Bound, Core>& end, const core::Outcome& outcome, nb::handle timeout) {
     switch (outcome.status) {
@@ -98,7 +69,7 @@ void wait_for_everybody(End<Bound, Core>& end, std::size_t own_slot, nb::handle 
     Interruption look(end.self(), core.segment(), "ready");
     const core::Outcome outcome = [&] {
         const WithoutGil no_gil;
-        return wait_for_all(core, own_slot, deadline, look);
+        return broadcast::wait_for_all(core, own_slot, deadline, look);
     }();
     if (outcome.status == core::Status::ok) return;
     if (outcome.status == core::Status::timed_out) raise_failure(end.self(), "not_ready", 0, timeout);

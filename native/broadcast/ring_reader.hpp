@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -67,8 +66,10 @@ public:
                 return writer_died || look(reason);
             });
         if (is_stopping()) return {core::Status::closed};
+        // In this order: what the writer published before it closed is then seen, even if both came since the wait.
+        const bool writer_closed = has_writer_closed();
         if (is_published()) return {core::Status::ok};
-        if (has_writer_closed()) return {core::Status::peer_closed, 0};
+        if (writer_closed) return {core::Status::peer_closed, 0};
         if (writer_died) return {core::Status::peer_died, 0};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         return {core::Status::timed_out};
@@ -151,11 +152,11 @@ public:
 
     // Ends a wait in another thread; every later one ends at once.
     void stop_waiting() noexcept {
-        closing_.store(true);
+        core::store_relaxed(closing_, true);  // `wake` makes it visible
         core::wake_always(&ring_.waits().published);
         core::wake_always(&segment_->header().membership);
     }
-    bool is_stopping() const noexcept { return closing_.load(std::memory_order_relaxed); }
+    bool is_stopping() const noexcept { return core::load_relaxed(closing_); }
 
     // The writer stops waiting for this reader.
     void announce_close() noexcept {
@@ -220,7 +221,7 @@ private:
     std::vector<Held> held_;                // chunks that this reader keeps because something refers to them
     os::Nanoseconds shown_since_ = 0;       // since when the caller looks at the taken chunk, 0 if it does not
     std::shared_ptr<os::Mapping> behind_;  // of the file behind the ring, once a view of an extent was asked for
-    std::atomic<bool> closing_{false};
+    bool closing_ = false;  // atomic: set by another thread
 };
 
 }  // namespace memlane::broadcast

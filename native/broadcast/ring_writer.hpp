@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -161,11 +160,11 @@ public:
 
     // Ends a wait in another thread; every later one ends at once.
     void stop_waiting() noexcept {
-        closing_.store(true);
+        core::store_relaxed(closing_, true);  // `wake` makes it visible
         core::wake_always(&ring_.waits().consumed);
         core::wake_always(&segment_->header().membership);
     }
-    bool is_stopping() const noexcept { return closing_.load(std::memory_order_relaxed); }
+    bool is_stopping() const noexcept { return core::load_relaxed(closing_); }
 
     // Readers get what is published and then an end, instead of a death.
     void announce_close() noexcept {
@@ -272,7 +271,7 @@ private:
     os::Nanoseconds last_look_;
     os::Nanoseconds began_ = 0;  // when the chunk of the message under way was got
     std::uint64_t position_ = 0;
-    std::atomic<bool> closing_{false};
+    bool closing_ = false;  // atomic: set by another thread
 };
 
 }  // namespace memlane::broadcast

@@ -51,6 +51,7 @@ public:
     // False if a living process holds it.
     bool release(std::size_t i) const {
         if (!segment_.lock().take_slot(i)) return false;
+        SYNC_LOAD(leave);
         if (load_acquire(slots_[i].state) != SlotState::closed) set_state(i, SlotState::released);
         return true;
     }

@@ -173,6 +173,37 @@ inline std::uint64_t trailer_end_of(const SegmentPlan& plan) {
     return align_up(placed.back().offset + placed.back().stride * placed.back().count, kPage);
 }
 
+// Of a segment that is ready otherwise: from here on it can be joined.
+inline void fill_in(SegmentHeader& h, const SegmentPlan& plan, const SegmentId& id,
+                    const std::vector<SectionEntry>& sections, std::uint64_t bytes) {
+    h.layout_major = kLayoutMajor;
+    h.layout_minor = kLayoutMinor;
+    h.header_offset = plan.header_offset();
+    h.trailer_end = bytes;
+    h.id = id;
+    h.system = plan.system;
+    h.section_count = static_cast<std::uint32_t>(sections.size());
+    h.geometry = plan.geometry;
+    h.created_ns = os::monotonic_now();
+    std::memcpy(h.sections, sections.data(), sections.size() * sizeof(SectionEntry));
+    SYNC_STORE(header);
+    store_release(h.magic, kMagic);
+}
+
+// A private copy of a complete header: what a peer scribbles later is not believed. None if there is none. Looks with
+// pread first, because touching a hole of a mapped tmpfs file would allocate it, or end in SIGBUS where nothing is
+// left; and copies behind the acquire, because what was read before it may be older than the magic.
+inline std::optional<SegmentHeader> copy_header(const os::FileDescriptor& file, const SegmentHeader& mapped,
+                                                std::uint64_t offset) {
+    std::uint64_t magic = 0;
+    if (!os::read_at(file, &magic, sizeof magic, offset) || magic != kMagic) return std::nullopt;
+    SYNC_LOAD(header);
+    if (load_acquire(mapped.magic) != kMagic) return std::nullopt;
+    SegmentHeader seen;
+    if (!os::read_at(file, &seen, sizeof seen, offset) || seen.header_offset != offset) return std::nullopt;
+    return seen;
+}
+
 inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
                                                 const std::vector<ReservedRange>& reserved,
                                                 std::optional<std::size_t> slot) {
@@ -211,19 +242,7 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
 
     s.header_ = reinterpret_cast<SegmentHeader*>(s.mapping_->base() + plan.header_offset());
     s.sections_ = place_sections(plan);
-    SegmentHeader& h = *s.header_;
-    h.layout_major = kLayoutMajor;
-    h.layout_minor = kLayoutMinor;
-    h.header_offset = plan.header_offset();
-    h.trailer_end = s.bytes_;
-    h.id = id;
-    h.system = plan.system;
-    h.section_count = static_cast<std::uint32_t>(s.sections_.size());
-    h.geometry = plan.geometry;
-    h.created_ns = os::monotonic_now();
-    std::memcpy(h.sections, s.sections_.data(), s.sections_.size() * sizeof(SectionEntry));
-    SYNC_STORE(header);
-    store_release(h.magic, kMagic);
+    fill_in(*s.header_, plan, id, s.sections_, s.bytes_);
 
     SYNC_STEP(link);
     os::link_name(s.file_, s.path());
@@ -281,14 +300,10 @@ inline void Segment::hold(std::optional<std::size_t> slot) {
 }
 
 inline void Segment::check_header(const SegmentPlan& plan, const std::optional<SegmentId>& id) {
-    // A private copy, read with pread: what a peer scribbles meanwhile is not believed, and touching a hole of a
-    // mapped tmpfs file would allocate it, or end in SIGBUS where nothing is left.
-    SegmentHeader seen;
-    if (!os::read_at(file_, &seen, sizeof seen, plan.header_offset())) throw_mismatch(plan);
-    if (seen.magic != kMagic || seen.header_offset != plan.header_offset()) throw_mismatch(plan);
     header_ = reinterpret_cast<SegmentHeader*>(mapping_->base() + plan.header_offset());
-    SYNC_LOAD(header);
-    if (load_acquire(header_->magic) != kMagic) throw_mismatch(plan);
+    const std::optional<SegmentHeader> copy = copy_header(file_, *header_, plan.header_offset());
+    if (!copy) throw_mismatch(plan);
+    const SegmentHeader& seen = *copy;
     if (seen.layout_major != kLayoutMajor)
         throw LayoutMismatch(path() + " has layout version " + std::to_string(seen.layout_major) +
                              ", this memlane has version " + std::to_string(kLayoutMajor));

@@ -24,6 +24,9 @@
 //   fill      copying a piece of a message into a chunk a chunk that is not published
 //   spill     writing a piece of it behind the ring     space of the file, which goes with the file
 //
+// These orders suffice, and none is there for nothing: native/tests/weak_memory tries all that a weakly ordered processor
+// may do with them, and with each one taken away.
+//
 // The marks are executable: nothing in a release build, a call of `sync_hook` in a build with
 // MEMLANE_SYNC_HOOKS, by which tests force an order of steps or kill a process exactly there.
 // A mark stands right before its step.
@@ -65,6 +68,9 @@ void store_relaxed(T& at, T value) noexcept {
 template <class T>
 void store_release(T& at, T value) noexcept {
     std::atomic_ref<T>(at).store(value, std::memory_order_release);
+}
+inline void increment_release(std::uint32_t& at) noexcept {
+    std::atomic_ref<std::uint32_t>(at).fetch_add(1, std::memory_order_release);
 }
 inline void full_fence() noexcept { std::atomic_thread_fence(std::memory_order_seq_cst); }
 

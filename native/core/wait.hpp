@@ -99,12 +99,12 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
     if (spinner.spin(ready)) return WaitResult::ready;
     os::Nanoseconds next_look = os::monotonic_now() + kSlice;
     for (;;) {
+        // Acquire: who sees a waker's increment stores `parked` after that waker has cleared it. Else the clearing
+        // could arrive later and undo it, and the next waker would see nobody.
         SYNC_LOAD(wake);
         const std::uint32_t seen = load_acquire(*point.word);
-        if (point.parked != nullptr) {
-            SYNC_STORE(park);
-            store_relaxed<std::uint8_t>(*point.parked, 1);
-        }
+        SYNC_STORE(park);
+        if (point.parked != nullptr) store_relaxed<std::uint8_t>(*point.parked, 1);
         full_fence();
         const bool at_once = ready();
         os::FutexResult result = os::FutexResult::woken;
@@ -130,15 +130,15 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
 
 inline void wake_always(std::uint32_t* word) noexcept {
     SYNC_STORE(wake);
-    std::atomic_ref<std::uint32_t>(*word).fetch_add(1, std::memory_order_release);
+    increment_release(*word);
     os::futex_wake_all(word);
 }
 
 // Call after the store that the sleepers wait for. One fence and one look while nobody sleeps; one system call
 // however many do.
 inline void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked) noexcept {
-    full_fence();
     SYNC_LOAD(park);
+    full_fence();
     bool any = false;
     for (std::uint8_t& one : parked) {
         if (load_relaxed(one) != 0) {

@@ -1,0 +1,16 @@
+// What a scenario says to the kernel that it runs on (kernel.cpp).
+#pragma once
+
+#include <cstddef>
+
+#include "explorer.hpp"
+
+namespace memlane::weak {
+
+void restart_clock();
+// As many as sched_getaffinity tells; with fewer than participants the wait loop yields before it sleeps.
+void set_cores(unsigned count);
+// Where the file that pread reads is mapped.
+void map_files_at(const std::byte* base);
+
+}  // namespace memlane::weak

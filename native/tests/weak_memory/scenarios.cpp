@@ -1,0 +1,213 @@
+#include "scenarios.hpp"
+
+#include "bed.hpp"
+#include "broadcast/attendance.hpp"
+
+namespace memlane::weak {
+
+namespace {
+
+// Chunk by chunk: the reader reads what lies there while the writer wants the chunk for the next message.
+Scenario next_lap(unsigned cores) {
+    const auto bed = std::make_shared<Bed>(1);
+    return bed->scenario(cores == 1 ? "next lap, yielding" : "next lap",
+                         {[bed] { bed->send(2); },
+                          [bed] {
+                              bed->receive(1);
+                              bed->receive(2);
+                          }},
+                         [bed, cores] {
+                             bed->start_tired(cores);
+                             bed->fill_at_once(1);
+                         });
+}
+
+// Whole laps of one chunk, in which both ends may have to wait at every message.
+Scenario laps(std::uint64_t count) {
+    const auto bed = std::make_shared<Bed>(1);
+    return bed->scenario(std::to_string(count) + " laps",
+                         {[bed, count] {
+                              for (std::uint64_t i = 1; i <= count; ++i) bed->send(i);
+                          },
+                          [bed, count] {
+                              for (std::uint64_t i = 1; i <= count; ++i) bed->receive(i);
+                          }},
+                         [bed] { bed->start_tired(); });
+}
+
+// The first message of a ring, whose flags nobody has written yet.
+Scenario first_message(bool spinning) {
+    const auto bed = std::make_shared<Bed>(1);
+    return bed->scenario(spinning ? "first message, spinning" : "first message", {[bed] { bed->send(1); }, [bed] { bed->receive(1); }},
+                         [bed, spinning] {
+                             bed->start();
+                             if (!spinning) bed->tire(*bed->reader);
+                         });
+}
+
+// As many chunks as messages: only the reader waits, or only the writer.
+Scenario reader_waits_twice() {
+    const auto bed = std::make_shared<Bed>(2);
+    return bed->scenario("reader waits twice",
+                         {[bed] {
+                              bed->send(1);
+                              bed->send(2);
+                          },
+                          [bed] {
+                              bed->receive(1);
+                              bed->receive(2);
+                          }},
+                         [bed] {
+                             bed->start();
+                             bed->tire(*bed->reader);
+                         });
+}
+
+Scenario writer_waits_twice() {
+    const auto bed = std::make_shared<Bed>(2);
+    return bed->scenario("writer waits twice",
+                         {[bed] {
+                              bed->send(3);
+                              bed->send(4);
+                          },
+                          [bed] {
+                              bed->receive(1);
+                              bed->receive(2);
+                          }},
+                         [bed] {
+                             bed->start();
+                             bed->fill_at_once(1);
+                             bed->fill_at_once(2);
+                             bed->tire(*bed->writer);
+                         });
+}
+
+// The writer closes behind its last message. A reader that looks now and then gets that first.
+Scenario writer_leaves() {
+    const auto bed = std::make_shared<Bed>(1);
+    return bed->scenario("writer leaves",
+                         {[bed] {
+                              bed->send(1);
+                              bed->writer->announce_close();
+                          },
+                          [bed] {
+                              bool is_received = false;
+                              for (int i = 0; i < 3; ++i) {
+                                  const Status status = bed->reader->begin(os::Deadline::after(0), keep_waiting).status;
+                                  if (status == Status::ok) {
+                                      bed->take(1);
+                                      is_received = true;
+                                  }
+                                  require(is_received || status != Status::peer_closed, "skipped message");
+                              }
+                          }},
+                         [bed] { bed->start(); });
+}
+
+// The same for a reader that waits.
+Scenario writer_leaves_a_waiting_reader() {
+    const auto bed = std::make_shared<Bed>(1);
+    return bed->scenario("writer leaves, waited for",
+                         {[bed] {
+                              bed->send(1);
+                              bed->writer->announce_close();
+                          },
+                          [bed] {
+                              bed->receive(1);
+                              require(bed->reader->begin(kNever, keep_waiting).status == Status::peer_closed,
+                                      "skipped message");
+                          }},
+                         [bed] {
+                             bed->start();
+                             bed->tire(*bed->reader);
+                         });
+}
+
+// A reader closes in the middle of a read: the chunk is the writer's from then on, and not before.
+Scenario reader_leaves() {
+    const auto bed = std::make_shared<Bed>(1);
+    return bed->scenario("reader leaves",
+                         {[bed] { bed->send(2); },
+                          [bed] {
+                              require(bed->reader->begin(kNever, keep_waiting).status == Status::ok, "wait without a result");
+                              require(bed->read() == 1, "skipped message");
+                              bed->reader->announce_close();
+                          }},
+                         [bed] {
+                             bed->start_tired();
+                             bed->fill_at_once(1);
+                         });
+}
+
+// The writer waits until the reader has attached, and then knows who it is.
+Scenario reader_joins() {
+    const auto bed = std::make_shared<Bed>(1);
+    return bed->scenario("reader joins",
+                         {[bed] {
+                              const core::Outcome outcome =
+                                  broadcast::wait_for_all(*bed->writer, RingWriter::kSlot, kNever, keep_waiting);
+                              require(outcome.status == Status::ok, "wait without a result");
+                              const os::ProcessIdentity who = bed->writer->participants().identity(1);
+                              require(who.pid == static_cast<std::uint64_t>(::getpid()), "stale identity");
+                          },
+                          [bed] { bed->make_reader(); }},
+                         [bed] {
+                             bed->clean();
+                             bed->make_writer();
+                         });
+}
+
+// close() in another thread of the reader's process ends its wait.
+Scenario reader_is_stopped() {
+    const auto bed = std::make_shared<Bed>(1);
+    Scenario made = bed->scenario("reader is stopped",
+                                  {[bed] { bed->reader->stop_waiting(); },
+                                   [bed] {
+                                       require(bed->reader->begin(kNever, keep_waiting).status == Status::closed,
+                                               "wait without a result");
+                                   }},
+                                  [bed] {
+                                      bed->start();
+                                      bed->tire(*bed->reader);
+                                  });
+    bed->start();
+    made.watched.push_back({reinterpret_cast<const std::byte*>(&*bed->reader), sizeof(RingReader)});
+    return made;
+}
+
+// One process fills the header in, another one reads it; the file system orders nothing between them.
+Scenario header_is_filled_in() {
+    const auto bed = std::make_shared<Bed>(1);
+    const core::SegmentPlan plan = broadcast::plan_of(bed->geometry);
+    core::SegmentHeader& header = bed->segment->header();
+    Scenario made = bed->scenario(
+        "header",
+        {[bed, plan, &header] {
+             core::fill_in(header, plan, {}, core::place_sections(plan), bed->segment->bytes());
+         },
+         [bed, plan, &header] {
+             const auto seen = core::copy_header(bed->reader_segment->file(), header, plan.header_offset());
+             if (!seen) return;
+             require(seen->geometry == plan.geometry && seen->section_count == plan.sections.size(), "torn header");
+         }},
+        [bed, &header] {
+            bed->clean();
+            std::memset(&header, 0, sizeof header);
+            map_files_at(bed->segment->mapping()->base());
+        });
+    made.atomics = {{reinterpret_cast<const std::byte*>(&header.magic), sizeof header.magic}};
+    return made;
+}
+
+}  // namespace
+
+std::vector<Scenario> small_scenarios() {
+    return {header_is_filled_in(), first_message(false), next_lap(4),         next_lap(1),         reader_joins(),
+            reader_leaves(),       writer_leaves(),      reader_is_stopped(), writer_waits_twice()};
+}
+
+std::vector<Scenario> large_scenarios() {
+    return {first_message(true), writer_leaves_a_waiting_reader(), reader_waits_twice(), laps(2)};
+}
+
+}  // namespace memlane::weak
