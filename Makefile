@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test native-test python-test lint soak bench stub clean
+.PHONY: demo test native-test python-test lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
@@ -28,8 +28,14 @@ lint: $(VENV)/.tools
 	$(PY) -m mypy src tests/harness examples benchmarks
 	$(VENV)/bin/lint-imports
 
+# All tests again under AddressSanitizer with UndefinedBehaviourSanitizer, and under ThreadSanitizer: no report at all.
+sanitize: $(VENV)/.tools
+	tests/sanitize.sh address
+	tests/sanitize.sh thread
+
 # The long runs: minutes to hours, not part of `make test`.
-soak: $(VENV)/.tools
+soak: $(VENV)/.tools native-test
+	build/native/native/tests/ring_threads 100000000 8 16
 	MEMLANE_SOAK_KILLS=2000 $(PY) -m pytest -q tests/fault
 
 # The figures of the README, with the machine they were measured on.
