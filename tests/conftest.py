@@ -18,6 +18,7 @@ settings.load_profile("memlane")
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PREFIX = "memlane-"
+_SECONDS = int(os.environ.get("MEMLANE_TEST_DEADLINE", "60"))  # longer under sanitizers
 _failed = pytest.StashKey[bool]()
 
 
@@ -55,7 +56,7 @@ def _deadline(request: pytest.FixtureRequest) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGALRM, expire)
     soak = request.node.get_closest_marker("soak")
-    signal.alarm(soak.kwargs["seconds"] if soak else 60)
+    signal.alarm(max(_SECONDS, soak.kwargs["seconds"] if soak else 0))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, previous)
