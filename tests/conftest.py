@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -27,6 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than five seconds by its nature")
     # Orphans of killed peers come to this process, where they are seen and reaped.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Beside the first thread ThreadSanitizer starts one of its own, which stays.
+    first = threading.Thread(target=int)
+    first.start()
+    first.join()
 
 
 def pytest_collection_finish() -> None:
