@@ -73,6 +73,6 @@ def _cell(payload: Payload, readers: int, quick: bool, rounds: int) -> Cell:
         readers=readers,
         paced=min(paced // 2 if quick and paced > 2 else paced, STAMPS),
         round_trips=round_trips if readers == 1 else 0,
-        seconds=0.03 if quick else 0.06,
+        seconds=0.05 if quick else 0.2,
         idle_seconds=IDLE_SECONDS / rounds / (2 if quick else 1) if is_idle else 0.0,
     )

@@ -112,6 +112,7 @@ private:
 
     nb::object receive_object(const broadcast::ChunkDescriptor& message) {
         if (message.kind == ChunkKind::plain) return receive_small(message, decode_plain_);
+        if (message.kind == ChunkKind::bytes) return receive_bytes(message);
         if (message.kind == ChunkKind::object && message.length <= kCopyWithoutGil)
             return receive_small(message, decode_);
         return receive_parts(message);
@@ -122,6 +123,12 @@ private:
         const nb::bytes stream = copy_stream(message, {0, message.length});
         core().finish(message.length);
         return decode(stream);
+    }
+
+    nb::object receive_bytes(const broadcast::ChunkDescriptor& message) {
+        nb::bytes text = copy_stream(message, {0, message.length});
+        core().finish(message.length);
+        return text;
     }
 
     // Arrays are copied out first. A small stream is decoded after the chunk is given back, a large one from it,
@@ -189,7 +196,8 @@ private:
     nb::bytes copy_stream(const broadcast::ChunkDescriptor& message, const broadcast::Frame& frame) {
         nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(frame.bytes)));
         if (!text.is_valid()) throw nb::python_error();  // MemoryError; nothing is consumed
-        if (!core().copy_out(message, frame.offset, frame.bytes, PyBytes_AS_STRING(text.ptr()))) raise_corrupt();
+        char* const to = PyBytes_AS_STRING(text.ptr());
+        if (!copying(frame.bytes, [&] { return core().copy_out(message, frame.offset, frame.bytes, to); })) raise_corrupt();
         return nb::borrow<nb::bytes>(text);
     }
 

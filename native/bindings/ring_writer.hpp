@@ -98,6 +98,10 @@ private:
     };
 
     ChunkKind encode(nb::handle object, Outgoing& message) {
+        if (PyBytes_CheckExact(object.ptr())) {  // who has a format of his own pays for the two copies and nothing else
+            message.write(object);
+            return ChunkKind::bytes;
+        }
         if (!encode_plain_.is_none() && PlainObject::is_plain(object.ptr())) {
             message.write(encode_plain_(object));
             return ChunkKind::plain;

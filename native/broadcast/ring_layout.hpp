@@ -53,8 +53,8 @@ static_assert(sizeof(RingWaits) == 128);
 static_assert(offsetof(RingWaits, consumed) == 64);
 
 // raw: filled by hand. object: one stream of the queue's serializer. frames: broadcast/frames.hpp. plain: MessagePack,
-// whatever the serializer.
-enum class ChunkKind : std::uint32_t { raw = 0, object = 1, frames = 2, plain = 3 };
+// whatever the serializer. bytes: a bytes object as it is.
+enum class ChunkKind : std::uint32_t { raw = 0, object = 1, frames = 2, plain = 3, bytes = 4 };
 
 // Written by the writer before `written` is set. A descriptor of another turn is an old one: the chunk was then
 // filled by a process that knows only the documented part, and holds raw bytes.

@@ -308,7 +308,10 @@ inline void Segment::check_header(const SegmentPlan& plan, const std::optional<S
 
 inline std::string to_text(const Geometry& g) {
     std::string text = "(";
-    for (std::size_t i = 0; i < g.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(g[i]);
+    for (std::size_t i = 0; i < g.size(); ++i) {
+        if (i > 0) text += ", ";
+        text += std::to_string(g[i]);
+    }
     return text + ")";
 }
 

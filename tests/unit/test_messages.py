@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import datetime
 import itertools
+import os
 import pickle
 from typing import Any
 
@@ -72,6 +73,33 @@ def test_objects(message: Any) -> None:
             again = reader.dequeue()
             assert type(again) is type(message)
             assert again == message
+
+
+class Tagged(bytes):
+    """Bytes of a type of their own."""
+
+
+@pytest.mark.parametrize("serializer", ["pickle", "msgpack"])
+def test_bytes_travel_as_they_are(serializer: str) -> None:
+    """Of any size, by both serializers, with nothing around them."""
+    sizes = [0, 1, 256, 257, 4095, 4096, 4097, 65_535, 65_536, 300_000]
+    with (
+        MessageQueue(1, 1, max_chunk_bytes=4096, serializer=serializer) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader,
+    ):
+        for size in sizes:
+            writer.enqueue(message := os.urandom(size))
+            again = reader.dequeue(timeout=0)
+            assert type(again) is bytes
+            assert again == message
+        assert writer.statistics().bytes == sum(sizes)
+
+
+def test_bytes_of_another_type_stay_so() -> None:
+    """Only exact bytes take the short way."""
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(Tagged(b"x"))
+        assert type(reader.dequeue()) is Tagged
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}"[:30])
