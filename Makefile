@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test native-test hooks python-test weak-memory lint soak bench stub clean
+.PHONY: demo test native-test hooks python-test weak-memory lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
@@ -42,8 +42,14 @@ lint: $(VENV)/.tools
 weak-memory: native-test
 	build/native/native/tests/weak_memory full
 
+# All tests again under AddressSanitizer with UndefinedBehaviourSanitizer, and under ThreadSanitizer: no report at all.
+sanitize: $(VENV)/.tools
+	tests/sanitize.sh address
+	tests/sanitize.sh thread
+
 # The long runs: minutes to hours, not part of `make test`.
-soak: $(VENV)/.tools
+soak: $(VENV)/.tools native-test
+	build/native/native/tests/ring_threads 100000000 8 16
 	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py
 

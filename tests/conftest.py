@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -18,6 +19,7 @@ settings.load_profile("memlane")
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PREFIX = "memlane-"
+_SECONDS = int(os.environ.get("MEMLANE_TEST_DEADLINE", "60"))  # longer under sanitizers
 _failed = pytest.StashKey[bool]()
 
 
@@ -26,6 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than five seconds by its nature")
     # Orphans of killed peers come to this process, where they are seen and reaped.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Beside the first thread ThreadSanitizer starts one of its own, which stays.
+    first = threading.Thread(target=int)
+    first.start()
+    first.join()
 
 
 def pytest_collection_finish() -> None:
@@ -55,7 +61,7 @@ def _deadline(request: pytest.FixtureRequest) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGALRM, expire)
     soak = request.node.get_closest_marker("soak")
-    signal.alarm(soak.kwargs["seconds"] if soak else 60)
+    signal.alarm(max(_SECONDS, soak.kwargs["seconds"] if soak else 0))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, previous)

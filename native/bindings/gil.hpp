@@ -6,7 +6,6 @@
 #pragma once
 
 #include <Python.h>
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -18,7 +17,7 @@ template <class Acquire>
 auto acquire_gil_or_park(Acquire&& acquire) noexcept {
     try {
         return acquire();
-    } catch (abi::__forced_unwind&) {
+    } catch (...) {  // nothing else can come; and there is no object that a reference could be bound to
         for (;;) ::pause();
     }
 }

@@ -55,7 +55,8 @@ public:
     static std::optional<FrameTable> parse(std::uint64_t bytes, Read&& read) {
         MessageHeader header;
         if (bytes < sizeof header || !read(0, sizeof header, &header)) return std::nullopt;
-        if (header.stream_bytes > bytes || header.buffers > (bytes - sizeof header) / sizeof(std::uint64_t))
+        if (header.stream_bytes > bytes || header.buffers == 0 ||
+            header.buffers > (bytes - sizeof header) / sizeof(std::uint64_t))
             return std::nullopt;
         std::vector<std::uint64_t> sizes(header.buffers);
         if (!read(sizeof header, sizes.size() * sizeof(std::uint64_t), sizes.data())) return std::nullopt;

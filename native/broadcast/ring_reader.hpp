@@ -20,15 +20,17 @@ namespace memlane::broadcast {
 
 class RingReader {
 public:
-    // `reserved_bytes`: as the creator reserved of every chunk, 0 where that is not known.
+    // `reserved_bytes`: as the creator reserved of every chunk, 0 where that is not known. `first`: position of the
+    // writer's first message.
     RingReader(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::size_t reader,
-               std::uint64_t reserved_bytes = 0)
+               std::uint64_t reserved_bytes = 0, std::uint64_t first = 0)
         : segment_(std::move(segment)),
           ring_(*segment_, geometry),
           participants_(*segment_),
           space_(geometry, reserved_bytes),
           reader_(reader),
-          spinner_(1 + geometry.n_reader, os::usable_cores()) {
+          spinner_(1 + geometry.n_reader, os::usable_cores()),
+          position_(first) {
         const core::SlotState before = participants_.state(slot());
         if (before != core::SlotState::absent)
             throw core::RankTaken(before == core::SlotState::released
@@ -217,7 +219,7 @@ private:
     ChunkSpace space_;
     std::size_t reader_;
     core::Spinner spinner_;
-    std::uint64_t position_ = 0;
+    std::uint64_t position_;
     std::vector<Held> held_;                // chunks that this reader keeps because something refers to them
     os::Nanoseconds shown_since_ = 0;       // since when the caller looks at the taken chunk, 0 if it does not
     std::shared_ptr<os::Mapping> behind_;  // of the file behind the ring, once a view of an extent was asked for

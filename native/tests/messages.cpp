@@ -68,6 +68,10 @@ void forged_tables_are_refused() {
         }
         CHECK(sum <= message.size());
     }
+    const broadcast::MessageHeader no_buffers{0, 100};  // such a message has no table
+    message.assign(broadcast::kFrameAlignment + no_buffers.stream_bytes, std::byte{0});
+    std::memcpy(message.data(), &no_buffers, sizeof no_buffers);
+    CHECK(!parse(message));
     for (std::size_t cut = 0; cut < 100; ++cut) {
         message = genuine;
         message.resize(cut);

@@ -27,8 +27,23 @@ inline std::shared_ptr<core::Segment> new_segment(const RingGeometry& geometry) 
     return segment;
 }
 
-inline std::unique_ptr<RingReader> new_reader(core::Segment& segment, const RingGeometry& geometry, std::size_t r) {
-    return std::make_unique<RingReader>(segment.join_same_mapping(1 + r), geometry, r);
+inline std::unique_ptr<RingReader> new_reader(core::Segment& segment, const RingGeometry& geometry, std::size_t r,
+                                              std::uint64_t first = 0) {
+    return std::make_unique<RingReader>(segment.join_same_mapping(1 + r), geometry, r, 0, first);
+}
+
+// Every counter in the segment a few steps before it wraps. Before the ends are made: they count on from there.
+inline void start_counters_near_their_ends(core::Segment& segment) {
+    auto& waits = *segment.section<broadcast::RingWaits>(core::Section::ring_waits);
+    waits.published = UINT32_MAX - 1;
+    waits.consumed = UINT32_MAX - 1;
+    segment.header().membership = UINT32_MAX;
+    auto* slots = segment.section<core::ParticipantSlot>(core::Section::participants);
+    for (std::uint64_t i = 0; i < 1 + segment.header().geometry[0]; ++i) {
+        slots[i].bytes = UINT64_MAX - 1;
+        slots[i].waits = UINT64_MAX;
+        slots[i].spills = UINT64_MAX;
+    }
 }
 
 }  // namespace memlane::testing

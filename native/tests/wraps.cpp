@@ -1,0 +1,246 @@
+// Every counter comes to its end, and nothing happens. What can wrap, and what it is compared with:
+//
+//   futex words (published, consumed, membership)   32 bits, wrap in hours; equal or not, by the kernel alone
+//   position, and a chunk's turn made of it         64 bits; chunks by remainder, extents by difference
+//   messages, bytes, waits, spills of a slot        64 bits; shown, never compared
+//   spins that a Spinner leaves out                 stop at 255
+//   views of a slot                                 32 bits; at most one for each chunk
+//   fork generation                                 64 bits; equal or not
+//   epoch of a slot                                 nobody counts it yet
+//
+// Times are nanoseconds since the start of the machine in signed 64 bits: 292 years.
+#include <cstring>
+#include <deque>
+#include <random>
+#include <thread>
+
+#include "rings.hpp"
+
+using namespace memlane;
+using namespace memlane::testing;
+using core::Status;
+
+namespace {
+
+void send(RingWriter& writer, std::uint64_t value) {
+    std::memcpy(writer.chunk(), &value, sizeof value);
+    writer.publish(ChunkKind::object, sizeof value);
+}
+
+std::uint64_t receive(RingReader& reader) {
+    CHECK(reader.descriptor().has_value() && reader.descriptor()->length == sizeof(std::uint64_t));
+    std::uint64_t value;
+    std::memcpy(&value, reader.chunk(), sizeof value);
+    reader.finish(sizeof value);
+    return value;
+}
+
+void until_set(const std::uint8_t& parked) {
+    while (core::load_relaxed(parked) == 0) ::sched_yield();
+}
+
+// Each message finds its reader asleep, and each chunk that is given back its writer: the words go over their ends.
+void sleepers_are_woken_over_the_end_of_the_word() {
+    const RingGeometry g{1, 64, 1};
+    const auto segment = new_segment(g);
+    start_counters_near_their_ends(*segment);
+    RingWriter writer(segment, g, 64);
+    const auto reader_end = new_reader(*segment, g, 0);
+    RingReader& reader = *reader_end;
+    constexpr std::uint64_t kMessages = 5;
+    std::thread other([&] {
+        for (std::uint64_t i = 0; i < kMessages; ++i) {
+            CHECK(reader.begin(os::Deadline::never(), keep_waiting).status == Status::ok);
+            until_set(writer.ring().waits().writer_parked);
+            CHECK(receive(reader) == i);
+        }
+    });
+    for (std::uint64_t i = 0; i < kMessages; ++i) {
+        until_set(writer.ring().parked_readers()[0]);
+        CHECK(writer.begin_nowait(8).status == Status::ok);
+        send(writer, i);
+        CHECK(writer.begin(8, os::Deadline::never(), keep_waiting).status == Status::ok);
+    }
+    other.join();
+    CHECK(core::load_relaxed(writer.ring().waits().published) == kMessages - 2);
+    CHECK(core::load_relaxed(writer.ring().waits().consumed) == kMessages - 2);
+}
+
+// The word goes over its end when the sleeper has looked in vain and is not asleep yet: it must not fall asleep.
+void wake_up_at_the_end_of_the_word_is_not_lost() {
+    std::uint32_t word = UINT32_MAX;
+    std::uint8_t parked = 0;
+    core::Spinner spinner(2, 1);
+    bool published = false;
+    int looks = 0;
+    const auto ready = [&] {
+        if (published) return true;
+        if (parked == 0) return false;
+        published = true;  // right behind this look in vain
+        core::wake_parked(&word, {&parked, 1});
+        return false;
+    };
+    const core::WaitResult result = core::wait_until({&word, &parked}, spinner, os::Deadline::never(), ready,
+                                                     [&](core::LookReason) { return ++looks > 0; });
+    CHECK(result == core::WaitResult::ready && word == 0 && looks == 0);
+}
+
+void joining_is_seen_over_the_end_of_the_word() {
+    const RingGeometry g{1, 64, 1};
+    const auto segment = new_segment(g);
+    RingWriter writer(segment, g, 64);
+    std::uint32_t& membership = segment->header().membership;
+    core::store_relaxed(membership, UINT32_MAX);
+    std::thread other([&] {
+        core::Spinner spinner(2, 1);
+        const auto has_joined = [&] { return writer.participants().state(1) == core::SlotState::attached; };
+        CHECK(core::wait_until({&membership}, spinner, os::Deadline::never(), has_joined, keep_waiting) ==
+              core::WaitResult::ready);
+    });
+    const auto reader = new_reader(*segment, g, 0);
+    other.join();
+    CHECK(core::load_relaxed(membership) == 0);
+}
+
+// Random steps of a writer and two readers against two lists, over the end of the position: with whole laps before
+// the end and without, small messages and some behind the ring.
+void messages_keep_their_order_over_the_end_of_the_position() {
+    for (const std::uint64_t chunks : {1, 2, 3, 4, 7, 10}) {
+        std::mt19937_64 random(chunks);
+        const RingGeometry g{2, 64, chunks};
+        const auto segment = new_segment(g);
+        const std::uint64_t first = 0 - 5 * chunks - 2;
+        RingWriter writer(segment, g, 64, 1u << 20, first);
+        const std::unique_ptr<RingReader> readers[] = {new_reader(*segment, g, 0, first),
+                                                       new_reader(*segment, g, 1, first)};
+        std::deque<std::uint64_t> expected[2];
+        for (std::uint64_t sent = 0; sent < 20 * chunks;) {
+            const auto who = random() % 3;
+            if (who == 2) {
+                const bool is_large = random() % 4 == 0;
+                const Status status = writer.begin_nowait(8).status;
+                // Never over a message that somebody has not read, never stopped by one that all have.
+                CHECK(status == Status::ok || !expected[0].empty() || !expected[1].empty());
+                if (status != Status::ok) continue;
+                const std::uint64_t value = sent++;
+                if (is_large) {
+                    const auto write = [&](std::uint64_t offset) {
+                        return os::write_at(segment->file(), &value, sizeof value, offset);
+                    };
+                    CHECK(writer.spill(sizeof value, os::Deadline::never(), write, keep_waiting).status == Status::ok);
+                    writer.publish(ChunkKind::object, sizeof value);
+                } else {
+                    send(writer, value);
+                }
+                for (auto& one : expected) one.push_back(value);
+                CHECK(expected[0].size() <= chunks && expected[1].size() <= chunks);
+                continue;
+            }
+            RingReader& reader = *readers[who];
+            const Status status = reader.begin_nowait().status;
+            CHECK(status == (expected[who].empty() ? Status::would_block : Status::ok));
+            if (status != Status::ok) continue;
+            std::uint64_t value = UINT64_MAX;
+            const auto descriptor = reader.descriptor();
+            CHECK(descriptor && reader.copy_out(*descriptor, 0, sizeof value, &value));
+            CHECK(value == expected[who].front());
+            expected[who].pop_front();
+            reader.finish(sizeof value);
+        }
+        CHECK(writer.position() == 15 * chunks - 2);
+    }
+}
+
+// Fails where the ages of extents are compared by `<`: those from before the end are then never over.
+void extents_are_given_back_over_the_end_of_the_position() {
+    const RingGeometry g{1, 64, 2};
+    const auto segment = new_segment(g);
+    const std::uint64_t first = 0 - 1;
+    RingWriter writer(segment, g, 64, 0, first);
+    const auto reader_end = new_reader(*segment, g, 0, first);
+    RingReader& reader = *reader_end;
+    const std::uint64_t before = os::facts_of(segment->file()).allocated;
+    const std::vector<std::byte> message(3 * core::kPage, std::byte{7});
+    for (int i = 0; i < 4; ++i) {
+        CHECK(writer.begin_nowait(0).status == Status::ok);
+        const auto write = [&](std::uint64_t offset) {
+            return os::write_at(segment->file(), message.data(), message.size(), offset);
+        };
+        CHECK(writer.spill(message.size(), os::Deadline::never(), write, keep_waiting).status == Status::ok);
+        writer.publish(ChunkKind::object, message.size());
+        CHECK(reader.begin_nowait().status == Status::ok);
+        reader.finish(message.size());
+        CHECK(os::facts_of(segment->file()).allocated == before + message.size());
+    }
+}
+
+void turns_before_the_end_are_other_turns() {
+    for (const std::uint64_t chunks : {1, 3, 4}) {
+        const RingGeometry g{1, 64, chunks};
+        const auto segment = new_segment(g);
+        const std::uint64_t first = 0 - 2 * chunks;
+        RingWriter writer(segment, g, 64, 0, first);
+        const auto reader_end = new_reader(*segment, g, 0, first);
+        for (std::uint64_t i = 0; i < 2 * chunks; ++i) {
+            CHECK(writer.begin_nowait(8).status == Status::ok);
+            send(writer, i);
+            CHECK(reader_end->begin_nowait().status == Status::ok);
+            CHECK(receive(*reader_end) == i);
+        }
+        CHECK(reader_end->position() == 0);
+        std::uint8_t* flags = &writer.ring().written(0);
+        flags[1] = 0;
+        flags[0] = 1;  // by hand, by the documented part alone
+        CHECK(reader_end->begin_nowait().status == Status::ok);
+        CHECK(!reader_end->descriptor().has_value());
+    }
+}
+
+void numbers_that_are_only_shown_go_on_from_0() {
+    const RingGeometry g{1, 64, 1};
+    const auto segment = new_segment(g);
+    start_counters_near_their_ends(*segment);
+    RingWriter writer(segment, g, 64);
+    const auto reader_end = new_reader(*segment, g, 0);
+    for (std::uint64_t i = 0; i < 3; ++i) {
+        CHECK(writer.begin(8, os::Deadline::never(), keep_waiting).status == Status::ok);
+        send(writer, i);
+        CHECK(reader_end->begin(os::Deadline::never(), keep_waiting).status == Status::ok);
+        CHECK(receive(*reader_end) == i);
+    }
+    for (const std::size_t slot : {0, 1}) {
+        const core::ParticipantSlot& numbers = writer.participants().slot(slot);
+        CHECK(numbers.bytes == 3 * 8 - 2 && numbers.waits == 2 && numbers.spills == UINT64_MAX);
+    }
+}
+
+// A wait that never pays spins less and less often, but at least every 256th time however long that goes on.
+void spins_are_never_left_out_for_ever() {
+    core::Spinner spinner(1, 1);
+    int left_out = 0;
+    int most = 0;
+    for (int i = 0; i < 5000; ++i) {
+        bool has_looked = false;
+        CHECK(!spinner.spin([&] {
+            has_looked = true;
+            return false;
+        }));
+        left_out = has_looked ? 0 : left_out + 1;
+        most = std::max(most, left_out);
+    }
+    CHECK(most == 255);
+}
+
+}  // namespace
+
+int main() {
+    sleepers_are_woken_over_the_end_of_the_word();
+    wake_up_at_the_end_of_the_word_is_not_lost();
+    joining_is_seen_over_the_end_of_the_word();
+    messages_keep_their_order_over_the_end_of_the_position();
+    extents_are_given_back_over_the_end_of_the_position();
+    turns_before_the_end_are_other_turns();
+    numbers_that_are_only_shown_go_on_from_0();
+    spins_are_never_left_out_for_ever();
+    std::puts("wraps: 8 counters wrap and nothing happens");
+}
