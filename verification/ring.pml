@@ -127,8 +127,6 @@ inline check() {
     d_step {
         whole_and_next = (data == position_of[r] + 1 && descriptor == position_of[r] + 1);
         assert(whole_and_next);
-        published_to_all = (position_of[r] != published);
-        assert(published_to_all);
         data = 0;
         descriptor = 0
     }
@@ -190,6 +188,12 @@ proctype reader(byte r) {
               read_data();
 #endif
               check();
+#ifndef ONLY_DATA
+              d_step {
+                  published_to_all = (position_of[r] != published);
+                  assert(published_to_all)
+              };
+#endif
               if
 #ifndef CONSUME_RELAXED
               :: store_release(READER(r), CONSUMED_BY(chunk, r), 1)     /* SYNC consume.store */

@@ -102,101 +102,105 @@ inline unlink_if_same(file, may_remove) {
     fi
 }
 
-proctype creator(byte file) provided (!killed[file]) {
+proctype creator(byte file) {
     bit is_named, is_same;
-    is_wanted[file] = 1;
+    {
+        is_wanted[file] = 1;
 #ifdef NAMED_BEFORE_LOCKED
-    fill_in();
-    link_name();
-    d_step {
-        if
-        :: !whole_lock[file] -> writer_lock[file] = file
-        :: else
-        fi
-    }
+        fill_in();
+        link_name();
+        d_step {
+            if
+            :: !whole_lock[file] -> writer_lock[file] = file
+            :: else
+            fi
+        }
 #else
-    writer_lock[file] = file;
+        writer_lock[file] = file;
 #ifdef NAMED_BEFORE_FILLED
-    link_name();
-    fill_in();
+        link_name();
+        fill_in();
 #else
-    fill_in();
-    link_name();
+        fill_in();
+        link_name();
 #endif
 #endif
-    if
-    :: is_named ->
-        is_wanted[file] = 0;
+        if
+        :: is_named ->
+            is_wanted[file] = 0;
 #ifdef UNLOCKED_BEFORE_REMOVE_NAME
-        writer_lock[file] = 0;
+            writer_lock[file] = 0;
 #endif
-        unlink_if_same(file, name == file)          /* when all have attached, or at abandon */
-    :: else
-    fi;
-    d_step { writer_lock[file] = 0; is_wanted[file] = 0; ended[file] = 1 }
+            unlink_if_same(file, name == file)          /* when all have attached, or at abandon */
+        :: else
+        fi;
+        d_step { writer_lock[file] = 0; is_wanted[file] = 0; ended[file] = 1 }
+    } unless { killed[file] }
 }
 
-proctype attacher(byte who) provided (!killed[who]) {
+proctype attacher(byte who) {
     byte file;
     bit has_place;
-    (name || (ended[1] && ended[2]));
-    file = name;
-    if
-    :: !file -> goto over                           /* SegmentMissing */
-    :: else
-    fi;
-    d_step {
-        complete_when_named = IS_COMPLETE(file);
-        assert(complete_when_named)
-    }
-#ifdef LINKS_BEFORE_LOCK
-    if
-    :: name != file -> goto over
-    :: else
-    fi;
-#endif
-    d_step {
+    {
+        (name || (ended[1] && ended[2]));
+        file = name;
         if
-        :: !whole_lock[file] && !reader_lock[file] -> reader_lock[file] = who; has_place = 1; place_was_taken[file] = 1
+        :: !file -> goto over                           /* SegmentMissing */
         :: else
-        fi
-    }
-    if
-    :: !has_place ->
-        if
-        :: d_step { !whole_lock[file] -> user_locks[file] = user_locks[file] | (who - 2) };
-#ifndef TAKEN_WITHOUT_LOOKING_AT_LINKS
-            if
-            :: name != file -> goto over            /* SegmentMissing */
-            :: else
-            fi;
-#endif
-            d_step {
-                taken_is_true = place_was_taken[file];
-                assert(taken_is_true)               /* RankTaken */
-            }
-        :: whole_lock[file]                         /* SegmentMissing: it is being removed */
         fi;
-        goto over
-    :: else
-    fi;
-#if !defined(NOT_LOOKED_AT_LINKS) && !defined(LINKS_BEFORE_LOCK)
-    if
-    :: name != file -> goto over                    /* SegmentMissing */
-    :: else
-    fi;
+        d_step {
+            complete_when_named = IS_COMPLETE(file);
+            assert(complete_when_named)
+        }
+#ifdef LINKS_BEFORE_LOCK
+        if
+        :: name != file -> goto over
+        :: else
+        fi;
 #endif
-    d_step {
-        attached_has_name = !swept[file];
-        assert(attached_has_name)
-    }
+        d_step {
+            if
+            :: !whole_lock[file] && !reader_lock[file] -> reader_lock[file] = who; has_place = 1; place_was_taken[file] = 1
+            :: else
+            fi
+        }
+        if
+        :: !has_place ->
+            if
+            :: d_step { !whole_lock[file] -> user_locks[file] = user_locks[file] | (who - 2) };
+#ifndef TAKEN_WITHOUT_LOOKING_AT_LINKS
+                if
+                :: name != file -> goto over            /* SegmentMissing */
+                :: else
+                fi;
+#endif
+                d_step {
+                    taken_is_true = place_was_taken[file];
+                    assert(taken_is_true)               /* RankTaken */
+                }
+            :: whole_lock[file]                         /* SegmentMissing: it is being removed */
+            fi;
+            goto over
+        :: else
+        fi;
+#if !defined(NOT_LOOKED_AT_LINKS) && !defined(LINKS_BEFORE_LOCK)
+        if
+        :: name != file -> goto over                    /* SegmentMissing */
+        :: else
+        fi;
+#endif
+        d_step {
+            attached_has_name = !swept[file];
+            assert(attached_has_name)
+        }
 over:
-    skip;
-    d_step {
-        reader_lock[file] = (reader_lock[file] == who -> 0 : reader_lock[file]);
-        user_locks[file] = user_locks[file] & (3 - (who - 2));
-        ended[who] = 1
-    }
+        skip;
+        d_step {
+            reader_lock[file] = (reader_lock[file] == who -> 0 : reader_lock[file]);
+            user_locks[file] = user_locks[file] & (3 - (who - 2));
+            ended[who] = 1
+        }
+    } unless { killed[who] }
 }
 
 /* It has the first file, but not by its name. */
