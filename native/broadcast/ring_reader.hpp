@@ -69,8 +69,10 @@ public:
             });
         core::store_relaxed(own().activity, core::SlotActivity::elsewhere);
         if (is_stopping()) return {core::Status::closed};
+        // Asked in this order: a last message that is published between the two questions must not be missed.
+        const bool has_closed = has_writer_closed();
         if (is_published()) return {core::Status::ok};
-        if (has_writer_closed()) return {core::Status::peer_closed, 0};
+        if (has_closed) return {core::Status::peer_closed, 0};
         if (writer_died) return {core::Status::peer_died, 0};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         return {core::Status::timed_out};

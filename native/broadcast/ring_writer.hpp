@@ -180,7 +180,8 @@ private:
         return true;
     }
 
-    // Has every reader finished with the message at `position`?
+    // Has every reader finished with the message at `position`? Asked only when begin() has seen the next chunk free,
+    // so whatever was in that chunk before is over.
     bool is_over(std::uint64_t position) noexcept {
         if (position >= position_) return false;
         if (position + ring_.geometry().max_chunks <= position_) return true;

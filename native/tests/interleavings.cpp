@@ -103,6 +103,50 @@ void no_wake_up_of_the_writer_is_lost() {
     }
 }
 
+// The last message and the end come while a reader that timed out makes up its mind: the message comes first.
+void last_message_comes_before_the_end() {
+    for (const char* point : {"leave.load", "reset.load", "publish.load"}) {
+        for (int time = 1; time <= 2; ++time) {
+            Pair pair;
+            const auto publish_and_close = [&] {
+                pair.send(7);
+                pair.writer.announce_close();
+            };
+            const auto arm = [&](core::LookReason) {
+                at_point[point] = publish_and_close;
+                if (time == 2) at_point[point] = [&] { at_point[point] = publish_and_close; };
+                return false;
+            };
+            Status got = pair.reader.begin(os::Deadline::after(0), arm).status;
+            CHECK(at_point.empty());
+            if (got == Status::timed_out) got = pair.reader.begin_nowait().status;
+            CHECK(got == Status::ok);
+            pair.reader.finish(8);
+            CHECK(pair.reader.begin(os::Deadline::never(), keep_waiting).status == Status::peer_closed);
+        }
+    }
+}
+
+// A sweep holds the place and removes the name while somebody attaches: the segment is gone, nobody has taken the place.
+void place_that_a_sweep_holds_is_not_taken() {
+    const RingGeometry geometry{1, 64, 1};
+    const core::SegmentId id{};
+    const std::string name = "memlane-test-" + std::to_string(::getpid()) + "-swept";
+    const auto segment = core::Segment::create(broadcast::plan_of(geometry), id, name, {{0, geometry.total_bytes()}}, 0);
+    core::LivenessLock sweep(segment->file());
+    at_point["header.load"] = [&] {
+        CHECK(sweep.take_slot(1));
+        segment->remove_name();
+    };
+    bool is_missing = false;
+    try {
+        core::Segment::attach(name, broadcast::plan_of(geometry), id, 1);
+    } catch (const core::SegmentMissing&) {
+        is_missing = true;
+    }
+    CHECK(is_missing);
+}
+
 // The mistake that the documented order exists for: the reader's flag falls before the data is there.
 void wrong_order_is_caught() {
     Pair pair;
@@ -122,7 +166,9 @@ int main() {
     turn_between_the_readers_two_loads();
     no_wake_up_is_lost();
     no_wake_up_of_the_writer_is_lost();
+    last_message_comes_before_the_end();
+    place_that_a_sweep_holds_is_not_taken();
     wrong_order_is_caught();
     CHECK(at_point.empty());
-    std::puts("interleavings: 10 forced orders hold");
+    std::puts("interleavings: 17 forced orders hold");
 }
