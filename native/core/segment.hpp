@@ -135,7 +135,12 @@ private:
         os::throw_errno("cannot reserve " + std::to_string(need) + " bytes in " + kDirectory, error);
     }
 
+    [[noreturn]] static void throw_taken() {
+        throw RankTaken("the place is held by a living process, or was given up by release_reader");
+    }
+
     void hold(std::optional<std::size_t> slot);
+    bool try_hold(std::optional<std::size_t> slot);
     void check_header(const SegmentPlan& plan, const std::optional<SegmentId>& id);
     [[noreturn]] void throw_mismatch(const SegmentPlan& plan) const;
 
@@ -284,19 +289,26 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
     if (facts.bytes < s.bytes_) s.throw_mismatch(plan);
     s.mapping_ = std::make_shared<os::Mapping>(s.file_, s.bytes_);
     s.check_header(plan, id);
-    s.hold(slot);
-    // Only now: with the lock held nobody takes the segment for dead any more.
+    const bool has_place = s.try_hold(slot);
+    // Only now: with a lock held nobody takes the segment for dead any more. And before anybody is blamed for a place
+    // that is taken: it may have been a sweep, which has removed the name since.
     if (os::facts_of(s.file_).links == 0) throw SegmentMissing(name, path + " was removed a moment ago");
+    if (!has_place) throw_taken();
     return segment;
 }
 
 inline void Segment::hold(std::optional<std::size_t> slot) {
+    if (!try_hold(slot)) throw_taken();
+}
+
+// False if somebody else has the place; the caller is then a user of the segment.
+inline bool Segment::try_hold(std::optional<std::size_t> slot) {
     lock_ = LivenessLock(file_);
     SYNC_STEP(lock);
-    if (slot ? lock_.take_slot(*slot) : lock_.take_user()) return;
+    if (slot ? lock_.take_slot(*slot) : lock_.take_user()) return true;
     // Users share their byte: it is refused only while a sweep of the dead holds the whole segment.
     if (!lock_.take_user()) throw SegmentMissing(name_, path() + " is being removed: its processes have died");
-    throw RankTaken("the place is held by a living process, or was given up by release_reader");
+    return false;
 }
 
 inline void Segment::check_header(const SegmentPlan& plan, const std::optional<SegmentId>& id) {

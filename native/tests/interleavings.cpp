@@ -125,6 +125,26 @@ void what_was_sent_comes_before_the_end() {
     }
 }
 
+// A sweep holds the place and removes the name while somebody attaches: the segment is gone, nobody has taken the place.
+void place_that_a_sweep_holds_is_not_taken() {
+    const RingGeometry geometry{1, 64, 1};
+    const core::SegmentId id{};
+    const std::string name = "memlane-test-" + std::to_string(::getpid()) + "-swept";
+    const auto segment = core::Segment::create(broadcast::plan_of(geometry), id, name, {{0, geometry.total_bytes()}}, 0);
+    core::LivenessLock sweep(segment->file());
+    at_point["header.load"] = [&] {
+        CHECK(sweep.take_slot(1));
+        segment->remove_name();
+    };
+    bool is_missing = false;
+    try {
+        core::Segment::attach(name, broadcast::plan_of(geometry), id, 1);
+    } catch (const core::SegmentMissing&) {
+        is_missing = true;
+    }
+    CHECK(is_missing);
+}
+
 // The mistake that the documented order exists for: the reader's flag falls before the data is there.
 void wrong_order_is_caught() {
     Pair pair;
@@ -145,7 +165,8 @@ int main() {
     no_wake_up_is_lost();
     no_wake_up_of_the_writer_is_lost();
     what_was_sent_comes_before_the_end();
+    place_that_a_sweep_holds_is_not_taken();
     wrong_order_is_caught();
     CHECK(at_point.empty());
-    std::puts("interleavings: 14 forced orders hold");
+    std::puts("interleavings: 15 forced orders hold");
 }

@@ -1,0 +1,233 @@
+"""What is verified: the models as the code has it, and each with one thing weakened, which must fail."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Run:
+    """One exhaustive search of a model.
+
+    Attributes:
+        model: the file, without .pml
+        defines: sizes, and what else happens in it
+        liveness: check the model's ltl formula, under weak fairness, instead of its assertions
+    """
+
+    model: str
+    defines: str
+    liveness: bool = False
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model that must fail.
+
+    Attributes:
+        name: the place in the code
+        weakened: what is different there
+        run: the smallest search that shows it, with the macro that weakens
+        caught_by: the property that must catch it; any other failure is one of the model
+    """
+
+    name: str
+    weakened: str
+    run: Run
+    caught_by: str
+
+
+BASES = (
+    Run("ring", "CHUNKS=1 READERS=1 CLOSES ABANDONS"),
+    Run("ring", "CHUNKS=2 READERS=1 CLOSES ABANDONS HOLDS"),
+    Run("ring", "CHUNKS=1 READERS=2 CLOSES ABANDONS"),
+    Run("ring", "CHUNKS=2 READERS=2"),
+    Run("ring", "CHUNKS=1 READERS=1", liveness=True),
+    Run("ring", "CHUNKS=2 READERS=1", liveness=True),
+    Run("wait", "CAPACITY=1 READERS=1 CLOSES SIGNALS"),
+    Run("wait", "CAPACITY=2 READERS=1 CLOSES SIGNALS"),
+    Run("wait", "CAPACITY=1 READERS=1 STOPPED"),
+    Run("wait", "CAPACITY=1 READERS=2"),
+    Run("wait", "CAPACITY=1 READERS=1", liveness=True),
+    Run("wait", "CAPACITY=2 READERS=1 CLOSES", liveness=True),
+    Run("death", "PROCESSES=2 FORKS"),
+    Run("death", "PROCESSES=3"),
+    Run("death", "PROCESSES=2 FORKS", liveness=True),
+    Run("death", "PROCESSES=3", liveness=True),
+    Run("segment", "CREATORS=1 ATTACHERS=0 SWEEPERS=1 OBSERVED"),
+    Run("segment", "CREATORS=1 ATTACHERS=1 SWEEPERS=2"),
+    Run("segment", "CREATORS=1 ATTACHERS=2 SWEEPERS=1"),
+    Run("segment", "CREATORS=2 ATTACHERS=0 SWEEPERS=2"),
+    Run("segment", "CREATORS=2 ATTACHERS=1 SWEEPERS=1"),
+    Run("extents", "CHUNKS=1 READERS=1 SPACE=1 MESSAGES=5"),
+    Run("extents", "CHUNKS=2 READERS=1 SPACE=1 MESSAGES=5"),
+    Run("extents", "CHUNKS=2 READERS=1 SPACE=2 MESSAGES=5"),
+    Run("extents", "CHUNKS=1 READERS=2 SPACE=1 MESSAGES=4"),
+    Run("extents", "CHUNKS=2 READERS=2 SPACE=1 MESSAGES=3"),
+)
+
+RING = "CHUNKS=1 READERS=1"
+WAIT = "CAPACITY=1 READERS=1"
+DEATH = "PROCESSES=2 FORKS"
+ATTACH = "CREATORS=1 ATTACHERS=1 SWEEPERS=1"
+CREATORS = "CREATORS=2 ATTACHERS=0 SWEEPERS=2"
+OBSERVED = "CREATORS=1 ATTACHERS=0 SWEEPERS=1 OBSERVED"
+EXTENTS = "CHUNKS=2 READERS=1 SPACE=2 MESSAGES=5"
+
+
+def ring(
+    name: str, weakened: str, macro: str, caught_by: str = "whole_and_next", size: str = RING
+) -> Variant:
+    """A weakened ring.pml."""
+    return Variant(name, weakened, Run("ring", f"{size} {macro}"), caught_by)
+
+
+def wait(name: str, weakened: str, macro: str, size: str = WAIT) -> Variant:
+    """A weakened wait.pml."""
+    return Variant(name, weakened, Run("wait", f"{size} {macro}"), "nobody_left_asleep")
+
+
+def death(name: str, weakened: str, macro: str, caught_by: str, size: str = DEATH) -> Variant:
+    """A weakened death.pml."""
+    return Variant(name, weakened, Run("death", f"{size} {macro}"), caught_by)
+
+
+def unnoticed(name: str, weakened: str, macro: str) -> Variant:
+    """A weakened death.pml in which somebody waits for ever."""
+    run = Run("death", f"{DEATH} {macro}", liveness=True)
+    return Variant(name, weakened, run, "every_death_is_noticed")
+
+
+def segment(name: str, weakened: str, macro: str, size: str, caught_by: str) -> Variant:
+    """A weakened segment.pml."""
+    return Variant(name, weakened, Run("segment", f"{size} {macro}"), caught_by)
+
+
+def extents(
+    name: str,
+    weakened: str,
+    macro: str,
+    caught_by: str = "extent_is_whole",
+    size: str = EXTENTS,
+) -> Variant:
+    """A weakened extents.pml."""
+    return Variant(name, weakened, Run("extents", f"{size} {macro}"), caught_by)
+
+
+VARIANTS = (
+    ring("retract.store", "left out", "NO_RETRACT", "published_to_all"),
+    ring("reset.store", "relaxed, not release", "ONLY_DATA RESET_RELAXED"),
+    ring("reset.load", "relaxed, not acquire", "ONLY_DATA RESET_LOAD_RELAXED"),
+    ring("is_published", "`written` before the own flag", "OWN_FLAG_SECOND", "published_to_all"),
+    ring("publish.store", "relaxed, not release", "PUBLISH_RELAXED"),
+    ring("publish.load", "relaxed, not acquire", "PUBLISH_LOAD_RELAXED"),
+    ring("consume.store", "relaxed, not release", "CONSUME_RELAXED"),
+    ring("consume.load", "relaxed, not acquire", "CONSUME_LOAD_RELAXED"),
+    ring("leave.store of the writer", "relaxed, not release", "CLOSES LEAVE_RELAXED", "all_before_end"),
+    ring("leave.store of a reader", "relaxed, not release", "CLOSES LEAVE_RELAXED_READER"),
+    ring(
+        "leave.load of a reader",
+        "relaxed, or asked after is_published",
+        "CLOSES LEAVE_LOAD_RELAXED",
+        "all_before_end",
+    ),
+    ring("holds_next", "not asked", "HOLDS NO_HOLDS_NEXT", size="CHUNKS=2 READERS=1"),
+    wait("wait_until: full_fence", "left out", "NO_FENCE_IN_WAIT"),
+    wait("wait_until: ready() after park.store", "left out", "NOT_ASKED_AGAIN"),
+    wait("wake.load", "relaxed, not acquire", "WAKE_LOAD_RELAXED"),
+    wait("wake.store", "relaxed, not release", "WAKE_RELAXED"),
+    wait("wake_parked: full_fence", "left out", "NO_FENCE_IN_WAKE"),
+    wait("wake_parked", "before publish.store", "WOKEN_BEFORE_PUBLISHED"),
+    wait("wake_parked", "clears `parked` after the increment", "CLEARED_AFTER_INCREMENT"),
+    wait(
+        "WaitPoint::parked",
+        "one byte for all readers",
+        "ONE_BYTE_FOR_ALL",
+        "CAPACITY=1 READERS=2",
+    ),
+    wait("futex_wait", "does not compare", "FUTEX_COMPARES_NOT"),
+    wait("futex_wake_all", "wakes one", "WAKE_ONE", "CAPACITY=1 READERS=2"),
+    wait("announce_close", "wakes nobody", "CLOSES CLOSED_WITHOUT_WAKING"),
+    wait("stop_waiting", "`closing` after the wake-up", "STOPPED STOPPED_AFTER_WAKING"),
+    Variant(
+        "wait_until: full_fence",
+        "left out",
+        Run("wait", f"{WAIT} NO_FENCE_IN_WAIT", liveness=True),
+        "every_sleeper_is_woken",
+    ),
+    death("join.store", "relaxed, not release", "JOIN_RELAXED", "death_has_a_pid"),
+    death("join.load", "relaxed, not acquire", "JOIN_LOAD_RELAXED", "death_has_a_pid"),
+    death("join", "before the lock is taken", "JOINED_BEFORE_LOCKED", "death_is_true"),
+    death("presence", "does not look again", "NO_SECOND_LOOK", "death_is_true"),
+    death("finish", "lock given up before `leave`", "UNLOCKED_BEFORE_LEAVE", "death_is_true"),
+    death("begin", "is_published before the look", "LOOKED_AFTER_MESSAGES", "messages_first"),
+    death(
+        "RingReader",
+        "does not ask for the state it finds",
+        "STATE_NOT_ASKED",
+        "place_is_taken_once",
+        "PROCESSES=3",
+    ),
+    death("release", "without the lock", "RELEASED_WITHOUT_LOCK", "living_are_not_released"),
+    unnoticed("wait_until: look", "left out after a slice", "NOT_LOOKED"),
+    unnoticed("pthread_atfork", "the child keeps the lock's descriptor", "COPY_STAYS_OPEN"),
+    unnoticed("export_handle", "before join", "HANDLE_BEFORE_JOIN"),
+    segment("header.store", "relaxed, not release", "HEADER_RELAXED", OBSERVED, "complete_by_magic"),
+    segment(
+        "header.load", "relaxed, not acquire", "HEADER_LOAD_RELAXED", OBSERVED, "complete_by_magic"
+    ),
+    segment(
+        "create: link_name",
+        "before the header is filled in",
+        "NAMED_BEFORE_FILLED",
+        ATTACH,
+        "complete_when_named",
+    ),
+    segment(
+        "create: link_name", "before hold", "NAMED_BEFORE_LOCKED", ATTACH, "living_keep_names"
+    ),
+    segment("create: link_name", "replaces a name", "NAME_REPLACED", CREATORS, "living_keep_names"),
+    segment(
+        "attach: links", "not looked at", "NOT_LOOKED_AT_LINKS", ATTACH, "attached_has_name"
+    ),
+    segment(
+        "attach: links", "looked at before hold", "LINKS_BEFORE_LOCK", ATTACH, "attached_has_name"
+    ),
+    segment(
+        "hold: links",
+        "not looked at for a place that is taken",
+        "TAKEN_WITHOUT_LOOKING_AT_LINKS",
+        ATTACH,
+        "taken_is_true",
+    ),
+    segment("sweep: take_all", "left out", "SWEPT_WITHOUT_LOCK", ATTACH, "living_keep_names"),
+    segment(
+        "sweep: take_all",
+        "given up before the name is removed",
+        "UNLOCKED_BEFORE_UNLINK",
+        ATTACH,
+        "living_keep_names",
+    ),
+    segment(
+        "unlink_if_same", "does not compare", "REMOVED_BY_NAME", CREATORS, "living_keep_names"
+    ),
+    segment(
+        "abandon",
+        "lock given up before remove_name",
+        "UNLOCKED_BEFORE_REMOVE_NAME",
+        CREATORS,
+        "living_keep_names",
+    ),
+    extents("copy_out", "after finish", "COPIED_AFTER_FINISH"),
+    extents("hold", "gives back at once", "HOLD_GIVES_BACK"),
+    extents("spill", "published before it is written", "PUBLISHED_BEFORE_WRITTEN"),
+    extents("is_over", "a turn early", "OVER_A_TURN_EARLY"),
+    extents("is_over", "asked before begin() saw the chunk free", "RECLAIMED_BEFORE_FREE"),
+    extents(
+        "is_over",
+        "asks one reader",
+        "ONE_READER_ASKED",
+        size="CHUNKS=2 READERS=2 SPACE=2 MESSAGES=5",
+    ),
+    extents("is_done", "`closed` does not count", "CLOSED_IS_NOT_DONE", "all_given_back"),
+    extents("release_reader", "of one that lives", "RELEASED_WITHOUT_LOCK"),
+    extents("cancel", "leaves the extent in the book", "CANCELLED_STAYS_USED", "all_given_back"),
+)
