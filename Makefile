@@ -1,11 +1,12 @@
-# Every target sets up what it needs in .venv and build/; nothing outside the tree is touched.
+# Every target sets up what it needs in .venv and build/; nothing outside the tree is touched, but that `verify`, if root
+# runs it, installs spin.
 
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test native-test python-test lint soak bench stub clean
+.PHONY: demo test native-test python-test lint verify soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
@@ -25,8 +26,14 @@ python-test: $(VENV)/.tools
 lint: $(VENV)/.tools
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(PY) -m mypy src tests/harness examples benchmarks
+	$(PY) -m mypy src tests/harness examples benchmarks verification
 	$(VENV)/bin/lint-imports
+
+# The protocol as models: as the code has it they hold, with any one thing weakened they fail. About two minutes.
+verify:
+	@command -v spin >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -q -y spin; } || \
+	    { echo 'make verify needs spin: apt-get install spin (as root)' >&2; exit 1; }
+	$(PYTHON) -m verification.verify --output build/verification.txt
 
 # The long runs: minutes to hours, not part of `make test`.
 soak: $(VENV)/.tools

@@ -19,9 +19,7 @@
 #define WRITER 0
 #define READER(r) (1 + (r))
 #define OWNERS (1 + READERS)
-#ifndef DEPTH
 #define DEPTH (READERS + 4)
-#endif
 
 #define WRITTEN(c) (c)
 #define DATA(c) (CHUNKS + (c))

@@ -24,9 +24,7 @@
 #else
 #define OWNERS (1 + READERS)
 #endif
-#ifndef DEPTH
 #define DEPTH 4
-#endif
 
 #define PUBLISHED 0
 #define CONSUMED(r) (1 + (r))

@@ -60,14 +60,3 @@ def test_package_is_a_table_of_names() -> None:
     assert {n for n in defined if issubclass(getattr(memlane.errors, n), Exception)} <= set(
         memlane.__all__
     )
-
-
-def test_sync_points_come_in_pairs() -> None:
-    """Every named point has a store side, a load side and a line in the table of sync.hpp."""
-    code = "".join(p.read_text() for p in NATIVE if p.parent.name in ("core", "broadcast"))
-    stores = set(re.findall(r"SYNC_STORE\((\w+)\);", code))
-    loads = set(re.findall(r"SYNC_LOAD\((\w+)\);", code))
-    header = (ROOT / "native/core/sync.hpp").read_text()
-    table = header[header.index("//   name") : header.index("// The marks")]
-    listed = set(re.findall(r"^//   (\w+) ", table, re.MULTILINE)) - {"name"}
-    assert stores == loads == listed
