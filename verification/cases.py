@@ -134,6 +134,7 @@ VARIANTS = (
         "CLOSES LEAVE_LOAD_RELAXED",
         "all_before_end",
     ),
+    ring("leave.load of the writer", "relaxed, not acquire", "CLOSES LEAVE_LOAD_RELAXED_WRITER"),
     ring("holds_next", "not asked", "HOLDS NO_HOLDS_NEXT", size="CHUNKS=2 READERS=1"),
     wait("wait_until: full_fence", "left out", "NO_FENCE_IN_WAIT"),
     wait("wait_until: ready() after park.store", "left out", "NOT_ASKED_AGAIN"),
@@ -195,8 +196,8 @@ VARIANTS = (
         "attach: links", "looked at before hold", "LINKS_BEFORE_LOCK", ATTACH, "attached_has_name"
     ),
     segment(
-        "hold: links",
-        "not looked at for a place that is taken",
+        "attach: links",
+        "not looked at before RankTaken",
         "TAKEN_WITHOUT_LOOKING_AT_LINKS",
         ATTACH,
         "taken_is_true",

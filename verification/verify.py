@@ -166,8 +166,8 @@ def main(arguments: list[str] | None = None) -> int:
             "",
             table(("variant", "weakened", "caught by", "states", "seconds"), caught),
             "",
-            f"{version.stdout.strip()}: {len(held)} searches of models, {len(caught)} of weakened ones,"
-            f" {time.monotonic() - begin:.0f} s; {wrong} not as they must be",
+            f"{version.stdout.strip()}: {len(held)} searches of models, {len(caught)} of weakened"
+            f" ones, {time.monotonic() - begin:.0f} s; {wrong} not as they must be",
         ]
     )
     print(text)
