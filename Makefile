@@ -1,11 +1,12 @@
-# Every target sets up what it needs in .venv and build/; nothing outside the tree is touched.
+# Every target sets up what it needs in .venv and build/; nothing outside the tree is touched, but that `verify`, if root
+# runs it, installs spin.
 
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test native-test hooks python-test weak-memory lint sanitize soak bench stub clean
+.PHONY: demo test native-test hooks python-test verify weak-memory lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
@@ -35,8 +36,14 @@ python-test: $(VENV)/.tools hooks
 lint: $(VENV)/.tools
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(PY) -m mypy src tests/harness examples benchmarks
+	$(PY) -m mypy src tests/harness examples benchmarks verification
 	$(VENV)/bin/lint-imports
+
+# The protocol as models: as the code has it they hold, with any one thing weakened they fail. About two minutes.
+verify:
+	@command -v spin >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -q -y spin; } || \
+	    { echo 'make verify needs spin: apt-get install spin (as root)' >&2; exit 1; }
+	$(PYTHON) -m verification.verify --output build/verification.txt
 
 # The large scenarios of native/tests/weak_memory: about two minutes.
 weak-memory: native-test

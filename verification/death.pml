@@ -1,11 +1,11 @@
 /* Who is there, and how a death is noticed (core/participants.hpp, core/liveness.hpp, and what begin() of either end
  * does with it; release_reader of broadcast/ring_writer.hpp).
  *
- * Modelled: a writer and PROCESSES - 1 processes that try to take the one reader's place, by join, presence, leave and release
- * as they stand. The writer and the first of the others may be killed between any two steps; the kernel then drops the
- * lock, once all that the process had stored is visible. The writer may fork once (FORKS): the child holds a copy
- * of the lock's description until its atfork handler closes it. Every wait looks around again and again, which the slices
- * of 100 ms ensure; sleeping is wait.pml's. Stores are buffered (memory.pml); lock calls are steps that order.
+ * Modelled: a writer and PROCESSES - 1 processes that try to take the one reader's place, by join, presence, leave and
+ * release as they stand. The writer and the first of the others may be killed between any two steps; the kernel then
+ * drops the lock, once all that the process had stored is visible. The writer may fork once (FORKS): the child holds a
+ * copy of the lock's description until its atfork handler closes it. Every wait looks around again and again, which the
+ * slices of 100 ms ensure; sleeping is wait.pml's. Stores are buffered (memory.pml); lock calls are steps that order.
  *
  * Abstracted: a ring of one chunk, as two counters modulo 2. Who a participant is, is one word (its pid).
  *

@@ -1,19 +1,20 @@
-/* Extents: space behind the ring for messages that do not fit a chunk (broadcast/extents.hpp; spill, reclaim, is_over of
- * broadcast/ring_writer.hpp; copy_out, hold, release_held of broadcast/ring_reader.hpp).
+/* Extents: space behind the ring for messages that do not fit a chunk (broadcast/extents.hpp; spill, reclaim and
+ * is_over of broadcast/ring_writer.hpp; copy_out, hold and release_held of broadcast/ring_reader.hpp).
  *
- * Modelled: MESSAGES messages, each small or large, through CHUNKS chunks and a file system with room for SPACE extents;
- * writing that fails half-way (ENOSPC) and is cancelled; waiting for older turns; READERS readers that copy an extent in
- * two steps, or keep a view of it and look at it again before they let it go; a reader that closes or dies at any
- * moment, and is then released. What is given back is punched, or kept warm and later overwritten.
+ * Modelled: MESSAGES messages, each small or large, through CHUNKS chunks and a file system with room for SPACE
+ * extents; writing that fails half-way (ENOSPC) and is cancelled; waiting for older turns; READERS readers that copy an
+ * extent in two steps, or keep a view of it and look at it again before they let it go; readers that close at any
+ * moment, and a first one that may be killed and is then released. What is given back is punched, or kept warm and
+ * later overwritten.
  *
- * Abstracted: memory is sequentially consistent: the flags carry the data over, which ring.pml shows for weak memory. All
- * extents have one size, so how free ranges are cut and joined is not here. A view that outlives its reader's
+ * Abstracted: memory is sequentially consistent: the flags carry the data over, which ring.pml shows for weak memory.
+ * All extents have one size, so how free ranges are cut and joined is not here. A view that outlives its reader's
  * close() is not protected, and not promised to be.
  *
  * Proven, for all runs of MESSAGES messages (more than two laps):
  *   extent_is_whole   whoever reads an extent reads the message of its own turn, while it reads and while it holds it
- *   all_given_back    the writer never waits for ever for space or for a chunk, and when every reader is done, closed or
- *                     released, all extents are free again
+ *   all_given_back    the writer never waits for ever for space or for a chunk, and when every reader is done, closed
+ *                     or released, all extents are free again
  */
 byte position;                      /* of the writer: the message that is under way */
 byte published;
@@ -54,7 +55,8 @@ bit all_given_back = 1;
 #define IS_REUSED(at) (at + CHUNKS <= position)
 #endif
 #define IS_OVER(extent) \
-    (used[extent] && used[extent] - 1 < position && (IS_REUSED(used[extent] - 1) || ALL_DONE((used[extent] - 1) % CHUNKS)))
+    (used[extent] && used[extent] - 1 < position && \
+     (IS_REUSED(used[extent] - 1) || ALL_DONE((used[extent] - 1) % CHUNKS)))
 #if SPACE > 1
 #define ANY_OVER (IS_OVER(0) || IS_OVER(1))
 #define IN_USE (used[0] || used[1])

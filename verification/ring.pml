@@ -14,14 +14,17 @@
  *   published_to_all nothing is read before it is published, which shows it to all readers at once
  *   all_before_end   a reader that is told that the writer closed has had all messages
  *   no deadlock, and (LIVENESS) every_message_arrives, under weak fairness
+ *
+ * Some orderings are there twice: without retract, or with a reader that looks at `written` first, all data would still
+ * be whole, because reset is a release; but readers could see a message that is not published yet, one of them sooner
+ * than the others. Without the acquire of the writer's loads the language lets its stores come first; the processors
+ * of today would not. ONLY_DATA looks at the data alone.
  */
 #define PERIOD (3 * CHUNKS)
 #define WRITER 0
 #define READER(r) (1 + (r))
 #define OWNERS (1 + READERS)
-#ifndef DEPTH
 #define DEPTH (READERS + 4)
-#endif
 
 #define WRITTEN(c) (c)
 #define DATA(c) (CHUNKS + (c))
@@ -60,7 +63,11 @@ inline is_done(r) {
     load(WRITER, CONSUMED_BY(chunk, r), done);      /* SYNC consume.load */
 #ifdef CLOSES
     if
-    :: !done -> load(WRITER, STATE(1 + r), done)    /* SYNC leave.load */
+    :: !done ->
+#ifdef LEAVE_LOAD_RELAXED_WRITER
+        store_relaxed(WRITER, DATA(chunk), published + 1);
+#endif
+        load(WRITER, STATE(1 + r), done)            /* SYNC leave.load */
     :: else
     fi
 #endif

@@ -2,10 +2,10 @@
  *
  * Modelled: CREATORS creators, one after the other or at once, that even use one name (memlane's own names never come
  * twice, but nothing here relies on that), ATTACHERS processes that attach to the same place, SWEEPERS sweeps at once,
- * and (OBSERVED) somebody who comes to the file without its name (/proc/PID/fd) and goes by the magic. The first creator and one of those
- * who attach may be killed between any two steps; their locks go in that step. What was stored before the header's magic is
- * buffered (memory.pml). Every system call is one step, and linkat is a barrier; comparing a name with a file and
- * removing it are two.
+ * and (OBSERVED) somebody who comes to the file without its name (/proc/PID/fd) and goes by the magic. The first
+ * creator and one of those who attach may be killed between any two steps; their locks go in that step. The header's
+ * stores are buffered (memory.pml). Every system call is one step, and linkat is a barrier; comparing a name with a
+ * file and removing it are two.
  *
  * Abstracted: sizes, reservations, owner, mode and geometry; what is in a header is one word. Locks are the bytes
  * of the writer, of one reader, and the users' one.
@@ -73,7 +73,10 @@ inline link_name() {
     (file == 2 || buffer[0].count == 0);
     d_step {
 #ifdef NAME_REPLACED
-        true -> is_named = 1; living_keep_names = (!name || !IS_USED(name)); assert(living_keep_names); name = file
+        true -> is_named = 1;
+        living_keep_names = (!name || !IS_USED(name));
+        assert(living_keep_names);
+        name = file
 #else
         if
         :: !name -> name = file; is_named = 1

@@ -1,7 +1,7 @@
-"""Checks the models of the protocol with Spin: as the code has it they must hold, weakened they must fail.
+"""Checks the models of the protocol with Spin: as the code has it they hold, weakened they fail.
 
-`python -m verification.verify` runs everything, prints one line per search, and exits with 1 if anything is not
-as it must be. Needs spin and a C compiler.
+`python -m verification.verify` runs everything, prints one line per search, and exits with 1 if
+anything is not as it must be. Needs spin and a C compiler.
 """
 
 import argparse
@@ -107,27 +107,29 @@ class Verdict:
     is_right: bool
 
 
+def verdict_of(case: Run | Variant, outcome: Outcome | None) -> Verdict:
+    """Whether a case came out as it must; `outcome` is None if its search proves nothing."""
+    if isinstance(case, Variant):
+        columns, must = (f"{case.run.model}: {case.name}", case.weakened), case.caught_by
+    else:
+        size = case.defines + (", liveness" if case.liveness else "")
+        columns, must = (case.model, size), "holds"
+    if outcome is None:
+        return Verdict((*columns, f"UNUSABLE (must be: {must})", "", ""), False)
+    found = outcome.violated or "holds"
+    said = found if found == must else f"{found} (MUST BE: {must})"
+    numbers = (f"{outcome.states:,}", f"{outcome.seconds:.1f}")
+    return Verdict((*columns, said, *numbers), found == must)
+
+
 def judge(case: Run | Variant) -> Verdict:
     """Runs a case and says whether it came out as it must."""
     run = case.run if isinstance(case, Variant) else case
-    name = f"{run.model}: {case.name}" if isinstance(case, Variant) else f"{run.model}"
-    what = case.weakened if isinstance(case, Variant) else run.defines
-    if isinstance(case, Run) and run.liveness:
-        what += ", liveness"
     try:
-        outcome = search(run)
+        return verdict_of(case, search(run))
     except (Unusable, subprocess.TimeoutExpired) as error:
-        return Verdict((name, what, f"UNUSABLE: {error}", "", ""), False)
-    if isinstance(case, Variant):
-        is_right = outcome.violated == case.caught_by
-        said = outcome.violated or "NOT CAUGHT"
-    else:
-        is_right = outcome.violated is None
-        said = outcome.violated or "holds"
-    if not is_right:
-        said += f" (must be: {case.caught_by if isinstance(case, Variant) else 'holds'})"
-    columns = (name, what, said, f"{outcome.states:,}", f"{outcome.seconds:.1f}")
-    return Verdict(columns, is_right)
+        print(f"{run}: {error}", file=sys.stderr)
+        return verdict_of(case, None)
 
 
 def table(title: tuple[str, ...], verdicts: Iterable[Verdict]) -> str:
@@ -164,8 +166,8 @@ def main(arguments: list[str] | None = None) -> int:
             "",
             table(("variant", "weakened", "caught by", "states", "seconds"), caught),
             "",
-            f"{version.stdout.strip()}: {len(held)} models hold and {len(caught)} variants are caught"
-            f" in {time.monotonic() - begin:.0f} s; {wrong} not as they must be",
+            f"{version.stdout.strip()}: {len(held)} searches of models, {len(caught)} of weakened"
+            f" ones, {time.monotonic() - begin:.0f} s; {wrong} not as they must be",
         ]
     )
     print(text)

@@ -6,11 +6,11 @@
  * and whose wake wakes all. The writer waits for the readers and the readers for the writer. A futex wait
  * may end for no reason, once per end (a signal). Stores are buffered (memory.pml).
  *
- * Abstracted: the flags are one counter that the writer publishes and one per reader that it consumes, modulo CAPACITY + 1
- * (ring.pml is about the flags). Either side may stop for ever at any message, close, or (STOPPED) be closed from another
- * thread. Of a futex word only matters whether it has changed since its
- * load (that 2^32 increments come in between is ruled out). The word `membership` is waited for in the
- * same loop and is always woken; it is not here.
+ * Abstracted: the flags are one counter that the writer publishes and one per reader that it consumes, modulo
+ * CAPACITY + 1 (ring.pml is about the flags). The writer may stop for ever, either side may close (CLOSES), or the
+ * first reader be closed from another thread (STOPPED). Of a futex word only matters whether it has changed since its
+ * load (that 2^32 increments come in between is ruled out). The word `membership` is waited for in the same loop and
+ * is always woken; it is not here.
  *
  * Proven, for CAPACITY chunks and READERS readers:
  *   nobody_left_asleep   when nothing can move any more, nobody sleeps whose condition holds
@@ -24,9 +24,7 @@
 #else
 #define OWNERS (1 + READERS)
 #endif
-#ifndef DEPTH
 #define DEPTH 4
-#endif
 
 #define PUBLISHED 0
 #define CONSUMED(r) (1 + (r))
@@ -295,7 +293,8 @@ end:
     d_step {
         nobody_left_asleep = !(asleep[READER(0)] && HAS_NEWS(0));
 #if READERS > 1
-        nobody_left_asleep = nobody_left_asleep && !(asleep[READER(1)] && HAS_NEWS(1)) && !(asleep[WRITER] && IS_FREE_OF(0) && IS_FREE_OF(1));
+        nobody_left_asleep = nobody_left_asleep && !(asleep[READER(1)] && HAS_NEWS(1));
+        nobody_left_asleep = nobody_left_asleep && !(asleep[WRITER] && IS_FREE_OF(0) && IS_FREE_OF(1));
 #else
         nobody_left_asleep = nobody_left_asleep && !(asleep[WRITER] && IS_FREE_OF(0));
 #endif

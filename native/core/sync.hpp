@@ -13,6 +13,9 @@
 //   park      a sleeper sets its `parked` byte          whoever wakes it           (ordered by a full fence on both sides)
 //   wake      the waker increments the futex word       the sleeper's futex wait   what it waits for
 //
+// These orders suffice, and none is there for nothing: native/tests/weak_memory tries all that a weakly ordered processor
+// may do with them, and with each one taken away.
+//
 // Steps that are no atomics but leave something behind if the process dies there have a name, too:
 //
 //   step      what comes next                           what a death right before it leaves
@@ -23,9 +26,6 @@
 //   unlock    giving up a participant's lock            nothing: the kernel does the same
 //   fill      copying a piece of a message into a chunk a chunk that is not published
 //   spill     writing a piece of it behind the ring     space of the file, which goes with the file
-//
-// These orders suffice, and none is there for nothing: native/tests/weak_memory tries all that a weakly ordered processor
-// may do with them, and with each one taken away.
 //
 // The marks are executable: nothing in a release build, a call of `sync_hook` in a build with
 // MEMLANE_SYNC_HOOKS, by which tests force an order of steps or kill a process exactly there.

@@ -12,7 +12,16 @@ BIN = Path(sys.executable).parent
 CHECKERS = {
     "ruff": [BIN / "ruff", "check", "."],
     "ruff format": [BIN / "ruff", "format", "--check", "."],
-    "mypy": [sys.executable, "-m", "mypy", "src", "examples", "benchmarks", "tests/harness"],
+    "mypy": [
+        sys.executable,
+        "-m",
+        "mypy",
+        "src",
+        "examples",
+        "benchmarks",
+        "verification",
+        "tests/harness",
+    ],
     "import-linter": [BIN / "lint-imports"],
 }
 

@@ -41,6 +41,7 @@ def test_named_files_exist() -> None:
     """Every path that the documents name is there."""
     for document in ROOT.glob("*.md"):
         for path in re.findall(
-            r"`((?:native|src|tests|examples|benchmarks)/[\w./-]+)`", document.read_text()
+            r"`((?:native|src|tests|examples|benchmarks|verification)/[\w./-]+)`",
+            document.read_text(),
         ):
             assert (ROOT / path).exists(), f"{document.name} names {path}"

@@ -60,18 +60,3 @@ def test_package_is_a_table_of_names() -> None:
     assert {n for n in defined if issubclass(getattr(memlane.errors, n), Exception)} <= set(
         memlane.__all__
     )
-
-
-def test_sync_points_come_in_pairs() -> None:
-    """Every named point has a store side, a load side and a line in the table of sync.hpp.
-
-    A step has one side, and its line in a table of its own.
-    """
-    code = "".join(p.read_text() for p in NATIVE if p.parent.name != "tests")
-    stores = set(re.findall(r"SYNC_STORE\((\w+)\);", code))
-    loads = set(re.findall(r"SYNC_LOAD\((\w+)\);", code))
-    header = (ROOT / "native/core/sync.hpp").read_text()
-    pairs, singles = header[: header.index("// The marks")].split("//   step ")
-    assert stores == loads == set(re.findall(r"^//   (\w+) ", pairs, re.MULTILINE)) - {"name"}
-    steps = set(re.findall(r"SYNC_STEP\((\w+)\);", code))
-    assert steps == set(re.findall(r"^//   (\w+) ", singles, re.MULTILINE))
