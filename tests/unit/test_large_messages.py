@@ -44,22 +44,26 @@ def test_a_timeout_consumes_nothing() -> None:
         link.tell(queue.export_handle())
         queue.wait_until_ready(PATIENCE)
         for number in range(40):
+            if number % 2 == 0:
+                link.hear()
             queue.enqueue((number, np.full(2 * MIB, number, np.uint8)))
         queue.close()
 
     sender = start(send, None)
     with MessageQueue.create_from_handle(sender.hear(), 0) as reader:
         reader.wait_until_ready(PATIENCE)
-        expected, timeouts = 0, 0
-        while expected < 40:
-            try:
-                number, array = reader.dequeue(timeout=0.0001)
-            except TimedOut:
-                timeouts += 1
-                continue
+        timeouts = 0
+        for expected in range(40):
+            if expected % 2 == 0:  # the reader comes first, however busy the machine is
+                sender.tell()
+            while True:
+                try:
+                    number, array = reader.dequeue(timeout=0.0001)
+                    break
+                except TimedOut:
+                    timeouts += 1
             assert number == expected
             assert (array == number).all()
-            expected += 1
     sender.result()
     assert timeouts > 0
 
