@@ -28,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than five seconds by its nature")
     # Orphans of killed peers come to this process, where they are seen and reaped.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # A shell that starts this in the background has it ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Beside the first thread ThreadSanitizer starts one of its own, which stays.
     first = threading.Thread(target=int)
     first.start()
