@@ -29,8 +29,9 @@ core::Outcome wait_for_all(End& end, std::size_t own_slot, os::Deadline deadline
         return true;
     };
     core::Spinner spinner(count, os::usable_cores());
-    const core::WaitResult result = core::wait_until({&end.segment().header().membership}, spinner, deadline, all_here,
-                                                     [&](core::LookReason reason) { return find_dead() || look(reason); });
+    const core::WaitResult result =
+        core::wait_until({&end.segment().header().membership}, spinner, deadline, all_here,
+                         [&](core::LookReason reason) { return find_dead() || look(reason); });
     if (end.is_stopping()) return {core::Status::closed};
     if (find_dead()) return {core::Status::peer_died, *dead};
     if (result == core::WaitResult::timed_out) return {core::Status::timed_out};

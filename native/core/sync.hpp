@@ -13,8 +13,8 @@
 //   park      a sleeper sets its `parked` byte          whoever wakes it           (ordered by a full fence on both sides)
 //   wake      the waker increments the futex word       the sleeper's futex wait   what it waits for
 //
-// These orders suffice, and none is there for nothing: native/tests/weak_memory tries all that a weakly ordered processor
-// may do with them, and with each one taken away.
+// These orders suffice, and none is there for nothing: native/tests/weak_memory tries what a weakly ordered processor
+// may do with them, and with each one taken away. No other file of the protocol names a memory order.
 //
 // Steps that are no atomics but leave something behind if the process dies there have a name, too:
 //

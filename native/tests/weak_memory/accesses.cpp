@@ -1,8 +1,8 @@
-// Where the accesses come from: the compiler's own instrumentation. -fsanitize=thread makes a call of every access to
-// memory, plain or atomic, and of every fence. Usually libtsan answers these calls; here the explorer does. So the code under
-// test is the code that ships, not a line of it different, and no access can be forgotten, wherever it stands.
+// Where the accesses come from: the compiler's own instrumentation. -fsanitize=thread makes a call of every access
+// to memory, plain or atomic, and of every fence. Usually libtsan answers these calls; here the explorer does. So the
+// code under test is the code that ships, not a line of it different, and no access can be forgotten.
 //
-// What is not shared with another thread of the scenario (stacks, the heap, the explorer itself) goes straight to memory.
+// What the threads of a scenario do not share (stacks, the heap, the explorer itself) goes straight to memory.
 #include <cstring>
 
 #include "../check.hpp"

@@ -128,7 +128,7 @@ void Explorer::arrive(Step step) {
 
 std::size_t Explorer::choose(const std::vector<std::size_t>& ways) {
     Decision& decision = path_[depth_ - 1];
-    CHECK(!ways.empty() && (decision.ways == ways.size() || decision.way == 0));  // or the scenario is not deterministic
+    CHECK(!ways.empty() && (decision.ways == ways.size() || decision.way == 0));  // else it is not deterministic
     decision.ways = ways.size();
     return ways[decision.way];
 }
@@ -165,7 +165,8 @@ std::size_t Explorer::pick() {
             made.asleep = asleep_;
             made.untried_from = untried_from_;
             for (std::size_t i = 0; i < scenario_->threads.size(); ++i)
-                if (made.untried_from[i] > 0 && memory_.to_load(i, made.next[i].location, made.untried_from[i]).empty())
+                if (made.untried_from[i] > 0 &&
+                    memory_.to_load(i, made.next[i].location, made.untried_from[i]).empty())
                     made.asleep |= bit(i);
         }
         const Threads candidates = made.enabled & ~made.asleep;

@@ -69,7 +69,7 @@ public:
     std::uint64_t add(void* address, std::size_t bytes, std::uint64_t amount, Order order);
     void fence(Order order);
     void plain(const void* address, std::size_t bytes, bool is_write);
-    // What the kernel copies from `address` to `to`. Of atomics among it any value is right that a relaxed load may see.
+    // What the kernel copies from `address` to `to`. It reads atomics among it as a relaxed load does.
     void read_by_kernel(const std::byte* address, std::size_t bytes, std::byte* to);
     bool futex_wait(const std::uint32_t* word, std::uint32_t expected);  // false: the word had another value
     void futex_wake(const std::uint32_t* word);

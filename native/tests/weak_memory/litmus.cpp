@@ -231,7 +231,7 @@ void passing_on() {
                         }
                     },
                     [=](Registers& r) {
-                        r[1] = update ? static_cast<std::uint32_t>(load(shared.x, acquire) == 2) : load(shared.y, acquire);
+                        r[1] = update ? load(shared.x, acquire) == 2 : load(shared.y, acquire);
                         r[2] = load(shared.plain, relaxed);
                     }});
     };
@@ -322,7 +322,7 @@ int run_litmus_tests() {
     two_writers_two_readers();
     passing_on();
     updates_are_whole();
-    random_programs(300);
+    random_programs(1000);
     return programs;
 }
 

@@ -12,12 +12,12 @@
 // reports every access of native/core and native/broadcast to the explorer (accesses.cpp), which tries all orders and
 // values (explorer.hpp).
 //
-// What is assumed: nothing of the processor beyond C++20, but for load buffering, which the model leaves out; of the
-// kernel, that a futex call compares and sleeps in one step with respect to wake-ups, and that locks and files order
-// nothing. Sleeps end by wake-ups alone: the 100 ms slice, which would hide a lost one, never ends.
+// What is assumed: of the processor and the compiler what C++20 says, less load buffering, which the model leaves out;
+// of the kernel, that a futex call compares and falls asleep in one step as seen by wake-ups, and nothing else: no lock
+// and no file orders anything. Sleeps end by wake-ups alone: the 100 ms slice, which would hide a lost one, never ends.
 //
-// What is not proven but tested elsewhere: more readers, more laps, deaths, extents, forks, and the compiled code of any
-// one processor. No aarch64 machine has run memlane yet: for weakly ordered processors this is the evidence there is.
+// What is not proven but tested elsewhere, on x86-64 only: more readers, more laps, deaths, extents, forks, and the
+// machine code. No aarch64 machine has run memlane yet: of weakly ordered processors this is all the evidence there is.
 #include <cstdio>
 #include <cstring>
 #include <string>

@@ -7,7 +7,7 @@
 //                 message; acquire, also all that the message carries
 //   store         takes any place in the modification order behind the message the thread knows, not only the last;
 //                 release, its message carries all that the thread knows
-//   update        (read-modify-write) takes the place right behind the message it reads, and carries on what that carries
+//   update        (read-modify-write) takes the place right behind the message it reads; passes on what that carries
 //   full fence    turns earlier relaxed loads into acquires and later relaxed stores into releases; and all full
 //                 fences stand in one order, in which each knows what the ones before it knew
 //   plain access  is a data race unless every plain access of another thread to the same byte, one of the two being a
@@ -39,7 +39,7 @@ constexpr bool releases(Order o) { return o != Order::relaxed && o != Order::acq
 
 inline constexpr std::size_t kInitial = SIZE_MAX;
 
-// What somebody knows: of every location a message and so all older ones, of every thread the steps that happened before.
+// What somebody knows: of every location a message, of every thread up to which step it happened before.
 struct View {
     std::array<Time, kMostLocations> times{};
     std::array<std::uint32_t, kMostThreads> steps{};
