@@ -9,6 +9,10 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+# numpy's BLAS ends its threads at a fork and starts them again when it likes: no leak of ours. Said
+# before anything imports numpy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 
