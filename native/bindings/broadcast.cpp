@@ -67,10 +67,6 @@ void bind_broadcast(nb::module_& m) {
     static PyType_Slot pooled[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(PooledBuffer::get_buffer)}, {0, nullptr}};
     nb::class_<PooledBuffer>(m, "PooledBuffer", nb::type_slots(pooled), "Memory of an array that a reader owns.");
 
-    nb::class_<ViewLease>(m, "ViewLease", "A chunk or extent that arrays alias; given back when the last of them goes.")
-        .def_prop_ro("is_held", &ViewLease::is_held)
-        .def("covers", &ViewLease::covers, "address"_a, "Does it lie in the chunk or extent?");
-
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "keep_bytes"_a)

@@ -32,6 +32,8 @@ inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
         std::rethrow_exception(thrown);
     } catch (const core::SegmentMissing& e) {
         set_error("SegmentMissing", e.name, e.what());
+    } catch (const core::SegmentExists& e) {
+        set_error("SegmentExists", e.name);
     } catch (const core::SegmentRefused& e) {
         set_error("SegmentRefused", e.what());
     } catch (const core::LayoutMismatch& e) {

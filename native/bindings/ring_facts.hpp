@@ -5,6 +5,7 @@
 
 #include "bindings/end.hpp"
 #include "broadcast/attendance.hpp"
+#include "bindings/participant.hpp"
 #include "core/participants.hpp"
 #include "core/status.hpp"
 #include "os/process.hpp"
@@ -13,34 +14,10 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-inline const char* to_text(core::Presence presence, const os::ProcessIdentity& who) noexcept {
-    switch (presence) {
-        case core::Presence::absent: return "absent";
-        case core::Presence::dead: return "dead";
-        case core::Presence::closed:
-        case core::Presence::released: return "closed";
-        case core::Presence::attached: break;
-    }
-    switch (os::activity_of(who)) {
-        case os::Activity::running: return "running";
-        case os::Activity::stopped: return "stopped";
-        default: return "unknown";
-    }
-}
-
-// Of a slot: state, pid, position, last progress, is waiting, views, since when. Times in ns of the monotonic clock.
 // Costs system calls.
 template <class Core>
 nb::tuple participant_of(Core& end, std::size_t own_slot, std::size_t slot) {
-    if (slot > end.ring().geometry().n_reader) raise_error("InvalidArgument", "no such slot");
-    const core::Participants& participants = end.participants();
-    const core::Presence presence = slot == own_slot ? core::Presence::attached : participants.presence(slot);
-    const os::ProcessIdentity who = participants.identity(slot);
-    const core::ParticipantSlot& facts = participants.slot(slot);
-    return nb::make_tuple(to_text(presence, who), who.pid, core::load_relaxed(facts.position),
-                          core::load_relaxed(facts.last_progress_ns),
-                          core::load_relaxed(facts.activity) == core::SlotActivity::waiting,
-                          core::load_relaxed(facts.views), core::load_relaxed(facts.views_since_ns));
+    return participant_of(end.participants(), 1 + end.ring().geometry().n_reader, own_slot, slot);
 }
 
 template <class Core>

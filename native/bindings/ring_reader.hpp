@@ -19,20 +19,6 @@ namespace nb = nanobind;
 using broadcast::ChunkKind;
 using broadcast::RingReader;
 
-// The memory that a view was made of, and whether anything still refers to it.
-class ViewLease {
-public:
-    ViewLease(std::weak_ptr<void> lease, const std::byte* base, std::uint64_t bytes)
-        : lease_(std::move(lease)), base_(reinterpret_cast<std::uintptr_t>(base)), bytes_(bytes) {}
-    bool is_held() const noexcept { return !lease_.expired(); }
-    bool covers(std::uintptr_t address) const noexcept { return address >= base_ && address - base_ < bytes_; }
-
-private:
-    std::weak_ptr<void> lease_;
-    std::uintptr_t base_;
-    std::uint64_t bytes_;
-};
-
 class Reader : public End<Reader, RingReader> {
 public:
     Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader)

@@ -5,12 +5,12 @@
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <string>
 
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/segment_id.hpp"
 #include "bindings/shared_buffer.hpp"
 #include "broadcast/chunk_space.hpp"
 #include "core/sweep.hpp"
@@ -20,13 +20,6 @@ namespace memlane::bindings {
 namespace nb = nanobind;
 using broadcast::ChunkSpace;
 using broadcast::RingGeometry;
-
-inline core::SegmentId to_id(const nb::bytes& text) {
-    core::SegmentId id{};
-    if (text.size() != id.size()) raise_error("InvalidArgument", "a queue id has 16 bytes");
-    std::memcpy(id.data(), text.c_str(), id.size());
-    return id;
-}
 
 class RingSegment {
 public:

@@ -5,6 +5,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -59,6 +61,20 @@ private:
     std::function<void()> when_unused_;
 };
 
+// The memory that a view was made of, and whether anything still refers to it.
+class ViewLease {
+public:
+    ViewLease(std::weak_ptr<void> lease, const std::byte* base, std::uint64_t bytes)
+        : lease_(std::move(lease)), base_(reinterpret_cast<std::uintptr_t>(base)), bytes_(bytes) {}
+    bool is_held() const noexcept { return !lease_.expired(); }
+    bool covers(std::uintptr_t address) const noexcept { return address >= base_ && address - base_ < bytes_; }
+
+private:
+    std::weak_ptr<void> lease_;
+    std::uintptr_t base_;
+    std::uint64_t bytes_;
+};
+
 inline nb::object view_of(nb::handle buffer) {
     nb::object view = nb::steal(PyMemoryView_FromObject(buffer.ptr()));
     if (!view.is_valid()) throw nb::python_error();
@@ -66,12 +82,17 @@ inline nb::object view_of(nb::handle buffer) {
 }
 
 inline void bind_shared_buffer(nb::module_& m) {
+    using namespace nb::literals;
     static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(SharedBuffer::get_buffer)},
                                   {Py_bf_releasebuffer, reinterpret_cast<void*>(SharedBuffer::release_buffer)},
                                   {0, nullptr}};
     nb::class_<SharedBuffer>(m, "SharedBuffer", nb::type_slots(slots),
                              "Owner of a range of shared memory; what its memoryviews keep alive.")
         .def("writable", &SharedBuffer::writable, "The same memory, for who knows no read-only memory.");
+
+    nb::class_<ViewLease>(m, "ViewLease", "Memory that arrays alias; given back when the last of them goes.")
+        .def_prop_ro("is_held", &ViewLease::is_held)
+        .def("covers", &ViewLease::covers, "address"_a, "Does it lie in that memory?");
 }
 
 }  // namespace memlane::bindings

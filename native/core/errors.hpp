@@ -13,6 +13,11 @@ struct SegmentMissing : std::runtime_error {
     std::string name;
 };
 
+struct SegmentExists : std::runtime_error {
+    explicit SegmentExists(std::string segment) : runtime_error("the name is taken"), name(std::move(segment)) {}
+    std::string name;
+};
+
 struct SegmentRefused : std::runtime_error {
     using runtime_error::runtime_error;
 };

@@ -3,7 +3,7 @@
 //   0                       documented bytes of the system (a ring's chunks and flags)
 //   header_offset           SegmentHeader, 1024 bytes, on a page boundary
 //   ...                     sections in the order of the plan, each on a 128-byte boundary
-//   trailer_end             extents that a system appends later
+//   trailer_end             extents or sections that a system appends later
 //
 // The header names its own offset, so an observer that knows no geometry finds it: it is the only page that
 // begins with the magic and with its own position.
@@ -25,8 +25,15 @@ inline constexpr std::size_t kCacheLine = 64;
 inline constexpr std::size_t kSectionAlignment = 128;
 inline constexpr std::size_t kMaxSections = 24;
 
-enum class System : std::uint32_t { broadcast = 1 };
-enum class Section : std::uint32_t { participants = 1, ring_waits = 2, parked_readers = 3, chunk_descriptors = 4 };
+enum class System : std::uint32_t { broadcast = 1, store = 2 };
+enum class Section : std::uint32_t {
+    participants = 1,
+    ring_waits = 2,
+    parked_readers = 3,
+    chunk_descriptors = 4,
+    store_facts = 5,
+    object_table = 6,
+};
 
 struct SectionEntry {
     Section kind;

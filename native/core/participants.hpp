@@ -31,7 +31,9 @@ private:
 class Participants {
 public:
     explicit Participants(Segment& segment)
-        : segment_(segment), slots_(segment.section<ParticipantSlot>(Section::participants)) {}
+        : Participants(segment, segment.section<ParticipantSlot>(Section::participants)) {}
+    // For a system whose slots came to the segment later.
+    Participants(Segment& segment, ParticipantSlot* slots) : segment_(segment), slots_(slots) {}
 
     ParticipantSlot& slot(std::size_t i) const noexcept { return slots_[i]; }
 

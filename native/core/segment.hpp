@@ -175,6 +175,7 @@ inline std::vector<SectionEntry> place_sections(const SegmentPlan& plan) {
 
 inline std::uint64_t trailer_end_of(const SegmentPlan& plan) {
     const std::vector<SectionEntry> placed = place_sections(plan);
+    if (placed.empty()) return plan.header_offset() + kPage;
     return align_up(placed.back().offset + placed.back().stride * placed.back().count, kPage);
 }
 
@@ -346,20 +347,26 @@ inline std::string to_text(const Geometry& g) {
     return text + ")";
 }
 
-// Looks for the header wherever it is, to tell what the file holds instead.
+// The header, wherever it is: for who does not know the geometry. Reads the first kilobyte of every page that has its space.
+inline std::optional<SegmentHeader> find_header(const os::FileDescriptor& file) {
+    off_t at = 0;
+    while ((at = ::lseek(file.get(), at, SEEK_DATA)) >= 0) {
+        at = static_cast<off_t>(align_up(static_cast<std::uint64_t>(at), kPage));
+        SegmentHeader seen;
+        if (::pread(file.get(), &seen, sizeof seen, at) != static_cast<ssize_t>(sizeof seen)) break;
+        if (seen.magic == kMagic && seen.header_offset == static_cast<std::uint64_t>(at)) return seen;
+        at += static_cast<off_t>(kPage);
+    }
+    return std::nullopt;
+}
+
+// Tells what the file holds instead.
 inline void Segment::throw_mismatch(const SegmentPlan& plan) const {
     const std::string wanted = "geometry " + to_text(plan.geometry) + " of system " +
                                std::to_string(static_cast<std::uint32_t>(plan.system));
-    off_t at = 0;
-    while ((at = ::lseek(file_.get(), at, SEEK_DATA)) >= 0) {
-        at = static_cast<off_t>(align_up(static_cast<std::uint64_t>(at), kPage));
-        SegmentHeader seen;
-        if (::pread(file_.get(), &seen, sizeof seen, at) != static_cast<ssize_t>(sizeof seen)) break;
-        if (seen.magic == kMagic && seen.header_offset == static_cast<std::uint64_t>(at))
-            throw LayoutMismatch(path() + " has geometry " + to_text(seen.geometry) + " of system " +
-                                 std::to_string(static_cast<std::uint32_t>(seen.system)) + ", asked for was " + wanted);
-        at += static_cast<off_t>(kPage);
-    }
+    if (const auto seen = find_header(file_))
+        throw LayoutMismatch(path() + " has geometry " + to_text(seen->geometry) + " of system " +
+                             std::to_string(static_cast<std::uint32_t>(seen->system)) + ", asked for was " + wanted);
     throw LayoutMismatch(path() + " (" + std::to_string(os::facts_of(file_).bytes) + " bytes) holds no memlane segment, asked for was " +
                          wanted);
 }

@@ -21,6 +21,23 @@ inline bool is_segment_name(const std::string& name) noexcept {
            name.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;
 }
 
+// A name that a caller chose: is it free, or was it left by the dead (and is removed now)? Only what is a segment of this
+// user and has no living user goes.
+inline bool free_name(const std::string& name) {
+    const std::string path = std::string(kDirectory) + "/" + name;
+    try {
+        const os::FileDescriptor file = os::open_existing(path);
+        const os::FileFacts facts = os::facts_of(file);
+        if (!facts.is_regular() || facts.owner != ::geteuid()) return false;
+        LivenessLock lock(file);
+        if (!lock.take_all() || !find_header(file)) return false;
+        os::unlink_if_same(file, path);
+        return true;
+    } catch (const std::system_error& error) {
+        return error.code().value() == ENOENT;
+    }
+}
+
 // Every segment is locked before it has a name, so one that can be locked as a whole has no living user: age and
 // pid are not asked. Returns the names that were removed. Costs a few microseconds per segment of this user.
 inline std::vector<std::string> sweep_dead_segments() {

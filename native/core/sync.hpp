@@ -10,6 +10,13 @@
 //   reset     writer sets a reader's flag to 0          that reader                `written` = 0, data and descriptor
 //   publish   writer sets `written` to 1                readers                    data and descriptor
 //   consume   a reader sets its own flag to 1           writer                     that its loads of the data are over
+//   append    a later section gets into the directory   whoever looks for it       the section, filled in
+//   offer     writer marks an object's entry live       readers                    its bytes, address, size; reads of 0
+//   refer     writer adds a reference                   a reader that counts       (the number itself)
+//   pin       a participant adds to its pins            writer, once it has retired (ordered by a full fence on both sides)
+//   retire    writer marks an entry retired             readers, once they pinned  (ordered by a full fence on both sides)
+//   count     a reader counts its read of an object     writer                     (the number itself)
+//   unpin     a participant takes its pin away          writer                     that its loads of the object are over
 //   park      a sleeper sets its `parked` byte          whoever wakes it           (ordered by a full fence on both sides)
 //   wake      the waker increments the futex word       the sleeper's futex wait   what it waits for
 //

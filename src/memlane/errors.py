@@ -121,6 +121,44 @@ class LayoutMismatch(MemlaneError, ValueError):
     """A segment has another layout or geometry than the one asked for."""
 
 
+class ObjectGone(MemlaneError, ValueError):
+    """A storage has no object under that id at that address (any more); nothing was decoded."""
+
+
+class UnknownKey(MemlaneError, KeyError):
+    """A storage has no object under that key (any more)."""
+
+    __str__ = Exception.__str__  # a KeyError would show the text as it shows a key
+
+
+# The store -------------------------------------------------------------------------------------
+
+
+class StoreFull(MemlaneError, MemoryError):
+    """A ring has no room, and nothing more in it may be evicted; nothing was stored.
+
+    Attributes:
+        need: bytes that were asked for.
+        key: of the object that was to be stored; None for a ring without a storage.
+        kept: the key of the oldest object, which keeps its place; None if there is none.
+        readers: who keeps it, as `memlane.StoreBlocker`: who has not read it, or holds a view.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        need: int,
+        key: object = None,
+        kept: object = None,
+        readers: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.need = need
+        self.key = key
+        self.kept = kept
+        self.readers = readers
+
+
 # The machine -----------------------------------------------------------------------------------
 
 
@@ -137,6 +175,23 @@ class SegmentMissing(MemlaneError, FileNotFoundError):
 
     # Not through OSError's own fields: with an errno in them the text above would not be shown.
     errno = errno.ENOENT
+
+    @property
+    def filename(self) -> str:
+        return f"/dev/shm/{self.name}"
+
+
+class SegmentExists(MemlaneError, FileExistsError):
+    """A segment was to be created under a name that somebody uses; nothing was changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"/dev/shm/{name} exists already, and a living process uses it or it is not memlane's; "
+            f"choose another name, or none"
+        )
+        self.name = name
+
+    errno = errno.EEXIST
 
     @property
     def filename(self) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
+from memlane._segments import name_of
 from memlane._serialization import Codec, codec_of
-from memlane.broadcast.ring import name_of
 from memlane.errors import RankTaken
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._failures import participant
 from memlane._native import RingReader
+from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.blocks import ViewBlock, read_block, write_block
 from memlane.broadcast.ends import new_reader, new_writer
 from memlane.broadcast.handle import Handle, checked_ranks
-from memlane.broadcast.ring import ShmRingBuffer, new_queue_id, ring_geometry
+from memlane.broadcast.ring import ShmRingBuffer, ring_geometry
 from memlane.broadcast.socket import receive_pickled
 from memlane.broadcast.statistics import QueueStatistics, queue_statistics
 from memlane.errors import (
@@ -94,7 +95,7 @@ class MessageQueue:
                 f"of memlane cannot serve; n_local_reader must equal n_reader"
             )
 
-        queue_id = new_queue_id()
+        queue_id = new_id()
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
         if local == 0:
             self._setup(handle, geometry, None, None)

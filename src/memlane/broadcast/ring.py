@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer_from, segment_name
 from memlane._native import RingGeometry, RingSegment
+from memlane._segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane.errors import Closed, InvalidArgument, MemlaneError, WrongProcess
 
 if TYPE_CHECKING:
     from typing import Self
 
 RingHandle = tuple[int, int, int, str]
-
-NAME_PREFIX = "memlane-"
 
 # Far beyond any use; what is asked for beyond them is a mistake, and would be paid for in memory
 # before anybody could say that it does not fit.
@@ -40,24 +38,6 @@ def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object)
             f"{chunks} chunks of {chunk} bytes for {readers} readers are more than a file holds"
         )
     return RingGeometry(readers, chunk, chunks)
-
-
-def new_queue_id() -> bytes:
-    """128 random bits; they are also in the name, so that names never collide."""
-    return os.urandom(16)
-
-
-def name_of(queue_id: bytes) -> str:
-    """The name of the segment in /dev/shm."""
-    return NAME_PREFIX + queue_id.hex()
-
-
-class SharedMemoryInfo(NamedTuple):
-    """What `multiprocessing.shared_memory.SharedMemory` would tell of the segment."""
-
-    name: str
-    size: int
-    buf: memoryview
 
 
 class ShmRingBuffer:
@@ -86,7 +66,7 @@ class ShmRingBuffer:
     ) -> None:
         geometry = ring_geometry(n_reader, max_chunk_bytes, max_chunks)
         if name is None:
-            queue_id = new_queue_id()
+            queue_id = new_id()
             segment = RingSegment.create(
                 geometry, queue_id, name_of(queue_id), geometry.max_chunk_bytes
             )
@@ -192,14 +172,14 @@ class ShmRingBuffer:
     def get_data(self, current_idx: int) -> Iterator[memoryview]:
         """The data of chunk `current_idx`: `max_chunk_bytes` writable bytes."""
         chunk = self._chunk_index(current_idx)
-        with _released_after(self._attached().data(chunk)) as view:
+        with released_after(self._attached().data(chunk)) as view:
             yield view
 
     @contextmanager
     def get_metadata(self, current_idx: int) -> Iterator[memoryview]:
         """The flags of chunk `current_idx`: `metadata_size` writable bytes."""
         chunk = self._chunk_index(current_idx)
-        with _released_after(self._attached().metadata(chunk)) as view:
+        with released_after(self._attached().metadata(chunk)) as view:
             yield view
 
     def _chunk_index(self, index: int) -> int:
@@ -236,13 +216,3 @@ class ShmRingBuffer:
             f"<ShmRingBuffer {self._name} {state}, {self.n_reader} readers, "
             f"{self.max_chunks} chunks of {self.max_chunk_bytes} bytes>"
         )
-
-
-@contextmanager
-def _released_after(view: memoryview) -> Iterator[memoryview]:
-    """A slice that outlives the block keeps the memory mapped, so it may."""
-    try:
-        yield view
-    finally:
-        with suppress(BufferError):
-            view.release()
