@@ -7,6 +7,7 @@
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
 #include "bindings/shared_buffer.hpp"
+#include "bindings/store.hpp"
 #include "core/sweep.hpp"
 #if defined(MEMLANE_SYNC_HOOKS)
 #include "bindings/sync_hooks.hpp"
@@ -21,6 +22,7 @@ NB_MODULE(_native, m) {
     nb::register_exception_translator(bindings::translate);
     bindings::bind_shared_buffer(m);
     bindings::bind_broadcast(m);
+    bindings::bind_store(m);
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);
 #endif

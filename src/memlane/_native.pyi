@@ -8,6 +8,12 @@ class SharedBuffer:
     def writable(self) -> SharedBuffer:
         """The same memory, for who knows no read-only memory."""
 
+class ViewLease:
+    """Memory that arrays alias; given back when the last of them goes."""
+
+    @property
+    def is_held(self) -> bool: ...
+
 class RingGeometry:
     """Numbers that fix the bytes of a ring."""
 
@@ -89,16 +95,6 @@ class Incoming:
 class PooledBuffer:
     """Memory of an array that a reader owns."""
 
-class ViewLease:
-    """
-    A chunk or extent that arrays alias; given back when the last of them goes.
-    """
-
-    @property
-    def is_held(self) -> bool: ...
-    def covers(self, address: int) -> bool:
-        """Does it lie in the chunk or extent?"""
-
 class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
 
@@ -179,6 +175,151 @@ class RingReader:
 
     def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
+
+class ByteRingSegment:
+    """The shared memory of a ring of bytes."""
+
+    @staticmethod
+    def create(bytes: int, id: bytes, name: str) -> ByteRingSegment:
+        """
+        Makes a segment with all its space reserved; sweeps what the dead left first.
+        """
+
+    @staticmethod
+    def attach(bytes: int, name: str) -> ByteRingSegment: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_open(self) -> bool: ...
+    def check(self) -> None:
+        """Raises if it is closed or a parent process's."""
+
+    def whole(self) -> memoryview: ...
+    def view(self, offset: int, bytes: int) -> memoryview: ...
+    def read_header(self, offset: int) -> tuple[int, int]:
+        """Id and size of a chunk."""
+
+    def write_header(self, offset: int, id: int, size: int) -> None: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+
+def copy_parts(target: object, offset: int, parts: object, bytes: int) -> None:
+    """
+    Copies `parts`, of so many bytes together, to `target[offset:]`; large ones without the GIL.
+    """
+
+class PinnedObject:
+    """An object that stays as it is while this or a buffer of it exists."""
+
+    def data(self) -> memoryview:
+        """Metadata and data, read-only."""
+
+    def count(self) -> memoryview:
+        """The 4 count bytes."""
+
+    def lease(self) -> ViewLease: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_valid(self) -> bool: ...
+    def release(self) -> None: ...
+
+class StoreReader:
+    """A reader's end of a storage; holds slot 1 + place."""
+
+    @staticmethod
+    def attach(ring: ByteRingSegment, n_readers: int, max_object_size: int) -> StoreReader:
+        """Takes the next free place."""
+
+    def pin(self, address: int, id: int) -> PinnedObject | None:
+        """The object, kept as it is; None unless that id is stored there."""
+
+    def count(self, view: object) -> None:
+        """One more read, of the object whose 4 count bytes these are."""
+
+    def note_progress(self, bytes: int) -> None: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None:
+        """Frees everything, tells nobody."""
+
+    def check(self) -> None:
+        """Raises if this end is closed or a parent process's."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
+    def counters(self) -> tuple[int, int, int, int, int, int]:
+        """max_objects, puts, hits, evictions, objects, bytes."""
+
+    def outstanding(self) -> list[int]:
+        """Reads that each reader still owes."""
+
+class StoreWriter:
+    """The writer's end of a storage; holds slot 0."""
+
+    @staticmethod
+    def create(
+        ring: ByteRingSegment, n_readers: int, max_objects: int, max_object_size: int
+    ) -> StoreWriter:
+        """Adds an object table to the ring's file."""
+
+    def admits(self, id: int, offset: int, bytes: int) -> bool:
+        """May that part of the ring become that object?"""
+
+    def offer(self, id: int, address: int, size: int) -> None:
+        """What was written there is an object from now on."""
+
+    def refer(self, id: int, references: int) -> None:
+        """Sets how often every reader is to read it."""
+
+    def is_read(self, id: int, view: object, references: int) -> bool:
+        """Has every reader read the object with these count bytes so often?"""
+
+    def retire(self, id: int) -> bool:
+        """Its entry and space may be used again; False while somebody reads it."""
+
+    def clear(self, id: int) -> None:
+        """Retires it whoever reads it."""
+
+    def count_eviction(self) -> None: ...
+    def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]:
+        """(slot, reads that it owes, pins) of everybody who keeps the object."""
+
+    def ghost_blockers(self) -> list[tuple[int, int, int]]:
+        """The same of objects that were cleared and are still read."""
+
+    def pin(self, address: int, id: int) -> PinnedObject | None:
+        """The object, kept as it is; None unless that id is stored there."""
+
+    def count(self, view: object) -> None:
+        """One more read, of the object whose 4 count bytes these are."""
+
+    def note_progress(self, bytes: int) -> None: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None:
+        """Frees everything, tells nobody."""
+
+    def check(self) -> None:
+        """Raises if this end is closed or a parent process's."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
+    def counters(self) -> tuple[int, int, int, int, int, int]:
+        """max_objects, puts, hits, evictions, objects, bytes."""
+
+    def outstanding(self) -> list[int]:
+        """Reads that each reader still owes."""
 
 def sweep_dead_segments() -> list[str]:
     """

@@ -17,7 +17,8 @@ MAY_INCLUDE = {
     "os": {"os"},
     "core": {"core", "os"},
     "broadcast": {"broadcast", "core", "os"},
-    "bindings": {"bindings", "broadcast", "core", "os"},
+    "store": {"store", "core", "os"},
+    "bindings": {"bindings", "broadcast", "store", "core", "os"},
 }
 MOST_LINES = 400
 

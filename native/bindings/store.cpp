@@ -1,0 +1,117 @@
+// The object store for Python: ByteRingSegment (the shared memory), StoreWriter and StoreReader (the ends of a storage).
+#include "bindings/store.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/byte_views.hpp"
+#include "bindings/store_end.hpp"
+#include "bindings/store_ring.hpp"
+#include "store/store_reader.hpp"
+#include "store/store_writer.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+template <class End>
+void bind_end(nb::class_<End>& end) {
+    end.def("pin", &End::pin, "address"_a, "id"_a, "The object, kept as it is; None unless that id is stored there.")
+        .def("count", &End::count, "view"_a, "One more read, of the object whose 4 count bytes these are.")
+        .def("note_progress", &End::note_progress, "bytes"_a)
+        .def("close", [](End& self) { self.finish(true); })
+        .def("abandon", [](End& self) { self.finish(false); }, "Frees everything, tells nobody.")
+        .def("check", &End::check, "Raises if this end is closed or a parent process's.")
+        .def_prop_ro("is_closed", &End::is_closed)
+        .def_prop_ro("slot", &End::slot)
+        .def_prop_ro("ranks", &End::ranks)
+        .def("participant", &End::participant, "slot"_a,
+             nb::sig("def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]"))
+        .def("counters", &End::counters, nb::sig("def counters(self) -> tuple[int, int, int, int, int, int]"),
+             "max_objects, puts, hits, evictions, objects, bytes.")
+        .def("outstanding", &End::outstanding, "Reads that each reader still owes.");
+}
+
+const char* const kBlockers = "def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]";
+
+}  // namespace
+
+void bind_store(nb::module_& m) {
+    nb::class_<ByteRingSegment>(m, "ByteRingSegment", "The shared memory of a ring of bytes.")
+        .def_static("create", &ByteRingSegment::create, "bytes"_a, "id"_a, "name"_a,
+                    "Makes a segment with all its space reserved; sweeps what the dead left first.")
+        .def_static("attach", &ByteRingSegment::attach, "bytes"_a, "name"_a)
+        .def_prop_ro("name", [](const ByteRingSegment& self) { return self.segment().name(); })
+        .def_prop_ro("size", [](const ByteRingSegment& self) { return self.segment().bytes(); })
+        .def_prop_ro("is_open", [](const ByteRingSegment& self) { return self.segment().is_open(); })
+        .def("check", &ByteRingSegment::check, "Raises if it is closed or a parent process's.")
+        .def("whole", &ByteRingSegment::whole, nb::sig("def whole(self) -> memoryview"))
+        .def("view", &ByteRingSegment::view, "offset"_a, "bytes"_a,
+             nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))
+        .def("read_header", &ByteRingSegment::read_header, "offset"_a,
+             nb::sig("def read_header(self, offset: int) -> tuple[int, int]"), "Id and size of a chunk.")
+        .def("write_header", &ByteRingSegment::write_header, "offset"_a, "id"_a, "size"_a)
+        .def("close", &ByteRingSegment::close)
+        .def("abandon", &ByteRingSegment::abandon);
+
+    m.def("copy_parts", &copy_parts, "target"_a, "offset"_a, "parts"_a, "bytes"_a,
+          "Copies `parts`, of so many bytes together, to `target[offset:]`; large ones without the GIL.");
+
+    nb::class_<PinnedObject>(m, "PinnedObject", "An object that stays as it is while this or a buffer of it exists.")
+        .def("data", &PinnedObject::data, nb::sig("def data(self) -> memoryview"), "Metadata and data, read-only.")
+        .def("count", &PinnedObject::count, nb::sig("def count(self) -> memoryview"), "The 4 count bytes.")
+        .def("lease", &PinnedObject::lease)
+        .def_prop_ro("size", &PinnedObject::size)
+        .def_prop_ro("is_valid", &PinnedObject::is_valid)
+        .def("release", &PinnedObject::release);
+
+    nb::class_<BoundStoreReader> reader(m, "StoreReader", "A reader's end of a storage; holds slot 1 + place.");
+    reader.def_static(
+        "attach",
+        [](const ByteRingSegment& ring, std::uint64_t n_readers, std::uint64_t max_object_size) {
+            ring.check();
+            const auto table = store::ObjectTable::find(ring.segment(), ring.ring_bytes(), n_readers, max_object_size);
+            return new BoundStoreReader(store::StoreReader::join(ring.segment(), table));
+        },
+        "ring"_a, "n_readers"_a, "max_object_size"_a, "Takes the next free place.");
+    bind_end(reader);
+
+    nb::class_<BoundStoreWriter> writer(m, "StoreWriter", "The writer's end of a storage; holds slot 0.");
+    writer.def_static(
+              "create",
+              [](const ByteRingSegment& ring, std::uint64_t n_readers, std::uint64_t max_objects, std::uint64_t max_object_size) {
+                  ring.check();
+                  const store::StoreGeometry g{n_readers, max_objects, max_object_size};
+                  return new BoundStoreWriter(store::StoreWriter::create(ring.segment(), ring.ring_bytes(), g));
+              },
+              "ring"_a, "n_readers"_a, "max_objects"_a, "max_object_size"_a, "Adds an object table to the ring's file.")
+        .def("admits", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t offset,
+                          std::uint64_t bytes) { return self.core().admits(id, offset, bytes); }, "id"_a, "offset"_a, "bytes"_a,
+             "May that part of the ring become that object?")
+        .def("offer", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t address,
+                         std::uint64_t size) { self.core().offer(id, address, size); }, "id"_a, "address"_a, "size"_a,
+             "What was written there is an object from now on.")
+        .def("refer", [](const BoundStoreWriter& self, std::uint32_t id,
+                         std::uint32_t references) { if (self.core().knows(id)) self.core().refer(id, references); },
+             "id"_a, "references"_a, "Sets how often every reader is to read it.")
+        .def("is_read", &BoundStoreWriter::is_read, "id"_a, "view"_a, "references"_a,
+             "Has every reader read the object with these count bytes so often?")
+        .def("retire", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().retire(id); }, "id"_a,
+             "Its entry and space may be used again; False while somebody reads it.")
+        .def("clear", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().clear(id); }, "id"_a,
+             "Retires it whoever reads it.")
+        .def("count_eviction", [](const BoundStoreWriter& self) { self.core().count_eviction(); })
+        .def("blockers", &BoundStoreWriter::blockers, "id"_a, "references"_a, nb::sig(kBlockers),
+             "(slot, reads that it owes, pins) of everybody who keeps the object.")
+        .def("ghost_blockers", &BoundStoreWriter::ghost_blockers,
+             nb::sig("def ghost_blockers(self) -> list[tuple[int, int, int]]"),
+             "The same of objects that were cleared and are still read.");
+    bind_end(writer);
+}
+
+}  // namespace memlane::bindings

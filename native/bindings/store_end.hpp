@@ -1,0 +1,210 @@
+// One end of a storage as Python holds it, and an object that it has pinned.
+//
+// `get`, `view` and their like may run in several threads at once: what they call in here takes turns by the GIL. The
+// writer's own calls are kept apart in Python (memlane.store.ring).
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "bindings/byte_views.hpp"
+#include "bindings/failures.hpp"
+#include "bindings/participant.hpp"
+#include "bindings/shared_buffer.hpp"
+#include "bindings/store_ring.hpp"
+#include "store/object_reader.hpp"
+#include "store/store_reader.hpp"
+#include "store/store_writer.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+using store::Object;
+using store::ObjectReader;
+
+// Its bytes stay what they are until this and every buffer that was made of it are gone.
+class PinnedObject {
+public:
+    PinnedObject(const std::shared_ptr<ObjectReader>& end, const Object& object)
+        : end_(end),
+          ring_(end->table().ring_mapping()),
+          object_(object),
+          lease_(nullptr, [end = std::weak_ptr(end), object](void*) {
+              if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->unpin(object);
+          }) {}
+
+    // Metadata and data, read-only.
+    nb::object data() const {
+        return view_of(nb::cast(
+            SharedBuffer(ring_, object_.offset + store::kCountBytes, object_.size - store::kCountBytes, lease_)));
+    }
+    nb::object count() const { return view_of(nb::cast(SharedBuffer(ring_, object_.offset, store::kCountBytes))); }
+    ViewLease lease() const { return ViewLease(lease_); }
+    std::uint64_t size() const noexcept { return object_.size; }
+
+    // Was all that was read of it until now its own? False, too, once its end is closed.
+    bool is_valid() const noexcept {
+        const auto reader = end_.lock();
+        return reader && reader->is_live(object_);
+    }
+
+    // Buffers that still exist keep it.
+    void release() noexcept { lease_.reset(); }
+
+private:
+    std::weak_ptr<ObjectReader> end_;
+    std::shared_ptr<os::Mapping> ring_;
+    Object object_;
+    std::shared_ptr<void> lease_;
+};
+
+template <class Core>
+class StoreEnd {
+public:
+    explicit StoreEnd(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+    StoreEnd(const StoreEnd&) = delete;
+    StoreEnd& operator=(const StoreEnd&) = delete;
+    ~StoreEnd() { finish(false); }
+
+    Core& core() const {
+        if (!core_) raise_error("Closed", "this storage is closed");
+        if (!core_->segment().is_own()) raise_failure(nb::none(), "wrong_process");
+        return *core_;
+    }
+    void check() const { core(); }
+    bool is_closed() const noexcept { return !core_; }
+
+    // None unless it is stored under that id at that address.
+    std::optional<PinnedObject> pin(std::uint64_t address, std::uint32_t id) const {
+        const auto object = core().pin(address, id);
+        if (!object) return std::nullopt;
+        return PinnedObject(core_, *object);
+    }
+
+    void note_progress(std::uint64_t bytes) const { core().note_progress(bytes); }
+
+    std::size_t slot() const { return core().slot(); }
+    std::vector<std::int64_t> ranks() const {
+        std::vector<std::int64_t> places(core().table().geometry().n_readers);
+        for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int64_t>(i);
+        return places;
+    }
+    nb::tuple participant(std::size_t slot) const {
+        return participant_of(core().participants(), core().table().participants(), core().slot(), slot);
+    }
+
+    // max_objects, puts, hits, evictions, objects, bytes
+    nb::tuple counters() const {
+        const store::StoreFacts& facts = core().table().facts();
+        return nb::make_tuple(core().table().geometry().max_objects, core::load_relaxed(facts.puts),
+                              core::load_relaxed(facts.hits), core::load_relaxed(facts.evictions),
+                              core::load_relaxed(facts.objects), core::load_relaxed(facts.bytes));
+    }
+
+    // Reads that each reader has not done yet, by place, of all that is stored now. A look at the whole table.
+    std::vector<std::uint64_t> outstanding() const {
+        const store::ObjectTable& table = core().table();
+        std::vector<std::uint64_t> sums(table.geometry().n_readers, 0);
+        for (std::uint64_t i = 0; i < table.capacity(); ++i) {
+            const store::ObjectEntry& entry = table.entry(i);
+            if (!store::is_live(core::load_acquire(entry.stamp))) continue;
+            const std::uint32_t references = core::load_relaxed(entry.references);
+            for (std::size_t r = 0; r < sums.size(); ++r) {
+                const std::uint32_t reads = core::load_relaxed(table.claims(i, 1 + r).reads);
+                sums[r] += references > reads ? references - reads : 0;
+            }
+        }
+        return sums;
+    }
+
+    // `announce`: tell the peers; otherwise this looks like a death to them.
+    void finish(bool announce) noexcept {
+        if (!core_) return;
+        if (core_->segment().is_own()) core_->leave(announce);
+        core_->segment().abandon();
+        core_.reset();
+    }
+
+protected:
+    // The object whose read count `bytes` is, pinned.
+    std::optional<Object> object_of(const ByteView& bytes) const {
+        const store::ObjectTable& table = core().table();
+        const std::byte* const ring = table.ring_mapping()->base();
+        const auto* const at = static_cast<const std::byte*>(bytes.data());
+        if (at < ring + sizeof(store::ChunkHeader) || at > ring + table.ring_bytes() - store::kCountBytes) return std::nullopt;
+        const auto offset = static_cast<std::uint64_t>(at - ring) - sizeof(store::ChunkHeader);
+        const store::ChunkHeader header = store::read_header(ring + offset);
+        const auto id = static_cast<std::uint32_t>(header.id);
+        const std::uint64_t address = core::load_relaxed(table.entry(table.index_of(id)).address);
+        if (header.id < 0 || table.offset_of(address) != offset) return std::nullopt;
+        return core().pin(address, id);
+    }
+
+    // `count_in_table(object)`: what a read by this participant is there.
+    template <class CountInTable>
+    void count_read(nb::handle view, CountInTable&& count_in_table) const {
+        const ByteView bytes(view, ByteView::Access::write);
+        if (bytes.size() < store::kCountBytes) raise_error("InvalidArgument", "a read count has 4 bytes");
+        if (const auto object = object_of(bytes)) {
+            count_in_table(*object);
+            core().unpin(*object);
+        } else {
+            store::add_to_documented_count(static_cast<std::byte*>(bytes.data()));
+        }
+    }
+
+private:
+    std::shared_ptr<Core> core_;
+};
+
+class BoundStoreReader : public StoreEnd<store::StoreReader> {
+public:
+    using StoreEnd::StoreEnd;
+    void count(nb::handle view) const {
+        count_read(view, [&](const Object& object) { core().count(object); });
+    }
+};
+
+class BoundStoreWriter : public StoreEnd<store::StoreWriter> {
+public:
+    using StoreEnd::StoreEnd;
+
+    void count(nb::handle view) const {
+        count_read(view, [&](const Object& object) { core().stand_in(object); });
+    }
+
+    // Have the reads of object `id` reached `references` of every reader? The table knows; of bytes that are no object
+    // of it, the count in them does.
+    bool is_read(std::uint32_t id, nb::handle view, std::uint64_t references) const {
+        const ByteView bytes(view, ByteView::Access::read);
+        if (bytes.size() < store::kCountBytes) raise_error("InvalidArgument", "a read count has 4 bytes");
+        const store::ObjectTable& table = core().table();
+        const std::uint64_t address = core::load_relaxed(table.entry(table.index_of(id)).address);
+        if (core().knows(id) && bytes.data() == table.at(table.offset_of(address) + sizeof(store::ChunkHeader)))
+            return core().is_read(id, static_cast<std::uint32_t>(std::min<std::uint64_t>(references, UINT32_MAX)));
+        std::int32_t count;
+        std::memcpy(&count, bytes.data(), sizeof count);
+        const std::uint64_t readers = table.geometry().n_readers;
+        return count >= 0 && static_cast<std::uint64_t>(count) / readers >= references;
+    }
+
+    // (slot, reads that it owes, pins) of everybody who keeps object `id`.
+    nb::list blockers(std::uint32_t id, std::uint32_t references) const { return to_list(core().blockers(id, references)); }
+    // The same of objects that were cleared and are still read.
+    nb::list ghost_blockers() const { return to_list(core().ghost_blockers()); }
+
+private:
+    static nb::list to_list(const std::vector<store::StoreWriter::Blocker>& blockers) {
+        nb::list list;
+        for (const auto& blocker : blockers) list.append(nb::make_tuple(blocker.slot, blocker.owes, blocker.pins));
+        return list;
+    }
+};
+
+}  // namespace memlane::bindings

@@ -1,0 +1,86 @@
+// The shared memory of a byte ring as Python holds it: made, attached, looked at as memoryviews.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "bindings/failures.hpp"
+#include "bindings/gil.hpp"
+#include "bindings/segment_id.hpp"
+#include "bindings/shared_buffer.hpp"
+#include "core/sweep.hpp"
+#include "store/byte_ring.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+
+// Offsets come from Python, which knows them to lie in the ring.
+class ByteRingSegment {
+public:
+    static ByteRingSegment create(std::uint64_t bytes, const nb::bytes& id, const std::string& name) {
+        const core::SegmentId segment_id = to_id(id);
+        const WithoutGil no_gil;
+        core::sweep_dead_segments();
+        if (!core::free_name(name)) throw core::SegmentExists(name);
+        try {
+            return {core::Segment::create(store::plan_of(bytes), segment_id, name, {{0, bytes}}, std::nullopt), bytes};
+        } catch (const std::system_error& error) {
+            if (error.code().value() == EEXIST) throw core::SegmentExists(name);
+            throw;
+        }
+    }
+
+    static ByteRingSegment attach(std::uint64_t bytes, const std::string& name) {
+        const WithoutGil no_gil;
+        return {core::Segment::attach(name, store::plan_of(bytes), std::nullopt, std::nullopt), bytes};
+    }
+
+    core::Segment& segment() const noexcept { return *segment_; }
+    std::uint64_t ring_bytes() const noexcept { return bytes_; }
+
+    // Raises unless it may be used: not closed, not a parent's.
+    void check() const {
+        if (!segment_->is_own()) raise_failure(nb::none(), "wrong_process");
+        if (!segment_->is_open()) raise_error("Closed", "this ring is closed");
+    }
+
+    nb::object whole() const {
+        check();
+        const auto& mapping = segment_->mapping();
+        return view_of(nb::cast(SharedBuffer(mapping, 0, mapping->bytes())));
+    }
+    nb::object view(std::uint64_t offset, std::uint64_t bytes) const {
+        check();
+        return view_of(nb::cast(SharedBuffer(segment_->mapping(), offset, bytes)));
+    }
+    nb::tuple read_header(std::uint64_t offset) const {
+        check();
+        const store::ChunkHeader header = store::read_header(segment_->mapping()->base() + offset);
+        return nb::make_tuple(header.id, header.size);
+    }
+    void write_header(std::uint64_t offset, std::int32_t id, std::int32_t size) const {
+        check();
+        store::write_header(segment_->mapping()->base() + offset, {id, size});
+    }
+
+    void close() const {
+        if (segment_->is_open()) segment_->remove_name();
+        segment_->abandon();
+    }
+    void abandon() const noexcept { segment_->abandon(); }
+
+private:
+    ByteRingSegment(std::shared_ptr<core::Segment> segment, std::uint64_t bytes)
+        : segment_(std::move(segment)), bytes_(bytes) {}
+
+    std::shared_ptr<core::Segment> segment_;
+    std::uint64_t bytes_;
+};
+
+}  // namespace memlane::bindings

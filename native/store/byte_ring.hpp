@@ -1,0 +1,47 @@
+// Bytes of the byte ring: chunks of any size, one behind the other, one writer.
+//
+//   offset               length                 content
+//   0                    data_buffer_size       the ring; a chunk lies at `address % data_buffer_size`
+//   header_offset        1024                   SegmentHeader
+//   behind it            by its directory       what a storage adds (store/object_table.hpp)
+//
+// A chunk, little-endian and signed; neither header nor data crosses the end of the ring:
+//
+//   0   4          id, below 2**31
+//   4   4          bytes of the whole chunk, these 8 included
+//   8   size - 8   data
+//
+// Where chunks lie is known to the writer alone; the others learn an address and an id from it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/layout.hpp"
+#include "core/segment.hpp"
+
+namespace memlane::store {
+
+struct ChunkHeader {
+    std::int32_t id;
+    std::int32_t size;
+};
+static_assert(sizeof(ChunkHeader) == 8);
+static_assert(offsetof(ChunkHeader, size) == 4);
+
+inline constexpr std::uint64_t kIdEnd = std::uint64_t{1} << 31;  // after the last id comes 0
+
+inline core::SegmentPlan plan_of(std::uint64_t data_buffer_size) {
+    return {core::System::store, {data_buffer_size, 0, 0, 0}, data_buffer_size, {}};
+}
+
+// Chunks of the raw ring lie at any address, so never through a typed pointer.
+inline ChunkHeader read_header(const std::byte* at) noexcept {
+    ChunkHeader header;
+    std::memcpy(&header, at, sizeof header);
+    return header;
+}
+inline void write_header(std::byte* at, ChunkHeader header) noexcept { std::memcpy(at, &header, sizeof header); }
+
+}  // namespace memlane::store

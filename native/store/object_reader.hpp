@@ -1,0 +1,161 @@
+// How a participant reads objects: pin - validate - read - validate again - count the read - unpin.
+//
+// No lock and no system call; per object two additions to the participant's own pins, two looks at the entry, one at the
+// chunk's header, one addition to its reads and one to the documented count.
+//
+// Several threads of a process may read at once; they take turns in here (the GIL), so only what other processes
+// write, too, is atomic.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/participants.hpp"
+#include "os/clock.hpp"
+#include "store/object_table.hpp"
+
+namespace memlane::store {
+
+struct Object {
+    std::uint32_t id;
+    std::uint64_t index;   // in the table
+    std::uint64_t offset;  // of its 4 count bytes, in the ring's mapping
+    std::uint64_t size;    // of these, metadata and data
+    std::uint64_t serial;  // of the pin
+};
+
+// It says no more than the table, and stays where its sign would change. In a chunk that a storage allocated it is aligned.
+inline void add_to_documented_count(std::byte* at) noexcept {
+    if (reinterpret_cast<std::uintptr_t>(at) % alignof(std::uint32_t) != 0) {
+        std::uint32_t value;
+        std::memcpy(&value, at, sizeof value);
+        value += value < kMostReferences ? 1 : 0;
+        std::memcpy(at, &value, sizeof value);
+        return;
+    }
+    auto& count = *reinterpret_cast<std::uint32_t*>(at);
+    std::uint32_t seen = core::load_relaxed(count);
+    while (seen < kMostReferences && !std::atomic_ref(count).compare_exchange_weak(seen, seen + 1)) continue;
+}
+
+class ObjectReader {
+public:
+    // `own`: holds the lock of the slot.
+    ObjectReader(std::shared_ptr<core::Segment> own, ObjectTable table, std::size_t slot)
+        : segment_(std::move(own)),
+          table_(std::move(table)),
+          participants_(*segment_, table_.slots()),
+          slot_(slot) {}
+
+    core::Segment& segment() const noexcept { return *segment_; }
+    const ObjectTable& table() const noexcept { return table_; }
+    const core::Participants& participants() const noexcept { return participants_; }
+    core::ParticipantSlot& own_slot() const noexcept { return participants_.slot(slot_); }
+    std::size_t slot() const noexcept { return slot_; }
+
+    // The object, if it is stored under that id at that address, kept from eviction until unpin().
+    std::optional<Object> pin(std::uint64_t address, std::uint32_t id) {
+        Object object{id, table_.index_of(id), table_.offset_of(address) + sizeof(ChunkHeader), 0, next_serial_++};
+        held_.push_back({object.serial, os::monotonic_now()});
+        add_pin(object.index);
+        if (!is_live(object) || core::load_relaxed(entry(object).address) != address || !fits(object)) {
+            drop_pin(object.index);
+            held_.pop_back();
+            return std::nullopt;
+        }
+        count_held();
+        return object;
+    }
+
+    // Still what it was when it was pinned? It always is, unless the writer cleared the ring, or this end was closed
+    // meanwhile: the loads before this call then saw the object's bytes and no others.
+    bool is_live(const Object& object) const noexcept {
+        std::atomic_thread_fence(std::memory_order_acquire);
+        SYNC_LOAD(offer);
+        SYNC_LOAD(retire);
+        return core::load_acquire(entry(object).stamp) == live_stamp(object.id);
+    }
+
+    void unpin(const Object& object) noexcept {
+        if (std::erase_if(held_, [&](const Held& held) { return held.serial == object.serial; }) == 0) return;
+        count_held();
+        if (!is_left_) drop_pin(object.index);
+    }
+
+    // One more read by this participant, up to the object's references.
+    void count(const Object& object) noexcept {
+        std::uint32_t& reads = table_.claims(object.index, slot_).reads;
+        SYNC_LOAD(refer);
+        const std::uint32_t references = core::load_acquire(entry(object).references);
+        std::uint32_t seen = core::load_relaxed(reads);
+        do {
+            if (seen >= references) return;
+            SYNC_STORE(count);
+        } while (!std::atomic_ref(reads).compare_exchange_weak(seen, seen + 1, std::memory_order_release,
+                                                               std::memory_order_relaxed));
+        add_to_documented_count(table_.at(object.offset));
+    }
+
+    // Of finished reads, for statistics.
+    void note_progress(std::uint64_t bytes) const noexcept {
+        core::ParticipantSlot& own = own_slot();
+        core::add_single_writer<std::uint64_t>(own.position, 1);
+        core::add_single_writer(own.bytes, bytes);
+        core::store_relaxed(own.last_progress_ns, os::monotonic_now());
+    }
+
+    // Its pins are void from here on: its place may get another reader, whose pins they must not touch.
+    void leave(bool announce) noexcept {
+        is_left_ = true;
+        if (announce) participants_.leave(slot_);
+    }
+
+protected:
+    ObjectEntry& entry(const Object& object) const noexcept { return table_.entry(object.index); }
+
+    void add_pin(std::uint64_t index) noexcept {
+        SYNC_STORE(pin);
+        std::atomic_ref(table_.claims(index, slot_).pins).fetch_add(1, std::memory_order_relaxed);
+        core::full_fence();
+    }
+    void drop_pin(std::uint64_t index) noexcept {
+        SYNC_STORE(unpin);
+        std::atomic_ref(table_.claims(index, slot_).pins).fetch_sub(1, std::memory_order_release);
+    }
+
+private:
+    struct Held {
+        std::uint64_t serial;
+        os::Nanoseconds since;
+    };
+
+    // Sets the object's size. Whatever the table says, nothing beyond the ring is read; and what the ring says of the
+    // chunk must agree with it.
+    bool fits(Object& object) const noexcept {
+        object.size = core::load_relaxed(entry(object).size);
+        const std::uint64_t room = table_.ring_bytes() - (object.offset - sizeof(ChunkHeader));
+        if (object.size < kCountBytes || room < sizeof(ChunkHeader) || object.size > room - sizeof(ChunkHeader))
+            return false;
+        const ChunkHeader header = read_header(table_.at(object.offset - sizeof(ChunkHeader)));
+        return header.id == static_cast<std::int32_t>(object.id) && header.size > 0 &&
+               static_cast<std::uint64_t>(header.size) >= object.size + sizeof(ChunkHeader);
+    }
+
+    // In the order in which they were pinned, so the first is the oldest.
+    void count_held() noexcept {
+        core::store_relaxed<std::int64_t>(own_slot().views_since_ns, held_.empty() ? 0 : held_.front().since);
+        core::store_relaxed(own_slot().views, static_cast<std::uint32_t>(held_.size()));
+    }
+
+    std::shared_ptr<core::Segment> segment_;
+    ObjectTable table_;
+    core::Participants participants_;
+    const std::size_t slot_;
+    std::vector<Held> held_;
+    std::uint64_t next_serial_ = 0;
+    bool is_left_ = false;
+};
+
+}  // namespace memlane::store

@@ -1,0 +1,20 @@
+"""The object store: keyed objects of one writer, by address, for all readers of a host."""
+
+from memlane.store.full import StoreBlocker
+from memlane.store.handle import ShmObjectStorageHandle
+from memlane.store.ring import SingleWriterShmRingBuffer
+from memlane.store.serde import MsgpackSerde, ObjectSerde, PickleMsgpackSerde
+from memlane.store.statistics import StoreReaderStatistics, StoreStatistics
+from memlane.store.storage import SingleWriterShmObjectStorage
+
+__all__ = [
+    "MsgpackSerde",
+    "ObjectSerde",
+    "PickleMsgpackSerde",
+    "ShmObjectStorageHandle",
+    "SingleWriterShmObjectStorage",
+    "SingleWriterShmRingBuffer",
+    "StoreBlocker",
+    "StoreReaderStatistics",
+    "StoreStatistics",
+]

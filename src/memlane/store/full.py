@@ -1,0 +1,99 @@
+"""A storage that is full says who keeps it so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memlane._failures import doing, names_of, participant
+from memlane.errors import StoreFull
+
+if TYPE_CHECKING:
+    from memlane._native import StoreWriter
+    from memlane.store.index import ObjectIndex
+
+
+@dataclass(frozen=True)
+class StoreBlocker:
+    """A process that keeps the oldest object of a storage from being evicted.
+
+    Attributes:
+        rank: of the reader: its place among the readers, from 0; None for the writer itself.
+        pid: None while absent.
+        state: absent, running, stopped, or unknown where /proc cannot say.
+        owes: reads of that object that it has not done yet.
+        pins: how often it is reading the object now, or holds a view of it.
+        last_progress: time of its last read, or of attaching, on `time.monotonic()`'s clock
+            (seconds); None while absent.
+    """
+
+    rank: int | None
+    pid: int | None
+    state: str
+    owes: int
+    pins: int
+    last_progress: float | None
+
+
+def store_full(
+    end: StoreWriter, index: ObjectIndex, key: Hashable, need: int, oldest: int | None
+) -> StoreFull:
+    """The error of an object of `need` bytes; `oldest` is the id of the oldest chunk."""
+    what = f"no room for {key!r}, {need} bytes"
+    if oldest is None or oldest in index.touched or oldest not in index.id_index:
+        if ghosts := end.ghost_blockers():
+            return _kept(end, what, "what was cleared", need, key, None, ghosts)
+        why = (
+            "the ring is fragmented"
+            if oldest is None
+            else f"the oldest object, {index.id_index[oldest]!r}, is kept by touch(); "
+            f"release_touches() lets it go"
+            if oldest in index.touched
+            else f"the oldest chunk, id {oldest}, is none of the storage's; free_buf() may free it"
+        )
+        kept = None if oldest is None else index.id_index.get(oldest)
+        return StoreFull(f"{what}: {why}", need, key, kept)
+    kept = index.id_index[oldest]
+    blockers = end.blockers(oldest, min(index.writer_flag.get(oldest, 0), 2**31 - 1))
+    return _kept(end, what, f"the oldest object, {kept!r},", need, key, kept, blockers)
+
+
+def _kept(
+    end: StoreWriter,
+    what: str,
+    kept_what: str,
+    need: int,
+    key: Hashable,
+    kept: Hashable,
+    found: Iterable[tuple[int, int, int]],
+) -> StoreFull:
+    blockers, names = [], []
+    for slot, owes, pins in found:
+        who = participant(end, slot)
+        is_absent = who.state == "absent"
+        rank = None if slot == 0 else slot - 1
+        blockers.append(
+            StoreBlocker(
+                rank=rank,
+                pid=None if is_absent else who.pid,
+                state=who.state,
+                owes=owes,
+                pins=pins,
+                last_progress=None if is_absent else who.last_progress_ns / 1e9,
+            )
+        )
+        parts = [] if is_absent else [f"pid {who.pid}", doing(who)]
+        if owes:
+            parts.append(f"has not read it {'yet' if owes == 1 else f'{owes} times'}")
+        if pins:
+            held = (time.monotonic_ns() - who.views_since_ns) / 1e9
+            parts.append(f"reads it or holds a view of it, for {held:.1f} s")
+        parts.append("never attached" if is_absent else who.since())
+        name = "the writer itself" if rank is None else f"reader {rank}"
+        names.append(f"{name} ({', '.join(parts)})")
+    who_keeps = names_of(names) if names else "somebody who has just let go of it"
+    return StoreFull(
+        f"{what}: {kept_what} is kept by {who_keeps}", need, key, kept, tuple(blockers)
+    )

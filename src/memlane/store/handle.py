@@ -1,0 +1,103 @@
+"""ShmObjectStorageHandle: what a reader needs to find its storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memlane._checks import integer_from, segment_name
+from memlane.errors import InvalidArgument, InvalidType
+from memlane.store.serde import MsgpackSerde, ObjectSerde, PickleMsgpackSerde
+
+# Of the handle's text and of the table.
+FORMAT_VERSION = 1
+
+_serdes: dict[str, type[ObjectSerde]] = {
+    "MsgpackSerde": MsgpackSerde,
+    "PickleMsgpackSerde": PickleMsgpackSerde,
+}
+
+
+@dataclass
+class ShmObjectStorageHandle:
+    """The address of a storage. Give it to every reader: pickled, or as JSON text.
+
+    Attributes:
+        max_object_size: as the writer chose it.
+        n_readers: the same.
+        ring_buffer_handle: (data_buffer_size, name) of the ring.
+        serde_class: the writer's.
+        reader_lock: the writer's; a lock cannot travel as text.
+    """
+
+    max_object_size: int
+    n_readers: int
+    ring_buffer_handle: tuple[int, str]
+    serde_class: type[ObjectSerde]
+    reader_lock: Any = None
+
+    @staticmethod
+    def register_serde(serde_class: type[ObjectSerde], name: str | None = None) -> None:
+        """Lets handles in text name a serde. memlane's own are registered; text never imports."""
+        key = serde_class.__name__ if name is None else name
+        if _serdes.setdefault(key, serde_class) is not serde_class:
+            raise InvalidArgument(f"{key!r} names another serde already")
+
+    def to_json(self) -> str:
+        """Plain JSON text, for wherever a pickle cannot go."""
+        import msgspec  # half of what importing memlane would cost, and only handles need it
+
+        if self.reader_lock is not None:
+            raise InvalidArgument("a handle with a reader_lock cannot be text; readers need none")
+        names = [name for name, known in _serdes.items() if known is self.serde_class]
+        if not names:
+            raise InvalidArgument(
+                f"{self.serde_class.__name__} is not registered: call "
+                f"ShmObjectStorageHandle.register_serde on both sides"
+            )
+        return msgspec.json.encode(
+            {
+                "format_version": FORMAT_VERSION,
+                "max_object_size": self.max_object_size,
+                "n_readers": self.n_readers,
+                "ring_buffer_handle": self.ring_buffer_handle,
+                "serde": names[0],
+            }
+        ).decode()
+
+    @staticmethod
+    def from_json(text: str | bytes) -> ShmObjectStorageHandle:
+        """The handle in `text`; InvalidArgument (a ValueError) for anything that is none."""
+        import msgspec
+
+        try:
+            fields = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise InvalidArgument(f"this text is not a handle: {error}") from None
+        except TypeError as error:
+            raise InvalidType(f"a handle is read from text: {error}") from None
+        try:
+            return _handle_of(fields)
+        except (TypeError, ValueError, KeyError) as error:
+            if isinstance(error, InvalidArgument):
+                raise
+            raise InvalidArgument(f"this text is not a handle of a storage: {error!r}") from None
+
+
+def _handle_of(fields: Any) -> ShmObjectStorageHandle:
+    if not isinstance(fields, dict) or "format_version" not in fields:
+        raise InvalidArgument("this text is not a handle: it has no format version")
+    if fields["format_version"] != FORMAT_VERSION:
+        raise InvalidArgument(
+            f"the handle has format version {fields['format_version']!r}, this memlane reads "
+            f"version {FORMAT_VERSION}; use one version of memlane on both sides"
+        )
+    if fields["serde"] not in _serdes:
+        raise InvalidArgument(f"no serde is registered here as {fields['serde']!r}")
+    size, name = fields["ring_buffer_handle"]
+    return ShmObjectStorageHandle(
+        max_object_size=integer_from("max_object_size", fields["max_object_size"], 1),
+        n_readers=integer_from("n_readers", fields["n_readers"], 1),
+        ring_buffer_handle=(integer_from("data_buffer_size", size, 1), segment_name(name)),
+        serde_class=_serdes[fields["serde"]],
+    )

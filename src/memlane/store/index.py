@@ -1,0 +1,61 @@
+"""What the writer of a storage knows about its objects, besides the table that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from memlane.errors import InvalidType, UnknownKey
+
+if TYPE_CHECKING:
+    from memlane._native import StoreWriter
+
+
+class ObjectIndex:
+    """Keys, ids and references; the ring tells it which chunks end (it is its `Tenant`)."""
+
+    # Not the storage itself, which refers to the ring: the two would keep each other alive.
+
+    def __init__(self) -> None:
+        self.key_index: dict[Hashable, tuple[int, int]] = {}
+        self.id_index: dict[int, Hashable] = {}
+        self.writer_flag: dict[int, int] = {}
+        self.touched: set[int] = set()
+        self.end: StoreWriter | None = None
+
+    def has(self, key: Hashable) -> bool:
+        try:
+            return key in self.key_index
+        except TypeError:
+            raise InvalidType(f"a key must be hashable, not {type(key).__name__}") from None
+
+    def find(self, key: Hashable) -> tuple[int, int]:
+        if not self.has(key):
+            raise UnknownKey(f"no object is stored under {key!r}; it may have been evicted")
+        return self.key_index[key]
+
+    def add(self, key: Hashable, address: int, number: int) -> None:
+        self.key_index[key] = (address, number)
+        self.id_index[number] = key
+
+    def release(self, chunk_id: int) -> bool:
+        """Evicts an object, unless it is touched or somebody reads it."""
+        if chunk_id in self.touched:
+            return False
+        if chunk_id in self.id_index and self.end is not None:
+            if not self.end.retire(chunk_id):
+                return False
+            self.end.count_eviction()
+            del self.key_index[self.id_index.pop(chunk_id)]
+        self.writer_flag.pop(chunk_id, None)
+        return True
+
+    def forget_all(self) -> None:
+        """Whoever reads an object goes on with it; nobody else gets it any more."""
+        if self.end is not None:
+            for number in self.id_index:
+                self.end.clear(number)
+        self.key_index.clear()
+        self.id_index.clear()
+        self.writer_flag.clear()
+        self.touched.clear()

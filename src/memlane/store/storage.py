@@ -1,0 +1,403 @@
+"""SingleWriterShmObjectStorage: keyed objects of one writer, for N readers, by address."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from memlane._checks import integer, integer_from
+from memlane._native import PinnedObject, StoreReader, StoreWriter, copy_parts
+from memlane._segments import released_after
+from memlane.errors import InvalidArgument, InvalidType, ObjectGone, StoreFull, WrongRole
+from memlane.store.full import store_full
+from memlane.store.handle import ShmObjectStorageHandle
+from memlane.store.index import ObjectIndex
+from memlane.store.positions import ID_MAX, Place
+from memlane.store.ring import SingleWriterShmRingBuffer
+from memlane.store.serde import MsgpackSerde, ObjectSerde
+from memlane.store.statistics import StoreStatistics, store_statistics
+from memlane.store.views import ObjectView
+
+if TYPE_CHECKING:
+    from typing import Self
+
+MAX_READERS = 1 << 16
+MAX_REFERENCES = 2**31 - 1
+ALIGNMENT = 64  # of chunks: counts never cross a cache line, and padded arrays are aligned
+
+
+class SingleWriterShmObjectStorage:
+    """Objects by key in a ring: one writer puts them, `n_readers` readers get them by address.
+
+    Args:
+        max_object_size: of one object: 4 bytes of read count, metadata and data.
+        n_readers: places for readers. Every reference of an object is to be read by all of them.
+        ring_buffer: a ring that this process created makes this the writer; on one that it attached
+            to this is a reader, in the next free place. The storage closes it.
+        serde_class: how values become bytes; an `ObjectSerde`.
+        reader_lock: not needed. With one, a `get` of the writer stands in for a reader.
+        max_objects: that are stored at once; `min(65536, data_buffer_size // 1024 + 64)` if None.
+
+    Raises:
+        RankTaken: the ring has a storage already, or all readers have attached.
+        LayoutMismatch: the ring has no storage to read from, or one of other numbers.
+        ShmExhausted: /dev/shm has no space for the table.
+
+    The oldest object is evicted first, and only when every reader that has not closed or died has
+    read it as often as it was referenced and nobody is reading it. `put`, `get_cached` and the
+    writer's other calls come from one thread at a time; `get` and `view` may run in several.
+    Dropping the last reference frees everything, but looks like a death to the peers.
+    """
+
+    flag_bytes = 4
+
+    def __init__(
+        self,
+        max_object_size: int,
+        n_readers: int,
+        ring_buffer: SingleWriterShmRingBuffer,
+        serde_class: type[ObjectSerde] = MsgpackSerde,
+        reader_lock: Any = None,
+        *,
+        max_objects: int | None = None,
+    ) -> None:
+        self.max_object_size = integer_from("max_object_size", max_object_size, 1)
+        self.n_readers = integer_from("n_readers", n_readers, 1)
+        if self.n_readers > MAX_READERS or self.max_object_size >= 1 << 62:
+            raise InvalidArgument(f"at most {MAX_READERS} readers, and objects below 2**62 bytes")
+        if not isinstance(ring_buffer, SingleWriterShmRingBuffer):
+            raise InvalidType(
+                f"a SingleWriterShmRingBuffer is needed, not {type(ring_buffer).__name__}"
+            )
+        size = ring_buffer.data_buffer_size
+        most = min(65536, size // 1024 + 64) if max_objects is None else max_objects
+        self._max_objects = integer_from("max_objects", most, 1)
+        if self._max_objects > ID_MAX:
+            raise InvalidArgument(f"max_objects must be at most 2**31, not {max_objects}")
+        self.serde_class = serde_class
+        self.ser_de = serde_class()
+        self.ring_buffer = ring_buffer
+        self.is_writer = ring_buffer.is_writer
+        self._reader_lock = reader_lock
+        self._does_count = not self.is_writer or reader_lock is not None
+        self._index = ObjectIndex()
+        self._end: StoreWriter | StoreReader
+        self._writer: StoreWriter | None = None
+        segment = ring_buffer._segment
+        if self.is_writer:
+            with ring_buffer._only_writer("make a storage"):
+                self._end = self._writer = StoreWriter.create(
+                    segment, self.n_readers, self._max_objects, self.max_object_size
+                )
+                self._index.end = self._writer
+                ring_buffer._tenant = self._index
+        else:
+            self._end = StoreReader.attach(segment, self.n_readers, self.max_object_size)
+        self._finalizer = weakref.finalize(self, self._end.abandon)
+
+    @staticmethod
+    def create_from_handle(handle: ShmObjectStorageHandle) -> SingleWriterShmObjectStorage:
+        """A reader of the storage, in the next free place.
+
+        Raises:
+            SegmentMissing: the storage is gone, or on another host.
+            RankTaken: all readers have attached.
+        """
+        if not isinstance(handle, ShmObjectStorageHandle):
+            raise InvalidType(f"a ShmObjectStorageHandle is needed, not {type(handle).__name__}")
+        size, name = handle.ring_buffer_handle
+        ring = SingleWriterShmRingBuffer(size, name)
+        try:
+            return SingleWriterShmObjectStorage(
+                handle.max_object_size,
+                handle.n_readers,
+                ring,
+                handle.serde_class,
+                handle.reader_lock,
+            )
+        except BaseException:
+            ring.close()
+            raise
+
+    # Attributes -----------------------------------------------------------------------------
+
+    @property
+    def key_index(self) -> dict[Hashable, tuple[int, int]]:
+        """Key -> (address, id); on the writer."""
+        return self._index.key_index
+
+    @property
+    def id_index(self) -> dict[int, Hashable]:
+        """Id -> key; on the writer."""
+        return self._index.id_index
+
+    @property
+    def writer_flag(self) -> dict[int, int]:
+        """Id -> references; on the writer."""
+        return self._index.writer_flag
+
+    @property
+    def is_closed(self) -> bool:
+        return self._end.is_closed
+
+    # The writer -----------------------------------------------------------------------------
+
+    def put(self, key: Hashable, value: Any) -> tuple[int, int]:
+        """Stores `value` with one reference; (address, id), by which readers get it.
+
+        Raises:
+            InvalidArgument: the key is stored already, or the object is too large.
+            StoreFull: a MemoryError; what is oldest may not be evicted, and `readers` says why.
+
+        Whatever it raises, nothing was stored.
+        """
+        with self.ring_buffer._only_writer("put"):
+            if self._index.has(key):
+                raise InvalidArgument(f"Key {key!r} already exists in the storage")
+            data, data_bytes, metadata, md_bytes = self._serialized(value)
+            size = self.flag_bytes + md_bytes + data_bytes
+            if size > self.max_object_size:
+                raise InvalidArgument(
+                    f"the object of {key!r} ({size} bytes with read count and metadata) "
+                    f"exceeds max object size ({self.max_object_size} bytes)"
+                )
+            writer = self._checked_writer()
+            place = self._make_room(writer, key, size)
+            try:
+                with released_after(self._bytes_of(place, size)) as view:
+                    view[: self.flag_bytes] = bytes(self.flag_bytes)
+                    self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
+                writer.offer(place.id, place.address, size)
+                self.increment_writer_flag(place.id)
+            except BaseException:
+                self.writer_flag.pop(place.id, None)
+                self.ring_buffer._positions.undo(place)
+                if not writer.is_closed:
+                    writer.clear(place.id)
+                raise
+            self._index.add(key, place.address, place.id)
+            return place.address, place.id
+
+    def _bytes_of(self, place: Place, size: int) -> memoryview:
+        """Of a new chunk what the object takes; it may be padded."""
+        ring = self.ring_buffer
+        return ring._segment.view(place.address % ring.data_buffer_size + ring.MD_SIZE, size)
+
+    def _serialized(self, value: Any) -> tuple[Any, int, Any, int]:
+        data, data_bytes, metadata, md_bytes = self.ser_de.serialize(value)
+        return (
+            data,
+            integer_from("the bytes of the data", data_bytes, 0),
+            metadata,
+            integer_from("the bytes of the metadata", md_bytes, 0),
+        )
+
+    def _checked_writer(self) -> StoreWriter:
+        """This end, if it is still usable here: Python code may have run, and closed or forked."""
+        if self._writer is None:
+            raise WrongRole("Only the writer can do that")
+        self._writer.check()
+        return self._writer
+
+    def _make_room(self, writer: StoreWriter, key: Hashable, size: int) -> Place:
+        ring = self.ring_buffer
+        total = size + ring.MD_SIZE
+        padded = -(-total // ALIGNMENT) * ALIGNMENT
+        if padded <= ring.data_buffer_size:
+            total = padded
+        if total > ring.data_buffer_size:
+            raise StoreFull(
+                f"no room for {key!r}: its {total} bytes are more than the whole ring has, "
+                f"{ring.data_buffer_size}",
+                size,
+                key,
+            )
+        while True:
+            if len(self.id_index) < self._max_objects:
+                place = ring._place(total)
+                if place is not None:
+                    if writer.admits(place.id, place.address % ring.data_buffer_size, total):
+                        return place
+                    ring._positions.undo(place)
+            if not self._free_oldest():
+                oldest = ring.monotonic_id_start if ring.metadata else None
+                raise store_full(writer, self._index, key, size, oldest)
+
+    def _free_oldest(self) -> list[int]:
+        return self.ring_buffer._free(self.default_is_free_check, 2 * self.max_object_size)
+
+    def copy_to_buffer(
+        self, data: Any, data_bytes: int, metadata: Any, md_bytes: int, data_view: memoryview
+    ) -> None:
+        """Writes metadata, then data, behind the read count; the lengths must be true."""
+        if not isinstance(data, (bytes, list)):
+            raise InvalidArgument(f"Unsupported data type for serialization: {type(data)}")
+        copy_parts(data_view, self.flag_bytes, [metadata], md_bytes)
+        parts = data if isinstance(data, list) else [data]
+        copy_parts(data_view, self.flag_bytes + md_bytes, parts, data_bytes)
+
+    def increment_writer_flag(self, id: int) -> None:
+        """One more reference: every reader is to read it once more."""
+        references = self.writer_flag.get(id, 0) + 1
+        if references > MAX_REFERENCES:
+            raise InvalidArgument(f"object {id} has {MAX_REFERENCES} references; no more can be")
+        self._checked_writer().refer(id, references)
+        self.writer_flag[id] = references
+
+    def is_cached(self, key: Hashable) -> bool:
+        """Is an object stored under that key?"""
+        self._must_be_writer("is_cached")
+        return self._index.has(key)
+
+    def get_cached(self, key: Hashable) -> tuple[int, int]:
+        """References the object once more, for all readers; (address, id)."""
+        with self.ring_buffer._only_writer("get_cached"):
+            address, number = self._index.find(key)
+            self.increment_writer_flag(number)
+            self._index.touched.discard(number)
+            return address, number
+
+    def touch(self, key: Hashable) -> None:
+        """Keeps the object from eviction until its next `get_cached`, or `release_touches()`."""
+        with self.ring_buffer._only_writer("touch"):
+            self._index.touched.add(self._index.find(key)[1])
+
+    def release_touches(self) -> None:
+        """Takes back every `touch`."""
+        with self.ring_buffer._only_writer("release_touches"):
+            self._index.touched.clear()
+
+    def free_unused(self) -> None:
+        """Evicts up to 2 x max_object_size bytes of what may be evicted, oldest first."""
+        with self.ring_buffer._only_writer("free_unused"):
+            self._free_oldest()
+
+    def clear(self) -> None:
+        """Empties ring and indexes. What is being read stays until then; ids go on."""
+        self.ring_buffer.clear()
+
+    def default_is_free_check(self, id: int, buf: memoryview) -> bool:
+        """Have the object's reads reached `writer_flag[id]` x `n_readers`?
+
+        Readers that closed or died count as done. The table decides; the count in the first 4
+        bytes of `buf` is for bytes that it does not know.
+        """
+        references = self.writer_flag.get(id)
+        if references is None:
+            return False  # not the storage's
+        return self._checked_writer().is_read(id, buf, max(0, references))
+
+    def _must_be_writer(self, call: str) -> None:
+        self._end.check()
+        if not self.is_writer:
+            raise WrongRole(f"Only the writer can {call}")
+
+    # Everybody ------------------------------------------------------------------------------
+
+    def get(self, address: int, monotonic_id: int) -> Any:
+        """The object of that id at that address, the caller's own; counts the read.
+
+        Raises:
+            ObjectGone: a ValueError; nothing of that id is stored there (any more).
+            Exception: whatever decoding raised; the read is not counted.
+        """
+        pinned = self._pin(address, monotonic_id)
+        try:
+            value = self.ser_de.deserialize(pinned.data())
+            self._check_still_there(pinned, address, monotonic_id)
+            self._count(pinned)
+        finally:
+            pinned.release()
+        return value
+
+    def view(self, address: int, monotonic_id: int) -> ObjectView:
+        """The same as a block: `with storage.view(address, id) as value`, arrays not copied.
+
+        They are read-only (torch knows no such thing: do not write to a tensor of a view) and keep
+        the object from eviction. The read counts when the block ends, however it ends. If anything
+        but the name of `with ... as name` refers to one of them then, leaving it raises
+        `ViewInUse`, and the object is kept until that goes.
+        """
+        return ObjectView(self, address, monotonic_id)
+
+    def _pin(self, address: int, monotonic_id: int) -> PinnedObject:
+        at, number = integer("address", address), integer("monotonic_id", monotonic_id)
+        in_range = 0 <= at < 2 * self.ring_buffer.data_buffer_size and 0 <= number < ID_MAX
+        pinned = self._end.pin(at, number) if in_range else None
+        if pinned is None:
+            self._end.check()
+            raise self._gone(at, number)
+        return pinned
+
+    def _decode_view(self, pinned: PinnedObject) -> Any:
+        return self.ser_de.deserialize_view(pinned.data())
+
+    def _check_still_there(self, pinned: PinnedObject, address: int, number: int) -> None:
+        if not pinned.is_valid:
+            self._end.check()
+            raise self._gone(address, number)
+
+    def _count(self, pinned: PinnedObject) -> None:
+        if self._does_count:
+            self.increment_reader_flag(pinned.count())
+        self._end.note_progress(pinned.size)
+
+    def _gone(self, address: int, number: int) -> ObjectGone:
+        return ObjectGone(
+            f"Data for address:id '{address}:{number}' has been modified or is invalid"
+        )
+
+    def increment_reader_flag(self, data_view: memoryview) -> None:
+        """One more read by this reader, of the object whose 4 count bytes `data_view` is.
+
+        On the writer it stands in for a reader that still owes one.
+        """
+        self._end.count(data_view)
+
+    def handle(self) -> ShmObjectStorageHandle:
+        """What readers attach by."""
+        self._end.check()
+        return ShmObjectStorageHandle(
+            max_object_size=self.max_object_size,
+            n_readers=self.n_readers,
+            ring_buffer_handle=self.ring_buffer.handle(),
+            serde_class=self.serde_class,
+            reader_lock=self._reader_lock,
+        )
+
+    def statistics(self) -> StoreStatistics:
+        """Counters, and the state of every reader; some system calls per reader."""
+        return store_statistics(self._end)
+
+    def close(self) -> None:
+        """Ends this end, says so to the peers, and closes the ring. Idempotent.
+
+        Nobody waits for a closed reader; what a closed writer stored can be read as long as
+        readers have it. Memory stays mapped while views of it live, but may change under them.
+        """
+        self._end.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        self.ring_buffer.close()
+        self._finalizer.detach()
+
+    def __enter__(self) -> Self:
+        self._end.check()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._end.abandon()  # announces nothing: to the peers this is a death
+            self._leave()
+
+    def __repr__(self) -> str:
+        role = "writer" if self.is_writer else "reader"
+        closed = " closed" if self.is_closed else ""
+        return (
+            f"<SingleWriterShmObjectStorage {self.ring_buffer.handle()[1]} {role}{closed}, "
+            f"{len(self.key_index)} objects, {self.n_readers} readers>"
+        )
