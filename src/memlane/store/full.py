@@ -40,22 +40,20 @@ class StoreBlocker:
 def store_full(
     end: StoreWriter, index: ObjectIndex, key: Hashable, need: int, oldest: int | None
 ) -> StoreFull:
-    """The error of an object of `need` bytes; `oldest` is the id of the oldest chunk."""
+    """The error of an object of `need` bytes.
+
+    `oldest` is the id of the oldest chunk, which stays; None if what was cleared is in the way.
+    """
     what = f"no room for {key!r}, {need} bytes"
-    if oldest is None or oldest in index.touched or oldest not in index.id_index:
-        if ghosts := end.ghost_blockers():
-            return _kept(end, what, "what was cleared", need, key, None, ghosts)
-        why = (
-            "the ring is fragmented"
-            if oldest is None
-            else f"the oldest object, {index.id_index[oldest]!r}, is kept by touch(); "
-            f"release_touches() lets it go"
-            if oldest in index.touched
-            else f"the oldest chunk, id {oldest}, is none of the storage's; free_buf() may free it"
-        )
-        kept = None if oldest is None else index.id_index.get(oldest)
-        return StoreFull(f"{what}: {why}", need, key, kept)
+    if oldest is None:
+        return _kept(end, what, "what was cleared", need, key, None, end.ghost_blockers())
+    if oldest not in index.id_index:
+        why = f"the oldest chunk, id {oldest}, is none of the storage's; free_buf() may free it"
+        return StoreFull(f"{what}: {why}", need, key)
     kept = index.id_index[oldest]
+    if oldest in index.touched:
+        why = f"the oldest object, {kept!r}, is kept by touch(); release_touches() lets it go"
+        return StoreFull(f"{what}: {why}", need, key, kept)
     blockers = end.blockers(oldest, min(index.writer_flag.get(oldest, 0), 2**31 - 1))
     return _kept(end, what, f"the oldest object, {kept!r},", need, key, kept, blockers)
 
@@ -87,7 +85,7 @@ def _kept(
         parts = [] if is_absent else [f"pid {who.pid}", doing(who)]
         if owes:
             parts.append(f"has not read it {'yet' if owes == 1 else f'{owes} times'}")
-        if pins:
+        if pins and who.views:
             held = (time.monotonic_ns() - who.views_since_ns) / 1e9
             parts.append(f"reads it or holds a view of it, for {held:.1f} s")
         parts.append("never attached" if is_absent else who.since())

@@ -214,14 +214,15 @@ class SingleWriterShmObjectStorage:
                 key,
             )
         while True:
-            if len(self.id_index) < self._max_objects:
-                place = ring._place(total)
-                if place is not None:
-                    if writer.admits(place.id, place.address % ring.data_buffer_size, total):
-                        return place
-                    ring._positions.undo(place)
+            is_full = len(self.id_index) >= self._max_objects
+            place = None if is_full else ring._place(total)
+            if place is not None:
+                if writer.admits(place.id, place.address % ring.data_buffer_size, total):
+                    return place
+                ring._positions.undo(place)
             if not self._free_oldest():
-                oldest = ring.monotonic_id_start if ring.metadata else None
+                # A place that is not admitted is still being read, though it was cleared.
+                oldest = ring.monotonic_id_start if place is None else None
                 raise store_full(writer, self._index, key, size, oldest)
 
     def _free_oldest(self) -> list[int]:

@@ -1,0 +1,347 @@
+"""Who may be evicted, in which order, and what a full storage says."""
+
+import threading
+import time
+
+import pytest
+
+from memlane import StoreBlocker, StoreFull, StoreReaderStatistics
+from tests.queues import refuses
+from tests.stores import Ring, Storage, fill, store_of
+
+# 52 bytes and 12 more are one place of 64.
+ONE = bytes(52)
+
+
+def test_the_oldest_goes_first() -> None:
+    """What every reader has read makes room, up to 2 x max_object_size at once."""
+    with store_of(size=640, max_object_size=64) as (writer, (reader,)):
+        places = fill(writer, ONE)
+        assert len(places) == 10
+        for place in places[:7]:
+            reader.get(*place)
+        writer.put("new", ONE)
+        assert list(writer.key_index) == ["2", "3", "4", "5", "6", "7", "8", "9", "new"]
+        assert set(writer.id_index) == set(writer.writer_flag) == set(range(2, 11))
+        with refuses(ValueError):
+            reader.get(*places[0])
+        assert reader.get(*places[2]) == ONE
+
+
+def test_only_what_all_have_read() -> None:
+    """One reader that has not read keeps the object and all behind it."""
+    with store_of(2, size=640, max_object_size=64) as (writer, (one, two)):
+        places = fill(writer, ONE)
+        for place in places:
+            one.get(*place)
+        for place in places[1:]:
+            two.get(*place)
+        with refuses(MemoryError):
+            writer.put("new", ONE)
+        writer.free_unused()
+        assert len(writer.key_index) == 10
+        two.get(*places[0])
+        writer.free_unused()
+        assert next(iter(writer.key_index)) == "2"
+        writer.put("new", ONE)
+
+
+def test_surplus_reads_do_not_count_for_others() -> None:
+    """However often one reader reads, the other's read is still owed."""
+    with store_of(2, size=640, max_object_size=64) as (writer, (one, two)):
+        places = fill(writer, ONE)
+        for _ in range(5):
+            for place in places:
+                one.get(*place)
+        with refuses(MemoryError) as caught:
+            writer.put("new", ONE)
+        (blocker,) = caught.value.readers
+        assert (blocker.rank, blocker.owes) == (1, 1)
+        two.get(*places[0])
+        writer.put("new", ONE)
+
+
+def test_references() -> None:
+    """Every reader is to read as often as the object was referenced."""
+    with store_of(2, size=640, max_object_size=64) as (writer, readers):
+        places = fill(writer, ONE)
+        assert writer.get_cached("0") == places[0]
+        assert writer.get_cached("0") == places[0]
+        assert writer.writer_flag[0] == 3
+        for times in range(3):
+            for reader in readers:
+                with refuses(MemoryError) as caught:
+                    writer.put("new", ONE)
+                assert max(blocker.owes for blocker in caught.value.readers) == 3 - times
+                reader.get(*places[0])
+        writer.put("new", ONE)
+        assert not writer.is_cached("0")
+
+
+def test_sg_many_references() -> None:
+    """SG: up to 2**31 - 1 references are counted; one more is refused and changes nothing."""
+    with store_of() as (writer, (reader,)):
+        place = writer.put("k", ONE)
+        writer.writer_flag[0] = 2**31 - 2
+        assert writer.get_cached("k") == place
+        assert writer.statistics().readers[0].outstanding == 2**31 - 1
+        with refuses(ValueError, match="references"):
+            writer.get_cached("k")
+        assert writer.writer_flag[0] == 2**31 - 1
+        reader.get(*place)
+        assert writer.statistics().readers[0].outstanding == 2**31 - 2
+        with writer.ring_buffer.access_buf(place[0]) as (data, _):
+            data[:4] = writer.ring_buffer.int2byte(2**31 - 1)
+            reader.get(*place)
+            assert writer.ring_buffer.byte2int(data[:4]) == 2**31 - 1  # it stays: no overflow
+        assert writer.statistics().readers[0].outstanding == 2**31 - 3
+
+
+def test_touch() -> None:
+    """A touched object stays until its next get_cached, or release_touches()."""
+    with store_of(size=640, max_object_size=64) as (writer, (reader,)):
+        places = fill(writer, ONE)
+        for place in places:
+            reader.get(*place)
+        writer.touch("0")
+        with refuses(MemoryError, match=r"'0', is kept by touch\(\)") as caught:
+            writer.put("new", ONE)
+        assert caught.value.readers == ()
+        assert list(writer.ring_buffer.free_buf(lambda *_: True)) == []
+        writer.get_cached("0")
+        with refuses(MemoryError, match="has not read it"):
+            writer.put("new", ONE)
+        reader.get(*places[0])
+        writer.touch("0")
+        writer.release_touches()
+        writer.put("new", ONE)
+        assert not writer.is_cached("0")
+
+
+def test_a_full_table() -> None:
+    """`max_objects` objects at most: a full table evicts like a full ring."""
+    with store_of(max_objects=5) as (writer, (reader,)):
+        places = fill(writer, ONE)
+        assert len(places) == 5
+        with refuses(MemoryError, match="has not read it yet"):
+            writer.put("new", ONE)
+        reader.get(*places[0])
+        writer.put("new", ONE)
+        assert list(writer.key_index) == ["1", "2", "3", "4", "new"]
+
+
+def test_a_fragmented_ring() -> None:
+    """It frees on as long as that may help: 2 x max_object_size need not be contiguous."""
+    with store_of(size=200, max_object_size=60) as (writer, (reader,)):
+        for n in range(3):
+            reader.get(*writer.put(n, b""))
+        for n in range(20):
+            reader.get(*writer.put(f"large {n}", bytes(56)))
+            reader.get(*writer.put(f"small {n}", b""))
+
+
+def test_nothing_is_evicted_while_it_is_read() -> None:
+    """A read object that somebody is reading just now keeps its place."""
+    with store_of(size=640, max_object_size=64) as (writer, (reader,)):
+        places = fill(writer, ONE)
+        for place in places:
+            reader.get(*place)
+        with reader.view(*places[0]) as view:
+            with refuses(MemoryError, match="reads it or holds a view of it") as caught:
+                writer.put("new", ONE)
+            assert [b.pins for b in caught.value.readers] == [1]
+            assert list(writer.ring_buffer.free_buf(lambda *_: True)) == []
+            assert bytes(view) == ONE
+        del view
+        writer.put("new", ONE)
+        with writer.view(*places[2]), refuses(MemoryError, match="the writer itself"):
+            fill_one_more(writer)
+
+
+def fill_one_more(writer: Storage) -> None:
+    for n in range(20):
+        writer.put(f"more {n}", ONE)
+
+
+def test_what_the_error_says() -> None:
+    """Key and bytes; of the oldest object who has not read it, since when, in what state."""
+    with store_of(2, size=640, max_object_size=64, attached=1) as (writer, (reader,)):
+        places = fill(writer, ONE)
+        with refuses(MemoryError) as caught:
+            writer.put("new", ONE)
+        error = caught.value
+        assert isinstance(error, StoreFull)
+        assert (error.key, error.need, error.kept) == ("new", 56, "0")
+        one, two = error.readers
+        assert isinstance(one, StoreBlocker)
+        assert (one.rank, one.state, one.owes, one.pins) == (0, "running", 1, 0)
+        assert one.last_progress is not None
+        assert 0 <= time.monotonic() - one.last_progress < 30
+        assert two == StoreBlocker(1, None, "absent", 1, 0, None)
+        assert f"reader 0 (pid {one.pid}, running" in str(error)
+        assert "reader 1 (has not read it yet, never attached)" in str(error)
+        reader.get(*places[0])
+        with refuses(MemoryError) as caught:
+            writer.put("new", ONE)
+        assert [blocker.rank for blocker in caught.value.readers] == [1]
+
+
+def test_chunks_of_others() -> None:
+    """What was allocated in the ring by hand is not the storage's to free."""
+    with store_of(size=640, max_object_size=64) as (writer, (reader,)):
+        writer.ring_buffer.allocate_buf(56)
+        for place in fill(writer, ONE):
+            reader.get(*place)
+        with refuses(MemoryError, match="none of the storage's"):
+            writer.put("new", ONE)
+        assert writer.ring_buffer.free_buf(lambda number, _: number == 0) == [0]
+        reader.get(*writer.put("new", ONE))
+
+
+def test_chunks_of_others_that_are_not_aligned() -> None:
+    """They shift objects, which work all the same."""
+    with store_of(size=640, max_object_size=64) as (writer, (reader,)):
+        writer.ring_buffer.allocate_buf(3)
+        place = writer.put("k", ONE)
+        assert place[0] == 11
+        assert reader.get(*place) == ONE
+        with writer.ring_buffer.access_buf(place[0]) as (data, _):
+            assert bytes(data[:4]) == b"\1\0\0\0"
+
+
+def test_freeing_the_ring_by_hand() -> None:
+    """The storage hears of it: its indexes follow, and readers are refused."""
+    with store_of() as (writer, (reader,)):
+        places = [writer.put(n, ONE) for n in range(4)]
+        assert list(writer.ring_buffer.free_buf(lambda *_: True, 100)) == [0, 1]
+        assert list(writer.key_index) == [2, 3]
+        with refuses(ValueError):
+            reader.get(*places[0])
+        writer.ring_buffer.clear()
+        assert (writer.key_index, writer.writer_flag) == ({}, {})
+        with refuses(ValueError):
+            reader.get(*places[3])
+
+
+def test_clear_while_somebody_reads() -> None:
+    """Who reads goes on with the right bytes: their place is not written before that ends."""
+    with store_of(size=640, max_object_size=64) as (writer, (reader,)):
+        places = [writer.put(n, bytes([n]) * 52) for n in range(10)]
+        with reader.view(*places[1]) as view:
+            writer.clear()
+            assert writer.ring_buffer.data_buffer_end == 0
+            with refuses(ValueError):
+                reader.get(*places[1])
+            writer.put("before it", ONE)
+            with refuses(MemoryError, match="what was cleared is kept by reader 0") as caught:
+                writer.put("over it", ONE)
+            assert [blocker.pins for blocker in caught.value.readers] == [1]
+            assert bytes(view) == bytes([1]) * 52
+        del view
+        writer.put("over it", ONE)
+        assert writer.statistics().objects == 2
+
+
+def test_clear_in_the_middle_of_a_get() -> None:
+    """A get that is overtaken by clear() raises, or gives the right bytes."""
+    decoding, cleared = threading.Event(), threading.Event()
+
+    with store_of() as (writer, (reader,)):
+        place = writer.put("k", ONE)
+        inner = reader.ser_de.deserialize
+
+        def slow(data: memoryview) -> object:
+            decoding.set()
+            cleared.wait(30)
+            return inner(data)
+
+        reader.ser_de.deserialize = slow  # type: ignore[method-assign]
+        outcome: list[object] = []
+
+        def get() -> None:
+            try:
+                outcome.append(reader.get(*place))
+            except ValueError as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=get)
+        thread.start()
+        decoding.wait(30)
+        writer.clear()
+        cleared.set()
+        thread.join()
+        assert isinstance(outcome[0], ValueError)
+
+
+@pytest.mark.parametrize("attached", [0, 1, 2])
+def test_a_lock_makes_the_writer_stand_in(attached: int) -> None:
+    """With a reader_lock a get of the writer counts for a reader that still owes a read."""
+    with store_of(2, size=640, max_object_size=64, attached=0, reader_lock=object()) as (writer, _):
+        places = fill(writer, ONE)
+        readers = [
+            Storage(64, 2, Ring(*writer.ring_buffer.handle()), writer.serde_class)
+            for _ in range(attached)
+        ]
+        for _ in range(2 - attached):
+            with refuses(MemoryError):
+                writer.put("new", ONE)
+            writer.get(*places[0])
+        for reader in readers:
+            with refuses(MemoryError):
+                writer.put("new", ONE)
+            reader.get(*places[0])
+        writer.put("new", ONE)
+        for reader in readers:
+            reader.close()
+
+
+def test_standing_in_does_not_pay_twice() -> None:
+    """Reads that nobody owed when the object is referenced again do not count for that."""
+    with store_of(1, reader_lock=object(), size=640, max_object_size=64) as (writer, (reader,)):
+        places = fill(writer, ONE)
+        writer.get(*places[0])
+        reader.get(*places[0])
+        for _ in range(3):
+            writer.get(*places[0])
+        writer.get_cached("0")
+        with refuses(MemoryError):
+            writer.put("new", ONE)
+        writer.get(*places[0])
+        writer.put("new", ONE)
+
+
+def test_without_a_lock_the_writer_does_not_count() -> None:
+    with store_of(1, size=640, max_object_size=64) as (writer, (reader,)):
+        places = fill(writer, ONE)
+        for _ in range(3):
+            writer.get(*places[0])
+        with refuses(MemoryError):
+            writer.put("new", ONE)
+        reader.get(*places[0])
+        writer.put("new", ONE)
+
+
+def test_statistics() -> None:
+    """Counters, and for each reader what it owes."""
+    with store_of(2, size=640, max_object_size=64, attached=1) as (writer, (reader,)):
+        places = fill(writer, ONE)
+        writer.get_cached("9")
+        for place in places[:3]:
+            reader.get(*place)
+        for end in (writer, reader):
+            seen = end.statistics()
+            assert (seen.puts, seen.hits, seen.evictions, seen.objects) == (10, 1, 0, 10)
+            assert seen.bytes == 560
+            assert (seen.writer_state, seen.writer_pid) == ("running", seen.pid)
+            one, two = seen.readers
+            assert (one.rank, one.state, one.reads, one.outstanding) == (0, "running", 3, 8)
+            assert two == StoreReaderStatistics(1, None, "absent", 0, 11, None, 0, None)
+        assert (writer.statistics().role, writer.statistics().rank) == ("writer", None)
+        assert (reader.statistics().role, reader.statistics().rank) == ("reader", 0)
+        with reader.view(*places[0]):
+            seen = writer.statistics()
+            assert seen.readers[0].views == 1
+            assert seen.readers[0].views_since is not None
+        reader.close()
+        assert writer.statistics().readers[0].state == "closed"
+        assert writer.statistics().readers[0].outstanding == 0
