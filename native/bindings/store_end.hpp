@@ -51,7 +51,7 @@ public:
     // Was all that was read of it until now its own? False, too, once its end is closed.
     bool is_valid() const noexcept {
         const auto reader = end_.lock();
-        return reader && reader->is_live(object_);
+        return reader && reader->is_valid(object_);
     }
 
     // Buffers that still exist keep it.

@@ -14,7 +14,7 @@
 //   offer     writer marks an object's entry live       readers                    its bytes, address, size; reads of 0
 //   refer     writer adds a reference                   a reader that counts       (the number itself)
 //   pin       a participant adds to its pins            writer, once it has retired (ordered by a full fence on both sides)
-//   retire    writer marks an entry retired             readers, once they pinned  (ordered by a full fence on both sides)
+//   retire    writer marks an entry closing, or retired readers, once they pinned  (ordered by a full fence on both sides)
 //   count     a reader counts its read of an object     writer                     (the number itself)
 //   unpin     a participant takes its pin away          writer                     that its loads of the object are over
 //   park      a sleeper sets its `parked` byte          whoever wakes it           (ordered by a full fence on both sides)

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/participants.hpp"
+#include "core/wait.hpp"
 #include "os/clock.hpp"
 #include "store/object_table.hpp"
 
@@ -60,7 +61,7 @@ public:
         Object object{id, table_.index_of(id), table_.offset_of(address) + sizeof(ChunkHeader), 0, next_serial_++};
         held_.push_back({object.serial, os::monotonic_now()});
         add_pin(object.index);
-        if (!is_live(object) || core::load_relaxed(entry(object).address) != address || !fits(object)) {
+        if (!is_granted(object) || core::load_relaxed(entry(object).address) != address || !fits(object)) {
             drop_pin(object.index);
             held_.pop_back();
             return std::nullopt;
@@ -71,11 +72,10 @@ public:
 
     // Still what it was when it was pinned? It always is, unless the writer cleared the ring, or this end was closed
     // meanwhile: the loads before this call then saw the object's bytes and no others.
-    bool is_live(const Object& object) const noexcept {
+    bool is_valid(const Object& object) const noexcept {
         std::atomic_thread_fence(std::memory_order_acquire);
-        SYNC_LOAD(offer);
-        SYNC_LOAD(retire);
-        return core::load_acquire(entry(object).stamp) == live_stamp(object.id);
+        const std::uint64_t stamp = stamp_of(object.index);
+        return stamp == live_stamp(object.id) || stamp == closing_stamp(object.id);
     }
 
     void unpin(const Object& object) noexcept {
@@ -125,11 +125,32 @@ protected:
         std::atomic_ref(table_.claims(index, slot_).pins).fetch_sub(1, std::memory_order_release);
     }
 
+    std::uint64_t stamp_of(std::uint64_t index) const noexcept {
+        SYNC_LOAD(offer);
+        SYNC_LOAD(retire);
+        return core::load_acquire(table_.entry(index).stamp);
+    }
+
+    // After a pin: live or not. Closing lasts as long as the writer looks for pins, so some looks will do, unless it loses
+    // its core or its life just then.
+    std::uint64_t settled_stamp(std::uint64_t index, int looks) const noexcept {
+        std::uint64_t stamp = stamp_of(index);
+        for (int i = 0; i < looks && is_closing(stamp); ++i) {
+            core::pause();
+            stamp = stamp_of(index);
+        }
+        return stamp;
+    }
+
 private:
     struct Held {
         std::uint64_t serial;
         os::Nanoseconds since;
     };
+
+    bool is_granted(const Object& object) const noexcept {
+        return settled_stamp(object.index, 1000) == live_stamp(object.id);
+    }
 
     // Sets the object's size. Whatever the table says, nothing beyond the ring is read; and what the ring says of the
     // chunk must agree with it.
@@ -139,8 +160,8 @@ private:
         if (object.size < kCountBytes || room < sizeof(ChunkHeader) || object.size > room - sizeof(ChunkHeader))
             return false;
         const ChunkHeader header = read_header(table_.at(object.offset - sizeof(ChunkHeader)));
-        return header.id == static_cast<std::int32_t>(object.id) && header.size > 0 &&
-               static_cast<std::uint64_t>(header.size) >= object.size + sizeof(ChunkHeader);
+        const auto total = static_cast<std::uint64_t>(std::max(header.size, 0));
+        return header.id == static_cast<std::int32_t>(object.id) && total >= object.size + sizeof(ChunkHeader) && total <= room;
     }
 
     // In the order in which they were pinned, so the first is the oldest.

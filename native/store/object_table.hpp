@@ -13,12 +13,13 @@
 // needs in the ring is a chunk at a multiple of 64: 8 bytes of header, 4 bytes of read count, metadata, data.
 //
 //   entry       pins    meaning
+//   live        any     whoever pins it first may read
+//   closing     any     the writer is looking for pins; whoever had pinned a live entry reads on
 //   retired     0       nobody may read; the writer may use the entry and its space again
 //   retired     some    cleared while somebody reads: the writer leaves entry and space alone
-//   live        any     whoever has pinned it first may read; the writer may retire it while nobody pins it
 //
-// A reader pins, then looks whether the entry is live; the writer retires, then looks whether anybody pins. Between the
-// two steps both have a full fence, so one of them sees the other.
+// A reader pins, then looks whether the entry is live; the writer marks it as closing, then looks whether anybody pins.
+// Between the two steps both have a full fence, so one of them sees the other. If there is a pin the entry is live again.
 #pragma once
 
 #include <bit>
@@ -64,11 +65,13 @@ static_assert(offsetof(StoreFacts, puts) == 64);
 
 // stamp: the id, and above it the state.
 inline constexpr std::uint64_t kLive = std::uint64_t{1} << 32;
-inline constexpr std::uint64_t kRetired = std::uint64_t{2} << 32;
+inline constexpr std::uint64_t kClosing = std::uint64_t{2} << 32;
+inline constexpr std::uint64_t kRetired = std::uint64_t{4} << 32;
 constexpr std::uint64_t live_stamp(std::uint32_t id) noexcept { return kLive | id; }
+constexpr std::uint64_t closing_stamp(std::uint32_t id) noexcept { return kClosing | id; }
 constexpr std::uint64_t retired_stamp(std::uint32_t id) noexcept { return kRetired | id; }
 constexpr bool is_live(std::uint64_t stamp) noexcept { return (stamp & kLive) != 0; }
-constexpr std::uint32_t id_of(std::uint64_t stamp) noexcept { return static_cast<std::uint32_t>(stamp); }
+constexpr bool is_closing(std::uint64_t stamp) noexcept { return (stamp & kClosing) != 0; }
 
 struct ObjectEntry {
     std::uint64_t stamp;

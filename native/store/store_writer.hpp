@@ -29,7 +29,7 @@ public:
     // May `bytes` bytes at `offset` of the ring become object `id`? Not while somebody reads what was cleared there.
     bool admits(std::uint32_t id, std::uint64_t offset, std::uint64_t bytes) {
         const std::uint64_t index = table().index_of(id);
-        if (store::is_live(core::load_relaxed(table().entry(index).stamp))) return false;
+        if (is_live(core::load_relaxed(table().entry(index).stamp))) return false;
         return std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
             const bool meets = ghost.index == index || (ghost.offset < offset + bytes && offset < ghost.offset + ghost.bytes);
             return meets && is_pinned(ghost.index);
@@ -89,17 +89,18 @@ public:
     }
 
     // Nobody reads it and nobody will: its entry and its space may be used again. False while somebody pins it, and
-    // nothing has changed then (but who looked at this very moment was refused).
+    // nothing has changed then.
     bool retire(std::uint32_t id) {
         const std::uint64_t index = table().index_of(id);
         if (!knows(id)) return true;
         if (is_pinned(index)) return false;
-        withdraw(index, retired_stamp(id));
+        mark(index, closing_stamp(id));
         if (is_pinned(index)) {
             SYNC_STORE(offer);
             core::store_release(table().entry(index).stamp, live_stamp(id));
             return false;
         }
+        mark(index, retired_stamp(id));
         forget(index);
         return true;
     }
@@ -108,7 +109,7 @@ public:
     void clear(std::uint32_t id) {
         const std::uint64_t index = table().index_of(id);
         if (!knows(id)) return;
-        withdraw(index, retired_stamp(id));
+        mark(index, retired_stamp(id));
         const ObjectEntry& entry = table().entry(index);
         if (is_pinned(index))
             ghosts_.push_back({index, table().offset_of(core::load_relaxed(entry.address)),
@@ -157,7 +158,8 @@ private:
         participants().join(kSlot, os::own_identity());
     }
 
-    void withdraw(std::uint64_t index, std::uint64_t stamp) noexcept {
+    // Before it looks for pins, and before anything is written where the object lay.
+    void mark(std::uint64_t index, std::uint64_t stamp) noexcept {
         SYNC_STORE(retire);
         core::store_relaxed(table().entry(index).stamp, stamp);
         core::full_fence();

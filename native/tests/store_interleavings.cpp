@@ -1,0 +1,168 @@
+// Who pins and who retires at the same moment: forced orders of the steps, through the SYNC hooks.
+#include <functional>
+#include <map>
+#include <string>
+
+#include "stores.hpp"
+
+using namespace memlane;
+using namespace memlane::testing;
+
+namespace {
+
+struct Trap {
+    int passes;  // before it springs
+    std::function<void()> action;
+};
+std::map<std::string, Trap> at_point;  // springs once
+
+void hook(const char* point) {
+    const auto found = at_point.find(point);
+    if (found == at_point.end() || found->second.passes-- > 0) return;
+    const auto action = std::move(found->second.action);
+    at_point.erase(found);
+    action();
+}
+
+constexpr std::uint32_t kId = 5;
+
+void read_by_all(const Store& s) {
+    for (const auto& reader : {s.one, s.two}) {
+        const auto object = reader->pin(s.address_of(kId), kId);
+        CHECK(object);
+        reader->count(*object);
+        reader->unpin(*object);
+    }
+    CHECK(s.writer->is_read(kId, 1));
+}
+
+// The reader is halfway into its pin when the writer retires: exactly one of the two succeeds.
+void writer_retires_while_a_reader_pins() {
+    for (const char* point : {"pin.store", "offer.load", "retire.load"}) {
+        const Store s{4, 128};
+        s.put(kId);
+        read_by_all(s);
+        bool retired = false;
+        at_point[point] = {0, [&] { retired = s.writer->retire(kId); }};
+        const auto object = s.one->pin(s.address_of(kId), kId);
+        CHECK(at_point.empty());
+        CHECK(retired == !object.has_value());
+        CHECK(retired == (std::string(point) == "pin.store"));
+        if (object) {
+            CHECK(s.one->is_valid(*object));
+            s.one->unpin(*object);
+            CHECK(s.writer->retire(kId));
+        }
+    }
+}
+
+// The writer is halfway into retiring when a reader pins.
+void reader_pins_while_the_writer_retires() {
+    // Slots 0, 1 and 2 are looked at before the entry is marked, and again behind it.
+    struct Case {
+        const char* point;
+        int passes;
+        bool pins;
+    };
+    for (const Case c : {Case{"pin.load", 0, true}, Case{"retire.store", 0, true}, Case{"pin.load", 3, false}}) {
+        const Store s{4, 128};
+        s.put(kId);
+        read_by_all(s);
+        std::optional<Object> object;
+        at_point[c.point] = {c.passes, [&] { object = s.one->pin(s.address_of(kId), kId); }};
+        const bool retired = s.writer->retire(kId);
+        CHECK(at_point.empty());
+        CHECK(object.has_value() == c.pins);
+        CHECK(retired == !c.pins);
+        if (object) {
+            CHECK(s.one->is_valid(*object));
+            s.one->unpin(*object);
+        }
+    }
+}
+
+// A reader lets go when the writer has looked at its pins: the object stays, which costs nothing but a later eviction.
+void reader_unpins_while_the_writer_retires() {
+    const Store s{4, 128};
+    s.put(kId);
+    read_by_all(s);
+    const auto object = s.two->pin(s.address_of(kId), kId);
+    at_point["retire.store"] = {0, [&] { s.two->unpin(*object); }};
+    CHECK(!s.writer->retire(kId));
+    CHECK(!at_point.empty());  // it had seen the pin before it marked anything
+    at_point.clear();
+    s.two->unpin(*object);
+    CHECK(s.writer->retire(kId));
+}
+
+// What is cleared under a reader is no longer valid, and neither entry nor space is used before it lets go.
+void cleared_in_the_middle() {
+    const Store s{4, 128};
+    s.put(kId);
+    const auto object = s.one->pin(s.address_of(kId), kId);
+    CHECK(object && s.one->is_valid(*object));
+    s.writer->clear(kId);
+    CHECK(!s.one->is_valid(*object));
+    CHECK(!s.two->pin(s.address_of(kId), kId));
+    CHECK(!s.writer->admits(kId + 8, s.address_of(kId) + 128, 128));  // the same entry
+    CHECK(!s.writer->admits(kId + 1, s.address_of(kId), 128));        // the same space
+    CHECK(!s.writer->admits(kId + 1, s.address_of(kId) - 64, 128));   // a part of it
+    CHECK(s.writer->admits(kId + 1, s.address_of(kId) + 128, 128));
+    s.one->unpin(*object);
+    CHECK(s.writer->admits(kId + 8, s.address_of(kId), 128));
+}
+
+// Somebody takes the place of a reader that left, between the writer's look at the pins and its question who lives:
+// the successor pins later than the entry was retired, and is refused.
+void successor_comes_while_the_writer_retires() {
+    const Store s{4, 128};
+    s.put(kId);
+    read_by_all(s);
+    CHECK(s.one->pin(s.address_of(kId), kId));  // left behind, as by a dead one
+    s.one->leave(true);
+    s.one->segment().abandon();
+    std::shared_ptr<StoreReader> successor;
+    std::optional<Object> object;
+    int asked = 0;
+    // `join.load` is passed twice for the pins of slot 1 before the entry is marked, and again behind it.
+    at_point["join.load"] = {2, [&] {
+                                 ++asked;
+                                 successor = s.join();
+                                 CHECK(successor->slot() == 1);
+                                 object = successor->pin(s.address_of(kId), kId);
+                             }};
+    s.writer->retire(kId);
+    CHECK(asked == 1);
+    CHECK(!object);
+}
+
+// References that come while a reader counts: never more reads than references.
+void references_while_a_reader_counts() {
+    for (const char* point : {"refer.load", "count.store"}) {
+        const Store s{4, 128};
+        s.put(kId);
+        const auto object = s.one->pin(s.address_of(kId), kId);
+        at_point[point] = {0, [&] { s.writer->refer(kId, 2); }};
+        s.one->count(*object);
+        CHECK(at_point.empty());
+        CHECK(s.writer->blockers(kId, 2)[0].owes == 1);
+        s.one->count(*object);
+        s.one->count(*object);
+        CHECK(s.writer->blockers(kId, 2)[0].owes == 0);
+        s.one->unpin(*object);
+    }
+}
+
+}  // namespace
+
+int main() {
+    core::sync_hook.store(hook);
+    writer_retires_while_a_reader_pins();
+    reader_pins_while_the_writer_retires();
+    reader_unpins_while_the_writer_retires();
+    cleared_in_the_middle();
+    successor_comes_while_the_writer_retires();
+    references_while_a_reader_counts();
+    CHECK(at_point.empty());
+    std::puts("store_interleavings: 11 forced orders hold");
+}

@@ -1,0 +1,55 @@
+// Two readers race with a writer that evicts whatever nobody pins: every byte that is read is of the object that was asked
+// for. Built a second time with ThreadSanitizer, which sees races through one mapping only.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "stores.hpp"
+
+#ifndef MEMLANE_OBJECTS
+#define MEMLANE_OBJECTS 200000
+#endif
+
+using namespace memlane;
+using namespace memlane::testing;
+
+int main() {
+    const Store s{2, 256};
+    std::atomic<std::uint32_t> newest{0};
+    std::atomic<std::uint64_t> right{0};
+    std::atomic<std::uint64_t> refused{0};
+    s.put(0);
+    std::vector<std::thread> threads;
+    for (const auto& reader : {s.one, s.two}) {
+        threads.emplace_back([&, reader] {
+            for (std::uint32_t id = 0; id < MEMLANE_OBJECTS;) {
+                id = newest.load();
+                const auto object = reader->pin(s.address_of(id), id);
+                if (!object) {
+                    refused.fetch_add(1);
+                    continue;
+                }
+                for (std::uint64_t i = 0; i < s.payload_bytes(); ++i)
+                    CHECK(s.payload(s.address_of(id))[i] == static_cast<std::byte>(id % 251));
+                CHECK(reader->is_valid(*object));
+                reader->count(*object);
+                reader->unpin(*object);
+                right.fetch_add(1);
+            }
+        });
+    }
+    std::uint64_t kept = 0;
+    for (std::uint32_t id = 1; id <= MEMLANE_OBJECTS; ++id) {
+        if (id >= 2)
+            while (!s.writer->retire(id - 2)) {
+                ++kept;
+                std::this_thread::yield();
+            }
+        s.put(id);
+        newest.store(id);
+    }
+    for (std::thread& thread : threads) thread.join();
+    std::printf("store_threads: %d objects, %llu reads right, %llu refused, %llu times the writer was kept out\n", MEMLANE_OBJECTS,
+                static_cast<unsigned long long>(right.load()), static_cast<unsigned long long>(refused.load()),
+                static_cast<unsigned long long>(kept));
+}

@@ -1,0 +1,233 @@
+"""Any sequence of calls against a plain model: a dict of objects, and who has read them."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from memlane import ObjectGone, RankTaken, StoreFull, UnknownKey
+from memlane.store.positions import ID_MAX
+from tests.stores import BytesSerde, Place, Ring, Storage
+
+KEYS = st.integers(0, 9)
+
+
+class Model:
+    """One object as the model sees it."""
+
+    def __init__(self, value: bytes, n_readers: int) -> None:
+        self.value = value
+        self.references = 1
+        self.reads = [0] * n_readers
+        self.is_touched = False
+
+
+class StorageAgainstDict(RuleBasedStateMachine):
+    """What the storage holds is in the model, and what leaves it might have."""
+
+    @initialize(
+        n_readers=st.integers(1, 3),
+        size=st.integers(64, 1000),
+        limit=st.integers(4, 300),
+        max_objects=st.integers(1, 6),
+        first=st.sampled_from([0, ID_MAX - 3]),
+    )
+    def make(self, n_readers: int, size: int, limit: int, max_objects: int, first: int) -> None:
+        self.n_readers, self.limit, self.max_objects = n_readers, limit, max_objects
+        ring = Ring(size, create=True)
+        ring.monotonic_id_start = ring.monotonic_id_end = first
+        self.writer = Storage(limit, n_readers, ring, BytesSerde, max_objects=max_objects)
+        self.readers: list[Storage | None] = [None] * n_readers  # by place
+        self.was_there = [False] * n_readers
+        self.model: dict[int, Model] = {}
+        self.places: dict[int, Place] = {}
+        self.gone: list[Place] = []
+        self.views: list[tuple[int, int, Any, Any]] = []  # key, place, block, value
+
+    # What may be evicted -------------------------------------------------------------------
+
+    def owes(self, model: Model, place: int) -> bool:
+        is_waited_for = self.readers[place] is not None or not self.was_there[place]
+        return is_waited_for and model.reads[place] < model.references
+
+    def may_go(self, key: int) -> bool:
+        model = self.model[key]
+        is_viewed = any(
+            viewed == key and self.readers[place] is not None for viewed, place, *_ in self.views
+        )
+        is_owed = any(self.owes(model, place) for place in range(self.n_readers))
+        return not (is_viewed or is_owed or model.is_touched)
+
+    def drop_evicted(self) -> int:
+        """What the storage has no more, oldest first; the model must allow it."""
+        count = 0
+        for key in list(self.model):
+            if self.writer.is_cached(key):
+                break
+            assert self.may_go(key), f"{key} was evicted though somebody needs it"
+            self.forget(key)
+            count += 1
+        return count
+
+    def forget(self, key: int) -> None:
+        del self.model[key]
+        self.gone.append(self.places.pop(key))
+
+    # Calls ---------------------------------------------------------------------------------
+
+    @rule(key=KEYS, size=st.integers(0, 310), letter=st.integers(0, 255))
+    def put(self, key: int, size: int, letter: int) -> None:
+        value = bytes([letter]) * size
+        try:
+            place = self.writer.put(key, value)
+        except StoreFull:
+            self.drop_evicted()
+            fits = 12 + size <= self.writer.ring_buffer.data_buffer_size
+            assert not fits or not self.may_go(next(iter(self.model)))
+            return
+        except ValueError:
+            assert key in self.model or 4 + size > self.limit
+            return
+        assert key not in self.model
+        assert 4 + size <= self.limit
+        self.drop_evicted()
+        self.model[key] = Model(value, self.n_readers)
+        self.places[key] = place
+        assert len(self.model) <= self.max_objects
+
+    @rule(key=KEYS, place=st.integers(0, 2))
+    def get(self, key: int, place: int) -> None:
+        reader = self.readers[place % self.n_readers]
+        if reader is None or key not in self.model:
+            return
+        model = self.model[key]
+        assert reader.get(*self.places[key]) == model.value
+        assert self.writer.get(*self.places[key]) == model.value
+        self.count(model, place % self.n_readers)
+
+    def count(self, model: Model, place: int) -> None:
+        model.reads[place] = min(model.reads[place] + 1, model.references)
+
+    @rule(key=KEYS, place=st.integers(0, 2))
+    def open_view(self, key: int, place: int) -> None:
+        place %= self.n_readers
+        reader = self.readers[place]
+        if reader is None or key not in self.model:
+            return
+        block = reader.view(*self.places[key])
+        self.views.append((key, place, block, block.__enter__()))
+        assert bytes(self.views[-1][3]) == self.model[key].value
+
+    @precondition(lambda self: self.views)
+    @rule(data=st.data())
+    def close_view(self, data: st.DataObject) -> None:
+        key, place, block, value = self.views.pop(data.draw(st.integers(0, len(self.views) - 1)))
+        if self.readers[place] is not None:
+            assert bytes(value) == self.model[key].value
+            self.count(self.model[key], place)
+        del value
+        block.__exit__(None, None, None)
+
+    @rule(key=KEYS)
+    def get_cached(self, key: int) -> None:
+        try:
+            assert self.writer.get_cached(key) == self.places[key]
+        except UnknownKey:
+            assert key not in self.model
+            return
+        self.model[key].references += 1
+        self.model[key].is_touched = False
+
+    @rule(key=KEYS)
+    def touch(self, key: int) -> None:
+        try:
+            self.writer.touch(key)
+        except UnknownKey:
+            assert key not in self.model
+            return
+        self.model[key].is_touched = True
+
+    @rule()
+    def release_touches(self) -> None:
+        self.writer.release_touches()
+        for model in self.model.values():
+            model.is_touched = False
+
+    @rule()
+    def free_unused(self) -> None:
+        goes_first = bool(self.model) and self.may_go(next(iter(self.model)))
+        self.writer.free_unused()
+        assert (self.drop_evicted() > 0) == goes_first
+
+    @precondition(lambda self: not self.views)
+    @rule()
+    def clear(self) -> None:
+        self.writer.clear()
+        for key in list(self.model):
+            self.forget(key)
+
+    @rule()
+    def attach(self) -> None:
+        try:
+            reader = Storage.create_from_handle(self.writer.handle())
+        except RankTaken:
+            assert None not in self.readers
+            return
+        place = reader.statistics().rank
+        assert place is not None
+        assert self.readers[place] is None
+        if self.was_there[place]:
+            assert all(self.was_there), "somebody's place was taken before a free one"
+            for model in self.model.values():
+                model.reads[place] = model.references
+        self.readers[place] = reader
+        self.was_there[place] = True
+
+    @rule(place=st.integers(0, 2))
+    def leave(self, place: int) -> None:
+        place %= self.n_readers
+        reader = self.readers[place]
+        if reader is not None and all(view[1] != place for view in self.views):
+            reader.close()
+            self.readers[place] = None
+
+    # What holds at any time ----------------------------------------------------------------
+
+    @precondition(lambda self: hasattr(self, "views"))
+    @invariant()
+    def books_agree(self) -> None:
+        writer = self.writer
+        assert list(writer.key_index.items()) == [(key, self.places[key]) for key in self.model]
+        assert writer.id_index == {number: key for key, (_, number) in self.places.items()}
+        assert writer.writer_flag == {
+            self.places[key][1]: model.references for key, model in self.model.items()
+        }
+        for _, place, _, value in self.views:
+            assert self.readers[place] is not None
+            assert isinstance(value, memoryview)
+        for key, model in self.model.items():
+            with writer.ring_buffer.access_buf(self.places[key][0]) as (data, (number, _)):
+                assert number == self.places[key][1]
+                assert bytes(data[4 : 4 + len(model.value)]) == model.value
+        for at in self.gone[-3:]:
+            try:
+                writer.get(*at)
+            except ObjectGone:
+                continue
+            raise AssertionError("what is gone can be got")
+
+    def teardown(self) -> None:
+        if not hasattr(self, "views"):
+            return
+        for *_, block, _value in self.views:
+            block.__exit__(ValueError, None, None)
+        self.views.clear()
+        for reader in self.readers:
+            if reader is not None:
+                reader.close()
+        self.writer.close()
+
+
+StorageAgainstDict.TestCase.settings = settings(max_examples=80, stateful_step_count=50)
+TestStorage: Any = StorageAgainstDict.TestCase
