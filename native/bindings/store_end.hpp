@@ -126,9 +126,9 @@ public:
     // `announce`: tell the peers; otherwise this looks like a death to them.
     void finish(bool announce) noexcept {
         if (!core_) return;
-        if (core_->segment().is_own()) core_->leave(announce);
+        if (announce && core_->segment().is_own()) core_->announce_close();
         core_->segment().abandon();
-        core_.reset();
+        core_.reset();  // the only owner: what is pinned still cannot touch the pins of a successor
     }
 
 protected:

@@ -81,7 +81,7 @@ public:
     void unpin(const Object& object) noexcept {
         if (std::erase_if(held_, [&](const Held& held) { return held.serial == object.serial; }) == 0) return;
         count_held();
-        if (!is_left_) drop_pin(object.index);
+        drop_pin(object.index);
     }
 
     // One more read by this participant, up to the object's references.
@@ -106,11 +106,8 @@ public:
         core::store_relaxed(own.last_progress_ns, os::monotonic_now());
     }
 
-    // Its pins are void from here on: its place may get another reader, whose pins they must not touch.
-    void leave(bool announce) noexcept {
-        is_left_ = true;
-        if (announce) participants_.leave(slot_);
-    }
+    // Nobody waits for it any more. Its pins are void from here on: its place may get another reader.
+    void announce_close() noexcept { participants_.leave(slot_); }
 
 protected:
     ObjectEntry& entry(const Object& object) const noexcept { return table_.entry(object.index); }
@@ -176,7 +173,6 @@ private:
     const std::size_t slot_;
     std::vector<Held> held_;
     std::uint64_t next_serial_ = 0;
-    bool is_left_ = false;
 };
 
 }  // namespace memlane::store

@@ -119,7 +119,7 @@ void successor_comes_while_the_writer_retires() {
     s.put(kId);
     read_by_all(s);
     CHECK(s.one->pin(s.address_of(kId), kId));  // left behind, as by a dead one
-    s.one->leave(true);
+    s.one->announce_close();
     s.one->segment().abandon();
     std::shared_ptr<StoreReader> successor;
     std::optional<Object> object;
