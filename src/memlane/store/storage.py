@@ -6,18 +6,18 @@ import weakref
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from memlane._checks import integer, integer_from
-from memlane._native import PinnedObject, StoreReader, StoreWriter, copy_parts
+from memlane._checks import integer_from
+from memlane._native import StoreReader, StoreWriter, copy_parts
 from memlane._segments import released_after
-from memlane.errors import InvalidArgument, InvalidType, ObjectGone, StoreFull, WrongRole
+from memlane.errors import InvalidArgument, InvalidType, StoreFull, WrongRole
 from memlane.store.full import store_full
 from memlane.store.handle import ShmObjectStorageHandle
 from memlane.store.index import ObjectIndex
 from memlane.store.positions import ID_MAX, Place
+from memlane.store.reading import ObjectReads
 from memlane.store.ring import SingleWriterShmRingBuffer
 from memlane.store.serde import MsgpackSerde, ObjectSerde
 from memlane.store.statistics import StoreStatistics, store_statistics
-from memlane.store.views import ObjectView
 
 if TYPE_CHECKING:
     from typing import Self
@@ -27,7 +27,7 @@ MAX_REFERENCES = 2**31 - 1
 ALIGNMENT = 64  # of chunks: counts never cross a cache line, and padded arrays are aligned
 
 
-class SingleWriterShmObjectStorage:
+class SingleWriterShmObjectStorage(ObjectReads):
     """Objects by key in a ring: one writer puts them, `n_readers` readers get them by address.
 
     Args:
@@ -82,7 +82,6 @@ class SingleWriterShmObjectStorage:
         self._reader_lock = reader_lock
         self._does_count = not self.is_writer or reader_lock is not None
         self._index = ObjectIndex()
-        self._end: StoreWriter | StoreReader
         self._writer: StoreWriter | None = None
         segment = ring_buffer._segment
         if self.is_writer:
@@ -136,10 +135,6 @@ class SingleWriterShmObjectStorage:
     def writer_flag(self) -> dict[int, int]:
         """Id -> references; on the writer."""
         return self._index.writer_flag
-
-    @property
-    def is_closed(self) -> bool:
-        return self._end.is_closed
 
     # The writer -----------------------------------------------------------------------------
 
@@ -295,66 +290,6 @@ class SingleWriterShmObjectStorage:
             raise WrongRole(f"Only the writer can {call}")
 
     # Everybody ------------------------------------------------------------------------------
-
-    def get(self, address: int, monotonic_id: int) -> Any:
-        """The object of that id at that address, the caller's own; counts the read.
-
-        Raises:
-            ObjectGone: a ValueError; nothing of that id is stored there (any more).
-            Exception: whatever decoding raised; the read is not counted.
-        """
-        pinned = self._pin(address, monotonic_id)
-        try:
-            value = self.ser_de.deserialize(pinned.data())
-            self._check_still_there(pinned, address, monotonic_id)
-            self._count(pinned)
-        finally:
-            pinned.release()
-        return value
-
-    def view(self, address: int, monotonic_id: int) -> ObjectView:
-        """The same as a block: `with storage.view(address, id) as value`, arrays not copied.
-
-        They are read-only (torch knows no such thing: do not write to a tensor of a view) and keep
-        the object from eviction. The read counts when the block ends, however it ends. If anything
-        but the name of `with ... as name` refers to one of them then, leaving it raises
-        `ViewInUse`, and the object is kept until that goes.
-        """
-        return ObjectView(self, address, monotonic_id)
-
-    def _pin(self, address: int, monotonic_id: int) -> PinnedObject:
-        at, number = integer("address", address), integer("monotonic_id", monotonic_id)
-        in_range = 0 <= at < 2 * self.ring_buffer.data_buffer_size and 0 <= number < ID_MAX
-        pinned = self._end.pin(at, number) if in_range else None
-        if pinned is None:
-            self._end.check()
-            raise self._gone(at, number)
-        return pinned
-
-    def _decode_view(self, pinned: PinnedObject) -> Any:
-        return self.ser_de.deserialize_view(pinned.data())
-
-    def _check_still_there(self, pinned: PinnedObject, address: int, number: int) -> None:
-        if not pinned.is_valid:
-            self._end.check()
-            raise self._gone(address, number)
-
-    def _count(self, pinned: PinnedObject) -> None:
-        if self._does_count:
-            self.increment_reader_flag(pinned.count())
-        self._end.note_progress(pinned.size)
-
-    def _gone(self, address: int, number: int) -> ObjectGone:
-        return ObjectGone(
-            f"Data for address:id '{address}:{number}' has been modified or is invalid"
-        )
-
-    def increment_reader_flag(self, data_view: memoryview) -> None:
-        """One more read by this reader, of the object whose 4 count bytes `data_view` is.
-
-        On the writer it stands in for a reader that still owes one.
-        """
-        self._end.count(data_view)
 
     def handle(self) -> ShmObjectStorageHandle:
         """What readers attach by."""

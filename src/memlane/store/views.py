@@ -11,7 +11,7 @@ from memlane.errors import InvalidType, Unsupported
 
 if TYPE_CHECKING:
     from memlane._native import PinnedObject, ViewLease
-    from memlane.store.storage import SingleWriterShmObjectStorage
+    from memlane.store.reading import ObjectReads
 
 
 class ObjectView:
@@ -20,7 +20,7 @@ class ObjectView:
     `storage` must live as long as the block, or its end is freed under it.
     """
 
-    def __init__(self, storage: SingleWriterShmObjectStorage, address: int, number: int) -> None:
+    def __init__(self, storage: ObjectReads, address: int, number: int) -> None:
         self._storage = storage
         self._place = (address, number)
         self._value: Any = None

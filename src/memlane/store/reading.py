@@ -1,0 +1,90 @@
+"""Reading objects, as the writer of a storage and its readers do alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memlane._checks import integer
+from memlane.errors import ObjectGone
+from memlane.store.positions import ID_MAX
+from memlane.store.views import ObjectView
+
+if TYPE_CHECKING:
+    from memlane._native import PinnedObject, StoreReader, StoreWriter
+    from memlane.store.ring import SingleWriterShmRingBuffer
+    from memlane.store.serde import ObjectSerde
+
+
+class ObjectReads:
+    """What a storage does for who has an address and an id. Several threads may at once."""
+
+    ring_buffer: SingleWriterShmRingBuffer
+    ser_de: ObjectSerde
+    _end: StoreWriter | StoreReader
+    _does_count: bool
+
+    @property
+    def is_closed(self) -> bool:
+        return self._end.is_closed
+
+    def get(self, address: int, monotonic_id: int) -> Any:
+        """The object of that id at that address, the caller's own; counts the read.
+
+        Raises:
+            ObjectGone: a ValueError; nothing of that id is stored there (any more).
+            Exception: whatever decoding raised; the read is not counted.
+        """
+        pinned = self._pin(address, monotonic_id)
+        try:
+            value = self.ser_de.deserialize(pinned.data())
+            self._check_still_there(pinned, address, monotonic_id)
+            self._count(pinned)
+        finally:
+            pinned.release()
+        return value
+
+    def view(self, address: int, monotonic_id: int) -> ObjectView:
+        """The same as a block: `with storage.view(address, id) as value`, arrays not copied.
+
+        They are read-only (torch knows no such thing: do not write to a tensor of a view) and keep
+        the object from eviction. The read counts when the block ends, however it ends. If anything
+        but the name of `with ... as name` refers to one of them then, leaving it raises
+        `ViewInUse`, and the object is kept until that goes.
+        """
+        return ObjectView(self, address, monotonic_id)
+
+    def _pin(self, address: int, monotonic_id: int) -> PinnedObject:
+        at, number = integer("address", address), integer("monotonic_id", monotonic_id)
+        in_range = 0 <= at < 2 * self.ring_buffer.data_buffer_size and 0 <= number < ID_MAX
+        pinned = self._end.pin(at, number) if in_range else None
+        if pinned is None:
+            self._end.check()
+            raise self._gone(at, number)
+        return pinned
+
+    def _decode_view(self, pinned: PinnedObject) -> Any:
+        # A serde of the known design has no views of its own.
+        decode = getattr(self.ser_de, "deserialize_view", self.ser_de.deserialize)
+        return decode(pinned.data())
+
+    def _check_still_there(self, pinned: PinnedObject, address: int, number: int) -> None:
+        if not pinned.is_valid:
+            self._end.check()
+            raise self._gone(address, number)
+
+    def _count(self, pinned: PinnedObject) -> None:
+        if self._does_count:
+            self.increment_reader_flag(pinned.count())
+        self._end.note_progress(pinned.size)
+
+    def _gone(self, address: int, number: int) -> ObjectGone:
+        return ObjectGone(
+            f"Data for address:id '{address}:{number}' has been modified or is invalid"
+        )
+
+    def increment_reader_flag(self, data_view: memoryview) -> None:
+        """One more read by this reader, of the object whose 4 count bytes `data_view` is.
+
+        On the writer it stands in for a reader that still owes one.
+        """
+        self._end.count(data_view)
