@@ -9,6 +9,7 @@
 
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
+#include "core/sync.hpp"
 
 namespace memlane::bindings {
 
@@ -52,6 +53,7 @@ inline void copy_parts(nb::handle target, std::size_t offset, nb::handle parts, 
     copying(sum, [&] {
         char* at = static_cast<char*>(to.data()) + offset;
         for (const ByteView& part : from) {
+            SYNC_STEP(fill);
             std::memcpy(at, part.data(), part.size());
             at += part.size();
         }

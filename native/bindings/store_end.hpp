@@ -45,7 +45,7 @@ public:
             SharedBuffer(ring_, object_.offset + store::kCountBytes, object_.size - store::kCountBytes, lease_)));
     }
     nb::object count() const { return view_of(nb::cast(SharedBuffer(ring_, object_.offset, store::kCountBytes))); }
-    ViewLease lease() const { return ViewLease(lease_); }
+    ViewLease lease() const { return {lease_, ring_->base() + object_.offset, object_.size}; }
     std::uint64_t size() const noexcept { return object_.size; }
 
     // Was all that was read of it until now its own? False, too, once its end is closed.

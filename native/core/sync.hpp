@@ -31,7 +31,7 @@
 //   unlink    removing that name                        a name without a holder; the next creation sweeps it
 //   sweep     removing the name of a dead segment       that name, and no lock on it
 //   unlock    giving up a participant's lock            nothing: the kernel does the same
-//   fill      copying a piece of a message into a chunk a chunk that is not published
+//   fill      copying a piece of a message or object     a chunk that is not published, or no object
 //   spill     writing a piece of it behind the ring     space of the file, which goes with the file
 //
 // The marks are executable: nothing in a release build, a call of `sync_hook` in a build with

@@ -36,6 +36,8 @@ ROLES = {
     "creator of a ring": "creators.creator_dies",
     "attacher of a ring": "creators.attacher_dies",
     "sweeper": "creators.sweeper_dies",
+    "storage writer": "stores.storer_dies",
+    "storage reader": "stores.getter_dies",
 }
 pytestmark = pytest.mark.soak(seconds=300)
 

@@ -53,7 +53,7 @@ class ObjectView:
         self._events.append(stream_or_event)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        value, self._value = self._value, None
+        box, self._value = [self._value], None
         pinned, self._pinned = self._pinned, None
         lease, self._lease = self._lease, None
         if pinned is None or lease is None:
@@ -67,7 +67,7 @@ class ObjectView:
             pinned.release()
         if kind is not None:
             return  # an error says more, and its traceback refers to what the block made
-        found = survivor(value)
-        del value
+        found = survivor(box, lease)
+        box.clear()
         if found is not None and lease.is_held:
             raise view_in_use(found)
