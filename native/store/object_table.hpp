@@ -26,8 +26,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/appendix.hpp"
 #include "core/layout.hpp"
+#include "store/appendix.hpp"
 #include "store/byte_ring.hpp"
 
 namespace memlane::store {
@@ -106,7 +106,7 @@ class ObjectTable {
 public:
     static ObjectTable add(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g) {
         if (find_sections(ring)) throw core::RankTaken("the ring has a storage already");
-        core::Appendix appendix = core::Appendix::add(ring, sections_of(g), [&](const core::Appendix& added) {
+        Appendix appendix = Appendix::add(ring, sections_of(g), [&](const Appendix& added) {
             StoreFacts& facts = *added.section<StoreFacts>(core::Section::store_facts);
             facts.n_readers = g.n_readers;
             facts.max_objects = g.max_objects;
@@ -118,7 +118,7 @@ public:
     // `max_objects` is what the writer chose; the rest must be as asked for.
     static ObjectTable find(const core::Segment& ring, std::uint64_t ring_bytes, std::uint64_t n_readers,
                             std::uint64_t max_object_size) {
-        std::optional<core::Appendix> appendix = find_sections(ring);
+        std::optional<Appendix> appendix = find_sections(ring);
         if (!appendix) throw core::LayoutMismatch(ring.name() + " is a ring without a storage");
         const StoreFacts seen = *appendix->section<StoreFacts>(core::Section::store_facts);  // a private copy
         const StoreGeometry g{seen.n_readers, seen.max_objects, seen.max_object_size};
@@ -160,7 +160,7 @@ public:
     std::byte* at(std::uint64_t offset) const noexcept { return ring_->base() + offset; }
 
 private:
-    ObjectTable(const core::Segment& ring, std::uint64_t ring_bytes, core::Appendix appendix, const StoreGeometry& g)
+    ObjectTable(const core::Segment& ring, std::uint64_t ring_bytes, Appendix appendix, const StoreGeometry& g)
         : geometry_(g),
           ring_bytes_(ring_bytes),
           ring_(ring.mapping()),
@@ -168,15 +168,15 @@ private:
           facts_(appendix_.section<StoreFacts>(core::Section::store_facts)),
           entries_(appendix_.section<std::byte>(core::Section::object_table)) {}
 
-    static std::optional<core::Appendix> find_sections(const core::Segment& ring) {
-        return core::Appendix::find(
+    static std::optional<Appendix> find_sections(const core::Segment& ring) {
+        return Appendix::find(
             ring, {core::Section::store_facts, core::Section::participants, core::Section::object_table});
     }
 
     StoreGeometry geometry_;
     std::uint64_t ring_bytes_;
     std::shared_ptr<os::Mapping> ring_;
-    core::Appendix appendix_;
+    Appendix appendix_;
     StoreFacts* facts_;
     std::byte* entries_;
 };

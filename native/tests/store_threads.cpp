@@ -1,19 +1,18 @@
 // Two readers race with a writer that evicts whatever nobody pins: every byte that is read is of the object that was asked
-// for. Built a second time with ThreadSanitizer, which sees races through one mapping only.
+// for. Built a second time with ThreadSanitizer, which sees races through one mapping only. Its argument: how many objects.
 #include <atomic>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "stores.hpp"
 
-#ifndef MEMLANE_OBJECTS
-#define MEMLANE_OBJECTS 200000
-#endif
-
 using namespace memlane;
 using namespace memlane::testing;
 
-int main() {
+int main(int argc, char** argv) {
+    CHECK(argc == 2);
+    const auto objects = static_cast<std::uint32_t>(std::stoul(argv[1]));
     const Store s{1, 256};  // one place: what comes next is written over what is read
     std::atomic<std::uint32_t> newest{0};
     std::atomic<std::uint64_t> right{0};
@@ -22,7 +21,7 @@ int main() {
     std::vector<std::thread> threads;
     for (const auto& reader : {s.one, s.two}) {
         threads.emplace_back([&, reader] {
-            for (std::uint32_t id = 0; id < MEMLANE_OBJECTS;) {
+            for (std::uint32_t id = 0; id < objects;) {
                 id = newest.load();
                 const auto object = reader->pin(s.address_of(id), id);
                 if (!object) {
@@ -39,13 +38,13 @@ int main() {
         });
     }
     std::uint64_t kept = 0;
-    for (std::uint32_t id = 1; id <= MEMLANE_OBJECTS; ++id) {
+    for (std::uint32_t id = 1; id <= objects; ++id) {
         while (!s.writer->retire(id - 1)) ++kept;
         s.put(id);
         newest.store(id);
     }
     for (std::thread& thread : threads) thread.join();
-    std::printf("store_threads: %d objects, %llu reads right, %llu refused, %llu times the writer was kept out\n", MEMLANE_OBJECTS,
+    std::printf("store_threads: %u objects, %llu reads right, %llu refused, %llu times the writer was kept out\n", objects,
                 static_cast<unsigned long long>(right.load()), static_cast<unsigned long long>(refused.load()),
                 static_cast<unsigned long long>(kept));
 }

@@ -13,6 +13,8 @@ class ViewLease:
 
     @property
     def is_held(self) -> bool: ...
+    def covers(self, address: int) -> bool:
+        """Does it lie in that memory?"""
 
 class RingGeometry:
     """Numbers that fix the bytes of a ring."""

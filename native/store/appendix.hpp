@@ -16,59 +16,59 @@
 #include "core/sync.hpp"
 #include "os/mapping.hpp"
 
-namespace memlane::core {
+namespace memlane::store {
 
 class Appendix {
 public:
     // By the only process that appends to this segment. `fill(appendix)` is called before anybody can find it.
     // ShmExhausted leaves the segment as it was.
     template <class Fill>
-    static Appendix add(Segment& segment, const std::vector<PlannedSection>& plan, Fill&& fill) {
-        SegmentHeader& header = segment.header();
+    static Appendix add(core::Segment& segment, const std::vector<core::PlannedSection>& plan, Fill&& fill) {
+        core::SegmentHeader& header = segment.header();
         const std::uint64_t begin = header.trailer_end;
-        std::vector<SectionEntry> entries;
+        std::vector<core::SectionEntry> entries;
         std::uint64_t end = begin;
-        for (const PlannedSection& s : plan) {
-            end = align_up(end, kSectionAlignment);
+        for (const core::PlannedSection& s : plan) {
+            end = core::align_up(end, core::kSectionAlignment);
             entries.push_back({s.kind, s.stride, end, s.count, 0});
             end += s.stride * s.count;
         }
-        const std::uint64_t bytes = align_up(end, kPage) - begin;
+        const std::uint64_t bytes = core::align_up(end, core::kPage) - begin;
         const std::uint64_t free = os::free_bytes(segment.file());
-        if (bytes > free) throw ShmExhausted(ENOSPC, bytes, free);
+        if (bytes > free) throw core::ShmExhausted(ENOSPC, bytes, free);
         if (const int error = os::reserve(segment.file(), begin, bytes)) {
-            if (is_exhaustion(error)) throw ShmExhausted(error, bytes, free);
+            if (core::is_exhaustion(error)) throw core::ShmExhausted(error, bytes, free);
             os::throw_errno("cannot append " + std::to_string(bytes) + " bytes to a segment", error);
         }
         Appendix appendix(segment.file(), begin, begin + bytes, std::move(entries));
         appendix.mapping_->populate(begin - appendix.begin_, bytes);
         fill(appendix);
         const std::uint32_t count = header.section_count;
-        std::memcpy(header.sections + count, appendix.entries_.data(), appendix.entries_.size() * sizeof(SectionEntry));
+        std::memcpy(header.sections + count, appendix.entries_.data(), appendix.entries_.size() * sizeof(core::SectionEntry));
         header.trailer_end = begin + bytes;
         SYNC_STORE(append);
-        store_release(header.section_count, count + static_cast<std::uint32_t>(appendix.entries_.size()));
+        core::store_release(header.section_count, count + static_cast<std::uint32_t>(appendix.entries_.size()));
         return appendix;
     }
 
     // What the directory lists of these kinds now; none if one of them is missing. Checked against the file, so that
     // whatever the directory says, no byte beyond it is touched.
-    static std::optional<Appendix> find(const Segment& segment, const std::vector<Section>& kinds) {
-        const SegmentHeader& header = segment.header();
+    static std::optional<Appendix> find(const core::Segment& segment, const std::vector<core::Section>& kinds) {
+        const core::SegmentHeader& header = segment.header();
         SYNC_LOAD(append);
-        const std::uint32_t listed = std::min<std::uint32_t>(load_acquire(header.section_count), kMaxSections);
+        const std::uint32_t listed = std::min<std::uint32_t>(core::load_acquire(header.section_count), core::kMaxSections);
         const std::uint64_t file_bytes = os::facts_of(segment.file()).bytes;
-        std::vector<SectionEntry> entries;
+        std::vector<core::SectionEntry> entries;
         std::uint64_t begin = UINT64_MAX;
         std::uint64_t end = 0;
-        for (const Section kind : kinds) {
+        for (const core::Section kind : kinds) {
             for (std::uint32_t i = 0; i < listed; ++i) {
-                const SectionEntry entry = header.sections[i];  // a private copy
+                const core::SectionEntry entry = header.sections[i];  // a private copy
                 if (entry.kind != kind) continue;
-                const bool fits = entry.offset % kSectionAlignment == 0 && entry.offset >= header.header_offset &&
+                const bool fits = entry.offset % core::kSectionAlignment == 0 && entry.offset >= header.header_offset &&
                                   entry.offset <= file_bytes && entry.stride > 0 &&
                                   entry.count <= (file_bytes - entry.offset) / entry.stride;
-                if (!fits) throw LayoutMismatch(segment.name() + " has a damaged section directory");
+                if (!fits) throw core::LayoutMismatch(segment.name() + " has a damaged section directory");
                 entries.push_back(entry);
                 begin = std::min(begin, entry.offset);
                 end = std::max(end, entry.offset + entry.stride * entry.count);
@@ -79,11 +79,11 @@ public:
         return Appendix(segment.file(), begin, end, std::move(entries));
     }
 
-    const SectionEntry& entry(Section kind) const noexcept {
-        return *std::find_if(entries_.begin(), entries_.end(), [&](const SectionEntry& e) { return e.kind == kind; });
+    const core::SectionEntry& entry(core::Section kind) const noexcept {
+        return *std::find_if(entries_.begin(), entries_.end(), [&](const core::SectionEntry& e) { return e.kind == kind; });
     }
     template <class T>
-    T* section(Section kind) const noexcept {
+    T* section(core::Section kind) const noexcept {
         return reinterpret_cast<T*>(mapping_->base() + (entry(kind).offset - begin_));
     }
     const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
@@ -92,14 +92,14 @@ private:
     // Mappings begin on a page, and pages may be of 64 KiB.
     static constexpr std::uint64_t kLargestPage = 64u << 10;
 
-    Appendix(const os::FileDescriptor& file, std::uint64_t begin, std::uint64_t end, std::vector<SectionEntry> entries)
+    Appendix(const os::FileDescriptor& file, std::uint64_t begin, std::uint64_t end, std::vector<core::SectionEntry> entries)
         : begin_(begin / kLargestPage * kLargestPage),
           mapping_(std::make_shared<os::Mapping>(file, end - begin_, begin_)),
           entries_(std::move(entries)) {}
 
     std::uint64_t begin_;  // of the mapping, in the file
     std::shared_ptr<os::Mapping> mapping_;
-    std::vector<SectionEntry> entries_;  // private copy, checked
+    std::vector<core::SectionEntry> entries_;  // private copy, checked
 };
 
-}  // namespace memlane::core
+}  // namespace memlane::store
