@@ -6,6 +6,7 @@
 #include "bindings/broadcast.hpp"
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/serde.hpp"
 #include "bindings/shared_buffer.hpp"
 #include "core/sweep.hpp"
 
@@ -18,6 +19,7 @@ NB_MODULE(_native, m) {
     nb::register_exception_translator(bindings::translate);
     bindings::bind_shared_buffer(m);
     bindings::bind_broadcast(m);
+    bindings::bind_serde(m);
     m.def(
         "sweep_dead_segments",
         [] {

@@ -1,0 +1,1 @@
+"""The object store: one writer puts keyed objects, N readers get them by address."""
