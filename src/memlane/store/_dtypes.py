@@ -51,8 +51,9 @@ def dtype_of(tree: Any) -> np.dtype[Any]:
         dtype = _dtype_of(tree)
     except (OverflowError, TypeError, ValueError) as error:
         raise CorruptMessage(f"an array's dtype is wrong: {error}") from error
-    # An array cannot have these, though a field can: numpy would make it another one.
-    if dtype.subdtype is not None or (dtype.kind in "SU" and not dtype.itemsize):
+    # A field may have such a dtype. An array would get another one, or elements without memory,
+    # of which a few bytes can claim any number.
+    if dtype.subdtype is not None or not dtype.itemsize:
         raise CorruptMessage(f"no array can have the dtype {dtype}")
     return dtype
 

@@ -66,7 +66,7 @@ class Encoding:
         kind = type(value)
         registered = _registered.of_type(kind)
         if registered is not None:
-            fields = {name: self.node(getattr(value, name)) for name in registered.fields}
+            fields = {name: self.node(item) for name, item in registered.items(value)}
             return [_wire.OBJECT, registered.name, fields]
         if isinstance(value, np.generic):
             return _numpy_scalar(self, value)
@@ -183,7 +183,7 @@ def _zone(encoding: Encoding, value: zoneinfo.ZoneInfo) -> list[Any]:
 def _array(encoding: Encoding, array: np.ndarray[Any, Any]) -> list[Any]:
     dtype = array.dtype
     described = describe(dtype)
-    if described is None:
+    if described is None or not dtype.itemsize:
         why = f"its dtype {dtype!r} is none of numbers, times, bytes and fields of them"
         return encoding.unsupported(array, why)
     node = [_wire.ARRAY, described, array.shape]
@@ -202,7 +202,7 @@ def _array(encoding: Encoding, array: np.ndarray[Any, Any]) -> list[Any]:
 
 def _numpy_scalar(encoding: Encoding, value: np.generic) -> list[Any]:
     described = describe(value.dtype)
-    if described is None or type(value) is not value.dtype.type:
+    if described is None or not value.nbytes or type(value) is not value.dtype.type:
         return encoding.unsupported(value, "it is none of numpy's own scalars without objects")
     return [_wire.SCALAR, described, value.tobytes()]
 

@@ -17,6 +17,12 @@ class Registered(NamedTuple):
     fields: tuple[str, ...]
     build: Callable[[dict[str, Any]], Any]
 
+    def items(self, value: object) -> list[tuple[str, Any]]:
+        try:
+            return [(name, getattr(value, name)) for name in self.fields]
+        except AttributeError as error:
+            raise InvalidArgument(f"a field of {self.name} was never set: {error}") from error
+
 
 _by_type: dict[type, Registered] = {}
 _by_name: dict[str, Registered] = {}

@@ -20,9 +20,13 @@ class ObjectSerde(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Who reads a format of his own inherits no other way of reading another one.
-        if "deserialize" in cls.__dict__ and "deserialize_view" not in cls.__dict__:
-            cls.deserialize_view = ObjectSerde.deserialize_view  # type: ignore[method-assign]
+        # A deserialize of its own reads another format than the deserialize_view that it inherits.
+        for base in cls.__mro__:
+            if "deserialize_view" in vars(base):
+                break
+            if "deserialize" in vars(base):
+                cls.deserialize_view = ObjectSerde.deserialize_view  # type: ignore[method-assign]
+                break
 
     @abstractmethod
     def serialize(self, value: Any) -> tuple[bytes | list[Buffer], int, bytes, int]:
