@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import gc
 import struct
 import sys
 from typing import Any
@@ -49,7 +48,7 @@ def exported(value: object) -> tuple[bytearray, Any]:
 
 
 def is_in_use(memory: bytearray) -> bool:
-    gc.collect()
+    """At once, not when a garbage collection will come."""
     try:
         memory.append(0)
     except BufferError:
