@@ -111,6 +111,10 @@ class Text(str):
     __slots__ = ()
 
 
+class Number(np.float64):
+    """Also of a scalar."""
+
+
 def endless() -> list[Any]:
     inside: list[Any] = []
     inside.append(inside)
@@ -119,12 +123,12 @@ def endless() -> list[Any]:
 
 @pytest.mark.parametrize(
     "value",
-    [Own(), Own, Text("t"), lambda: 0, [1, {2: (Own(),)}], range(3), memoryview(b"m"), slice(1)],
+    [Own(), Own, Text("t"), Number(1), lambda: 0, [1, {2: (Own(),)}], range(3), memoryview(b"m")],
     ids=lambda value: type(value).__name__,
 )
 def test_what_it_has_no_type_for(value: object) -> None:
     """A TypeError that names the type and what to do."""
-    with pytest.raises(InvalidType, match=r"Unsupported object type .*: register"):
+    with pytest.raises(InvalidType, match=r"Unsupported object type .*: (register|it is none)"):
         MSGPACK.serialize(value)
 
 
@@ -145,11 +149,18 @@ def test_containers_that_contain_themselves() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"mls", b"\0" * 100, b"mls\x01\xff\xff\xff\xff" + b"x" * 9]
+    ("content", "why"),
+    [
+        (b"", "0 bytes are no object"),
+        (b"mls\1\0\0\0", "7 bytes are no object"),
+        (b"mls\0\1\0\0\0\1" + bytes(64), "not written by MsgpackSerde"),
+        (b"mls\1\xff\xff\xff\xff" + bytes(64), "its tree has 4294967295 bytes"),
+        (b"mls\1\0\0\0\0" + bytes(64), "cannot be decoded"),
+    ],
 )
-def test_what_is_no_object(content: bytes) -> None:
-    """Refused before it is parsed."""
-    with pytest.raises(CorruptMessage):
+def test_what_is_no_object(content: bytes, why: str) -> None:
+    """Told by its first bytes."""
+    with pytest.raises(CorruptMessage, match=why):
         MSGPACK.deserialize(in_chunk(content))
 
 

@@ -24,7 +24,7 @@ _LEAST_POOLED = 4096  # below, a copy costs less than looking for used memory
 
 
 class Decoding:
-    """One value on its way in; `data` is read-only."""
+    """One value on its way in; nothing writes to `data`, whether it may or not."""
 
     __slots__ = ("_lying", "_next", "allows_pickle", "data")
 

@@ -123,7 +123,7 @@ class MsgpackSerde(ObjectSerde):
         return self._deserialize(data, is_view=True)
 
     def _deserialize(self, data: memoryview, *, is_view: bool) -> Any:
-        data = memoryview(data).toreadonly()
+        data = memoryview(data)
         if data.ndim != 1 or data.format != "B":
             data = data.cast("B")
         start = _wire.HEADER.size
