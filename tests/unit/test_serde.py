@@ -152,11 +152,12 @@ def test_containers_that_contain_themselves() -> None:
     ("content", "why"),
     [
         (b"", "0 bytes are no object"),
-        (b"mls\1\0\0\0", "7 bytes are no object"),
-        (b"mls\0\1\0\0\0\1" + bytes(64), "not written by MsgpackSerde"),
-        (b"mls\1\xff\xff\xff\xff" + bytes(64), "its tree has 4294967295 bytes"),
-        (b"mls\1\0\0\0\0" + bytes(64), "cannot be decoded"),
+        (b"mls\1" + bytes(7), "11 bytes are no object"),
+        (b"mls\0" + b"\1" + bytes(64), "not written by MsgpackSerde"),
+        (b"mls\1" + b"\xff" * 8 + bytes(64), "its tree has 18446744073709551615 bytes"),
+        (b"mls\1" + bytes(64), "cannot be decoded"),
     ],
+    ids=["nothing", "short", "version", "length", "empty"],
 )
 def test_what_is_no_object(content: bytes, why: str) -> None:
     """Told by its first bytes."""

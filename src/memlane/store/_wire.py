@@ -1,8 +1,8 @@
 """The bytes of an object as MsgpackSerde writes them.
 
     metadata   0  magic (4 bytes; the last one is the version)
-               4  length of the tree, little-endian (4 bytes)
-               8  the tree, as MessagePack
+               4  length of the tree, little-endian (8 bytes)
+               12 the tree, as MessagePack
                   zeros, so that the data behind it starts at a multiple of 64
     data       the bytes of an array (or large bytes object), zeros up to a multiple of 64; the next
 
@@ -11,8 +11,8 @@ that start at multiples of 64; so with PREAMBLE = 12 every array is aligned in m
 
 The tree: text, numbers, bool, None and small bytes stand for themselves, and a map is a dict whose
 keys are all text. Everything else is an array, a *node*, that starts with one of the tags below.
-What a node takes from the data is not told by position: nodes are read in the order in which they
-were written, and each takes the next bytes.
+No node says where its part of the data is: nodes are read in the order in which they were written,
+and each takes the next bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import NoneType
 ALIGNMENT = 64
 PREAMBLE = 8 + 4
 MAGIC = b"mls\x01"
-HEADER = struct.Struct("<4sI")
+HEADER = struct.Struct("<4sQ")
 PADDING = tuple(bytes(length) for length in range(ALIGNMENT))
 
 # What MessagePack gives back as it was, and is a leaf in both modes of reading (bytes are not).
