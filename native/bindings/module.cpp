@@ -6,6 +6,7 @@
 #include "bindings/broadcast.hpp"
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/serde.hpp"
 #include "bindings/shared_buffer.hpp"
 #include "bindings/store.hpp"
 #include "core/sweep.hpp"
@@ -23,6 +24,7 @@ NB_MODULE(_native, m) {
     bindings::bind_shared_buffer(m);
     bindings::bind_broadcast(m);
     bindings::bind_store(m);
+    bindings::bind_serde(m);
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);
 #endif

@@ -323,6 +323,24 @@ class StoreWriter:
     def outstanding(self) -> list[int]:
         """Reads that each reader still owes."""
 
+class ForeignMemory:
+    """Memory that another object keeps alive."""
+
+    @staticmethod
+    def of_view(view: memoryview) -> ForeignMemory:
+        """What `view` shows, also after its release."""
+
+    def part(self, start: int, nbytes: int, readonly: bool) -> ForeignMemory:
+        """Some of it; writable for who knows no read-only memory (torch)."""
+
+def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
+    """
+    So many bytes of the memory of `owner`, which keeps them there; read-only.
+    """
+
+def pooled_copy(view: memoryview) -> PooledBuffer:
+    """Its bytes in private, writable memory that is used again."""
+
 def sweep_dead_segments() -> list[str]:
     """
     Removes the segments of this user that no living process holds; returns their names.

@@ -1,0 +1,82 @@
+"""numpy's dtypes as parts of a tree.
+
+Text (`<f4`), or for a dtype with fields [names, dtypes, offsets, titles, itemsize, is aligned], or
+for an array as a field [dtype, shape].
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+
+from memlane.errors import CorruptMessage
+
+# Numbers, times, and bytes of fixed length. Nothing that refers to objects, however spelled.
+_TEXT = re.compile(r"[<>|](?:[biufcSUV][0-9]{1,10}|[qQ]|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?)")
+
+
+def describe(dtype: np.dtype[Any]) -> str | list[Any] | None:
+    """None if it is none of numpy's own, or has objects in it."""
+    if dtype.names is not None:
+        return _describe_fields(dtype)
+    if dtype.subdtype is not None:
+        base = describe(dtype.subdtype[0])
+        return None if base is None else [base, dtype.subdtype[1]]
+    if dtype.kind not in "biufcmMSUV" or dtype.isbuiltin == 2:
+        return None
+    if dtype.char in "qQ":  # long long is no other number than long, but another type
+        return dtype.str[0] + dtype.char
+    return dtype.str
+
+
+def _describe_fields(dtype: np.dtype[Any]) -> list[Any] | None:
+    by_name: Any = dtype.fields or {}
+    fields = [by_name[name] for name in dtype.names or ()]
+    kinds = [describe(field[0]) for field in fields]
+    titles = [field[2] if len(field) > 2 else None for field in fields]
+    if dtype.type is not np.void or None in kinds:
+        return None
+    if not all(title is None or type(title) is str for title in titles):
+        return None
+    offsets = [field[1] for field in fields]
+    return [dtype.names, kinds, offsets, titles, dtype.itemsize, dtype.isalignedstruct]
+
+
+def dtype_of(tree: Any) -> np.dtype[Any]:
+    """The dtype that an array or scalar was described with; CorruptMessage if it cannot be."""
+    try:
+        dtype = _dtype_of(tree)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise CorruptMessage(f"an array's dtype is wrong: {error}") from error
+    # A field may have such a dtype. An array would get another one, or elements without memory,
+    # of which a few bytes can claim any number.
+    if dtype.subdtype is not None or not dtype.itemsize:
+        raise CorruptMessage(f"no array can have the dtype {dtype}")
+    return dtype
+
+
+def _dtype_of(tree: Any) -> np.dtype[Any]:
+    if type(tree) is str:
+        return _dtype_of_text(tree)
+    if len(tree) == 2:
+        base, shape = tree
+        return np.dtype((_dtype_of(base), tuple(shape)))
+    names, kinds, offsets, titles, itemsize, is_aligned = tree
+    fields = {
+        "names": names,
+        "formats": [_dtype_of(kind) for kind in kinds],
+        "offsets": offsets,
+        "titles": titles,
+        "itemsize": itemsize,
+    }
+    return np.dtype(fields, align=is_aligned is True)  # type: ignore[call-overload, no-any-return]
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_of_text(text: str) -> np.dtype[Any]:
+    if not _TEXT.fullmatch(text):
+        raise ValueError(f"{text!r} is no dtype of numbers, times or bytes")
+    return np.dtype(text)

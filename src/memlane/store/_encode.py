@@ -1,0 +1,239 @@
+"""A value as a tree for MessagePack, and the pieces of data beside it. See `_wire.py`."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import pickle
+import sys
+import zoneinfo
+from collections.abc import Callable
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from memlane.errors import InvalidType
+from memlane.store import _registered, _wire
+from memlane.store._dtypes import describe
+
+Piece = bytes | bytearray | memoryview
+
+
+class Encoding:
+    """One value on its way out.
+
+    Integers and texts are taken as MessagePack can hold them; only if one was refused, everything
+    is done again with `looks_closer`.
+    """
+
+    __slots__ = ("_allows_pickle", "_plain", "_text", "nbytes", "pieces")
+
+    def __init__(self, *, allows_pickle: bool, looks_closer: bool = False) -> None:
+        self.pieces: list[Piece] = []
+        self.nbytes = 0
+        self._allows_pickle = allows_pickle
+        self._plain = frozenset((float, bool, NoneType)) if looks_closer else _wire.PLAIN
+        self._text = frozenset((str,)) & self._plain
+
+    def node(self, value: object) -> Any:
+        kind = type(value)
+        if kind in self._plain:
+            return value
+        encode = ENCODERS.get(kind)
+        return self._other(value) if encode is None else encode(self, value)
+
+    def are_plain(self, values: Any) -> bool:
+        return self._plain.issuperset(map(type, values))
+
+    def are_text(self, keys: Any) -> bool:
+        return self._text.issuperset(map(type, keys))
+
+    def add(self, piece: Piece, nbytes: int) -> None:
+        """Lays `piece` behind what is there, by reference."""
+        gap = -nbytes % _wire.ALIGNMENT
+        self.pieces.append(piece)
+        if gap:
+            self.pieces.append(_wire.PADDING[gap])
+        self.nbytes += nbytes + gap
+
+    def unsupported(self, value: object, why: str) -> list[Any]:
+        if not self._allows_pickle:
+            raise InvalidType(f"Unsupported object type {type(value)!r}: {why}")
+        return self._pickled(value)
+
+    def _other(self, value: object) -> Any:
+        kind = type(value)
+        registered = _registered.of_type(kind)
+        if registered is not None:
+            fields = {name: self.node(item) for name, item in registered.items(value)}
+            return [_wire.OBJECT, registered.name, fields]
+        if isinstance(value, np.generic):
+            return _numpy_scalar(self, value)
+        if hasattr(sys.modules.get("torch"), "Tensor"):
+            from memlane.store import _tensors
+
+            ENCODERS.update(_tensors.ENCODERS)
+            if kind in _tensors.ENCODERS:
+                return _tensors.encode(self, value)
+        return self.unsupported(
+            value,
+            "register a dataclass or msgspec Struct by MsgpackSerde.register_type, in the writer "
+            "and in every reader, or use PickleMsgpackSerde",
+        )
+
+    def _pickled(self, value: object) -> list[Any]:
+        stream = io.BytesIO()
+        beside: list[pickle.PickleBuffer] = []
+        pickler = pickle.Pickler(stream, protocol=5, buffer_callback=beside.append)
+        if hasattr(sys.modules.get("torch"), "Tensor"):
+            from memlane._torch import tensor_reducers
+
+            pickler.dispatch_table = tensor_reducers()
+        try:
+            pickler.dump(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InvalidType(f"Unsupported object type {type(value)!r}: {error}") from error
+        pieces = [stream.getbuffer(), *(buffer.raw() for buffer in beside)]
+        for piece in pieces:
+            self.add(piece, piece.nbytes)
+        return [_wire.PICKLE, [piece.nbytes for piece in pieces]]
+
+
+def _sequence(tag: int) -> Callable[[Encoding, Any], list[Any]]:
+    def encode(encoding: Encoding, value: Any) -> list[Any]:
+        if encoding.are_plain(value):
+            return [tag, True, value]
+        return [tag, False, [encoding.node(item) for item in value]]
+
+    return encode
+
+
+def _dict(encoding: Encoding, value: dict[Any, Any]) -> Any:
+    if encoding.are_text(value):
+        if encoding.are_plain(value.values()):
+            return value
+        return {key: encoding.node(item) for key, item in value.items()}
+    node: list[Any] = [_wire.DICT]
+    for key, item in value.items():
+        node.append(encoding.node(key))
+        node.append(encoding.node(item))
+    return node
+
+
+def _int(encoding: Encoding, value: int) -> Any:
+    if -(1 << 63) <= value < 1 << 64:
+        return value
+    return [_wire.INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]
+
+
+def _str(encoding: Encoding, value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return [_wire.TEXT, value.encode(errors="surrogatepass")]
+    return value
+
+
+def _complex(encoding: Encoding, value: complex) -> list[Any]:
+    return [_wire.COMPLEX, value.real, value.imag]
+
+
+def _bytes(encoding: Encoding, value: bytes) -> Any:
+    if len(value) < _wire.LEAST_BESIDE:
+        return value
+    encoding.add(value, len(value))
+    return [_wire.BYTES, len(value)]
+
+
+def _bytearray(encoding: Encoding, value: bytearray) -> list[Any]:
+    encoding.add(value, len(value))
+    return [_wire.BYTEARRAY, len(value)]
+
+
+def _datetime(encoding: Encoding, value: datetime.datetime) -> list[Any]:
+    day = (value.year, value.month, value.day)
+    time = (value.hour, value.minute, value.second, value.microsecond)
+    return [_wire.DATETIME, *day, *time, value.fold, encoding.node(value.tzinfo)]
+
+
+def _date(encoding: Encoding, value: datetime.date) -> list[Any]:
+    return [_wire.DATE, value.year, value.month, value.day]
+
+
+def _time(encoding: Encoding, value: datetime.time) -> list[Any]:
+    time = (value.hour, value.minute, value.second, value.microsecond)
+    return [_wire.TIME, *time, value.fold, encoding.node(value.tzinfo)]
+
+
+def _timedelta(encoding: Encoding, value: datetime.timedelta) -> list[Any]:
+    return [_wire.TIMEDELTA, value.days, value.seconds, value.microseconds]
+
+
+def _timezone(encoding: Encoding, value: Any) -> list[Any]:
+    return [_wire.TIMEZONE, *(encoding.node(part) for part in value.__getinitargs__())]
+
+
+def _zone(encoding: Encoding, value: zoneinfo.ZoneInfo) -> list[Any]:
+    if value.key is None:
+        return encoding.unsupported(value, "a time zone without a key has no name to travel under")
+    return [_wire.ZONE, value.key]
+
+
+def _array(encoding: Encoding, array: np.ndarray[Any, Any]) -> list[Any]:
+    dtype = array.dtype
+    described = describe(dtype)
+    if described is None or not dtype.itemsize:
+        why = f"its dtype {dtype!r} is none of numbers, times, bytes and fields of them"
+        return encoding.unsupported(array, why)
+    node = [_wire.ARRAY, described, array.shape]
+    if not array.flags.c_contiguous:
+        if array.flags.f_contiguous:
+            node.append("F")
+        else:
+            array = np.ascontiguousarray(array)
+    if array.nbytes:
+        if dtype.kind not in "biufc":  # the buffer protocol cannot express every other dtype
+            array = array.view(f"V{dtype.itemsize}")
+        memory = pickle.PickleBuffer(array).raw()  # type: ignore[arg-type]
+        encoding.add(memory, array.nbytes)
+    return node
+
+
+def _numpy_scalar(encoding: Encoding, value: np.generic) -> list[Any]:
+    described = describe(value.dtype)
+    if described is None or not value.nbytes or type(value) is not value.dtype.type:
+        return encoding.unsupported(value, "it is none of numpy's own scalars without objects")
+    return [_wire.SCALAR, described, value.tobytes()]
+
+
+def _numpy_text(encoding: Encoding, value: np.str_) -> list[Any]:
+    return [_wire.NUMPY_TEXT, encoding.node(str(value))]
+
+
+def _numpy_bytes(encoding: Encoding, value: np.bytes_) -> list[Any]:
+    return [_wire.NUMPY_BYTES, bytes(value)]
+
+
+# By exact type: a subclass is another type. torch's are added once torch is imported.
+ENCODERS: dict[type, Callable[[Encoding, Any], Any]] = {
+    list: _sequence(_wire.LIST),
+    tuple: _sequence(_wire.TUPLE),
+    set: _sequence(_wire.SET),
+    frozenset: _sequence(_wire.FROZENSET),
+    dict: _dict,
+    int: _int,
+    str: _str,
+    complex: _complex,
+    bytes: _bytes,
+    bytearray: _bytearray,
+    datetime.datetime: _datetime,
+    datetime.date: _date,
+    datetime.time: _time,
+    datetime.timedelta: _timedelta,
+    datetime.timezone: _timezone,
+    zoneinfo.ZoneInfo: _zone,
+    np.ndarray: _array,
+    np.str_: _numpy_text,
+    np.bytes_: _numpy_bytes,
+}

@@ -1,0 +1,80 @@
+"""torch CPU tensors as arrays of a dtype that numpy has. Imported only where torch is in use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from memlane._native import bytes_at
+from memlane.errors import CorruptMessage
+from memlane.store import _wire
+
+if TYPE_CHECKING:
+    from memlane.store._decode import Decoding
+    from memlane.store._encode import Encoding
+
+# Numbers of every size, to stand for the dtypes that numpy has not (bfloat16, float8).
+_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+# Quantized tensors are more than their numbers.
+_DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and "qint" not in str(dtype) and "quint" not in str(dtype)
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+_IN_BOTH = {"bool", "int8", "float16", "float32", "float64", "complex64"}
+_IN_BOTH |= {str(carrier).removeprefix("torch.") for carrier in _CARRIERS.values()}
+
+
+def _in_numpy(name: str, dtype: torch.dtype) -> np.dtype[Any]:
+    carrier = dtype if name in _IN_BOTH else _CARRIERS[dtype.itemsize]
+    array: np.ndarray[Any, np.dtype[Any]] = torch.empty(0, dtype=carrier).numpy()
+    return array.dtype
+
+
+_NUMPY = {name: _in_numpy(name, dtype) for name, dtype in _DTYPES.items()}
+
+
+def encode(encoding: Encoding, tensor: torch.Tensor) -> list[Any]:
+    if (
+        not tensor.is_cpu
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_nested
+    ):
+        return encoding.unsupported(tensor, f"it is no plain CPU tensor, but {_kind(tensor)}")
+    node = [_wire.TENSOR, _NAMES[tensor.dtype], tensor.shape]
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    if not tensor.is_contiguous():
+        tensor = tensor.detach().view(_CARRIERS[tensor.itemsize]).contiguous()
+    nbytes = tensor.nbytes
+    if nbytes:
+        encoding.add(bytes_at(tensor, tensor.data_ptr(), nbytes), nbytes)
+    return node
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    special = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else ""
+    return f"{special or tensor.layout} on {tensor.device}"
+
+
+def decode(decoding: Decoding, node: list[Any]) -> torch.Tensor:
+    _, name, shape = node
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise CorruptMessage(f"torch has no dtype {name!r} here")
+    try:
+        tensor = torch.from_numpy(decoding.array(_NUMPY[name], shape, writable=True))
+        return tensor if tensor.dtype is dtype else tensor.view(dtype)
+    except RuntimeError as error:
+        raise CorruptMessage(f"no tensor of {name} has the shape {shape}: {error}") from error
+
+
+# A parameter is a tensor that requires a gradient, and comes back as one that does not.
+ENCODERS = {torch.Tensor: encode, torch.nn.Parameter: encode}
