@@ -4,8 +4,8 @@
 // and goes with its descriptor.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -191,7 +191,7 @@ inline void fill_in(SegmentHeader& h, const SegmentPlan& plan, const SegmentId& 
     h.section_count = static_cast<std::uint32_t>(sections.size());
     h.geometry = plan.geometry;
     h.created_ns = os::monotonic_now();
-    std::memcpy(h.sections, sections.data(), sections.size() * sizeof(SectionEntry));
+    std::copy(sections.begin(), sections.end(), h.sections);  // there may be none: not memcpy
     SYNC_STORE(header);
     store_release(h.magic, kMagic);
 }
