@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memlane._native import SharedBuffer
+from memlane._native import ForeignMemory, SharedBuffer
 
 if TYPE_CHECKING:
     from memlane._native import ViewLease
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LEAVES = frozenset({type(None), bool, int, float, complex, str, bytes, bytearray})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _OF_PYTHON_CLASS = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_LENT = (SharedBuffer, ForeignMemory)  # whose memory a view is of
 _ManagedBuffer = type(gc.get_referents(memoryview(b""))[0])  # what a memoryview shares with slices
 
 
@@ -98,9 +99,9 @@ def _is_alias(part: Any, lease: ViewLease) -> bool:
     if isinstance(part, np.ndarray):
         return lease.covers(part.__array_interface__["data"][0])
     if isinstance(part, memoryview):
-        return isinstance(part.obj, SharedBuffer)
+        return isinstance(part.obj, _LENT)
     if isinstance(part, _ManagedBuffer):
-        return any(isinstance(one, SharedBuffer) for one in gc.get_referents(part))
+        return any(isinstance(one, _LENT) for one in gc.get_referents(part))
     if _is_tensor(part):
         from memlane._torch import address_of
 
