@@ -62,6 +62,9 @@ BASES = (
     Run("extents", "CHUNKS=2 READERS=1 SPACE=2 MESSAGES=5"),
     Run("extents", "CHUNKS=1 READERS=2 SPACE=1 MESSAGES=4"),
     Run("extents", "CHUNKS=2 READERS=2 SPACE=1 MESSAGES=3"),
+    Run("store", "READERS=1 OBJECTS=3 DIES CLEARS"),
+    Run("store", "READERS=1 OBJECTS=2 DIES CLOSES GET_CACHED"),
+    Run("store", "READERS=2 OBJECTS=2"),
 )
 
 RING = "CHUNKS=1 READERS=1"
@@ -70,6 +73,7 @@ DEATH = "PROCESSES=2 FORKS"
 ATTACH = "CREATORS=1 ATTACHERS=1 SWEEPERS=1"
 CREATORS = "CREATORS=2 ATTACHERS=0 SWEEPERS=2"
 OBSERVED = "CREATORS=1 ATTACHERS=0 SWEEPERS=1 OBSERVED"
+STORE = "READERS=1 OBJECTS=2"
 EXTENTS = "CHUNKS=2 READERS=1 SPACE=2 MESSAGES=5"
 
 
@@ -110,6 +114,13 @@ def extents(
 ) -> Variant:
     """A weakened extents.pml."""
     return Variant(name, weakened, Run("extents", f"{size} {macro}"), caught_by)
+
+
+def store(
+    name: str, weakened: str, macro: str, caught_by: str = "valid_is_whole", size: str = STORE
+) -> Variant:
+    """A weakened store.pml."""
+    return Variant(name, weakened, Run("store", f"{size} {macro}"), caught_by)
 
 
 VARIANTS = (
@@ -232,4 +243,15 @@ VARIANTS = (
     extents("is_done", "`closed` does not count", "CLOSED_IS_NOT_DONE", "all_given_back"),
     extents("release_reader", "of one that lives", "RELEASED_WITHOUT_LOCK"),
     extents("cancel", "leaves the extent in the book", "CANCELLED_STAYS_USED", "all_given_back"),
+    store("append.store", "relaxed, not release", "APPEND_RELAXED", "listed_is_complete"),
+    store("offer.store", "relaxed, not release", "OFFER_RELAXED"),
+    store("offer.load", "relaxed, not acquire", "GRANT_LOAD_RELAXED"),
+    store("pin: full_fence", "left out", "NO_FENCE_IN_PIN", "pinned_stays"),
+    store("mark: full_fence", "left out", "NO_FENCE_IN_MARK", "pinned_stays"),
+    store("retire", "pins not asked for", "PINS_NOT_ASKED", "pinned_stays"),
+    store("retire", "pins not asked for again", "PINS_NOT_ASKED_AGAIN", "pinned_stays"),
+    store("retire", "reads not asked for", "READS_NOT_ASKED", "evicted_when_read"),
+    store("unpin.store", "before the object is read", "UNPINNED_BEFORE_READ"),
+    store("mark: full_fence", "left out behind `retired`", "CLOSES NO_FENCE_BEHIND_RETIRED"),
+    store("is_valid", "not asked behind the read", "CLOSES NOT_VALIDATED_BEHIND"),
 )

@@ -24,7 +24,7 @@ LONGEST_SECONDS = 120
 COMPILE_LIVENESS = ("-DNFAIR=4",)
 COMPILE_SAFETY = ("-DSAFETY",)
 # These leave sleepers and killed processes behind; what may stay is said by their own assertions.
-HAVE_THEIR_OWN_REST = ("wait", "death", "segment", "extents")
+HAVE_THEIR_OWN_REST = ("wait", "death", "segment", "extents", "store")
 
 
 class Unusable(Exception):

@@ -171,8 +171,8 @@ private:
         core::store_relaxed(facts.bytes, core::load_relaxed(facts.bytes) - core::load_relaxed(table().entry(index).size));
     }
 
-    // Pins of who has closed or died are void. It is asked after its pins were seen: should a successor take the place
-    // meanwhile, it pins later than the entry was retired, sees that, and is refused.
+    // Pins of who has closed or died are void. Should a successor take the place meanwhile, it pins later than the entry
+    // was marked, sees that, and is refused.
     bool is_pinned(std::uint64_t index) {
         for (std::size_t slot = 0; slot < table().participants(); ++slot) {
             SYNC_LOAD(pin);
