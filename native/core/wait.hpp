@@ -37,7 +37,7 @@ inline void pause() noexcept {
 // that found nothing the next 1, 3, 7 ... 255 waits do not spin. It yields the core after every 32 pauses,
 // because the one it waits for may need this very core. With more participants than cores that is likely, so a wait
 // that does not spin yields a few times before it sleeps: else writer and readers take turns in sleeping, with a
-// futex call on both sides for every message (so 4 readers on 2 cores got 1.7 times the messages through).
+// futex call on both sides for every message (so 4 readers on 2 cores got 1.3 to 1.7 times as many messages).
 class Spinner {
 public:
     Spinner(std::size_t participants, unsigned cores) noexcept
