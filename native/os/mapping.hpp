@@ -3,8 +3,11 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <utility>
 
 #include "os/file.hpp"
 
@@ -30,20 +33,42 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }
 
     // Maps pages that are reserved already, so that the first message does not pay for page faults (they cost
-    // five times its copy). A speed-up only: kernels before 5.14 do not know it, and the faults come later then.
-    void populate(std::size_t offset, std::size_t bytes) const {
+    // five times its copy). False where the kernel does not know it (before 5.14): the faults come later then.
+    bool populate(std::size_t offset, std::size_t bytes) const {
         constexpr int kMadvPopulateWrite = 23;
-        const std::size_t page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-        const std::size_t from = offset / page * page;
-        const std::size_t to = std::min((offset + bytes + page - 1) / page * page, (bytes_ + page - 1) / page * page);
+        const auto [from, to] = pages_of(offset, bytes);
         while (::madvise(base_ + from, to - from, kMadvPopulateWrite) != 0) {
             if (errno == EINTR || errno == EAGAIN) continue;
-            if (errno == EINVAL) return;
+            if (errno == EINVAL) return false;
             throw_errno("cannot populate " + std::to_string(bytes) + " bytes of a segment");
+        }
+        return true;
+    }
+
+    // The same by a write to every page that keeps what is there, whoever writes to it meanwhile. The pages must have
+    // their space.
+    void touch(std::size_t offset, std::size_t bytes) const noexcept {
+        const auto [from, to] = pages_of(offset, bytes);
+        for (std::size_t at = from; at < to; at += page_bytes()) {
+            std::atomic_ref<unsigned char> byte(reinterpret_cast<unsigned char&>(base_[at]));
+            unsigned char seen = byte.load(std::memory_order_relaxed);
+            while (!byte.compare_exchange_weak(seen, seen, std::memory_order_relaxed)) {
+            }
         }
     }
 
+    // For all of it, before it is populated; refused, it changes nothing.
+    void advise_huge_pages(bool wanted) const noexcept {
+        ::madvise(base_, bytes_, wanted ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    }
+
 private:
+    static std::size_t page_bytes() noexcept { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
+    std::pair<std::size_t, std::size_t> pages_of(std::size_t offset, std::size_t bytes) const noexcept {
+        const std::size_t page = page_bytes();
+        return {offset / page * page, std::min((offset + bytes + page - 1) / page * page, (bytes_ + page - 1) / page * page)};
+    }
+
     std::byte* base_ = nullptr;
     std::size_t bytes_ = 0;
 };
