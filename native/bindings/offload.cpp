@@ -88,7 +88,7 @@ void bind_offload(nb::module_& m) {
     static PyType_Slot map_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(RegionMap::get_buffer)}, {0, nullptr}};
     nb::class_<RegionMap>(m, "RegionMap", nb::type_slots(map_slots), "All bytes of a region, as mmap.mmap has them.")
         .def_prop_ro("closed", &RegionMap::is_closed)
-        .def("close", &RegionMap::close, "Views that exist already keep the memory mapped.")
+        .def("close", &RegionMap::close, "This, and the views that exist already, keep the memory mapped.")
         .def("size", &RegionMap::size)
         .def("__len__", &RegionMap::size)
         .def("__getitem__", &RegionMap::get, "key"_a, nb::sig("def __getitem__(self, key: int | slice) -> int | bytes"))

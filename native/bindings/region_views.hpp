@@ -16,12 +16,14 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
+// Closed it lends nothing any more, but the memory stays mapped as long as it exists: torch.frombuffer keeps the object that
+// it was given, and no export of it.
 class RegionMap {
 public:
     explicit RegionMap(std::shared_ptr<os::Mapping> mapping) : mapping_(std::move(mapping)) {}
 
-    bool is_closed() const noexcept { return !mapping_; }
-    void close() noexcept { mapping_.reset(); }
+    bool is_closed() const noexcept { return is_closed_; }
+    void close() noexcept { is_closed_ = true; }
     std::size_t size() const { return mapping().bytes(); }
 
     // As mmap.mmap has it: bytes of a slice, the number of a single byte.
@@ -31,7 +33,6 @@ public:
     }
     void set(const nb::object& key, const nb::object& value) const { view_of(lender()).attr("__setitem__")(key, value); }
 
-    // Lends the memory through an object that outlives close().
     static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
         try {
             return PyObject_GetBuffer(nb::inst_ptr<RegionMap>(self)->lender().ptr(), view, flags);
@@ -43,12 +44,13 @@ public:
 
 private:
     const os::Mapping& mapping() const {
-        if (!mapping_) raise_error("InvalidArgument", "this region was cleaned up");
+        if (is_closed_) raise_error("InvalidArgument", "this region was cleaned up");
         return *mapping_;
     }
     nb::object lender() const { return nb::cast(SharedBuffer(mapping_, 0, mapping().bytes())); }
 
     std::shared_ptr<os::Mapping> mapping_;
+    bool is_closed_ = false;
 };
 
 // A plain 2-D memoryview cannot be indexed by row; this can, and memoryview() of it is 2-D.

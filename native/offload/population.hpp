@@ -190,7 +190,8 @@ private:
     bool populate(std::uint64_t from, std::uint64_t bytes) {
         SYNC_STEP(populate);
         try {
-            if (mapping_->populate(from, bytes)) return true;
+            const bool again = reserving_ == Reserving::not_at_all && mapping_->was_populated(from);
+            if (again ? mapping_->populate_again(from, bytes) : mapping_->populate(from, bytes)) return true;
         } catch (const std::system_error& error) {
             // So it says that a page has no space and can get none.
             if (error.code().value() == EFAULT) throw core::ShmExhausted(ENOSPC, total_, os::free_bytes(region_->file()));

@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -267,11 +268,12 @@ private:
     }
 
     [[noreturn]] void throw_mismatch(const RegionGeometry& seen) const {
-        std::string text = path_ + " is in use with " + to_text(seen) + ", asked for were " + to_text(geometry_) + ". Held by";
+        std::set<std::int64_t> pids;
         for (std::int64_t i = 0; i < kMostMembers && lock_.held_by_other(members_from(i)); ++i)
-            if (const auto member = lock_.held_by_other({kMembers + i * kPidSpan, kPidSpan}))
-                text += " pid " + std::to_string(member->count);
-        throw core::LayoutMismatch(text + "; end them, or take another instance_id");
+            if (const auto member = lock_.held_by_other({kMembers + i * kPidSpan, kPidSpan})) pids.insert(member->count);
+        std::string text = path_ + " is in use with " + to_text(seen) + "; asked for were " + to_text(geometry_) + ". End";
+        for (const std::int64_t pid : pids) text += " pid " + std::to_string(pid) + ",";
+        throw core::LayoutMismatch(text + " or take another instance_id");
     }
 
     std::string directory_;

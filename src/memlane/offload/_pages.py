@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from memlane.errors import InvalidArgument, Unsupported
+from memlane.errors import InvalidArgument, SystemFault, Unsupported
 
 Pages = Literal["auto", "4k", "huge"]
 Rung = Literal["4k", "huge", "mixed"]
@@ -35,7 +35,10 @@ def wants_huge(pages: str, directory: str) -> bool:
 
 def offers_huge(directory: str) -> bool:
     """Is it mounted so that a mapping which asks for huge pages gets them?"""
-    facts = os.stat(directory)
+    try:
+        facts = os.stat(directory)
+    except OSError as error:
+        raise SystemFault(error.errno, f"no regions in {directory}: {error.strerror}") from None
     device = f"{os.major(facts.st_dev)}:{os.minor(facts.st_dev)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
