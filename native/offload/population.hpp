@@ -58,9 +58,11 @@ public:
           cells_(cells),
           reserving_(reserving),
           total_(region_->geometry().total_bytes) {
-        // Reserving in advance makes the file grow; populating needs it grown, up to the last byte, which publishes.
-        if (reserving == Reserving::by_populating && os::facts_of(region_->file()).bytes < total_ - 1)
-            os::resize(region_->file(), total_ - 1);
+        // Reserving makes the file grow; populating needs it grown. But its whole length is to be seen last, so it is one
+        // byte short, unless that byte has a page of its own.
+        const std::uint64_t grown = (total_ - 1) % os::Mapping::page_bytes() == 0 ? total_ : total_ - 1;
+        if (reserving == Reserving::by_populating && os::facts_of(region_->file()).bytes < grown)
+            os::resize(region_->file(), grown);
         if (reserving != Reserving::ahead) reserved_ = total_;
         const os::SignalsBlocked blocked;
         const std::lock_guard guard(mutex_);
@@ -197,7 +199,7 @@ private:
             if (error.code().value() == EFAULT) throw core::ShmExhausted(ENOSPC, total_, os::free_bytes(region_->file()));
             throw;
         }
-        if (reserving_ == Reserving::by_populating) reserve(from, std::min(bytes, total_ - 1 - from));
+        if (reserving_ == Reserving::by_populating) reserve(from, bytes);
         mapping_->touch(from, bytes);
         return false;
     }

@@ -29,6 +29,8 @@ public:
     Mapping& operator=(const Mapping&) = delete;
     ~Mapping() { ::munmap(base_, bytes_); }
 
+    static std::size_t page_bytes() noexcept { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
+
     std::byte* base() const noexcept { return base_; }
     std::size_t bytes() const noexcept { return bytes_; }
 
@@ -75,7 +77,6 @@ private:
         }
         return true;
     }
-    static std::size_t page_bytes() noexcept { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
     std::pair<std::size_t, std::size_t> pages_of(std::size_t offset, std::size_t bytes) const noexcept {
         const std::size_t page = page_bytes();
         return {offset / page * page, std::min((offset + bytes + page - 1) / page * page, (bytes_ + page - 1) / page * page)};
