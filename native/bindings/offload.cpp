@@ -123,7 +123,9 @@ void bind_offload(nb::module_& m) {
         .def("rows", [](const RegionFile& self) {
                  return RegionRows(self.mapping(), self.geometry().blocks, self.geometry().row_bytes());
              })
-        .def("memory", [](const RegionFile& self) { return SharedBuffer(self.mapping(), 0, self.mapping()->bytes()); })
+        .def("memory", [](const RegionFile& self) {
+                 return view_of(nb::cast(SharedBuffer(self.mapping(), 0, self.mapping()->bytes())));
+             }, nb::sig("def memory(self) -> memoryview"))
         .def_prop_ro("address", [](const RegionFile& self) { return reinterpret_cast<std::uintptr_t>(self.mapping()->base()); })
         .def_prop_ro("fd", [](const RegionFile& self) { return self.file().get(); })
         .def_prop_ro("allocated", [](const RegionFile& self) { return os::facts_of(self.file()).allocated; },

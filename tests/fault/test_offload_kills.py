@@ -63,11 +63,13 @@ def test_everybody_is_killed(participants: int | None) -> None:
         left += path_of(instance).exists()
 
         began = time.monotonic()
-        with region_of(instance, 0, blocks=BLOCKS, participants=participants) as one:
-            with region_of(instance, 1, blocks=BLOCKS, participants=participants) as other:
-                assert time.monotonic() - began < BOUND
-                assert (one._creator, other._creator) == (True, False)
-                assert path_of(instance).exists() == (participants is None)
-                assert bytes(one.mmap_obj[:]) == bytes(one.total_size_bytes)
+        with (
+            region_of(instance, 0, blocks=BLOCKS, participants=participants) as one,
+            region_of(instance, 1, blocks=BLOCKS, participants=participants) as other,
+        ):
+            assert time.monotonic() - began < BOUND
+            assert (one._creator, other._creator) == (True, False)
+            assert path_of(instance).exists() == (participants is None)
+            assert bytes(one.mmap_obj[:]) == bytes(one.total_size_bytes)
         assert not path_of(instance).exists()
     print(f"{left} of {ROUNDS // 2} kills left a file for the next start")

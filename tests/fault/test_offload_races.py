@@ -1,4 +1,4 @@
-"""Starts that meet each other, and ends that meet starts: one region at a time, nobody on old bytes.
+"""Starts that meet starts, and ends that meet starts: one region at a time, no old bytes.
 
 Fails without the guards: two creators reserve the space twice, a leaver takes the name of the next
 generation, a waiter waits for the dead.

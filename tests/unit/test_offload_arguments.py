@@ -63,7 +63,9 @@ def test_types(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "instance", ["a/b", "..", "../x", "a..b/", "/", "", "nul\0", "x" * 256, "\udcff\ud800"], ids=ascii
+    "instance",
+    ["a/b", "..", "../x", "a..b/", "/", "", "nul\0", "x" * 256, "\udcff\ud800"],
+    ids=ascii,
 )
 def test_ids(instance: str) -> None:
     """R13."""

@@ -186,9 +186,9 @@ class SharedOffloadRegion:
             OutsideCell: a ValueError and an AssertionError; it would leave the worker's cell, or
                 there is no rank. The next view begins where it would have begun before.
         """
-        torch = _torch("create_next_view")
+        as_strided = _torch("create_next_view").as_strided
         size = self._checked_next(tensor_page_size)
-        view: torch.Tensor = torch.as_strided(
+        view: torch.Tensor = as_strided(
             self._base,
             (self.num_blocks, size),
             (self._row_stride, 1),
