@@ -1,6 +1,6 @@
 """Kill -9 of everybody at random moments of start, use and cleanup.
 
-``MEMLANE_SOAK_REGIONS`` is the number of rounds (default 60). The next start always works, at once,
+``MEMLANE_SOAK_REGIONS`` is the number of rounds (default 40). The next start always works, at once,
 and never sees old bytes. With ``participants=`` nothing is left once all have mapped the region.
 """
 
@@ -15,7 +15,7 @@ from tests.harness import Link, Peer, PeerGone, start
 from tests.queues import BOUND
 from tests.regions import PAGE, new_id, path_of, region_of
 
-ROUNDS = int(os.environ.get("MEMLANE_SOAK_REGIONS", "60"))
+ROUNDS = int(os.environ.get("MEMLANE_SOAK_REGIONS", "40"))
 BLOCKS = 64
 pytestmark = pytest.mark.soak(seconds=60 + ROUNDS)
 

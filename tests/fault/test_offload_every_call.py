@@ -1,0 +1,75 @@
+"""A holder is killed before each system call of its life, from the first to the last.
+
+The points of `tests/crash` are those that were thought of; here the kernel itself stops the process
+at every call (ptrace), so none is left out.
+"""
+
+import ctypes
+import os
+import signal
+
+import pytest
+
+from tests.harness import Link, Peer, start
+from tests.regions import new_id, path_of, region_of
+
+_TRACEME, _SYSCALL, _SETOPTIONS = 0, 24, 0x4200
+_MARK_CALLS = 1  # a stop at a system call is told from a signal
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def trace(request: int, pid: int, data: int = 0) -> None:
+    if _libc.ptrace(request, pid, None, ctypes.c_void_p(data)) != 0:
+        raise OSError(ctypes.get_errno(), "ptrace")
+
+
+def living(_link: Link, instance: str, participants: int | None) -> None:
+    trace(_TRACEME, 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    region_of(instance, 0, threads=1, participants=participants).cleanup()
+    os._exit(0)
+
+
+def comes_to_call(peer: Peer, number: int) -> bool:
+    """Lets it run until it is about to make that call; False if it came to its end before."""
+    os.waitpid(peer.pid, os.WUNTRACED)  # it has stopped itself
+    trace(_SETOPTIONS, peer.pid, _MARK_CALLS)
+    for _ in range(2 * number - 1):  # a stop before each call and one behind it
+        trace(_SYSCALL, peer.pid)
+        found = os.waitid(os.P_PID, peer.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        if found is None or found.si_code in (os.CLD_EXITED, os.CLD_KILLED):
+            return False
+        os.waitpid(peer.pid, os.WUNTRACED)
+    return True
+
+
+def is_refused() -> bool:
+    if (pid := os.fork()) == 0:
+        os._exit(_libc.ptrace(_TRACEME, 0, None, None) != 0)
+    return os.waitpid(pid, 0)[1] != 0
+
+
+@pytest.mark.skipif(is_refused(), reason="this machine does not let a test trace its children")
+@pytest.mark.soak(seconds=120)
+@pytest.mark.parametrize("participants", [None, 1])
+def test_death_before_every_call(participants: int | None) -> None:
+    """The next start works at once, sees no old bytes, and leaves nothing."""
+    instance = new_id()
+    left = number = 0
+    has_more = True
+    while has_more:
+        number += 1
+        peer = start(living, instance, participants)
+        if has_more := comes_to_call(peer, number):
+            peer.kill()
+        else:
+            assert peer.join() == 0
+            assert not path_of(instance).exists()
+        left += path_of(instance).exists()
+        with region_of(instance, 1, threads=1, participants=participants) as region:
+            assert region._creator
+            assert not any(region.mmap_obj[:])
+        assert not path_of(instance).exists()
+    print(f"{number - 1} calls; before {left} of them a death leaves a file for the next start")
+    assert number > 50
+    assert 0 < left < number
