@@ -46,7 +46,7 @@ bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::u
     finish(population);
     CHECK(population.done() == population.bytes());
     if (builds) file->publish();
-    while (!file->mark_mapped(participants, kSlice)) {
+    while (file->mark_mapped(participants, kSlice) == Naming::waiting) {
     }
     return entry == Entry::created;
 }

@@ -390,8 +390,10 @@ class RegionFile:
         """All the space is there."""
 
     def map(self, in_huge_pages: bool) -> None: ...
-    def mark_mapped(self, participants: int, seconds: float) -> bool:
-        """Removes the name when that makes so many; False: to be asked again."""
+    def mark_mapped(self, participants: int, seconds: float) -> str:
+        """
+        Removes the name when that makes so many: 'removed', 'kept' or 'waiting'.
+        """
 
     def leave(self, patience: float) -> tuple[bool, str]:
         """Gives everything up. Was the name removed, and what could not be done?"""

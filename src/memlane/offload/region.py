@@ -143,7 +143,12 @@ class SharedOffloadRegion:
         self._whole: torch.Tensor | None = None
         self._views: list[Any] = []
         self._finalizer = weakref.finalize(
-            self, _release, file, self._locks, self.mmap_obj, self.mmap_path
+            self,
+            _release,
+            file,
+            self._locks,
+            self.mmap_obj,
+            f"{self.mmap_path} ({self.total_size_bytes} bytes)",
         )
         _log.info(
             "%s %s (%d bytes, pages: %s)",
@@ -310,7 +315,7 @@ class SharedOffloadRegion:
         )
 
 
-def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, path: str) -> None:
+def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -> None:
     """Like cleanup, by the finalizer too: locks of pages go before the mapping does."""
     if file.is_own:  # in a forked child CUDA cannot be used, and nothing is locked
         locks.unlock()
@@ -318,9 +323,9 @@ def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, path: str) -
     memory.close()
     removed, problem = file.leave(_LEAVE_PATIENCE)
     if removed:
-        _log.info("removed %s", path)
+        _log.info("removed %s", what)
     if problem:
-        _log.warning("%s may stay until its next start replaces it: %s", path, problem)
+        _log.warning("%s may stay until its next start replaces it: %s", what, problem)
 
 
 def _file_name(instance_id: object, prefix: object) -> str:
