@@ -6,14 +6,16 @@ at every call (ptrace), so none is left out.
 
 import ctypes
 import os
+import random
 import signal
 
 import pytest
 
+from memlane import TimedOut
 from tests.harness import Link, Peer, start
 from tests.regions import new_id, path_of, region_of
 
-_TRACEME, _SYSCALL, _SETOPTIONS = 0, 24, 0x4200
+_TRACEME, _DETACH, _SYSCALL, _SETOPTIONS = 0, 17, 24, 0x4200
 _MARK_CALLS = 1  # a stop at a system call is told from a signal
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -73,3 +75,48 @@ def test_death_before_every_call(participants: int | None) -> None:
     print(f"{number - 1} calls; before {left} of them a death leaves a file for the next start")
     assert number > 50
     assert 0 < left < number
+
+
+def starting(_link: Link, instance: str) -> None:
+    trace(_TRACEME, 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    region = region_of(instance, 0, threads=1)
+    is_named = path_of(instance).stat().st_ino == os.fstat(region.fd or 0).st_ino
+    region.cleanup()
+    os._exit(0 if is_named else 1)
+
+
+@pytest.mark.skipif(is_refused(), reason="this machine does not let a test trace its children")
+@pytest.mark.soak(seconds=120)
+def test_start_beside_one_that_is_stopped_at_a_call() -> None:
+    """Stopped is not dead, wherever it is: another joins, waits or creates, and nobody is robbed.
+
+    Every third call, beginning at another one each time.
+    """
+    instance = new_id()
+    waits = starts = 0
+    number = random.randrange(3)
+    while True:
+        number += 3
+        peer = start(starting, instance)
+        has_more = comes_to_call(peer, number)
+        try:
+            other = region_of(instance, 1, threads=1, timeout=0.02)
+            starts += 1
+        except TimedOut:
+            other = None
+            waits += 1
+        if not has_more:
+            break
+        trace(_DETACH, peer.pid)
+        if peer.join() != 0:
+            raise AssertionError(f"stopped at call {number} it lost its file to another")
+        if other is not None:
+            assert path_of(instance).exists()
+            other.cleanup()
+        assert not path_of(instance).exists()
+    peer.join()
+    if other is not None:
+        other.cleanup()
+    assert waits > 5
+    assert starts > 5
