@@ -57,9 +57,9 @@ sanitize: $(VENV)/.tools
 # The long runs: minutes to hours, not part of `make test`.
 soak: $(VENV)/.tools native-test
 	build/native/native/tests/ring_threads 100000000 8 16
-	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 \
+	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 \
 	    $(PY) -m pytest -q --durations=10 tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py \
-	    tests/fault/test_offload_races.py tests/fault/test_offload_kills.py
+	    tests/fault/test_offload_races.py tests/fault/test_offload_kills.py tests/fault/test_offload_every_call.py
 
 # The figures of the README, with the machine they were measured on.
 bench: $(VENV)/.tools native-test
