@@ -69,10 +69,7 @@ public:
         store::write_header(segment_->mapping()->base() + offset, {id, size});
     }
 
-    void close() const {
-        if (segment_->is_open()) segment_->remove_name();
-        segment_->abandon();
-    }
+    void close() const { segment_->close(); }
     void abandon() const noexcept { segment_->abandon(); }
 
 private:

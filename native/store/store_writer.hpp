@@ -21,9 +21,11 @@ public:
     static constexpr std::size_t kSlot = 0;
 
     static std::shared_ptr<StoreWriter> create(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g) {
-        // First, so that a ring which has a storage is refused whatever becomes of that.
-        ObjectTable table = ObjectTable::add(ring, ring_bytes, g);
-        return std::shared_ptr<StoreWriter>(new StoreWriter(ring.join_same_mapping(kSlot), std::move(table)));
+        // First, so that a ring which has a storage is refused whatever became of that.
+        if (ObjectTable::exists_in(ring)) throw core::RankTaken("the ring has a storage already");
+        // The table comes last, because a ring never loses it again; it costs nobody anything before that.
+        std::shared_ptr<core::Segment> own = ring.join_same_mapping(kSlot);
+        return std::shared_ptr<StoreWriter>(new StoreWriter(std::move(own), ObjectTable::add(ring, ring_bytes, g)));
     }
 
     // May `bytes` bytes at `offset` of the ring become object `id`? Not while somebody reads what was cleared there.

@@ -13,6 +13,7 @@ from memlane.broadcast import (
     ShmRingBuffer,
 )
 from memlane.errors import (
+    AccessDenied,
     Cancelled,
     Closed,
     ConcurrentUse,
@@ -22,6 +23,7 @@ from memlane.errors import (
     LayoutMismatch,
     MemlaneError,
     ObjectGone,
+    OutOfMemory,
     RankTaken,
     ReaderDied,
     SegmentExists,
@@ -52,6 +54,7 @@ from memlane.store import (
 )
 
 __all__ = [
+    "AccessDenied",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
@@ -65,6 +68,7 @@ __all__ = [
     "MsgpackSerde",
     "ObjectGone",
     "ObjectSerde",
+    "OutOfMemory",
     "PickleMsgpackSerde",
     "QueueStatistics",
     "RankTaken",
