@@ -90,6 +90,14 @@ public:
         add_to_documented_count(table().at(object.offset));
     }
 
+    // To make room: as retire(), and counted.
+    bool evict(std::uint32_t id) {
+        const bool is_here = knows(id);
+        if (!retire(id)) return false;
+        if (is_here) core::add_single_writer<std::uint64_t>(table().facts().evictions, 1);
+        return true;
+    }
+
     // Nobody reads it and nobody will: its entry and its space may be used again. False while somebody pins it, and
     // nothing has changed then.
     bool retire(std::uint32_t id) {
@@ -118,8 +126,6 @@ public:
                                sizeof(ChunkHeader) + core::load_relaxed(entry.size)});
         forget(index);
     }
-
-    void count_eviction() const noexcept { core::add_single_writer<std::uint64_t>(table().facts().evictions, 1); }
 
     struct Blocker {
         std::size_t slot;

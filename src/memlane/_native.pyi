@@ -204,8 +204,23 @@ class ByteRingSegment:
         """Id and size of a chunk."""
 
     def write_header(self, offset: int, id: int, size: int) -> None: ...
+    def writing(self, call: str, mend: object) -> WriterCall:
+        """
+        A block around a call of the writer; `mend()` comes after one that raised.
+        """
+
     def close(self) -> None: ...
     def abandon(self) -> None: ...
+
+class WriterCall:
+    """
+    A block of ByteRingSegment.writing: ConcurrentUse while there is another one.
+    """
+
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: object | None, error: object | None, traceback: object | None
+    ) -> None: ...
 
 def copy_parts(target: object, offset: int, parts: object, bytes: int) -> None:
     """
@@ -283,13 +298,14 @@ class StoreWriter:
     def is_read(self, id: int, view: object, references: int) -> bool:
         """Has every reader read the object with these count bytes so often?"""
 
-    def retire(self, id: int) -> bool:
-        """Its entry and space may be used again; False while somebody reads it."""
+    def evict(self, id: int) -> bool:
+        """
+        Its entry and space may be used again, which is counted once; False while somebody reads it.
+        """
 
     def clear(self, id: int) -> None:
         """Retires it whoever reads it."""
 
-    def count_eviction(self) -> None: ...
     def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]:
         """(slot, reads that it owes, pins) of everybody who keeps the object."""
 

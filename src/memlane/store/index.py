@@ -42,13 +42,24 @@ class ObjectIndex:
         """Evicts an object, unless it is touched or somebody reads it."""
         if chunk_id in self.touched:
             return False
-        if chunk_id in self.id_index and self.end is not None:
-            if not self.end.retire(chunk_id):
-                return False
-            self.end.count_eviction()
-            del self.key_index[self.id_index.pop(chunk_id)]
-        self.writer_flag.pop(chunk_id, None)
+        if chunk_id in self.id_index and self.end is not None and not self.end.evict(chunk_id):
+            return False
+        self._drop(chunk_id)
         return True
+
+    def forget(self, chunk_id: int) -> None:
+        """Takes back what a put has done so far; nobody knows the object's address yet."""
+        if self.end is not None and not self.end.is_closed:
+            self.end.clear(chunk_id)
+        self._drop(chunk_id)
+
+    def _drop(self, chunk_id: int) -> None:
+        """Can be done again when it was interrupted: `id_index` goes after `key_index`."""
+        if chunk_id in self.id_index:
+            self.key_index.pop(self.id_index[chunk_id], None)
+            del self.id_index[chunk_id]
+        self.writer_flag.pop(chunk_id, None)
+        self.touched.discard(chunk_id)
 
     def forget_all(self) -> None:
         """Whoever reads an object goes on with it; nobody else gets it any more."""
