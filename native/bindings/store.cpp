@@ -111,6 +111,8 @@ void bind_store(nb::module_& m) {
              "Its entry and space may be used again, which is counted once; False while somebody reads it.")
         .def("clear", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().clear(id); }, "id"_a,
              "Retires it whoever reads it.")
+        .def("take_back", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().take_back(id); }, "id"_a,
+             "It never was an object.")
         .def("blockers", &BoundStoreWriter::blockers, "id"_a, "references"_a, nb::sig(kBlockers),
              "(slot, reads that it owes, pins) of everybody who keeps the object.")
         .def("ghost_blockers", &BoundStoreWriter::ghost_blockers,

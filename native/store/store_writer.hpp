@@ -127,6 +127,15 @@ public:
         forget(index);
     }
 
+    // Of a put that did not come to its end: nobody knows the object, and it was never there.
+    void take_back(std::uint32_t id) {
+        if (!knows(id)) return;
+        StoreFacts& facts = table().facts();
+        const bool was_counted = core::load_relaxed(table().entry(table().index_of(id)).references) > 0;
+        clear(id);
+        if (was_counted) core::store_relaxed(facts.puts, core::load_relaxed(facts.puts) - 1);
+    }
+
     struct Blocker {
         std::size_t slot;
         std::uint64_t owes;

@@ -306,6 +306,9 @@ class StoreWriter:
     def clear(self, id: int) -> None:
         """Retires it whoever reads it."""
 
+    def take_back(self, id: int) -> None:
+        """It never was an object."""
+
     def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]:
         """(slot, reads that it owes, pins) of everybody who keeps the object."""
 

@@ -74,8 +74,12 @@ def large_messages(failing: Failing) -> None:
     ):
         with failing("send"):
             writer.enqueue(LARGE, timeout=30)
-        with failing("receive"):
-            received = reader.dequeue(timeout=30)
+        try:
+            with failing("receive"):
+                received = reader.dequeue(timeout=30)
+        except Exception:
+            np.testing.assert_array_equal(reader.dequeue(timeout=30), LARGE)  # not consumed
+            raise
         np.testing.assert_array_equal(received, LARGE)
         with failing("send when one is read"):
             writer.enqueue(LARGE, timeout=30)

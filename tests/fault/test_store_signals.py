@@ -116,7 +116,8 @@ def test_a_second_interruption_of_the_mending() -> None:
                 raise Alarm
             mend(chunk_id)
 
-        def fail(_number: int) -> None:
+        def fail(number: int) -> None:
+            Storage.increment_writer_flag(writer, number)
             raise ZeroDivisionError
 
         writer._index.forget = interrupted_twice  # type: ignore[method-assign]
@@ -130,4 +131,5 @@ def test_a_second_interruption_of_the_mending() -> None:
         del writer.increment_writer_flag
         assert writer.get(*writer.put("k", b"value")) == b"value"
         assert attempts == [0, 0, 0]
+        assert writer.statistics().puts == 1
         books_agree(writer)

@@ -50,7 +50,7 @@ class ObjectIndex:
     def forget(self, chunk_id: int) -> None:
         """Takes back what a put has done so far; nobody knows the object's address yet."""
         if self.end is not None and not self.end.is_closed:
-            self.end.clear(chunk_id)
+            self.end.take_back(chunk_id)
         self._drop(chunk_id)
 
     def _drop(self, chunk_id: int) -> None:
