@@ -203,7 +203,7 @@ class SegmentRefused(MemlaneError, PermissionError):
 
 
 class SystemFault(MemlaneError, OSError):
-    """A system call failed; `errno` tells why. Nothing was created, sent or changed."""
+    """A system call failed; `errno` tells why."""
 
 
 class AccessDenied(SystemFault, PermissionError):

@@ -22,11 +22,13 @@ from tests.harness import (
     Link,
     fail_everywhere,
     fail_once,
+    is_sanitized,
     preloading,
     start,
     unshare_refusal,
 )
 
+pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
 SHIM = ROOT / "build/hooks/libfailing_calls.so"
 ERRORS = (errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOMEM)
 

@@ -21,7 +21,7 @@ from tests.harness.faults import (
 from tests.harness.leaks import Holdings, children_of, holdings, surplus
 from tests.harness.link import Link, Silence
 from tests.harness.peer import METHODS, Peer, PeerGone, dismiss, reap, start
-from tests.harness.places import own_pid_namespace, private_shm, unshare_refusal
+from tests.harness.places import is_sanitized, own_pid_namespace, private_shm, unshare_refusal
 from tests.harness.remote import Remote, serve
 from tests.harness.waiting import PATIENCE, asleep, cpu_seconds, until, until_asleep, until_at_rest
 
@@ -54,6 +54,7 @@ __all__ = [
     "fail_everywhere",
     "fail_once",
     "holdings",
+    "is_sanitized",
     "nothing_fails",
     "own_pid_namespace",
     "preloading",
