@@ -16,12 +16,14 @@ from memlane.errors import (
     Cancelled,
     Closed,
     ConcurrentUse,
+    CopyFailed,
     CorruptMessage,
     InvalidArgument,
     InvalidType,
     LayoutMismatch,
     MemlaneError,
     ObjectGone,
+    PairRefused,
     RankTaken,
     ReaderDied,
     SegmentExists,
@@ -39,6 +41,7 @@ from memlane.errors import (
     WrongProcess,
     WrongRole,
 )
+from memlane.offload import BlockTransfer, copy_blocks
 from memlane.store import (
     MsgpackSerde,
     ObjectSerde,
@@ -52,9 +55,11 @@ from memlane.store import (
 )
 
 __all__ = [
+    "BlockTransfer",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
+    "CopyFailed",
     "CorruptMessage",
     "Handle",
     "InvalidArgument",
@@ -64,6 +69,7 @@ __all__ = [
     "MessageQueue",
     "MsgpackSerde",
     "ObjectGone",
+    "PairRefused",
     "ObjectSerde",
     "PickleMsgpackSerde",
     "QueueStatistics",
@@ -91,4 +97,5 @@ __all__ = [
     "WriterDied",
     "WrongProcess",
     "WrongRole",
+    "copy_blocks",
 ]
