@@ -88,7 +88,7 @@ def _movers(src: Array, dst: Array, size: int, pairs: Any) -> dict[str, Callable
 
     source, target = torch.from_numpy(from_blocks), torch.from_numpy(to_blocks)
     index_a, index_b = torch.from_numpy(a), torch.from_numpy(b)
-    views, slots, plain = memoryview(src), memoryview(dst), pairs.tolist()
+    views, slots, plain = src.data, dst.data, pairs.tolist()
 
     def loop() -> None:
         for x, y in plain:
@@ -104,7 +104,7 @@ def _movers(src: Array, dst: Array, size: int, pairs: Any) -> dict[str, Callable
 
 
 def _floor(program: Path, block: int, threads: int) -> float:
-    command = [program, str(HALF), str(block), str(threads), str(FLOOR_SECONDS)]
+    command = [str(program), str(HALF), str(block), str(threads), str(FLOOR_SECONDS)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
