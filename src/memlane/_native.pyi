@@ -366,7 +366,9 @@ class CudaCopies:
     """Asynchronous copies by the functions of a CUDA run time."""
 
     def __init__(self, copy: int, copy_2d: int, batch: int, major: int) -> None:
-        """Addresses of the functions, 0 for a batch if there is none, and the major version."""
+        """
+        Addresses of the functions, 0 for a batch if there is none, and the major version.
+        """
 
     def queue(
         self, src: BlockArray, dst: BlockArray, pairs: object, to_device: bool, stream: int
