@@ -17,6 +17,7 @@ from memlane.errors import (
     Cancelled,
     Closed,
     ConcurrentUse,
+    CopyFailed,
     CorruptMessage,
     InvalidArgument,
     InvalidType,
@@ -24,6 +25,7 @@ from memlane.errors import (
     MemlaneError,
     ObjectGone,
     OutOfMemory,
+    PairRefused,
     RankTaken,
     ReaderDied,
     SegmentExists,
@@ -41,6 +43,7 @@ from memlane.errors import (
     WrongProcess,
     WrongRole,
 )
+from memlane.offload import BlockTransfer, copy_blocks
 from memlane.store import (
     MsgpackSerde,
     ObjectSerde,
@@ -55,9 +58,11 @@ from memlane.store import (
 
 __all__ = [
     "AccessDenied",
+    "BlockTransfer",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
+    "CopyFailed",
     "CorruptMessage",
     "Handle",
     "InvalidArgument",
@@ -69,6 +74,7 @@ __all__ = [
     "ObjectGone",
     "ObjectSerde",
     "OutOfMemory",
+    "PairRefused",
     "PickleMsgpackSerde",
     "QueueStatistics",
     "RankTaken",
@@ -95,4 +101,5 @@ __all__ = [
     "WriterDied",
     "WrongProcess",
     "WrongRole",
+    "copy_blocks",
 ]

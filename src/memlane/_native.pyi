@@ -360,6 +360,40 @@ def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
 def pooled_copy(view: memoryview) -> PooledBuffer:
     """Its bytes in private, writable memory that is used again."""
 
+class BlockArray:
+    """Memory as blocks: the first axis counts them."""
+
+    @staticmethod
+    def of_buffer(buffer: object, writable: bool) -> BlockArray:
+        """Of an object with the buffer protocol, which it holds."""
+
+    @staticmethod
+    def at(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> BlockArray:
+        """Memory that the caller keeps; strides in bytes."""
+
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+def copy_blocks(src: BlockArray, dst: BlockArray, pairs: object, threads: int) -> tuple[int, int]:
+    """
+    Bytes moved, and how many threads could not be started; 0 threads are as many as pay.
+    """
+
+class CudaCopies:
+    """Asynchronous copies by the functions of a CUDA run time."""
+
+    def __init__(self, copy: int, copy_2d: int, batch: int, major: int) -> None:
+        """
+        Addresses of the functions, 0 for a batch if there is none, and the major version.
+        """
+
+    def queue(
+        self, src: BlockArray, dst: BlockArray, pairs: object, to_device: bool, stream: int
+    ) -> tuple[int, int, int]:
+        """Bytes, copies that were queued, and CUDA's error."""
+
 def sweep_dead_segments() -> list[str]:
     """
     Removes the segments of this user that no living process holds; returns their names.
