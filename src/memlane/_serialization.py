@@ -111,7 +111,7 @@ class MsgpackCodec:
 
         try:
             return self._decode(stream)
-        # TypeError: a map with a key that no dict can have, for msgspec before 0.20.
+        # TypeError: a map with a key that no dict can have, as msgspec 0.18 tells it.
         except (DecodeError, UnicodeError, RecursionError, TypeError) as error:
             raise CorruptMessage(
                 f"the message is no MessagePack; it was skipped: {error}"

@@ -132,7 +132,11 @@ def test_a_message(what: str) -> None:
 
 # The store ----------------------------------------------------------------------------------------
 
-OBJECT: dict[str, Any] = {"array": np.arange(700, dtype=np.int64), "tree": [1, "text", (2.5, None)], "b": b"b" * 20}
+OBJECT: dict[str, Any] = {
+    "array": np.arange(700, dtype=np.int64),
+    "tree": [1, "text", (2.5, None)],
+    "b": b"b" * 20,
+}
 SIZE = 1 << 15
 TABLE = SIZE + 4096 + 128 + 2 * 128
 """Of a ring of that size, with one reader: header, facts, slots."""
@@ -162,8 +166,10 @@ OF_STORE: dict[str, Callable[[Place], tuple[int, int]]] = {
 
 
 def is_object(value: Any) -> bool:
-    return list(value) == list(OBJECT) and np.array_equal(value["array"], OBJECT["array"]) and (
-        value["tree"] == OBJECT["tree"] and value["b"] == OBJECT["b"]
+    return (
+        list(value) == list(OBJECT)
+        and np.array_equal(value["array"], OBJECT["array"])
+        and (value["tree"] == OBJECT["tree"] and value["b"] == OBJECT["b"])
     )
 
 

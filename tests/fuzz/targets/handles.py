@@ -31,7 +31,8 @@ GENUINE = [QUEUE.to_json().encode(), STORE.to_json().encode()]
 STRANGE: list[Any] = [
     b"bytes", (), (1,), {}, {"a": 1}, {1, 2}, 1.5, float("nan"), 2**63, -1, 2**200, "", "\ud800",
     "a/b", list(_ID), [_ID], range(2), iter([1]), object(), int, Handle, [[]], [True], ["1"],
-    (2, 64, 3), (2, 64, 3, 4), (2, 2**61, 3, _NAME), (2**16, 1, 2**22, _NAME), ([], {}, None, _NAME), (1.0, 2.0, 3.0, _NAME),
+    (2, 64, 3), (2, 64, 3, 4), (2, 2**61, 3, _NAME),
+    (2**16, 1, 2**22, _NAME), ([], {}, None, _NAME), (1.0, 2.0, 3.0, _NAME),
 ]  # fmt: skip
 
 
