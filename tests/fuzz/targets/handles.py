@@ -54,7 +54,7 @@ def _read(kind: Any, content: bytes) -> str:
             handle = kind.from_json(text)
         except MemlaneError as error:
             assert isinstance(error, ValueError), error  # noqa: PT017
-            outcome = str(error)[:40]
+            outcome = type(error).__name__
         else:
             assert kind.from_json(handle.to_json()) == handle
             outcome = "taken " + _attach(handle)
@@ -68,7 +68,7 @@ def _attach(handle: Handle | ShmObjectStorageHandle) -> str:
         else:
             SingleWriterShmObjectStorage.create_from_handle(handle).close()
     except MemlaneError as error:
-        return str(error)[:30]
+        return type(error).__name__
     return "attached"
 
 

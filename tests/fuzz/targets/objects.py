@@ -142,7 +142,7 @@ def _try(call: Any, *arguments: Any) -> object:
     try:
         result = call(*arguments)
     except MemlaneError as error:
-        return str(error)[:20]
+        return type(error).__name__
     return type(result).__name__
 
 

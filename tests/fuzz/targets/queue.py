@@ -129,4 +129,4 @@ def _try(call: Any, *arguments: Any) -> object:
     try:
         return call(*arguments)
     except MemlaneError as error:
-        return str(error)[:20]
+        return type(error).__name__
