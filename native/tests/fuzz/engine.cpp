@@ -61,7 +61,7 @@ Bytes current;
 std::string crash_path;
 
 void save() noexcept {
-    const int file = ::open(crash_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    const int file = ::creat(crash_path.c_str(), 0600);
     if (file < 0) return;
     if (::write(file, current.data(), current.size()) < 0) std::perror("cannot keep the input");
     ::close(file);
