@@ -13,16 +13,20 @@ from memlane.broadcast import (
     ShmRingBuffer,
 )
 from memlane.errors import (
+    AccessDenied,
     Cancelled,
     Closed,
     ConcurrentUse,
+    CopyFailed,
     CorruptMessage,
     InvalidArgument,
     InvalidType,
     LayoutMismatch,
     MemlaneError,
     ObjectGone,
+    OutOfMemory,
     OutsideCell,
+    PairRefused,
     RankTaken,
     ReaderDied,
     SegmentExists,
@@ -40,7 +44,7 @@ from memlane.errors import (
     WrongProcess,
     WrongRole,
 )
-from memlane.offload import SharedOffloadRegion
+from memlane.offload import BlockTransfer, SharedOffloadRegion, copy_blocks
 from memlane.store import (
     MsgpackSerde,
     ObjectSerde,
@@ -54,9 +58,12 @@ from memlane.store import (
 )
 
 __all__ = [
+    "AccessDenied",
+    "BlockTransfer",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
+    "CopyFailed",
     "CorruptMessage",
     "Handle",
     "InvalidArgument",
@@ -67,7 +74,9 @@ __all__ = [
     "MsgpackSerde",
     "ObjectGone",
     "ObjectSerde",
+    "OutOfMemory",
     "OutsideCell",
+    "PairRefused",
     "PickleMsgpackSerde",
     "QueueStatistics",
     "RankTaken",
@@ -95,4 +104,5 @@ __all__ = [
     "WriterDied",
     "WrongProcess",
     "WrongRole",
+    "copy_blocks",
 ]
