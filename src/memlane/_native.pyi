@@ -224,8 +224,6 @@ class PinnedObject:
     def lease(self) -> ViewLease: ...
     @property
     def size(self) -> int: ...
-    @property
-    def is_valid(self) -> bool: ...
     def release(self) -> None: ...
 
 class StoreReader:
@@ -235,8 +233,16 @@ class StoreReader:
     def attach(ring: ByteRingSegment, n_readers: int, max_object_size: int) -> StoreReader:
         """Takes the next free place."""
 
-    def pin(self, address: int, id: int) -> PinnedObject | None:
+    def pin(self, address: object, id: object) -> PinnedObject | None:
         """The object, kept as it is; None unless that id is stored there."""
+
+    def is_valid(self, pinned: PinnedObject) -> bool:
+        """Was all that was read of it until now its own?"""
+
+    def finish_read(self, pinned: PinnedObject, stands_in: bool) -> bool:
+        """
+        Counts a read; False, and not counted, if it was not valid. A writer counts only if it stands in for a reader.
+        """
 
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
@@ -283,6 +289,9 @@ class StoreWriter:
     def is_read(self, id: int, view: object, references: int) -> bool:
         """Has every reader read the object with these count bytes so often?"""
 
+    def has_been_read(self, id: int, references: int) -> bool:
+        """The same of an object that is stored."""
+
     def retire(self, id: int) -> bool:
         """Its entry and space may be used again; False while somebody reads it."""
 
@@ -296,8 +305,16 @@ class StoreWriter:
     def ghost_blockers(self) -> list[tuple[int, int, int]]:
         """The same of objects that were cleared and are still read."""
 
-    def pin(self, address: int, id: int) -> PinnedObject | None:
+    def pin(self, address: object, id: object) -> PinnedObject | None:
         """The object, kept as it is; None unless that id is stored there."""
+
+    def is_valid(self, pinned: PinnedObject) -> bool:
+        """Was all that was read of it until now its own?"""
+
+    def finish_read(self, pinned: PinnedObject, stands_in: bool) -> bool:
+        """
+        Counts a read; False, and not counted, if it was not valid. A writer counts only if it stands in for a reader.
+        """
 
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
@@ -326,20 +343,43 @@ class StoreWriter:
 class ForeignMemory:
     """Memory that another object keeps alive."""
 
-    @staticmethod
-    def of_view(view: memoryview) -> ForeignMemory:
-        """What `view` shows, also after its release."""
+class ObjectMemory:
+    """The bytes of a stored object, given out piece by piece."""
 
-    def part(self, start: int, nbytes: int, readonly: bool) -> ForeignMemory:
-        """Some of it; writable for who knows no read-only memory (torch)."""
+    def __init__(self, shown: object, is_view: bool, alignment: int) -> None:
+        """
+        What `shown` shows, also after its release; pieces lie where they are, or are copied.
+        """
+
+    def head(self, start: int, end: int, first: int) -> bytes:
+        """
+        A copy of bytes [start, end); the pieces begin at `first`, each at a multiple of the alignment from there.
+        """
+
+    def array(self, itemsize: int, shape: object | None, is_writable: bool) -> object:
+        """The next piece, for an array. CorruptMessage if so much is not there."""
+
+    def bytes(self, length: object) -> bytes | memoryview: ...
+    def bytearray(self, length: object) -> bytearray: ...
+    def copy(self, length: object) -> PooledBuffer | bytearray:
+        """The next piece, in writable memory of its own."""
+
+    @property
+    def lies(self) -> bool:
+        """Are pieces left where they lie?"""
+
+    @lies.setter
+    def lies(self, arg: bool, /) -> None: ...
 
 def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
     """
     So many bytes of the memory of `owner`, which keeps them there; read-only.
     """
 
-def pooled_copy(view: memoryview) -> PooledBuffer:
-    """Its bytes in private, writable memory that is used again."""
+def survivor(box: list[object], lease: ViewLease) -> str | None:
+    """
+    The type of something that leads to the memory of `lease`, and that anything but the name of `with ... as name` and the block's value, the only element of `box`, refers to.
+    """
 
 def sweep_dead_segments() -> list[str]:
     """

@@ -1,7 +1,7 @@
 """A value of its tree and the data beside it. See `_wire.py`.
 
-Nothing here trusts the bytes: every length is compared with the data that is there before memory is
-taken for it, no name is looked up anywhere but in tables, and an object of the data is used once.
+Nothing here trusts the bytes: no name is looked up anywhere but in tables, and memory is taken only
+for data that is there (`native/bindings/object_memory.hpp`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from memlane._native import ForeignMemory, pooled_copy
+from memlane._native import ObjectMemory
 from memlane.errors import CorruptMessage, InvalidArgument
 from memlane.store import _registered, _wire
 from memlane.store._dtypes import dtype_of
 
-_MOST_DIMENSIONS = 64
-_LEAST_POOLED = 4096  # below, a copy costs less than looking for used memory
-
 
 class Decoding:
-    """One value on its way in; nothing writes to `data`, whether it may or not."""
+    """One value on its way in; its arrays take their memory from `memory`, in the order of nodes."""
 
-    __slots__ = ("_lying", "_next", "allows_pickle", "data")
+    __slots__ = ("allows_pickle", "memory")
 
-    def __init__(self, data: memoryview, *, is_view: bool, allows_pickle: bool) -> None:
-        self.data = data
+    def __init__(self, memory: ObjectMemory, allows_pickle: bool) -> None:
+        self.memory = memory
         self.allows_pickle = allows_pickle
-        self._next = 0
-        self._lying = ForeignMemory.of_view(data) if is_view else None  # arrays refer to it
 
     def value(self, node: Any) -> Any:
         kind = type(node)
@@ -46,65 +41,16 @@ class Decoding:
                 for key, item in node.items()
             }
         if kind is bytes:
-            return node if self._lying is None else memoryview(node)
+            return memoryview(node) if self.memory.lies else node
         raise CorruptMessage(f"there is a {kind.__name__} in it")
 
     def hashable(self, node: Any) -> Any:
         """A key or a member of a set: bytes stay bytes, because a memoryview ends with its view."""
-        lying, self._lying = self._lying, None
+        memory = self.memory
+        lies, memory.lies = memory.lies, False
         value = self.value(node)
-        self._lying = lying
+        memory.lies = lies
         return value
-
-    def array(
-        self, dtype: np.dtype[Any], shape: Any, order: Any = None, *, writable: bool = False
-    ) -> np.ndarray[Any, Any]:
-        """Of the next bytes of the data: where they lie, or copied."""
-        nbytes = dtype.itemsize * _count(shape)
-        memory: Any
-        if self._lying is None:
-            memory = self.private(nbytes)
-        else:
-            memory = self._lying.part(self._take(nbytes), nbytes, not writable)
-        if order is None:
-            return np.ndarray(shape, dtype, memory)
-        return np.ndarray(shape, dtype, memory, order=order)
-
-    def bytes(self, nbytes: Any) -> bytes | memoryview:
-        start = self._take(nbytes)
-        if self._lying is not None:
-            return memoryview(self._lying.part(start, nbytes, True))  # type: ignore[arg-type]
-        return bytes(self.data[start : start + nbytes])
-
-    def bytearray(self, nbytes: Any) -> bytearray:
-        start = self._take(nbytes)
-        return bytearray(self.data[start : start + nbytes])
-
-    def private(self, nbytes: Any) -> Any:
-        """A copy of the next bytes, whatever the mode."""
-        start = self._take(nbytes)
-        taken = self.data[start : start + nbytes]
-        return bytearray(taken) if nbytes < _LEAST_POOLED else pooled_copy(taken)
-
-    def _take(self, nbytes: Any) -> int:
-        """Where the next so many bytes start, if they are there."""
-        start = self._next
-        if type(nbytes) is not int or not 0 <= nbytes <= len(self.data) - start:
-            raise CorruptMessage(f"{nbytes} bytes are wanted where {len(self.data) - start} are")
-        self._next = start + nbytes + -nbytes % _wire.ALIGNMENT
-        return start
-
-
-def _count(shape: Any) -> int:
-    """How many elements; numpy checks the product of an empty array's other lengths itself."""
-    if type(shape) is not list or len(shape) > _MOST_DIMENSIONS:
-        raise CorruptMessage("an array's shape is wrong")
-    count = 1
-    for length in shape:
-        if type(length) is not int or length < 0:
-            raise CorruptMessage(f"no array has the shape {shape}")
-        count *= length
-    return count
 
 
 def _sequence(kind: type) -> Callable[[Decoding, list[Any]], Any]:
@@ -155,11 +101,11 @@ def _complex(decoding: Decoding, node: list[Any]) -> complex:
 
 
 def _bytes(decoding: Decoding, node: list[Any]) -> bytes | memoryview:
-    return decoding.bytes(_parts(node, 2)[1])
+    return decoding.memory.bytes(_parts(node, 2)[1])
 
 
 def _bytearray(decoding: Decoding, node: list[Any]) -> bytearray:
-    return decoding.bytearray(_parts(node, 2)[1])
+    return decoding.memory.bytearray(_parts(node, 2)[1])
 
 
 def _datetime(decoding: Decoding, node: list[Any]) -> datetime.datetime:
@@ -193,8 +139,12 @@ def _zone(decoding: Decoding, node: list[Any]) -> zoneinfo.ZoneInfo:
 
 
 def _array(decoding: Decoding, node: list[Any]) -> np.ndarray[Any, Any]:
-    _, dtype, shape, *order = node
-    return decoding.array(dtype_of(dtype), shape, *order)
+    dtype = dtype_of(node[1])
+    shape = node[2]
+    memory = decoding.memory.array(dtype.itemsize, shape, False)
+    if len(node) == 3:
+        return np.ndarray(shape, dtype, memory)  # type: ignore[arg-type]
+    return np.ndarray(shape, dtype, memory, order=_parts(node, 4)[3])  # type: ignore[arg-type]
 
 
 def _scalar(decoding: Decoding, node: list[Any]) -> Any:
@@ -240,7 +190,7 @@ def _pickle(decoding: Decoding, node: list[Any]) -> Any:
         raise InvalidArgument(
             "Unsupported object type: it was pickled, and only PickleMsgpackSerde unpickles"
         )
-    stream, *beside = [decoding.private(nbytes) for nbytes in _parts(node, 2)[1]]
+    stream, *beside = [decoding.memory.copy(nbytes) for nbytes in _parts(node, 2)[1]]
     return pickle.loads(stream, buffers=[memoryview(buffer) for buffer in beside])
 
 

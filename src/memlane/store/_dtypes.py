@@ -47,6 +47,10 @@ def _describe_fields(dtype: np.dtype[Any]) -> list[Any] | None:
 
 def dtype_of(tree: Any) -> np.dtype[Any]:
     """The dtype that an array or scalar was described with; CorruptMessage if it cannot be."""
+    return _of_text(tree) if type(tree) is str else _checked(tree)
+
+
+def _checked(tree: Any) -> np.dtype[Any]:
     try:
         dtype = _dtype_of(tree)
     except (OverflowError, TypeError, ValueError) as error:
@@ -56,6 +60,9 @@ def dtype_of(tree: Any) -> np.dtype[Any]:
     if dtype.subdtype is not None or not dtype.itemsize:
         raise CorruptMessage(f"no array can have the dtype {dtype}")
     return dtype
+
+
+_of_text = functools.lru_cache(maxsize=256)(_checked)
 
 
 def _dtype_of(tree: Any) -> np.dtype[Any]:
@@ -75,7 +82,6 @@ def _dtype_of(tree: Any) -> np.dtype[Any]:
     return np.dtype(fields, align=is_aligned is True)  # type: ignore[call-overload, no-any-return]
 
 
-@functools.lru_cache(maxsize=256)
 def _dtype_of_text(text: str) -> np.dtype[Any]:
     if not _TEXT.fullmatch(text):
         raise ValueError(f"{text!r} is no dtype of numbers, times or bytes")

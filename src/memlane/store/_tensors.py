@@ -37,7 +37,8 @@ def _in_numpy(name: str, dtype: torch.dtype) -> np.dtype[Any]:
     return array.dtype
 
 
-_NUMPY = {name: _in_numpy(name, dtype) for name, dtype in _DTYPES.items()}
+# Name -> dtype, and the dtype of numpy that has its numbers.
+_READ_AS = {name: (dtype, _in_numpy(name, dtype)) for name, dtype in _DTYPES.items()}
 
 
 def encode(encoding: Encoding, tensor: torch.Tensor) -> list[Any]:
@@ -66,11 +67,13 @@ def _kind(tensor: torch.Tensor) -> str:
 
 def decode(decoding: Decoding, node: list[Any]) -> torch.Tensor:
     _, name, shape = node
-    dtype = _DTYPES.get(name)
-    if dtype is None:
+    found = _READ_AS.get(name)
+    if found is None:
         raise CorruptMessage(f"torch has no dtype {name!r} here")
+    dtype, in_numpy = found
     try:
-        tensor = torch.from_numpy(decoding.array(_NUMPY[name], shape, writable=True))
+        memory: Any = decoding.memory.array(in_numpy.itemsize, shape, True)
+        tensor = torch.from_numpy(np.ndarray(shape, in_numpy, memory))
         return tensor if tensor.dtype is dtype else tensor.view(dtype)
     except RuntimeError as error:
         raise CorruptMessage(f"no tensor of {name} has the shape {shape}: {error}") from error

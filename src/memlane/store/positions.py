@@ -64,10 +64,10 @@ class Positions:
         """The bytes of the oldest chunk."""
         return self._sizes[0]
 
-    def free_oldest(self) -> None:
-        """Forgets the oldest chunk."""
+    def free_oldest(self) -> int:
+        """Forgets the oldest chunk; its bytes."""
         del self.metadata[self.id_start]
-        self._sizes.popleft()
+        freed = self._sizes.popleft()
         self.id_start = (self.id_start + 1) % ID_MAX
         if self.metadata:
             self.start += (self.metadata[self.id_start] - self.start) % self.size
@@ -76,6 +76,7 @@ class Positions:
         if self.start >= self.size:
             self.start -= self.size
             self.end -= self.size
+        return freed
 
     def clear(self) -> None:
         """Forgets all chunks; only the ids go on."""

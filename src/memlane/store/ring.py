@@ -31,6 +31,21 @@ class Tenant(Protocol):
         """All chunks are about to be forgotten."""
 
 
+class _Turn:
+    """Of the writer's calls; a block on it ends one."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 class SingleWriterShmRingBuffer:
     """A ring of chunks of any size in shared memory; its creator is the only writer.
 
@@ -74,7 +89,7 @@ class SingleWriterShmRingBuffer:
         self._name = self._segment.name
         self._positions = Positions(size)
         self._tenant: Tenant | None = None
-        self._writing = threading.Lock()
+        self._turn = _Turn()
         self._finalizer = weakref.finalize(self, self._segment.abandon)
 
     # State ----------------------------------------------------------------------------------
@@ -179,22 +194,27 @@ class SingleWriterShmRingBuffer:
         """
         most = self.data_buffer_size if nbytes is None else integer("nbytes", nbytes)
         with self._only_writer("free_buf"):
-            return self._free(is_free_fn, most)
+            return self._free(self._shown(is_free_fn), most)
 
-    def _free(self, is_free_fn: IsFree, most: int) -> list[int]:
-        positions, freed, sum_freed = self._positions, [], 0
-        while positions.metadata and sum_freed < most:
-            number, total = positions.id_start, positions.oldest_size()
-            at = positions.metadata[number] % self.data_buffer_size
-            view = self._segment.view(at + self.MD_SIZE, total - self.MD_SIZE)
+    def _shown(self, is_free_fn: IsFree) -> Callable[[int], bool]:
+        """The same question about the oldest chunk, whose data it is shown."""
+
+        def is_free(number: int) -> bool:
+            at = self._positions.metadata[number] % self.data_buffer_size + self.MD_SIZE
+            view = self._segment.view(at, self._positions.oldest_size() - self.MD_SIZE)
             with released_after(view):
-                if not is_free_fn(number, view):
-                    break
-            if self._tenant is not None and not self._tenant.release(number):
+                return is_free_fn(number, view)
+
+        return is_free
+
+    def _free(self, is_free: Callable[[int], bool], most: int) -> list[int]:
+        positions, tenant, freed, sum_freed = self._positions, self._tenant, [], 0
+        while positions.metadata and sum_freed < most:
+            number = positions.id_start
+            if not is_free(number) or (tenant is not None and not tenant.release(number)):
                 break
-            positions.free_oldest()
+            sum_freed += positions.free_oldest()
             freed.append(number)
-            sum_freed += total
         return freed
 
     def clear(self) -> None:
@@ -204,18 +224,14 @@ class SingleWriterShmRingBuffer:
                 self._tenant.forget_all()
             self._positions.clear()
 
-    @contextmanager
-    def _only_writer(self, call: str) -> Iterator[None]:
-        """One call of the writer at a time, in its own process."""
+    def _only_writer(self, call: str) -> _Turn:
+        """One call of the writer at a time, in its own process; begins here, ends with the block."""
         self._segment.check()
         if not self.is_writer:
             raise WrongRole(f"Only the writer can {call}")
-        if not self._writing.acquire(blocking=False):
+        if not self._turn.lock.acquire(blocking=False):
             raise ConcurrentUse(f"another call of the writer is under way; {call} changed nothing")
-        try:
-            yield
-        finally:
-            self._writing.release()
+        return self._turn
 
     # Everybody ------------------------------------------------------------------------------
 

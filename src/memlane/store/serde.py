@@ -63,6 +63,7 @@ class MsgpackSerde(ObjectSerde):
         # msgspec and the tables of types cost as much as memlane, and not everybody has a store.
         from msgspec import DecodeError, msgpack
 
+        from memlane._native import ObjectMemory
         from memlane.store._decode import Decoding
         from memlane.store._encode import Encoding
 
@@ -70,6 +71,7 @@ class MsgpackSerde(ObjectSerde):
         self._unpack = msgpack.Decoder().decode
         self._decode_error = DecodeError
         self._decoding = Decoding
+        self._memory = ObjectMemory
         self._encoding = Encoding
 
     @staticmethod
@@ -112,7 +114,7 @@ class MsgpackSerde(ObjectSerde):
         `ValueError` for a type that is not registered here, and `CorruptMessage`, which is one,
         for what `serialize` has not written.
         """
-        return self._deserialize(data, is_view=False)
+        return self._deserialize(data, False)
 
     def deserialize_view(self, data: memoryview) -> Any:
         """The value; arrays, tensors and bytes are where they lie in `data`.
@@ -120,25 +122,23 @@ class MsgpackSerde(ObjectSerde):
         Arrays are read-only, tensors must not be written to (torch knows no read-only memory),
         and bytes are read-only memoryviews, except keys and members of sets. All else is a copy.
         """
-        return self._deserialize(data, is_view=True)
+        return self._deserialize(data, True)
 
-    def _deserialize(self, data: memoryview, *, is_view: bool) -> Any:
-        data = memoryview(data)
-        if data.ndim != 1 or data.format != "B":
-            data = data.cast("B")
-        start = _wire.HEADER.size
-        if len(data) < start:
-            raise CorruptMessage(f"{len(data)} bytes are no object")
-        magic, length = _wire.HEADER.unpack_from(data)
+    def _deserialize(self, data: memoryview, is_view: bool) -> Any:
+        length = memoryview(data).nbytes
+        if length < _wire.HEADER.size:
+            raise CorruptMessage(f"{length} bytes are no object")
+        magic, tree_length = _wire.HEADER.unpack_from(data)
         if magic != _wire.MAGIC:
             raise CorruptMessage(f"it was not written by MsgpackSerde: it starts with {magic!r}")
-        end = start + length
-        if end > len(data):
-            raise CorruptMessage(f"its tree has {length} bytes, and there are {len(data)} in all")
-        beside = data[end + _wire.gap_behind_metadata(end) :]
-        decoding = self._decoding(beside, is_view=is_view, allows_pickle=self.allow_pickle)
+        end = _wire.HEADER.size + tree_length
+        if end > length:
+            raise CorruptMessage(f"its tree has {tree_length} bytes, and there are {length} in all")
+        memory = self._memory(data, is_view, _wire.ALIGNMENT)
+        tree = memory.head(_wire.HEADER.size, end, end + _wire.gap_behind_metadata(end))
+        decoding = self._decoding(memory, self.allow_pickle)
         try:
-            return decoding.value(self._unpack(bytes(data[start:end])))
+            return decoding.value(self._unpack(tree))
         except MemlaneError:
             raise
         except (

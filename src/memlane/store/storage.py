@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._checks import integer_from
 from memlane._native import StoreReader, StoreWriter, copy_parts
-from memlane._segments import released_after
 from memlane.errors import InvalidArgument, InvalidType, StoreFull, WrongRole
 from memlane.store.full import store_full
 from memlane.store.handle import ShmObjectStorageHandle
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_READERS = 1 << 16
 MAX_REFERENCES = 2**31 - 1
+_NO_READS = bytes(4)
 ALIGNMENT = 64  # of chunks: counts never cross a cache line, and padded arrays are aligned
 
 
@@ -160,9 +161,11 @@ class SingleWriterShmObjectStorage(ObjectReads):
             writer = self._checked_writer()
             place = self._make_room(writer, key, size)
             try:
-                with released_after(self._bytes_of(place, size)) as view:
-                    view[: self.flag_bytes] = bytes(self.flag_bytes)
-                    self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
+                view = self._bytes_of(place, size)
+                view[: self.flag_bytes] = _NO_READS
+                self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
+                with suppress(BufferError):  # a slice that a subclass kept
+                    view.release()
                 writer.offer(place.id, place.address, size)
                 self.increment_writer_flag(place.id)
             except BaseException:
@@ -221,7 +224,15 @@ class SingleWriterShmObjectStorage(ObjectReads):
                 raise store_full(writer, self._index, key, size, oldest)
 
     def _free_oldest(self) -> list[int]:
-        return self.ring_buffer._free(self.default_is_free_check, 2 * self.max_object_size)
+        return self.ring_buffer._free(self._may_go, 2 * self.max_object_size)
+
+    def _may_go(self, number: int) -> bool:
+        """`default_is_free_check` of the oldest chunk; without a look at its bytes, if it can be."""
+        references = self.writer_flag.get(number)
+        is_replaced = type(self).default_is_free_check is not _default_is_free_check
+        if is_replaced or references is None or number not in self.id_index:
+            return self.ring_buffer._shown(self.default_is_free_check)(number)
+        return self._checked_writer().has_been_read(number, max(0, references))
 
     def copy_to_buffer(
         self, data: Any, data_bytes: int, metadata: Any, md_bytes: int, data_view: memoryview
@@ -337,3 +348,6 @@ class SingleWriterShmObjectStorage(ObjectReads):
             f"<SingleWriterShmObjectStorage {self.ring_buffer.handle()[1]} {role}{closed}, "
             f"{len(self.key_index)} objects, {self.n_readers} readers>"
         )
+
+
+_default_is_free_check = SingleWriterShmObjectStorage.default_is_free_check
