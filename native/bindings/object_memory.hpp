@@ -33,21 +33,26 @@ class ObjectMemory {
 public:
     // The owner is a memoryview that nobody else has: it cannot be released, and is one more export of the object whose
     // memory `shown` shows.
-    ObjectMemory(nb::handle shown, bool is_view, std::size_t alignment) : lies_(is_view), alignment_(alignment) {
+    ObjectMemory(nb::handle shown, bool is_view, bool allows_pickle) : lies_(is_view), allows_pickle_(allows_pickle) {
         const nb::object view = PyMemoryView_Check(shown.ptr()) ? nb::borrow(shown) : view_of(shown);
         const Py_buffer* buffer = PyMemoryView_GET_BUFFER(view.ptr());
         if (!PyBuffer_IsContiguous(buffer, 'C')) throw nb::value_error("the memory has gaps");
         owner_ = view_of(buffer->obj == nullptr ? view : nb::borrow(buffer->obj));
         memory_ = static_cast<std::byte*>(buffer->buf);
         bytes_ = static_cast<std::size_t>(buffer->len);
+        if (bytes_ < sizeof(Header)) raise_corrupt("{} bytes are no object", bytes_);
+        Header header;
+        std::memcpy(&header, memory_, sizeof header);
+        if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0)
+            raise_corrupt("it was not written by MsgpackSerde: it starts with {}", nb::bytes(header.magic, sizeof kMagic));
+        if (header.tree_bytes > bytes_ - sizeof(Header))
+            raise_corrupt("its tree has {} bytes, and there are {} in all", header.tree_bytes, bytes_);
+        tree_end_ = sizeof(Header) + header.tree_bytes;
+        next_ = begin_ = std::min(core::align_up(kPreamble + tree_end_, kAlignment) - kPreamble, bytes_);
     }
 
-    // A private copy of bytes [start, end), behind which the pieces begin at `first`.
-    nb::bytes head(std::size_t start, std::size_t end, std::size_t first) {
-        if (start > end || end > bytes_) throw nb::index_error("it goes beyond the object");
-        begin_ = next_ = std::min(first, bytes_);
-        return nb::bytes(memory_ + start, end - start);
-    }
+    // A private copy of the tree.
+    nb::bytes tree() const { return nb::bytes(memory_ + sizeof(Header), tree_end_ - sizeof(Header)); }
 
     // Memory for an array: of the next bytes, as many as its elements have.
     nb::object array(std::size_t itemsize, nb::handle shape, bool is_writable) {
@@ -75,10 +80,21 @@ public:
         return copy_of(take(bytes), bytes);
     }
 
+    bool allows_pickle() const noexcept { return allows_pickle_; }
     bool lies() const noexcept { return lies_; }
     void set_lies(bool lies) noexcept { lies_ = lies; }
 
 private:
+    // As src/memlane/store/_wire.py has it.
+    struct [[gnu::packed]] Header {
+        char magic[4];
+        std::uint64_t tree_bytes;
+    };
+    static_assert(sizeof(Header) == 12);
+    static constexpr char kMagic[4] = {'m', 'l', 's', 1};
+    static constexpr std::size_t kAlignment = 64;
+    static constexpr std::size_t kPreamble = 12;  // of a chunk, before the object
+
     static constexpr std::size_t kLeastPooled = 4096;  // below, a copy costs less than looking for used memory
     static constexpr Py_ssize_t kMostDimensions = 64;
     static constexpr std::size_t kTooMany = std::numeric_limits<std::size_t>::max();
@@ -92,7 +108,7 @@ private:
         const std::size_t left = bytes_ - next_;
         if (bytes > left) raise_corrupt("{} bytes are wanted where {} are", bytes, left);
         std::byte* const at = memory_ + next_;
-        next_ = begin_ + std::min(core::align_up(next_ - begin_ + bytes, alignment_), bytes_ - begin_);
+        next_ = begin_ + std::min(core::align_up(next_ - begin_ + bytes, kAlignment), bytes_ - begin_);
         return at;
     }
 
@@ -134,9 +150,10 @@ private:
     std::byte* memory_;
     std::size_t bytes_;
     bool lies_;
-    std::size_t alignment_;
-    std::size_t begin_ = 0;  // of the pieces
-    std::size_t next_ = 0;
+    bool allows_pickle_;
+    std::size_t tree_end_;
+    std::size_t begin_;  // of the pieces
+    std::size_t next_;
 };
 
 }  // namespace memlane::bindings

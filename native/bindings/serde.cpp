@@ -30,17 +30,17 @@ void bind_serde(nb::module_& m) {
     nb::class_<ForeignMemory>(m, "ForeignMemory", nb::type_slots(slots), "Memory that another object keeps alive.");
 
     nb::class_<ObjectMemory>(m, "ObjectMemory", "The bytes of a stored object, given out piece by piece.")
-        .def(nb::init<nb::handle, bool, std::size_t>(), "shown"_a, "is_view"_a, "alignment"_a,
-             nb::sig("def __init__(self, shown: object, is_view: bool, alignment: int) -> None"),
+        .def(nb::init<nb::handle, bool, bool>(), "shown"_a, "is_view"_a, "allows_pickle"_a,
+             nb::sig("def __init__(self, shown: object, is_view: bool, allows_pickle: bool) -> None"),
              "What `shown` shows, also after its release; pieces lie where they are, or are copied.")
-        .def("head", &ObjectMemory::head, "start"_a, "end"_a, "first"_a,
-             "A copy of bytes [start, end); the pieces begin at `first`, each at a multiple of the alignment from there.")
-        .def("array", &ObjectMemory::array, "itemsize"_a, "shape"_a.none(), "is_writable"_a,
+        .def("tree", &ObjectMemory::tree, "A copy of it.")
+        .def("take_array", &ObjectMemory::array, "itemsize"_a, "shape"_a.none(), "is_writable"_a,
              "The next piece, for an array. CorruptMessage if so much is not there.")
-        .def("bytes", &ObjectMemory::bytes, "length"_a.none(), nb::sig("def bytes(self, length: object) -> bytes | memoryview"))
-        .def("bytearray", &ObjectMemory::byte_array, "length"_a.none(), nb::sig("def bytearray(self, length: object) -> bytearray"))
-        .def("copy", &ObjectMemory::copy, "length"_a.none(), nb::sig("def copy(self, length: object) -> PooledBuffer | bytearray"),
+        .def("take_bytes", &ObjectMemory::bytes, "length"_a.none(), nb::sig("def take_bytes(self, length: object) -> bytes | memoryview"))
+        .def("take_bytearray", &ObjectMemory::byte_array, "length"_a.none(), nb::sig("def take_bytearray(self, length: object) -> bytearray"))
+        .def("take_copy", &ObjectMemory::copy, "length"_a.none(), nb::sig("def take_copy(self, length: object) -> bytearray | PooledBuffer"),
              "The next piece, in writable memory of its own.")
+        .def_prop_ro("allows_pickle", &ObjectMemory::allows_pickle, "What it was made with, for who decodes.")
         .def_prop_rw("lies", &ObjectMemory::lies, &ObjectMemory::set_lies, "Are pieces left where they lie?");
 
     m.def("bytes_at", &bytes_at, "owner"_a, "address"_a, "nbytes"_a,

@@ -26,7 +26,7 @@ void bind_end(nb::class_<End>& end) {
             "The object, kept as it is; None unless that id is stored there.")
         .def("is_valid", &End::is_valid, "pinned"_a, "Was all that was read of it until now its own?")
         .def("finish_read", &End::finish_read, "pinned"_a, "stands_in"_a,
-             "Counts a read; False, and not counted, if it was not valid. A writer counts only if it stands in for a reader.")
+             "Counts a read, of a writer only if it stands in for a reader. False if it was not valid.")
         .def("count", &End::count, "view"_a, "One more read, of the object whose 4 count bytes these are.")
         .def("note_progress", &End::note_progress, "bytes"_a)
         .def("close", [](End& self) { self.finish(true); })
@@ -100,6 +100,8 @@ void bind_store(nb::module_& m) {
         .def("offer", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t address,
                          std::uint64_t size) { self.core().offer(id, address, size); }, "id"_a, "address"_a, "size"_a,
              "What was written there is an object from now on.")
+        .def("store", &BoundStoreWriter::store, "id"_a, "address"_a, "metadata"_a, "metadata_bytes"_a, "parts"_a, "bytes"_a,
+             "Fills an admitted place, and makes an object with one reference of it.")
         .def("refer", [](const BoundStoreWriter& self, std::uint32_t id,
                          std::uint32_t references) { if (self.core().knows(id)) self.core().refer(id, references); },
              "id"_a, "references"_a, "Sets how often every reader is to read it.")

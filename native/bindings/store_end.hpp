@@ -207,6 +207,20 @@ public:
         });
     }
 
+    // An object, in a place that was admitted: 4 count bytes of 0, metadata, data; then the table, with one reference.
+    void store(std::uint32_t id, std::uint64_t address, nb::handle metadata, std::size_t metadata_bytes, nb::handle parts,
+               std::size_t bytes) const {
+        const Parts head(nb::make_tuple(metadata), metadata_bytes);
+        const Parts body(parts, bytes);
+        const auto ring = core().table().ring_mapping();  // another thread may close this end while the GIL is gone
+        std::byte* const at = ring->base() + core().table().offset_of(address) + sizeof(store::ChunkHeader);
+        std::memset(at, 0, store::kCountBytes);
+        head.copy_to(at + store::kCountBytes);
+        body.copy_to(at + store::kCountBytes + metadata_bytes);
+        core().offer(id, address, store::kCountBytes + metadata_bytes + bytes);
+        core().refer(id, 1);
+    }
+
     // Of an object that the table knows.
     bool has_been_read(std::uint32_t id, std::uint64_t references) const {
         return core().is_read(id, static_cast<std::uint32_t>(std::min<std::uint64_t>(references, UINT32_MAX)));

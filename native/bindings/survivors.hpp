@@ -225,8 +225,7 @@ inline void bind_survivors(nb::module_& m) {
     m.def(
         "survivor", [](const nb::list& box, const ViewLease& lease) { return Survey(box, lease).result(); }, "box"_a, "lease"_a,
         nb::sig("def survivor(box: list[object], lease: ViewLease) -> str | None"),
-        "The type of something that leads to the memory of `lease`, and that anything but the name of `with ... as name` and "
-        "the block's value, the only element of `box`, refers to.");
+        "The type of what leads to the lease's memory and is used beyond its block; None if nothing is.");
 }
 
 }  // namespace memlane::bindings

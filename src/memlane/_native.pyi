@@ -241,7 +241,7 @@ class StoreReader:
 
     def finish_read(self, pinned: PinnedObject, stands_in: bool) -> bool:
         """
-        Counts a read; False, and not counted, if it was not valid. A writer counts only if it stands in for a reader.
+        Counts a read, of a writer only if it stands in for a reader. False if it was not valid.
         """
 
     def count(self, view: object) -> None:
@@ -283,6 +283,17 @@ class StoreWriter:
     def offer(self, id: int, address: int, size: int) -> None:
         """What was written there is an object from now on."""
 
+    def store(
+        self,
+        id: int,
+        address: int,
+        metadata: object,
+        metadata_bytes: int,
+        parts: object,
+        bytes: int,
+    ) -> None:
+        """Fills an admitted place, and makes an object with one reference of it."""
+
     def refer(self, id: int, references: int) -> None:
         """Sets how often every reader is to read it."""
 
@@ -313,7 +324,7 @@ class StoreWriter:
 
     def finish_read(self, pinned: PinnedObject, stands_in: bool) -> bool:
         """
-        Counts a read; False, and not counted, if it was not valid. A writer counts only if it stands in for a reader.
+        Counts a read, of a writer only if it stands in for a reader. False if it was not valid.
         """
 
     def count(self, view: object) -> None:
@@ -346,23 +357,25 @@ class ForeignMemory:
 class ObjectMemory:
     """The bytes of a stored object, given out piece by piece."""
 
-    def __init__(self, shown: object, is_view: bool, alignment: int) -> None:
+    def __init__(self, shown: object, is_view: bool, allows_pickle: bool) -> None:
         """
         What `shown` shows, also after its release; pieces lie where they are, or are copied.
         """
 
-    def head(self, start: int, end: int, first: int) -> bytes:
-        """
-        A copy of bytes [start, end); the pieces begin at `first`, each at a multiple of the alignment from there.
-        """
+    def tree(self) -> bytes:
+        """A copy of it."""
 
-    def array(self, itemsize: int, shape: object | None, is_writable: bool) -> object:
+    def take_array(self, itemsize: int, shape: object | None, is_writable: bool) -> object:
         """The next piece, for an array. CorruptMessage if so much is not there."""
 
-    def bytes(self, length: object) -> bytes | memoryview: ...
-    def bytearray(self, length: object) -> bytearray: ...
-    def copy(self, length: object) -> PooledBuffer | bytearray:
+    def take_bytes(self, length: object) -> bytes | memoryview: ...
+    def take_bytearray(self, length: object) -> bytearray: ...
+    def take_copy(self, length: object) -> bytearray | PooledBuffer:
         """The next piece, in writable memory of its own."""
+
+    @property
+    def allows_pickle(self) -> bool:
+        """What it was made with, for who decodes."""
 
     @property
     def lies(self) -> bool:
@@ -378,7 +391,7 @@ def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
 
 def survivor(box: list[object], lease: ViewLease) -> str | None:
     """
-    The type of something that leads to the memory of `lease`, and that anything but the name of `with ... as name` and the block's value, the only element of `box`, refers to.
+    The type of what leads to the lease's memory and is used beyond its block; None if nothing is.
     """
 
 def sweep_dead_segments() -> list[str]:

@@ -18,8 +18,15 @@ from memlane.errors import CorruptMessage
 _TEXT = re.compile(r"[<>|](?:[biufcSUV][0-9]{1,10}|[qQ]|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?)")
 
 
+# numpy has one object of each dtype of numbers in the machine's order, which most arrays have.
+_NUMBERS: dict[int, tuple[np.dtype[Any], str]] = {}
+
+
 def describe(dtype: np.dtype[Any]) -> str | list[Any] | None:
     """None if it is none of numpy's own, or has objects in it."""
+    known = _NUMBERS.get(id(dtype))
+    if known is not None:
+        return known[1]
     if dtype.names is not None:
         return _describe_fields(dtype)
     if dtype.subdtype is not None:
@@ -86,3 +93,8 @@ def _dtype_of_text(text: str) -> np.dtype[Any]:
     if not _TEXT.fullmatch(text):
         raise ValueError(f"{text!r} is no dtype of numbers, times or bytes")
     return np.dtype(text)
+
+
+for _character in "?bBhHiIlLqQefdgFDG":
+    _dtype: np.dtype[Any] = np.dtype(_character)
+    _NUMBERS[id(_dtype)] = (_dtype, str(describe(_dtype)))

@@ -12,7 +12,7 @@ from memlane.errors import CorruptMessage
 from memlane.store import _wire
 
 if TYPE_CHECKING:
-    from memlane.store._decode import Decoding
+    from memlane._native import ObjectMemory
     from memlane.store._encode import Encoding
 
 # Numbers of every size, to stand for the dtypes that numpy has not (bfloat16, float8).
@@ -65,15 +65,15 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{special or tensor.layout} on {tensor.device}"
 
 
-def decode(decoding: Decoding, node: list[Any]) -> torch.Tensor:
+def decode(memory: ObjectMemory, node: list[Any]) -> torch.Tensor:
     _, name, shape = node
     found = _READ_AS.get(name)
     if found is None:
         raise CorruptMessage(f"torch has no dtype {name!r} here")
     dtype, in_numpy = found
     try:
-        memory: Any = decoding.memory.array(in_numpy.itemsize, shape, True)
-        tensor = torch.from_numpy(np.ndarray(shape, in_numpy, memory))
+        piece: Any = memory.take_array(in_numpy.itemsize, shape, True)
+        tensor = torch.from_numpy(np.ndarray(shape, in_numpy, piece))
         return tensor if tensor.dtype is dtype else tensor.view(dtype)
     except RuntimeError as error:
         raise CorruptMessage(f"no tensor of {name} has the shape {shape}: {error}") from error

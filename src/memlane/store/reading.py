@@ -56,8 +56,10 @@ class ObjectReads:
         return pinned
 
     def _decode_view(self, pinned: PinnedObject) -> Any:
-        # A serde of the known design has no views of its own.
-        decode = getattr(self.ser_de, "deserialize_view", self.ser_de.deserialize)
+        try:
+            decode = self.ser_de.deserialize_view
+        except AttributeError:  # a serde of the known design has no views of its own
+            decode = self.ser_de.deserialize
         return decode(pinned.data())
 
     def _finish(self, pinned: PinnedObject) -> bool:

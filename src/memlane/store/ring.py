@@ -225,7 +225,7 @@ class SingleWriterShmRingBuffer:
             self._positions.clear()
 
     def _only_writer(self, call: str) -> _Turn:
-        """One call of the writer at a time, in its own process; begins here, ends with the block."""
+        """One call of the writer at a time, in its own process; it ends with the block."""
         self._segment.check()
         if not self.is_writer:
             raise WrongRole(f"Only the writer can {call}")

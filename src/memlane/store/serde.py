@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeVar
 
+from memlane._native import ObjectMemory
 from memlane.errors import CorruptMessage, InvalidArgument, MemlaneError
 from memlane.store import _registered, _wire
 
@@ -63,15 +64,13 @@ class MsgpackSerde(ObjectSerde):
         # msgspec and the tables of types cost as much as memlane, and not everybody has a store.
         from msgspec import DecodeError, msgpack
 
-        from memlane._native import ObjectMemory
-        from memlane.store._decode import Decoding
+        from memlane.store._decode import value_of
         from memlane.store._encode import Encoding
 
         self._pack = msgpack.Encoder().encode
         self._unpack = msgpack.Decoder().decode
         self._decode_error = DecodeError
-        self._decoding = Decoding
-        self._memory = ObjectMemory
+        self._value_of = value_of
         self._encoding = Encoding
 
     @staticmethod
@@ -94,10 +93,10 @@ class MsgpackSerde(ObjectSerde):
         """
         try:
             try:
-                encoding = self._encoding(allows_pickle=self.allow_pickle)
+                encoding = self._encoding(self.allow_pickle)
                 tree = self._pack(encoding.node(value))
             except (OverflowError, UnicodeEncodeError):
-                encoding = self._encoding(allows_pickle=self.allow_pickle, looks_closer=True)
+                encoding = self._encoding(self.allow_pickle, looks_closer=True)
                 tree = self._pack(encoding.node(value))
         except RecursionError:
             raise InvalidArgument("it is nested too deeply, or contains itself") from None
@@ -125,20 +124,9 @@ class MsgpackSerde(ObjectSerde):
         return self._deserialize(data, True)
 
     def _deserialize(self, data: memoryview, is_view: bool) -> Any:
-        length = memoryview(data).nbytes
-        if length < _wire.HEADER.size:
-            raise CorruptMessage(f"{length} bytes are no object")
-        magic, tree_length = _wire.HEADER.unpack_from(data)
-        if magic != _wire.MAGIC:
-            raise CorruptMessage(f"it was not written by MsgpackSerde: it starts with {magic!r}")
-        end = _wire.HEADER.size + tree_length
-        if end > length:
-            raise CorruptMessage(f"its tree has {tree_length} bytes, and there are {length} in all")
-        memory = self._memory(data, is_view, _wire.ALIGNMENT)
-        tree = memory.head(_wire.HEADER.size, end, end + _wire.gap_behind_metadata(end))
-        decoding = self._decoding(memory, self.allow_pickle)
+        memory = ObjectMemory(data, is_view, self.allow_pickle)
         try:
-            return decoding.value(self._unpack(tree))
+            return self._value_of(memory, self._unpack(memory.tree()))
         except MemlaneError:
             raise
         except (

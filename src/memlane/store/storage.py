@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._checks import integer_from
 from memlane._native import StoreReader, StoreWriter, copy_parts
+from memlane._segments import released_after
 from memlane.errors import InvalidArgument, InvalidType, StoreFull, WrongRole
 from memlane.store.full import store_full
 from memlane.store.handle import ShmObjectStorageHandle
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MAX_READERS = 1 << 16
 MAX_REFERENCES = 2**31 - 1
-_NO_READS = bytes(4)
 ALIGNMENT = 64  # of chunks: counts never cross a cache line, and padded arrays are aligned
 
 
@@ -82,6 +81,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         self.is_writer = ring_buffer.is_writer
         self._reader_lock = reader_lock
         self._does_count = not self.is_writer or reader_lock is not None
+        own, known = type(self), SingleWriterShmObjectStorage
+        self._has_own_steps = any(getattr(own, step) is not getattr(known, step) for step in _STEPS)
         self._index = ObjectIndex()
         self._writer: StoreWriter | None = None
         segment = ring_buffer._segment
@@ -161,13 +162,14 @@ class SingleWriterShmObjectStorage(ObjectReads):
             writer = self._checked_writer()
             place = self._make_room(writer, key, size)
             try:
-                view = self._bytes_of(place, size)
-                view[: self.flag_bytes] = _NO_READS
-                self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
-                with suppress(BufferError):  # a slice that a subclass kept
-                    view.release()
-                writer.offer(place.id, place.address, size)
-                self.increment_writer_flag(place.id)
+                if self._has_own_steps:
+                    self._fill(place, size, data, data_bytes, metadata, md_bytes)
+                    writer.offer(place.id, place.address, size)
+                    self.increment_writer_flag(place.id)
+                else:
+                    parts = _checked_parts(data)
+                    writer.store(place.id, place.address, metadata, md_bytes, parts, data_bytes)
+                    self.writer_flag[place.id] = 1
             except BaseException:
                 self.writer_flag.pop(place.id, None)
                 self.ring_buffer._positions.undo(place)
@@ -177,10 +179,15 @@ class SingleWriterShmObjectStorage(ObjectReads):
             self._index.add(key, place.address, place.id)
             return place.address, place.id
 
-    def _bytes_of(self, place: Place, size: int) -> memoryview:
-        """Of a new chunk what the object takes; it may be padded."""
+    def _fill(
+        self, place: Place, size: int, data: Any, data_bytes: int, metadata: Any, md_bytes: int
+    ) -> None:
+        """What `StoreWriter.store` does, by the steps of a subclass."""
         ring = self.ring_buffer
-        return ring._segment.view(place.address % ring.data_buffer_size + ring.MD_SIZE, size)
+        at = place.address % ring.data_buffer_size + ring.MD_SIZE
+        with released_after(ring._segment.view(at, size)) as view:  # the chunk may be padded
+            view[: self.flag_bytes] = bytes(self.flag_bytes)
+            self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
 
     def _serialized(self, value: Any) -> tuple[Any, int, Any, int]:
         data, data_bytes, metadata, md_bytes = self.ser_de.serialize(value)
@@ -227,7 +234,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         return self.ring_buffer._free(self._may_go, 2 * self.max_object_size)
 
     def _may_go(self, number: int) -> bool:
-        """`default_is_free_check` of the oldest chunk; without a look at its bytes, if it can be."""
+        """`default_is_free_check` of the oldest chunk, without looking at its bytes if that will do."""
         references = self.writer_flag.get(number)
         is_replaced = type(self).default_is_free_check is not _default_is_free_check
         if is_replaced or references is None or number not in self.id_index:
@@ -238,10 +245,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         self, data: Any, data_bytes: int, metadata: Any, md_bytes: int, data_view: memoryview
     ) -> None:
         """Writes metadata, then data, behind the read count; the lengths must be true."""
-        if not isinstance(data, (bytes, list)):
-            raise InvalidArgument(f"Unsupported data type for serialization: {type(data)}")
+        parts = _checked_parts(data)
         copy_parts(data_view, self.flag_bytes, [metadata], md_bytes)
-        parts = data if isinstance(data, list) else [data]
         copy_parts(data_view, self.flag_bytes + md_bytes, parts, data_bytes)
 
     def increment_writer_flag(self, id: int) -> None:
@@ -350,4 +355,11 @@ class SingleWriterShmObjectStorage(ObjectReads):
         )
 
 
+def _checked_parts(data: Any) -> Any:
+    if not isinstance(data, (bytes, list)):
+        raise InvalidArgument(f"Unsupported data type for serialization: {type(data)}")
+    return data if isinstance(data, list) else [data]
+
+
+_STEPS = ("copy_to_buffer", "increment_writer_flag")
 _default_is_free_check = SingleWriterShmObjectStorage.default_is_free_check
