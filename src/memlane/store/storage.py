@@ -234,7 +234,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         return self.ring_buffer._free(self._may_go, 2 * self.max_object_size)
 
     def _may_go(self, number: int) -> bool:
-        """`default_is_free_check` of the oldest chunk, without looking at its bytes if that will do."""
+        """`default_is_free_check` of the oldest chunk; looks at its bytes only if it must."""
         references = self.writer_flag.get(number)
         is_replaced = type(self).default_is_free_check is not _default_is_free_check
         if is_replaced or references is None or number not in self.id_index:
