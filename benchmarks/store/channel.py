@@ -44,6 +44,7 @@ class Channel(ABC):
 
     has_get = True
     has_view = True
+    can_read_again = True
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

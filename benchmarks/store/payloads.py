@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,10 @@ import numpy.typing as npt
 
 KIB = 1024
 MIB = 1024 * KIB
+
+# What torch has to say of views, whoever makes them.
+warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+
 Array = npt.NDArray[Any]
 
 
@@ -36,8 +41,8 @@ def _array(count: int) -> Callable[[], Any]:
 def _tensors() -> Any:
     import torch
 
-    def tensor(first: int) -> Any:
-        return torch.arange(first, first + 200 * KIB // 4, dtype=torch.float32)
+    def tensor(first: int) -> Any:  # by numpy: torch's threads do not survive the forks
+        return torch.from_numpy(np.arange(first, first + 200 * KIB // 4, dtype=np.float32))
 
     return {
         "pixel_values": tensor(0),

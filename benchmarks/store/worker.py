@@ -149,7 +149,8 @@ class Writer:
             times["get"] = list(chain(*self._ask("take", False, items)))
         if self.channel.has_view:
             times["view"] = list(chain(*self._ask("take", True, items)))
-            self._ask("check", True, items[-1])
+        if self.channel.can_read_again:
+            self._ask("check", self.channel.has_view, items[-1])
         self._forget(items)
         return times
 

@@ -28,6 +28,10 @@ class Survey {
 public:
     // `box` has the value as its only element; the caller has no other reference to it.
     Survey(const nb::list& box, const ViewLease& lease) : lease_(lease), torch_(loaded_torch()) {
+        parts_.reserve(kFew);
+        pending_.reserve(kFew);
+        edges_.reserve(kFew);
+        index_.reserve(kFew);
         PyObject* const value = PyList_GET_ITEM(box.ptr(), 0);
         const bool is_named = Py_REFCNT(value) > 1;  // besides: the box's
         add(nb::borrow(value), kNobody);
@@ -58,6 +62,7 @@ public:
 
 private:
     static constexpr std::uint32_t kNobody = UINT32_MAX;
+    static constexpr std::size_t kFew = 16;  // parts of most values
 
     struct Part {
         nb::object object;
@@ -69,15 +74,19 @@ private:
         std::uint32_t child;
     };
 
-    // Types that are looked for by name, once.
-    struct Types {
+    // What is looked for by name, once.
+    struct Known {
         nb::object array = nb::module_::import_("numpy").attr("ndarray");
         nb::object deque = nb::module_::import_("collections").attr("deque");
         // What a memoryview shares with its slices.
         nb::object managed_buffer = nb::borrow(referents(view_of(nb::bytes("", 0)))[0].type());
+        nb::object is_storage_shared;  // of memlane._torch, once there are tensors
+
+        nb::str base{"base"}, dtype{"dtype"}, hasobject{"hasobject"}, flat{"flat"}, array_struct{"__array_struct__"};
+        nb::str is_nested{"is_nested"}, data_ptr{"data_ptr"};
     };
-    static const Types& types() {
-        static const auto* const found = new Types;  // never destroyed: the interpreter may end first
+    static Known& known() {
+        static auto* const found = new Known;  // never destroyed: the interpreter may end first
         return *found;
     }
 
@@ -120,16 +129,16 @@ private:
 
     void look_into(std::uint32_t at) {
         const nb::object part = parts_[at].object;
-        if (is_a(part, types().array)) {
+        if (is_a(part, known().array)) {
             // Slices refer to the array that the memory came with, not to the one they were taken of.
-            add_part(part.attr("base"), at);
-            if (nb::cast<bool>(part.attr("dtype").attr("hasobject")))
-                for (const nb::handle element : part.attr("flat")) add_part(nb::borrow(element), at);
+            add_part(part.attr(known().base), at);
+            if (nb::cast<bool>(part.attr(known().dtype).attr(known().hasobject)))
+                for (const nb::handle element : part.attr(known().flat)) add_part(nb::borrow(element), at);
             return;
         }
         PyObject* const p = part.ptr();
         const bool is_container = PyDict_Check(p) || PyList_Check(p) || PyTuple_Check(p) || PyAnySet_Check(p) ||
-                                  PyMemoryView_Check(p) || is_a(part, types().deque);
+                                  PyMemoryView_Check(p) || is_a(part, known().deque);
         const bool is_of_python_class = PyType_HasFeature(Py_TYPE(p), Py_TPFLAGS_HEAPTYPE) != 0;
         if (!is_container && (!is_of_python_class || is_tensor(part))) return;
         for (nb::object& one : referents(part)) add_part(std::move(one), at);
@@ -158,7 +167,7 @@ private:
     }
 
     bool is_alias(nb::handle part) const {
-        if (is_a(part, types().array)) return lease_.covers(address_of_array(part));
+        if (is_a(part, known().array)) return lease_.covers(address_of_array(part));
         if (PyMemoryView_Check(part.ptr())) {
             for (const nb::object& one : referents(part))
                 if (shows_lent(one)) return true;
@@ -169,7 +178,7 @@ private:
     }
 
     static bool shows_lent(nb::handle part) {
-        if (!part.type().is(types().managed_buffer)) return false;
+        if (!part.type().is(known().managed_buffer)) return false;
         for (const nb::object& one : referents(part))
             if (is_lent(one)) return true;
         return false;
@@ -184,7 +193,7 @@ private:
             Py_ssize_t *shape, *strides;
             void* data;
         };
-        const nb::object capsule = array.attr("__array_struct__");
+        const nb::object capsule = array.attr(known().array_struct);
         const auto* const shown = static_cast<const Interface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
         if (shown == nullptr) throw nb::python_error();
         return reinterpret_cast<std::uintptr_t>(shown->data);
@@ -193,7 +202,8 @@ private:
     // 0 for one that has no memory of its own (a sparse one), or shares that of others by its nature (a nested one).
     static std::uintptr_t address_of_tensor(nb::handle tensor) {
         try {
-            return nb::cast<bool>(tensor.attr("is_nested")) ? 0 : nb::cast<std::uintptr_t>(tensor.attr("data_ptr")());
+            if (nb::cast<bool>(tensor.attr(known().is_nested))) return 0;
+            return nb::cast<std::uintptr_t>(tensor.attr(known().data_ptr)());
         } catch (const nb::python_error&) {
             return 0;
         }
@@ -202,8 +212,9 @@ private:
     bool is_tensor(nb::handle part) const noexcept { return torch_.is_valid() && is_a(part, torch_); }
 
     static bool is_storage_shared(nb::handle tensor) {
-        static const auto* const ask = new nb::object(nb::module_::import_("memlane._torch").attr("is_storage_shared"));
-        return nb::cast<bool>((*ask)(tensor));
+        nb::object& ask = known().is_storage_shared;
+        if (!ask.is_valid()) ask = nb::module_::import_("memlane._torch").attr("is_storage_shared");
+        return nb::cast<bool>(ask(tensor));
     }
 
     // torch.Tensor, if this process has imported it.

@@ -18,6 +18,7 @@ from benchmarks.store.payloads import to_arrays, to_tensors
 
 class Push(Channel):
     has_view = False
+    can_read_again = False
 
     def prepare(self) -> None:
         self._is_tensors = self.setting.payload.name == "tensors"

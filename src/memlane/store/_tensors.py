@@ -37,8 +37,13 @@ def _in_numpy(name: str, dtype: torch.dtype) -> np.dtype[Any]:
     return array.dtype
 
 
-# Name -> dtype, and the dtype of numpy that has its numbers.
-_READ_AS = {name: (dtype, _in_numpy(name, dtype)) for name, dtype in _DTYPES.items()}
+def _read_as(name: str, dtype: torch.dtype) -> tuple[np.dtype[Any], int, torch.dtype | None]:
+    in_numpy = _in_numpy(name, dtype)
+    return in_numpy, in_numpy.itemsize, None if name in _IN_BOTH else dtype
+
+
+# Name -> the dtype of numpy that has its numbers, their size, and the dtype where it is another.
+_READ_AS = {name: _read_as(name, dtype) for name, dtype in _DTYPES.items()}
 
 
 def encode(encoding: Encoding, tensor: torch.Tensor) -> list[Any]:
@@ -70,11 +75,11 @@ def decode(memory: ObjectMemory, node: list[Any]) -> torch.Tensor:
     found = _READ_AS.get(name)
     if found is None:
         raise CorruptMessage(f"torch has no dtype {name!r} here")
-    dtype, in_numpy = found
+    in_numpy, itemsize, dtype = found
     try:
-        piece: Any = memory.take_array(in_numpy.itemsize, shape, True)
+        piece: Any = memory.take_array(itemsize, shape, True)
         tensor = torch.from_numpy(np.ndarray(shape, in_numpy, piece))
-        return tensor if tensor.dtype is dtype else tensor.view(dtype)
+        return tensor if dtype is None else tensor.view(dtype)
     except RuntimeError as error:
         raise CorruptMessage(f"no tensor of {name} has the shape {shape}: {error}") from error
 
