@@ -26,6 +26,8 @@ namespace nb = nanobind;
 
 class Survey {
 public:
+    static void prepare() { known(); }
+
     // `box` has the value as its only element; the caller has no other reference to it.
     Survey(const nb::list& box, const ViewLease& lease) : lease_(lease), torch_(loaded_torch()) {
         parts_.reserve(kFew);
@@ -74,7 +76,8 @@ private:
         std::uint32_t child;
     };
 
-    // What is looked for by name, once.
+    // What is looked for by name, once: when the module is made. Later two threads could wait, the one for the GIL and the
+    // other for the first to have found it.
     struct Known {
         nb::object array = nb::module_::import_("numpy").attr("ndarray");
         nb::object deque = nb::module_::import_("collections").attr("deque");
@@ -233,6 +236,7 @@ private:
 
 inline void bind_survivors(nb::module_& m) {
     using namespace nb::literals;
+    Survey::prepare();
     m.def(
         "survivor", [](const nb::list& box, const ViewLease& lease) { return Survey(box, lease).result(); }, "box"_a, "lease"_a,
         nb::sig("def survivor(box: list[object], lease: ViewLease) -> str | None"),
