@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.broadcast.bars import Bar
-from benchmarks.broadcast.report import bar_lines, load_warning
+from benchmarks.bars import Bar
+from benchmarks.report import bar_lines, load_warning
 from benchmarks.machine import describe
 from memlane import copy_blocks
 
