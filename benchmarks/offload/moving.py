@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from benchmarks.bars import Bar
-from benchmarks.report import bar_lines, load_warning
 from benchmarks.machine import describe
+from benchmarks.report import bar_lines, load_warning
 from memlane import copy_blocks
 
 SOURCE = Path(__file__).with_name("floor.cpp")
