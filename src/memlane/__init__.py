@@ -13,6 +13,7 @@ from memlane.broadcast import (
     ShmRingBuffer,
 )
 from memlane.errors import (
+    AccessRefused,
     Cancelled,
     Closed,
     ConcurrentUse,
@@ -36,6 +37,7 @@ from memlane.errors import (
     ViewInUse,
     WriterClosed,
     WriterDied,
+    WriterUnreachable,
     WrongProcess,
     WrongRole,
 )
@@ -52,6 +54,7 @@ from memlane.store import (
 )
 
 __all__ = [
+    "AccessRefused",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
@@ -89,6 +92,7 @@ __all__ = [
     "ViewInUse",
     "WriterClosed",
     "WriterDied",
+    "WriterUnreachable",
     "WrongProcess",
     "WrongRole",
 ]
