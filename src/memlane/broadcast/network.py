@@ -12,10 +12,10 @@ from memlane._serialization import Codec, codec_of
 from memlane.broadcast.blocks import write_block
 from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.remote.end import deadline_of, remaining
+from memlane.broadcast.remote.joining import attach
 from memlane.broadcast.remote.message import decode
 from memlane.broadcast.remote.options import RemoteOptions
 from memlane.broadcast.remote.outbox import pieces_of
-from memlane.broadcast.remote.reader import attach
 from memlane.broadcast.remote.wire import Kind
 from memlane.broadcast.remote.writer import RemoteWriter
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
@@ -262,5 +262,3 @@ class NetworkReader:
             0,
             (own,),
         )
-
-

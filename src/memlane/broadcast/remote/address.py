@@ -1,4 +1,4 @@
-"""Where a writer listens: one address that its readers can reach, a port that the kernel chooses."""
+"""Where a writer listens: an address that its readers can reach, a port of the kernel's choice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ipaddress
 import os
 import socket
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import zmq
 
@@ -67,7 +67,8 @@ def bind(listener: zmq.Socket[bytes], host: str, *, on_all: bool) -> Endpoint:
             ) from None
         number = error.errno or errno.EIO
         raise SystemFault(number, f"cannot listen on {host}: {os.strerror(number)}") from None
-    port = int(listener.get(zmq.LAST_ENDPOINT).rpartition(b":")[2].rstrip(b"\0"))
+    bound = cast("bytes", listener.get(zmq.LAST_ENDPOINT))
+    port = int(bound.rpartition(b":")[2].rstrip(b"\0"))
     return Endpoint(f"tcp://{_bracketed(host)}:{port}", host, port, is_ipv6)
 
 

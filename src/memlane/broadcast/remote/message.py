@@ -68,7 +68,9 @@ def decode(message: Message, codec: Codec) -> Any:
             stream, buffers = _split(memoryview(memory))
             return codec.decode_parts(stream, buffers)
         case _:
-            raise CorruptMessage("the chunk was filled by hand; its bytes stay on the writer's host")
+            raise CorruptMessage(
+                "the chunk was filled by hand; its bytes stay on the writer's host"
+            )
 
 
 _BROKEN = "the message does not hold an object that memlane wrote; it was skipped"

@@ -12,7 +12,6 @@ from memlane.broadcast.remote.wire import HEADER_BYTES, PIECE, SMALL, Header, Wh
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from memlane._native import Encoder
 
 Part = bytes | zmq.Frame
 Piece = tuple[Part, ...]
@@ -29,7 +28,11 @@ class Message(NamedTuple):
 
 
 def pieces_of(
-    epoch: int, sequence: int, kind: int, total: int, parts: Iterable[tuple[int, bytes | memoryview]]
+    epoch: int,
+    sequence: int,
+    kind: int,
+    total: int,
+    parts: Iterable[tuple[int, bytes | memoryview]],
 ) -> list[Piece]:
     """Copies what `parts` refer to, once, into memory of libzmq that sending does not copy."""
     if total <= SMALL:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import zmq
 from zmq.utils import z85
 
+from memlane.broadcast.remote.sockets import can_receive
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -86,7 +88,7 @@ class Porter:
 
     def answer_all(self) -> Iterable[int]:
         """Answers what was asked; yields the places of those that were let in."""
-        while self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+        while can_receive(self.socket):
             version, request, _domain, _address, _identity, mechanism, *credentials = (
                 self.socket.recv_multipart()
             )

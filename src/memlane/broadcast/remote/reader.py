@@ -17,7 +17,9 @@ from memlane.broadcast.remote import address, tcp
 from memlane.broadcast.remote.end import SLICE, RemoteEnd, Stall, deadline_of, remaining
 from memlane.broadcast.remote.message import Message
 from memlane.broadcast.remote.places import identify
+from memlane.broadcast.remote.sockets import can_receive, signal_of
 from memlane.broadcast.remote.stream import Stream
+from memlane.broadcast.remote.watch import EVENTS, Watch
 from memlane.broadcast.remote.wire import (
     HEADER_BYTES,
     MOST_CONTROL,
@@ -33,7 +35,6 @@ from memlane.broadcast.remote.wire import (
     header_of,
 )
 from memlane.errors import (
-    AccessRefused,
     Cancelled,
     CorruptMessage,
     InvalidArgument,
@@ -47,8 +48,6 @@ from memlane.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from memlane.broadcast.handle import Handle
 
 # An acknowledgement may wait so long for company, if the reader waits, too.
@@ -56,14 +55,6 @@ ACK_DELAY = 0.02
 ATTACH_SECONDS = 10.0
 _RECONNECT_MS = 50
 _CONNECT_MS = 1000
-_EVENTS = (
-    zmq.EVENT_CONNECTED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 
 
 class RemoteReader(RemoteEnd):
@@ -102,20 +93,17 @@ class RemoteReader(RemoteEnd):
         self._failure: MemlaneError | None = None  # what every call raises once all is taken
         self._absent: list[str] | None = None
         self._is_ready = self._is_ended = False
-        self._descriptor = -1
-        self._connection: tcp.Connection | None = None
-        self._lost_since: float | None = time.monotonic()
-        self._handshakes_failed = 0
+        self._watch = Watch(endpoint.text, self._bound)
         self._taken = self._acked = 0
         self._unacked_bytes = 0
         self._acked_at = 0.0
         self._ack_messages = self._ack_bytes = 1
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.socket = self._connecting()
-        self._monitor = self.socket.get_monitor_socket(_EVENTS)
-        self._writer_fd = self.socket.get(zmq.FD)
+        self._monitor = self.socket.get_monitor_socket(EVENTS)
+        self._writer_fd = signal_of(self.socket)
         self._call_poller = self._poller(self._writer_fd, self._news)
-        self._thread_poller = self._poller(self._monitor.get(zmq.FD))
+        self._thread_poller = self._poller(signal_of(self._monitor))
         try:
             self.socket.connect(endpoint.text)
             self._thread.start()
@@ -151,7 +139,7 @@ class RemoteReader(RemoteEnd):
                 if self._failure is not None:
                     raise self._failure
                 now = time.monotonic()
-                is_nobody_there = now >= patience and self._descriptor < 0
+                is_nobody_there = now >= patience and not self._watch.was_accepted
             if is_nobody_there or now >= deadline:
                 raise WriterUnreachable(
                     self.endpoint.text,
@@ -238,7 +226,7 @@ class RemoteReader(RemoteEnd):
 
     def _receive(self, *, until_whole: bool = False) -> None:
         """Reads what has come; with the lock."""
-        while self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+        while can_receive(self.socket):
             first = self.socket.recv()
             more = self.socket.recv(copy=False) if self.socket.get(zmq.RCVMORE) else None
             self._hear(first, None if more is None else memoryview(more.buffer))
@@ -287,29 +275,17 @@ class RemoteReader(RemoteEnd):
     def _raise_end(self) -> None:
         """Everything that came is taken: is it all that there will be?"""
         if self._is_ended:
-            raise WriterClosed(
-                "the writer closed the queue, and everything it sent has been read"
-            )
+            raise WriterClosed("the writer closed the queue, and everything it sent has been read")
         if self._failure is None:
-            why = self._death()
+            why = self._watch.death()
             if why is not None:
                 self._failure = WriterDied(self.writer_pid, f" at {self.endpoint.text}: {why}")
         if self._failure is not None:
             raise self._failure
 
-    def _death(self) -> str | None:
-        connection, lost = self._connection, self._lost_since
-        if connection is not None and lost is None:
-            if connection.is_silent(self._bound):
-                return f"its host has not answered for {self._bound} s"
-            return None
-        if lost is not None and time.monotonic() - lost >= self._bound:
-            return f"the connection ended, and could not be made again within {self._bound} s"
-        return None
-
     def _writer(self) -> str:
         since = time.monotonic() - self.last_progress
-        state = "connected" if self._lost_since is None else "without a connection"
+        state = "connected" if self._watch.is_connected else "without a connection"
         return (
             f"the writer (pid {self.writer_pid} at {self.endpoint.text}, {state}, last message "
             f"{since:.1f} s ago)"
@@ -317,7 +293,7 @@ class RemoteReader(RemoteEnd):
 
     def _line(self, waited: float) -> str | None:
         """An idle queue is no news; a writer that is gone is."""
-        if self._lost_since is None:
+        if self._watch.is_connected:
             return None
         return (
             f"{self._writer()} kept reader {self.rank} (pid {os.getpid()}) waiting for "
@@ -351,7 +327,9 @@ class RemoteReader(RemoteEnd):
                     who = names_of(self._absent) or "nobody any more"
                     raise TimedOut(f"gave up after {timeout} s waiting for {who}", timeout)
                 if left == 0:
-                    raise TimedOut(f"gave up after {timeout} s waiting for {self._writer()}", timeout)
+                    raise TimedOut(
+                        f"gave up after {timeout} s waiting for {self._writer()}", timeout
+                    )
                 self._sleep(self._call_poller, SLICE if left is None else min(left, SLICE))
                 self._forget_news()
 
@@ -359,34 +337,13 @@ class RemoteReader(RemoteEnd):
 
     def _serve(self) -> None:
         with self._lock:
-            while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            while can_receive(self._monitor):
                 event = parse_monitor_message(self._monitor.recv_multipart())
-                self._note(event["event"], event["value"])
+                if self._watch.note(event["event"], event["value"]):
+                    self._greet()
+                self._failure = self._failure or self._watch.refusal
                 os.eventfd_write(self._news, 1)
         self._sleep(self._thread_poller, None)
-
-    def _note(self, event: int, value: int) -> None:
-        if event == zmq.EVENT_CONNECTED:
-            self._descriptor = value
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            with suppress(OSError):  # gone again already: another event tells
-                self._connection = tcp.Connection(self._descriptor)
-            self._lost_since = None
-            self._handshakes_failed = 0
-            self._greet()
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._connection = None
-            self._lost_since = self._lost_since or time.monotonic()
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and not self._epoch:
-            self._failure = AccessRefused(
-                f"the writer at {self.endpoint.text} does not expect this reader's key"
-            )
-        else:
-            self._handshakes_failed += 1
-            if self._handshakes_failed >= 3 and not self._epoch:
-                self._failure = AccessRefused(
-                    f"who listens at {self.endpoint.text} cannot prove to be the queue's writer"
-                )
 
     def _greet(self) -> None:
         self._stream.is_welcome = False
@@ -412,7 +369,7 @@ class RemoteReader(RemoteEnd):
         self.socket.disable_monitor()
         self._monitor.close(0)
         linger = 0
-        if announce and self._connection is not None and not self._is_ended and self._epoch:
+        if announce and self._watch.is_connected and self._epoch and not self._is_ended:
             self._say(What.BYE)
             linger = int(1000 * min(self._bound, 1.0))
         self.socket.close(linger)
@@ -437,23 +394,3 @@ def _refusal(refused: Refused, writer_pid: int) -> MemlaneError:
 
 class PlaceTaken(RankTaken):
     """That key is of another reader; with more keys there may be another place."""
-
-
-def attach(handle: Handle, rank: int) -> RemoteReader:
-    """Reader `rank`, in the first place that is free for it, its usual one first."""
-    from memlane.broadcast.remote.peer import usual_place
-
-    secrets = handle.remote_reader_keys
-    first = min(usual_place(rank, handle.local_reader_ranks), len(secrets) - 1)
-    refused: PlaceTaken | None = None
-    for secret in (*secrets[first:], *secrets[:first]):
-        try:
-            return RemoteReader(handle, rank, secret)
-        except PlaceTaken as error:
-            refused = error
-    if len(secrets) > 1:
-        raise RankTaken(
-            f"reader {rank} cannot attach: the queue has {handle.n_remote_reader} remote readers, "
-            f"and all of them are there"
-        )
-    raise RankTaken(f"reader {rank} cannot attach: {refused}")

@@ -48,7 +48,9 @@ class Stream:
         is_known = place < self.wanted
         message = None if is_known else self._put(header, payload)
         is_last = header.piece + 1 == header.pieces
-        self._expected = (header.sequence + 1, 0) if is_last else (header.sequence, header.piece + 1)
+        self._expected = (
+            (header.sequence + 1, 0) if is_last else (header.sequence, header.piece + 1)
+        )
         if not is_known:
             self.wanted = self._expected
         return message

@@ -16,6 +16,7 @@ from memlane.broadcast.remote.end import SLICE, RemoteEnd, Stall, deadline_of, r
 from memlane.broadcast.remote.outbox import Message, Outbox, Piece, pieces_of
 from memlane.broadcast.remote.peer import Peer
 from memlane.broadcast.remote.places import Keys, Porter
+from memlane.broadcast.remote.sockets import can_receive, signal_of
 from memlane.broadcast.remote.wire import MOST_CONTROL, Header, What, control
 from memlane.errors import CorruptMessage, ReaderDied, TimedOut
 
@@ -78,9 +79,9 @@ class RemoteWriter(RemoteEnd):
             os.close(self._closing_event)
             self._closed = True
             raise
-        self._readers_fd = self.socket.get(zmq.FD)
+        self._readers_fd = signal_of(self.socket)
         self._call_poller = self._poller(self._readers_fd)
-        self._quiet = (self._porter.socket.get(zmq.FD), self._monitor.get(zmq.FD))
+        self._quiet = (signal_of(self._porter.socket), signal_of(self._monitor))
         self._quiet_poller = self._poller(*self._quiet)
         self._full_poller = self._poller(*self._quiet, self._readers_fd)
         self._thread.start()
@@ -287,7 +288,7 @@ class RemoteWriter(RemoteEnd):
         """Reads all that readers have said; with the lock."""
         self._served_at = time.monotonic()
         for _ in range(_MOST_AT_ONCE):
-            if not self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if not can_receive(self.socket):
                 return
             route, *parts = self.socket.recv_multipart(copy=False)
             try:
@@ -297,7 +298,7 @@ class RemoteWriter(RemoteEnd):
 
     def _answer(self, *, readers: bool = True) -> float | None:
         """Does what is due; seconds until it must be looked again."""
-        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        while can_receive(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 attending.lose_connection(self, event["value"])
