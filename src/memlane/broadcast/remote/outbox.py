@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-Part = bytes | zmq.Frame
-Piece = tuple[Part, ...]
+Part = tuple[int, bytes | memoryview]
+"""Some bytes of a message, and where in it they are."""
+Piece = tuple[bytes | zmq.Frame, ...]
 """The parts of one frame on the wire: a header with its payload, or a header and its payload."""
 
 
@@ -32,7 +33,7 @@ def pieces_of(
     sequence: int,
     kind: int,
     total: int,
-    parts: Iterable[tuple[int, bytes | memoryview]],
+    parts: Iterable[Part],
 ) -> list[Piece]:
     """Copies what `parts` refer to, once, into memory of libzmq that sending does not copy."""
     if total <= SMALL:
@@ -55,9 +56,7 @@ def pieces_of(
     ]
 
 
-def _joined(
-    parts: Iterable[tuple[int, bytes | memoryview]],
-) -> Iterator[tuple[int, bytes | memoryview]]:
+def _joined(parts: Iterable[Part]) -> Iterator[Part]:
     """The same, but short neighbours (a table, a stream) as one, with the padding between them."""
     begin, joined = 0, bytearray()
     for offset, part in parts:
@@ -68,11 +67,11 @@ def _joined(
             joined += part
             continue
         if joined:
-            yield begin, joined
+            yield begin, bytes(joined)
             joined = bytearray()
         yield offset, part
     if joined:
-        yield begin, joined
+        yield begin, bytes(joined)
 
 
 class Outbox:

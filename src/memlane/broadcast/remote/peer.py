@@ -68,7 +68,7 @@ class Peer:
 
 
 def usual_rank(place: int, local_ranks: list[int]) -> int:
-    """The rank that takes this place if nobody chooses others: those that are not local, in turn."""
+    """Of a place, if nobody chooses others: the ranks that are not local, in turn."""
     taken, rank = set(local_ranks), -1
     for _ in range(place + 1):
         rank += 1

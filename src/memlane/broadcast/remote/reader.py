@@ -323,13 +323,9 @@ class RemoteReader(RemoteEnd):
                         asked_at = time.monotonic()
                     stall.speak()
                 left = remaining(deadline)
-                if left == 0 and self._absent is not None:
-                    who = names_of(self._absent) or "nobody any more"
-                    raise TimedOut(f"gave up after {timeout} s waiting for {who}", timeout)
                 if left == 0:
-                    raise TimedOut(
-                        f"gave up after {timeout} s waiting for {self._writer()}", timeout
-                    )
+                    who = names_of(self._absent) if self._absent else self._writer()
+                    raise TimedOut(f"gave up after {timeout} s waiting for {who}", timeout)
                 self._sleep(self._call_poller, SLICE if left is None else min(left, SLICE))
                 self._forget_news()
 

@@ -36,7 +36,7 @@ class Stream:
         self.is_welcome = True
 
     def add(self, header: Header, payload: memoryview) -> Message | None:
-        """The message that is whole by this frame; CorruptMessage, and no change, for a wrong one."""
+        """The message that this frame makes whole; CorruptMessage, no change, for a wrong one."""
         place = (header.sequence, header.piece)
         if place != self._expected and not self.is_welcome:
             return None  # of a stream that was given up; all that is wanted comes again
