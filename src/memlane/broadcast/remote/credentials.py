@@ -24,9 +24,9 @@ def check_handle(handle: Handle) -> None:
     checked_liveness(handle.remote_liveness)
     check_security(not server_key, handle.serializer)
     keys = handle.remote_reader_keys
-    if not isinstance(keys, list) or not 1 <= len(keys) <= handle.n_remote_reader:
+    if not isinstance(keys, list) or len(keys) > handle.n_remote_reader:
         raise InvalidArgument(
-            f"the handle must have between 1 and {handle.n_remote_reader} keys of remote readers"
+            f"the handle must have at most {handle.n_remote_reader} keys of remote readers"
         )
     if server_key and not all(is_key(key) for key in (server_key, *keys)):
         raise InvalidArgument("a key in the handle is no CURVE key")

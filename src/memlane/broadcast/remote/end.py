@@ -51,14 +51,13 @@ def deadline_of(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     try:
-        seconds = float(timeout)
-    except (TypeError, ValueError):
+        if isnan(timeout):
+            raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
+    except TypeError:
         raise InvalidType("timeout must be a number of seconds or None") from None
-    except OverflowError:
+    except OverflowError:  # an integer beyond all floats
         return None
-    if isnan(seconds):
-        raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
-    return time.monotonic() + max(seconds, 0.0)
+    return time.monotonic() + max(float(timeout), 0.0)
 
 
 def remaining(deadline: float | None) -> float | None:

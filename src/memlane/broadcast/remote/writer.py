@@ -12,7 +12,14 @@ from zmq.utils.monitor import parse_monitor_message
 
 from memlane._failures import names_of
 from memlane.broadcast.remote import address, attending, lingering, tcp
-from memlane.broadcast.remote.end import SLICE, RemoteEnd, Stall, deadline_of, remaining
+from memlane.broadcast.remote.end import (
+    SLICE,
+    RemoteEnd,
+    Stall,
+    deadline_of,
+    logger,
+    remaining,
+)
 from memlane.broadcast.remote.outbox import Message, Outbox, Piece, pieces_of
 from memlane.broadcast.remote.peer import Peer
 from memlane.broadcast.remote.places import Keys, Porter
@@ -84,6 +91,12 @@ class RemoteWriter(RemoteEnd):
         self._quiet = (signal_of(self._porter.socket), signal_of(self._monitor))
         self._quiet_poller = self._poller(*self._quiet)
         self._full_poller = self._poller(*self._quiet, self._readers_fd)
+        if options.insecure:
+            logger.warning(
+                "the queue at %s neither encrypts nor checks who reads or writes "
+                "(insecure_network=True): whoever reaches the network can read along and send",
+                self.endpoint.text,
+            )
         self._thread.start()
 
     def _listener(self) -> zmq.Socket[bytes]:
