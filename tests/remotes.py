@@ -107,7 +107,11 @@ class Cable:
         if self._is_cut:
             here.close()
             return
-        there = socket.create_connection(self._to)
+        try:
+            there = socket.create_connection(self._to)
+        except ConnectionRefusedError:  # the writer has gone
+            here.close()
+            return
         self._pairs[here], self._pairs[there] = there, here
 
     def _pass_on(self, end: socket.socket) -> None:

@@ -12,7 +12,7 @@ def test_torch_tensors() -> None:
     """Also of types that numpy does not have."""
     with remote_queue() as (writer, (reader,)):
         for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.int64):
-            tensor = torch.ones(20_000).to(dtype)
+            tensor = torch.ones(2_000).to(dtype)
             writer.enqueue(tensor)
             got = reader.dequeue(PATIENCE)
             assert got.dtype == dtype

@@ -25,14 +25,17 @@ KEEP_ALIVE = (
     (zmq.TCP_KEEPALIVE_CNT, 127),
 )
 
-# An unanswered question counts as silence once it was seen unanswered for so long: between a
-# probe and its answer lies a moment in which all seems silent.
-DOUBT_SECONDS = 0.5
+# Of `struct tcp_info` (linux/tcp.h), by offset.
+_INFO_BYTES = 232
+_COUNTS = struct.Struct("2x2B")  # retransmits, probes: not answered, of the latest question
+_RETRY = struct.Struct("8xI")  # us until the next retransmission
+_RECEIVED = struct.Struct("52x2I")  # ms since data came, since anything was acknowledged
+_WINDOW = struct.Struct("228xI")  # bytes that the peer would take; kernels since 5.4
 
-_INFO_BYTES = 104
-_UNANSWERED = slice(2, 4)  # retransmits, probes
-_LAST_RECEIVED = struct.Struct("2I")  # of data, of acknowledgements, in ms
-_LAST_RECEIVED_AT = 52
+# A question counts as unanswered once it was seen so for this long; and one probe may well be,
+# because the kernel answers probes of a full window twice a second at most.
+DOUBT_SECONDS = 0.5
+_ENOUGH_PROBES = 2
 
 
 class Connection:
@@ -59,14 +62,27 @@ class Connection:
                 info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         except OSError:  # closed meanwhile, which is_open tells
             return False
-        silence = min(_LAST_RECEIVED.unpack_from(info, _LAST_RECEIVED_AT)) / 1000
+        silence = min(_RECEIVED.unpack_from(info)) / 1000
         now = time.monotonic()
-        if not any(info[_UNANSWERED]) or silence < bound / 2:
+        if silence < bound / 2 or not _is_unanswered(info, silence):
             self._doubted_since = None
             return False
         if self._doubted_since is None:
             self._doubted_since = now
         return silence >= bound and now - self._doubted_since >= min(DOUBT_SECONDS, bound / 2)
+
+
+def _is_unanswered(info: bytes, silence: float) -> bool:
+    """Was something sent that the other kernel should have answered by now?
+
+    Questions to a reader whose window is full come ever more rarely: there silence alone says
+    nothing, only silence beyond the time of the next one.
+    """
+    retransmits, probes = _COUNTS.unpack_from(info)
+    is_full = len(info) >= _INFO_BYTES and _WINDOW.unpack_from(info)[0] == 0
+    if is_full and retransmits > 0:
+        return bool(silence > 1.25 * _RETRY.unpack_from(info)[0] / 1e6)
+    return bool(retransmits > 0 or probes >= _ENOUGH_PROBES)
 
 
 def _peer_of(descriptor: int) -> str:

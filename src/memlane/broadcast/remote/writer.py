@@ -364,6 +364,7 @@ class RemoteWriter(RemoteEnd):
 
     def _end(self, *, announce: bool) -> None:
         if announce:
+            self._answer()
             deadline = time.monotonic() + self.options.liveness
             while any(peer.lost_since is not None for peer in self.peers if peer.is_waited_for):
                 self._answer()
