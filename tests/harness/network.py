@@ -57,7 +57,7 @@ class Neighbour:
         try:
             _run("tc", *device, *netem)
         except subprocess.CalledProcessError:
-            _run("tc", *device, *"tbf rate 200mbit burst 32kb limit 60kb".split())
+            _run("tc", *device, *["tbf", "rate", "200mbit", "burst", "32kb", "limit", "60kb"])
 
 
 @contextmanager
