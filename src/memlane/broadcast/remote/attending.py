@@ -204,14 +204,15 @@ def look(writer: RemoteWriter) -> float | None:
         if connection is not None and not connection.is_open:
             lose(peer)
         elif connection is not None and connection.is_silent(bound):
-            _die(peer, f"its host has not answered for {bound} s")
+            _die(writer, peer, f"its host has not answered for {bound} s")
         lost = peer.lost_since if peer.state == "running" else None
         if lost is not None and time.monotonic() - lost >= bound:
-            _die(peer, f"its connection ended, and it has not come back within {bound} s")
+            _die(writer, peer, f"its connection ended, and it has not come back within {bound} s")
     return min(bound / _LOOKS, _LONGEST_PAUSE) if attached else None
 
 
-def _die(peer: Peer, why: str) -> None:
+def _die(writer: RemoteWriter, peer: Peer, why: str) -> None:
+    writer.room = -1
     peer.state = "dead"
     peer.died = why
     peer.connection = None
