@@ -13,16 +13,20 @@ from memlane.broadcast import (
     ShmRingBuffer,
 )
 from memlane.errors import (
+    AccessDenied,
     AccessRefused,
     Cancelled,
     Closed,
     ConcurrentUse,
+    CopyFailed,
     CorruptMessage,
     InvalidArgument,
     InvalidType,
     LayoutMismatch,
     MemlaneError,
     ObjectGone,
+    OutOfMemory,
+    PairRefused,
     RankTaken,
     ReaderDied,
     SegmentExists,
@@ -41,6 +45,7 @@ from memlane.errors import (
     WrongProcess,
     WrongRole,
 )
+from memlane.offload import BlockTransfer, copy_blocks
 from memlane.store import (
     MsgpackSerde,
     ObjectSerde,
@@ -54,10 +59,13 @@ from memlane.store import (
 )
 
 __all__ = [
+    "AccessDenied",
     "AccessRefused",
+    "BlockTransfer",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
+    "CopyFailed",
     "CorruptMessage",
     "Handle",
     "InvalidArgument",
@@ -68,6 +76,8 @@ __all__ = [
     "MsgpackSerde",
     "ObjectGone",
     "ObjectSerde",
+    "OutOfMemory",
+    "PairRefused",
     "PickleMsgpackSerde",
     "QueueStatistics",
     "RankTaken",
@@ -95,4 +105,5 @@ __all__ = [
     "WriterUnreachable",
     "WrongProcess",
     "WrongRole",
+    "copy_blocks",
 ]
