@@ -165,11 +165,11 @@ def place_for(writer: RemoteWriter, rank: int) -> Peer:
     return free[-1]
 
 
-def welcome(writer: RemoteWriter, sequence: int, piece: int) -> tuple[bytes]:
+def welcome(writer: RemoteWriter, sequence: int, piece: int) -> bytes:
     """What a reader hears first."""
     header = Header(What.WELCOME, writer.epoch, sequence, piece=piece)
     body = Welcome(os.getpid(), writer.options.window, writer.options.window_bytes)
-    return (control(header, body),)
+    return control(header, body)
 
 
 # Connections -------------------------------------------------------------------------------------
