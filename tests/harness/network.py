@@ -64,9 +64,10 @@ class Neighbour:
 @contextmanager
 def neighbour() -> Iterator[Neighbour]:
     """One that is gone after the block, with its cable."""
-    # A name is free again only a while after its end. Names of interfaces have 15 characters.
-    name = f"ml{os.getpid() % 100_000}n{next(_count) % 1000}"
-    net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+    # Name and address are free again only a while after the end. Names have 15 characters at most.
+    count = next(_count) % 50
+    name = f"ml{os.getpid() % 1_000_000}n{count}"
+    net = f"10.{200 + count}.{os.getpid() % 250}"
     one = Neighbour(name, f"{net}.1", f"{net}.2", ("ip", "netns", "exec", name, sys.executable))
     _ip("netns", "add", name)
     try:
