@@ -26,6 +26,7 @@ from memlane.errors import (
     MemlaneError,
     ObjectGone,
     OutOfMemory,
+    OutsideCell,
     PairRefused,
     RankTaken,
     ReaderDied,
@@ -45,7 +46,7 @@ from memlane.errors import (
     WrongProcess,
     WrongRole,
 )
-from memlane.offload import BlockTransfer, copy_blocks
+from memlane.offload import BlockTransfer, SharedOffloadRegion, copy_blocks
 from memlane.store import (
     MsgpackSerde,
     ObjectSerde,
@@ -77,6 +78,7 @@ __all__ = [
     "ObjectGone",
     "ObjectSerde",
     "OutOfMemory",
+    "OutsideCell",
     "PairRefused",
     "PickleMsgpackSerde",
     "QueueStatistics",
@@ -86,6 +88,7 @@ __all__ = [
     "SegmentExists",
     "SegmentMissing",
     "SegmentRefused",
+    "SharedOffloadRegion",
     "ShmExhausted",
     "ShmObjectStorageHandle",
     "ShmRingBuffer",
