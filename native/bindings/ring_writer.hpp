@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/outgoing.hpp"
-#include "bindings/plain.hpp"
+#include "bindings/encoder.hpp"
 #include "bindings/ring_facts.hpp"
 #include "bindings/ring_segment.hpp"
 #include "broadcast/ring_writer.hpp"
@@ -18,42 +17,28 @@
 namespace memlane::bindings {
 
 namespace nb = nanobind;
-using broadcast::ChunkKind;
 using broadcast::RingWriter;
 
 class Writer : public End<Writer, RingWriter> {
 public:
     Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t keep_bytes)
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), keep_bytes),
-          encode_(codec.attr("encode")),
-          encode_plain_(codec.attr("encode_plain")),
-          outgoing_(codec.attr("outgoing")) {}
+          encoder_(codec) {}
 
     void send(nb::handle object, nb::handle timeout) {
         const Call call(*this);
-        Outgoing& message = nb::cast<Outgoing&>(outgoing_);
-        const Cleared cleared{message};
+        const Cleared cleared{encoder_};
         const os::Deadline deadline = deadline_of(timeout);
-        const ChunkKind kind = encode(object, message);
+        encoder_.encode(object);
         check_own();
-        const broadcast::FrameTable table = message.table();
-        const std::uint64_t bytes = kind == ChunkKind::frames ? table.total() : message.stream_bytes();
-        const std::uint64_t limit = core().ring().geometry().max_chunk_bytes;
-        if (bytes <= limit) {
-            begin(bytes, deadline, timeout);
-            std::byte* const chunk = core().chunk();
-            copying(bytes, [&] {
-                return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
-                    SYNC_STEP(fill);
-                    std::memcpy(chunk + at, from, size);
-                    return 0;
-                });
-            });
-        } else {
-            begin(0, deadline, timeout);
-            spill(message, table, bytes, deadline, timeout);
-        }
-        core().publish(kind, bytes);
+        put(encoder_, deadline, timeout);
+    }
+
+    // A message that was encoded already, because it goes elsewhere, too. `watch` is asked like a `cancel`, as long as
+    // the call is blocked, so that it can raise what happened there.
+    void send_encoded(const Encoder& encoder, nb::handle timeout, nb::handle watch) {
+        const Call call(*this);
+        put(encoder, deadline_of(timeout), timeout, watch);
     }
 
     nb::object begin_write(nb::handle timeout) {
@@ -95,25 +80,28 @@ public:
     }
 
 private:
-    struct Cleared {
-        Outgoing& message;
-        ~Cleared() { message.clear(); }
-    };
-
-    ChunkKind encode(nb::handle object, Outgoing& message) {
-        if (PyBytes_CheckExact(object.ptr())) {  // who has a format of his own pays for the two copies and nothing else
-            message.write(object);
-            return ChunkKind::bytes;
+    void put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
+        const Outgoing& message = encoder.message();
+        const broadcast::FrameTable table = message.table();
+        const std::uint64_t bytes = encoder.kind() == ChunkKind::frames ? table.total() : message.stream_bytes();
+        if (bytes <= core().ring().geometry().max_chunk_bytes) {
+            begin(bytes, deadline, timeout, watch);
+            std::byte* const chunk = core().chunk();
+            copying(bytes, [&] {
+                return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
+                    SYNC_STEP(fill);
+                    std::memcpy(chunk + at, from, size);
+                    return 0;
+                });
+            });
+        } else {
+            begin(0, deadline, timeout, watch);
+            spill(message, table, bytes, deadline, timeout, watch);
         }
-        if (!encode_plain_.is_none() && PlainObject::is_plain(object.ptr())) {
-            message.write(encode_plain_(object));
-            return ChunkKind::plain;
-        }
-        encode_(object);
-        return message.has_buffers() ? ChunkKind::frames : ChunkKind::object;
+        core().publish(encoder.kind(), bytes);
     }
 
-    void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout) {
+    void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         if (refused_.is_valid()) {
             if (nb::cast<SharedBuffer&>(refused_).is_in_use()) raise_failure(self(), "refused_chunk_in_use");
             refused_ = nb::object();
@@ -124,7 +112,7 @@ private:
         }
         core::Outcome outcome = core().begin_nowait(bytes);
         if (outcome.status == core::Status::would_block) {
-            Interruption look(self(), core().segment(), "chunk");
+            Interruption look(self(), core().segment(), "chunk", watch);
             const WithoutGil no_gil;
             outcome = core().begin(bytes, deadline, look);
         }
@@ -132,7 +120,7 @@ private:
     }
 
     void spill(const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes, os::Deadline deadline,
-               nb::handle timeout) {
+               nb::handle timeout, nb::handle watch) {
         const os::FileDescriptor& file = core().segment().file();
         const auto write = [&](std::uint64_t extent) {
             return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
@@ -140,7 +128,7 @@ private:
                 return os::write_at(file, from, size, extent + at);
             });
         };
-        Interruption look(self(), core().segment(), "chunk");
+        Interruption look(self(), core().segment(), "chunk", watch);
         const core::Outcome outcome = [&] {
             const WithoutGil no_gil;
             return core().spill(bytes, deadline, write, look);
@@ -148,9 +136,7 @@ private:
         if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
     }
 
-    const nb::object encode_;
-    const nb::object encode_plain_;
-    const nb::object outgoing_;
+    Encoder encoder_;
     nb::object chunk_;    // of the open block
     nb::object refused_;  // of a block that was not published, if something still refers to it
 };

@@ -14,6 +14,7 @@ from memlane.broadcast import (
 )
 from memlane.errors import (
     AccessDenied,
+    AccessRefused,
     Cancelled,
     Closed,
     ConcurrentUse,
@@ -41,6 +42,7 @@ from memlane.errors import (
     ViewInUse,
     WriterClosed,
     WriterDied,
+    WriterUnreachable,
     WrongProcess,
     WrongRole,
 )
@@ -59,6 +61,7 @@ from memlane.store import (
 
 __all__ = [
     "AccessDenied",
+    "AccessRefused",
     "BlockTransfer",
     "Cancelled",
     "Closed",
@@ -102,6 +105,7 @@ __all__ = [
     "ViewInUse",
     "WriterClosed",
     "WriterDied",
+    "WriterUnreachable",
     "WrongProcess",
     "WrongRole",
     "copy_blocks",

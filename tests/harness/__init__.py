@@ -20,6 +20,7 @@ from tests.harness.faults import (
 )
 from tests.harness.leaks import Holdings, children_of, holdings, surplus
 from tests.harness.link import Link, Silence
+from tests.harness.network import Neighbour, neighbour, network_refusal
 from tests.harness.peer import METHODS, Peer, PeerGone, dismiss, reap, start
 from tests.harness.places import is_sanitized, own_pid_namespace, private_shm, unshare_refusal
 from tests.harness.remote import Remote, serve
@@ -38,6 +39,7 @@ __all__ = [
     "Holdings",
     "Hooks",
     "Link",
+    "Neighbour",
     "NeverCame",
     "Passage",
     "Peer",
@@ -55,6 +57,8 @@ __all__ = [
     "fail_once",
     "holdings",
     "is_sanitized",
+    "neighbour",
+    "network_refusal",
     "nothing_fails",
     "own_pid_namespace",
     "preloading",
