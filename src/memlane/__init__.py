@@ -22,6 +22,7 @@ from memlane.errors import (
     LayoutMismatch,
     MemlaneError,
     ObjectGone,
+    OutsideCell,
     RankTaken,
     ReaderDied,
     SegmentExists,
@@ -39,6 +40,7 @@ from memlane.errors import (
     WrongProcess,
     WrongRole,
 )
+from memlane.offload import SharedOffloadRegion
 from memlane.store import (
     MsgpackSerde,
     ObjectSerde,
@@ -65,6 +67,7 @@ __all__ = [
     "MsgpackSerde",
     "ObjectGone",
     "ObjectSerde",
+    "OutsideCell",
     "PickleMsgpackSerde",
     "QueueStatistics",
     "RankTaken",
@@ -73,6 +76,7 @@ __all__ = [
     "SegmentExists",
     "SegmentMissing",
     "SegmentRefused",
+    "SharedOffloadRegion",
     "ShmExhausted",
     "ShmObjectStorageHandle",
     "ShmRingBuffer",

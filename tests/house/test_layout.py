@@ -18,7 +18,8 @@ MAY_INCLUDE = {
     "core": {"core", "os"},
     "broadcast": {"broadcast", "core", "os"},
     "store": {"store", "core", "os"},
-    "bindings": {"bindings", "broadcast", "store", "core", "os"},
+    "offload": {"offload", "core", "os"},
+    "bindings": {"bindings", "broadcast", "store", "offload", "core", "os"},
 }
 MOST_LINES = 400
 
