@@ -16,6 +16,7 @@ from memlane.errors import (
     Cancelled,
     Closed,
     ConcurrentUse,
+    CopyFailed,
     CorruptMessage,
     InvalidArgument,
     InvalidType,
@@ -23,6 +24,7 @@ from memlane.errors import (
     MemlaneError,
     ObjectGone,
     OutsideCell,
+    PairRefused,
     RankTaken,
     ReaderDied,
     SegmentExists,
@@ -40,7 +42,7 @@ from memlane.errors import (
     WrongProcess,
     WrongRole,
 )
-from memlane.offload import SharedOffloadRegion
+from memlane.offload import BlockTransfer, SharedOffloadRegion, copy_blocks
 from memlane.store import (
     MsgpackSerde,
     ObjectSerde,
@@ -54,9 +56,11 @@ from memlane.store import (
 )
 
 __all__ = [
+    "BlockTransfer",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
+    "CopyFailed",
     "CorruptMessage",
     "Handle",
     "InvalidArgument",
@@ -66,6 +70,7 @@ __all__ = [
     "MessageQueue",
     "MsgpackSerde",
     "ObjectGone",
+    "PairRefused",
     "ObjectSerde",
     "OutsideCell",
     "PickleMsgpackSerde",
@@ -95,4 +100,5 @@ __all__ = [
     "WriterDied",
     "WrongProcess",
     "WrongRole",
+    "copy_blocks",
 ]

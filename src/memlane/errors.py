@@ -163,6 +163,39 @@ class StoreFull(MemlaneError, MemoryError):
         self.readers = readers
 
 
+# Moving blocks ---------------------------------------------------------------------------------
+
+
+class PairRefused(InvalidArgument):
+    """A pair of block ids that cannot be moved; nothing was moved.
+
+    Attributes:
+        reason: "no_such_source", "no_such_target", "target_twice" or "overlap".
+        pair: its index.
+        block: the id that it is about.
+    """
+
+    def __init__(self, message: str, reason: str, pair: int, block: int | None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.pair = pair
+        self.block = block
+
+
+class CopyFailed(MemlaneError, RuntimeError):
+    """CUDA refused a copy to or from a GPU; `queued` copies before it are done.
+
+    Attributes:
+        code: CUDA's number of the error.
+        queued: how many copies it had taken.
+    """
+
+    def __init__(self, code: int, reason: str, queued: int) -> None:
+        super().__init__(f"CUDA refused a copy ({reason}, error {code}) after {queued} others")
+        self.code = code
+        self.queued = queued
+
+
 # The machine -----------------------------------------------------------------------------------
 
 

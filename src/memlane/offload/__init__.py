@@ -1,5 +1,7 @@
-"""The offload region: KV-cache blocks that do not fit on the GPU, mapped by all workers."""
+"""The offload region: KV-cache blocks that all workers of a host share, and moving them."""
 
+from memlane.offload.copy import copy_blocks
+from memlane.offload.cuda import BlockTransfer
 from memlane.offload.region import SharedOffloadRegion
 
-__all__ = ["SharedOffloadRegion"]
+__all__ = ["BlockTransfer", "SharedOffloadRegion", "copy_blocks"]
