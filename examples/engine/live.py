@@ -67,7 +67,7 @@ class LiveView(Live):
         text.append("━" * done, "green").append("━" * (BAR_WIDTH - done), "dim")
         _add_label(text, "")
         text.append(f"{counts.finished} finished, {counts.running} running, ")
-        text.append(f"{counts.waiting} waiting, {counts.to_come} to come")
+        text.append(f"{counts.paused} paused, {counts.waiting} waiting, {counts.to_come} to come")
         _add_label(text, "per second")
         text.append(self._rates())
         _add_label(text, "step")

@@ -9,6 +9,8 @@ import numpy as np
 from memlane import QueueStatistics, StoreStatistics
 
 from .image_store import ImageWriter
+from .offload import RegionPlan, RegionStart
+from .paging import BLOCK_SIZE, BlockTables
 from .progress import Progress
 from .worker import Report
 
@@ -66,6 +68,35 @@ def print_images(images: ImageWriter, store: StoreStatistics, reports: list[Repo
     print_line(
         "image reads",
         f"{len(views)} views, {quantiles(views, 1e6, 'us')} to have the pixels, none copied",
+    )
+
+
+def print_offload(
+    plan: RegionPlan, starts: list[RegionStart], blocks: BlockTables, reports: list[Report]
+) -> None:
+    """Print what was moved between device and region, how fast, and how the region started."""
+    device, region = blocks.pools
+    print_line(
+        "KV cache",
+        f"{device} blocks of {BLOCK_SIZE} tokens on each device, {region} in the region;"
+        f" sequences paused {blocks.pauses} times",
+    )
+    moved = [report.moved for report in reports]
+    out_bytes = sum(one.out_bytes for one in moved)
+    in_bytes = sum(one.in_bytes for one in moved)
+    ns = sum(one.ns for one in moved)
+    rate = f", {(out_bytes + in_bytes) / ns:.2f} GB/s in each of them" if ns else ""
+    print_line(
+        "blocks moved",
+        f"{(out_bytes + in_bytes) / 1e9:.3f} GB by all workers"
+        f" ({out_bytes / 1e9:.3f} out, {in_bytes / 1e9:.3f} back)"
+        f" in {sum(one.calls for one in moved)} calls{rate}",
+    )
+    seconds = max(start.seconds for start in starts)
+    print_line(
+        "offload region",
+        f"{plan.total_bytes / 1e6:.2f} MB in cells of {plan.cell_bytes} bytes,"
+        f" started in {seconds:.3f} s (the slowest worker)",
     )
 
 
