@@ -105,8 +105,8 @@ def _add_pools(parser: argparse.ArgumentParser) -> None:
         "--device-blocks",
         type=_positive,
         metavar="N",
-        help=f"blocks of {BLOCK_SIZE} tokens that the KV cache of each worker has; whose do not fit "
-        "is paused, its blocks in the offload region (default: half of what would do without)",
+        help=f"blocks of {BLOCK_SIZE} tokens in the KV cache of each worker; who does not fit is "
+        "paused, the blocks in the offload region (default: a third of what would do without)",
     )
     pools.add_argument(
         "--no-offload",

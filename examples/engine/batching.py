@@ -16,7 +16,7 @@ from .paging import BlockTables, Pair, Pools, blocks_of, plan_pools
 END_OF_TEXT = ord("\n")
 """As a newline ends a prompt in the prompts file, a generated one ends its sequence."""
 
-SLICE_STEPS = 8
+SLICE_STEPS = 4
 """After so many steps those on the device make room for those who are not, if they must."""
 
 Run = tuple[int, int, bytes]

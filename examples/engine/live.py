@@ -78,6 +78,10 @@ class LiveView(Live):
         text.append(f"{quantiles(latencies, 1e6, 'us')} from enqueue to dequeued")
         _add_label(text, "sent")
         text.append(f"{broadcast.messages} messages, {broadcast.bytes / 1e6:.2f} MB")
+        blocks = self._batcher.blocks
+        _add_label(text, "KV cache")
+        text.append(f"{blocks.used} of {blocks.pools.device} blocks used on each device; ")
+        text.append(f"sequences paused {blocks.pauses} times")
         if self._engine.images is not None:
             store = self._engine.images.statistics()
             _add_label(text, "images")

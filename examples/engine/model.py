@@ -37,6 +37,8 @@ class ModelConfig:
         return self.heads * self.head_dim
 
 
+FLOAT_BYTES = 4
+
 CELLS = UNIT // GRID
 """Every patch of an image is shrunk to CELLS x CELLS in each of three channels."""
 
@@ -201,9 +203,8 @@ class _Layer(NamedTuple):
 def block_bytes(config: ModelConfig, world: int) -> int:
     """Return the size of a block in the cache of the worker that holds the most heads."""
     shares = [_share(config.heads, rank, world) for rank in range(world)]
-    heads = max(share.stop - share.start for share in shares)
-    floats = config.layers * 2 * heads * BLOCK_SIZE * config.head_dim
-    return floats * np.dtype(np.float32).itemsize
+    heads: int = max(share.stop - share.start for share in shares)
+    return config.layers * 2 * heads * BLOCK_SIZE * config.head_dim * FLOAT_BYTES
 
 
 def _share(total: int, rank: int, world: int) -> slice:

@@ -13,14 +13,18 @@ worker; with a GPU it would be a tensor there, and the calls the same.
 """
 
 import time
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
 
 from memlane import SharedOffloadRegion, copy_blocks
 
 from .batching import Decision
 from .kv_cache import Array
 from .paging import Pair
+
+Blocks = npt.NDArray[Any]
 
 
 class RegionPlan(NamedTuple):
@@ -49,14 +53,13 @@ class RegionStart(NamedTuple):
 
 @dataclass
 class Moved:
-    """What a worker has moved."""
+    """What a worker has moved: per call of `copy_blocks` the bytes and the ns that it took.
 
-    out_bytes: int = 0
-    in_bytes: int = 0
-    calls: int = 0
-    """Of `copy_blocks`, one for all the blocks of a step and direction."""
-    ns: int = 0
-    """The time of these calls, on whatever was left of a core."""
+    There is one call for all the blocks of a step in one direction.
+    """
+
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Offload:
@@ -86,17 +89,16 @@ class Offload:
     def move(self, decision: Decision) -> None:
         """Copy what leaves the device, then what comes back to it."""
         if pairs := decision["swap_out"]:
-            self.moved.out_bytes += self._timed(self._device, self._host, pairs)
+            self.moved.swap_out.append(_timed(self._device, self._host, pairs))
         if pairs := decision["swap_in"]:
-            self.moved.in_bytes += self._timed(self._host, self._device, pairs)
+            self.moved.swap_in.append(_timed(self._host, self._device, pairs))
 
     def close(self) -> None:
         """Leave the region; the last one does away with it."""
         self._region.cleanup()
 
-    def _timed(self, source: object, target: object, pairs: list[Pair]) -> int:
-        started_ns = time.monotonic_ns()
-        nbytes = copy_blocks(source, target, pairs)
-        self.moved.ns += time.monotonic_ns() - started_ns
-        self.moved.calls += 1
-        return nbytes
+
+def _timed(source: Blocks, target: Blocks, pairs: list[Pair]) -> tuple[int, int]:
+    started_ns = time.monotonic_ns()
+    nbytes = copy_blocks(source, target, pairs)
+    return nbytes, time.monotonic_ns() - started_ns

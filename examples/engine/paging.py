@@ -49,7 +49,7 @@ def plan_pools(lengths: Iterable[int], at_work: int, device: int | None, offload
     """Return pools for sequences of up to these lengths, `at_work` at a time, in tokens.
 
     Without `offload` the device has room for the longest all at once. With it the region has, and
-    the device has `device` blocks, or half as many as without if that is None.
+    the device has `device` blocks, or a third of those if that is None.
 
     Raises `PoolTooSmall` if the longest of all does not fit the device alone.
     """
@@ -58,7 +58,7 @@ def plan_pools(lengths: Iterable[int], at_work: int, device: int | None, offload
     if not offload:
         return Pools(enough, 0)
     if device is None:
-        device = max(longest[0], enough // 2)
+        device = max(longest[0], enough // 3)
     if device < longest[0]:
         raise PoolTooSmall(
             f"the longest request needs {longest[0]} blocks of {BLOCK_SIZE} tokens to run, "
@@ -118,8 +118,6 @@ class BlockTables:
             table = self._tables.setdefault(sequence, [])
             while len(table) < blocks_of(tokens):
                 table.append(self._free_device.pop())
-        # Not before: what leaves the device must not come where something still has to be read.
-        self._free_region.extend(home for home, _ in moves.swap_in)
         return moves
 
     def drop(self, sequence: int) -> None:
@@ -136,6 +134,7 @@ class BlockTables:
 
     def _resume(self, sequence: int) -> list[Pair]:
         away = self._paused.pop(sequence)
+        self._free_region.extend(away)  # nobody leaves any more before these are read
         table = [self._free_device.pop() for _ in away]
         self._tables[sequence] = table
         return list(zip(away, table, strict=True))

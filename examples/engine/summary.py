@@ -81,17 +81,22 @@ def print_offload(
         f"{device} blocks of {BLOCK_SIZE} tokens on each device, {region} in the region;"
         f" sequences paused {blocks.pauses} times",
     )
-    moved = [report.moved for report in reports]
-    out_bytes = sum(one.out_bytes for one in moved)
-    in_bytes = sum(one.in_bytes for one in moved)
-    ns = sum(one.ns for one in moved)
-    rate = f", {(out_bytes + in_bytes) / ns:.2f} GB/s in each of them" if ns else ""
+    out = [call for report in reports for call in report.moved.swap_out]
+    back = [call for report in reports for call in report.moved.swap_in]
+    out_bytes, in_bytes = (sum(nbytes for nbytes, _ in calls) for calls in (out, back))
     print_line(
         "blocks moved",
         f"{(out_bytes + in_bytes) / 1e9:.3f} GB by all workers"
-        f" ({out_bytes / 1e9:.3f} out, {in_bytes / 1e9:.3f} back)"
-        f" in {sum(one.calls for one in moved)} calls{rate}",
+        f" ({out_bytes / 1e9:.3f} out, {in_bytes / 1e9:.3f} back)",
     )
+    if calls := out + back:
+        rate = np.median([nbytes / ns for nbytes, ns in calls])
+        overall = (out_bytes + in_bytes) / sum(ns for _, ns in calls)
+        print_line(
+            "copy_blocks",
+            f"{len(calls)} calls of {(out_bytes + in_bytes) / len(calls) / 1e3:.0f} kB on average:"
+            f" p50 {rate:.2f} GB/s, {overall:.2f} GB/s with the waits for a core",
+        )
     seconds = max(start.seconds for start in starts)
     print_line(
         "offload region",

@@ -75,10 +75,10 @@ def run_worker(assignment: Assignment, pipe: Connection) -> None:
     device = shard.cache.blocks
     try:
         with (
+            closing(Offload(plan, rank, device)) if plan else nullcontext() as offload,
             MessageQueue.create_from_handle(broadcast_handle, rank) as broadcast,
             MessageQueue(1, 1, max_chunk_bytes=CHUNK_BYTES) as answers,
             closing(ImageReader(images_handle)) if images_handle else nullcontext() as images,
-            closing(Offload(plan, rank, device)) if plan else nullcontext() as offload,
         ):
             pipe.send(Ready(answers.export_handle(), offload.start if offload else None))
             pipe.close()
