@@ -27,7 +27,7 @@ from .summary import (
 
 MAX_STEP_TOKENS = 128
 MOST_CHECKED_STEPS = 1000
-"""So many steps are computed a second time, in a single process: half a minute at worst."""
+"""So many steps the single process computes at most, to compare: half a minute at worst."""
 PROMISED_SECONDS = 1.0
 """Within this time memlane tells of a death."""
 
