@@ -233,7 +233,7 @@ void bind_copy_blocks(nb::module_& m) {
           "Bytes moved, and how many threads could not be started; 0 threads are as many as pay.");
     nb::class_<CudaCopies>(m, "CudaCopies", "Asynchronous copies by the functions of a CUDA run time.")
         .def(nb::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, int>(), "copy"_a, "copy_2d"_a, "batch"_a, "major"_a,
-             "Addresses of cudaMemcpyAsync, cudaMemcpy2DAsync, cudaMemcpyBatchAsync (0 if there is none), and the version.")
+             "Addresses of the functions, 0 for a batch if there is none, and the major version.")
         .def("queue", &CudaCopies::queue, "src"_a, "dst"_a, "pairs"_a, "to_device"_a, "stream"_a,
              "Bytes, copies that were queued, and CUDA's error.");
 }

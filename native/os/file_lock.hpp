@@ -32,7 +32,7 @@ inline struct flock to_flock(LockKind kind, LockRange range) noexcept {
 inline bool try_lock(const FileDescriptor& file, LockKind kind, LockRange range) {
     struct flock f = to_flock(kind, range);
     while (::fcntl(file.get(), F_OFD_SETLK, &f) != 0) {
-        if (errno == EAGAIN || errno == EACCES) return false;
+        if (errno == EAGAIN) return false;  // as Linux has it; EACCES would be a refusal of the call
         if (errno != EINTR) throw_errno("cannot lock a byte of a segment");
     }
     return true;
@@ -41,7 +41,8 @@ inline bool try_lock(const FileDescriptor& file, LockKind kind, LockRange range)
 // A lock that somebody else holds in the range, as he took it. 1.2 us.
 inline std::optional<LockRange> find_lock(const FileDescriptor& file, LockRange range) {
     struct flock f = to_flock(LockKind::exclusive, range);
-    if (::fcntl(file.get(), F_OFD_GETLK, &f) != 0) throw_errno("cannot ask for a lock of a segment");
+    while (::fcntl(file.get(), F_OFD_GETLK, &f) != 0)
+        if (errno != EINTR) throw_errno("cannot ask for a lock of a segment");
     if (f.l_type == F_UNLCK) return std::nullopt;
     return LockRange{f.l_start, f.l_len};
 }

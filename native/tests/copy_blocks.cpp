@@ -1,7 +1,6 @@
 // Moves of blocks: every layout and size against a plain loop, on one to four threads; what must be refused; and copies to
 // a GPU against functions that are CUDA's in name and memcpy in fact. Built a second time with ThreadSanitizer.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -26,7 +25,10 @@ struct Array {
     // `gap`: bytes between one block and the next; `shift`: of the first block from the memory's alignment.
     Array(std::int64_t count, std::int64_t bytes, std::int64_t gap = 0, std::int64_t shift = 0)
         : memory(static_cast<std::size_t>(shift + count * (bytes + gap) + 64)) {
-        for (auto& byte : memory) byte = static_cast<std::byte>(random_numbers());
+        for (std::size_t at = 0; at + 8 <= memory.size(); at += 8) {
+            const std::uint64_t eight = random_numbers();
+            std::memcpy(memory.data() + at, &eight, 8);
+        }
         const std::int64_t shape[] = {count, bytes};
         const std::int64_t strides[] = {bytes + gap, 1};
         blocks = *blocks_of(memory.data() + shift, shape, strides, 1);
@@ -70,15 +72,15 @@ void move_and_compare(std::int64_t bytes, std::int64_t blocks, std::size_t count
 }
 
 void test_moves() {
-    for (const unsigned threads : {1u, 2u, 3u, 4u}) {
-        for (const std::int64_t bytes : {1, 7, 64, 100, 1024})
+    for (const unsigned threads : {1u, 2u, 4u}) {
+        for (const std::int64_t bytes : {1, 64, 100})
             for (const std::size_t neighbours : {1u, 5u})
-                move_and_compare(bytes, 40'000, 30'000, neighbours == 1 ? 3 : 0, 16, neighbours, threads);
-        move_and_compare(4096, 4000, 3000, 0, 0, 1, threads);       // past the caches, in whole lines
-        move_and_compare(4096, 4000, 3000, 0, 16, 3, threads);      // and not
-        move_and_compare(5001, 4000, 3000, 77, 5, 1, threads);
-        move_and_compare(65536, 300, 200, 65536, 0, 1, threads);    // rows of a region
-        move_and_compare(5 << 20, 6, 4, 8, 3, 1, threads);          // several units each
+                move_and_compare(bytes, 20'000, 17'000, neighbours == 1 ? 3 : 0, 16, neighbours, threads);
+        move_and_compare(1024, 10'000, 9'000, 0, 0, 1, threads);    // past the caches, in whole lines
+        move_and_compare(4096, 3000, 2500, 0, 16, 3, threads);      // and not
+        move_and_compare(5001, 2000, 1800, 77, 5, 1, threads);
+        move_and_compare(65536, 160, 140, 65536, 0, 1, threads);    // rows of a region
+        move_and_compare(3 << 20, 5, 4, 8, 3, 1, threads);          // several units each
         move_and_compare(64, 10, 0, 0, 0, 1, threads);              // nothing
     }
 }
@@ -134,7 +136,7 @@ void test_refusals() {
 void test_overlaps() {
     std::vector<std::byte> memory(4096);
     std::size_t refused = 0;
-    for (int round = 0; round < 20'000; ++round) {
+    for (int round = 0; round < 5'000; ++round) {
         const auto pick = [](std::int64_t low, std::int64_t high) {
             return low + static_cast<std::int64_t>(random_numbers() % static_cast<std::uint64_t>(high - low + 1));
         };
@@ -161,33 +163,34 @@ void test_overlaps() {
         CHECK(fault == (overlaps ? Fault::overlap : Fault::none));
         refused += overlaps;
     }
-    CHECK(refused > 1000 && refused < 19'000);
+    CHECK(refused > 100 && refused < 4'900);
 }
 
 // What look() throws ends the move, and the helpers with it.
 void test_look() {
-    const Array from(2000, 1 << 16);
-    Array to(2000, 1 << 16);
+    const Array from(500, 1 << 16);
+    Array to(500, 1 << 16);
     std::vector<std::int64_t> pairs;
-    for (std::int64_t i = 0; i < 2000; ++i) pairs.insert(pairs.end(), {i, i});
+    for (std::int64_t i = 0; i < 500; ++i) pairs.insert(pairs.end(), {i, i});
     for (int round = 0; round < 3; ++round) {
-        Move move(from.blocks, to.blocks, check_pairs(pairs.data(), 2000, from.blocks, to.blocks));
+        Move move(from.blocks, to.blocks, check_pairs(pairs.data(), 500, from.blocks, to.blocks));
         bool thrown = false;
         try {
             move.run(3, [] { throw 1; });
         } catch (int) {
             thrown = true;
         }
-        CHECK(thrown || to.memory == from.memory);  // or it was done within 50 ms
+        for (std::uint32_t i = 0; i < 500 && !thrown; ++i) CHECK(std::memcmp(from.block(i), to.block(i), 1 << 16) == 0);  // or it was done within 50 ms
     }
 }
 
 void test_concurrent_moves() {
     const Array from(500, 4096);
     std::vector<std::thread> threads;
+    std::vector<Array> targets;
+    for (unsigned t = 0; t < 4; ++t) targets.emplace_back(500, 4096, t);
     for (unsigned t = 0; t < 4; ++t)
-        threads.emplace_back([&from, t] {
-            Array to(500, 4096, t);
+        threads.emplace_back([&from, &to = targets[t]] {
             std::vector<std::int64_t> pairs;
             for (std::int64_t i = 0; i < 500; ++i) pairs.insert(pairs.end(), {i, 499 - i});
             for (int round = 0; round < 5; ++round) {
@@ -256,7 +259,7 @@ void test_device() {
     calls[0] = 998;
     const Array from(4, 64, 1);
     const Array to(4, 64, 1);
-    const std::int64_t pairs[] = {0, 2, 1, 0, 2, 1};
+    const std::int64_t pairs[] = {0, 2, 1, 1, 2, 0};
     std::size_t queued = 0;
     const auto copies = device_copies(from.blocks, to.blocks, check_pairs(pairs, 3, from.blocks, to.blocks).pairs);
     int stream = 0;

@@ -13,6 +13,7 @@ from memlane.broadcast import (
     ShmRingBuffer,
 )
 from memlane.errors import (
+    AccessDenied,
     Cancelled,
     Closed,
     ConcurrentUse,
@@ -23,6 +24,7 @@ from memlane.errors import (
     LayoutMismatch,
     MemlaneError,
     ObjectGone,
+    OutOfMemory,
     OutsideCell,
     PairRefused,
     RankTaken,
@@ -56,6 +58,7 @@ from memlane.store import (
 )
 
 __all__ = [
+    "AccessDenied",
     "BlockTransfer",
     "Cancelled",
     "Closed",
@@ -70,9 +73,10 @@ __all__ = [
     "MessageQueue",
     "MsgpackSerde",
     "ObjectGone",
-    "PairRefused",
     "ObjectSerde",
+    "OutOfMemory",
     "OutsideCell",
+    "PairRefused",
     "PickleMsgpackSerde",
     "QueueStatistics",
     "RankTaken",

@@ -7,10 +7,21 @@ in a process of its own, says what it has reached with ``link.tell``, waits for 
 
 from tests.harness.aside import Aside
 from tests.harness.crash import Crash, Doomed, Hooks, NeverCame, Passage, Spot, crash_everywhere
+from tests.harness.faults import (
+    Failing,
+    FailingCalls,
+    Failure,
+    Fault,
+    Scenario,
+    fail_everywhere,
+    fail_once,
+    nothing_fails,
+    preloading,
+)
 from tests.harness.leaks import Holdings, children_of, holdings, surplus
 from tests.harness.link import Link, Silence
 from tests.harness.peer import METHODS, Peer, PeerGone, dismiss, reap, start
-from tests.harness.places import own_pid_namespace, private_shm, unshare_refusal
+from tests.harness.places import is_sanitized, own_pid_namespace, private_shm, unshare_refusal
 from tests.harness.remote import Remote, serve
 from tests.harness.waiting import PATIENCE, asleep, cpu_seconds, until, until_asleep, until_at_rest
 
@@ -20,6 +31,10 @@ __all__ = [
     "Aside",
     "Crash",
     "Doomed",
+    "Failing",
+    "FailingCalls",
+    "Failure",
+    "Fault",
     "Holdings",
     "Hooks",
     "Link",
@@ -28,6 +43,7 @@ __all__ = [
     "Peer",
     "PeerGone",
     "Remote",
+    "Scenario",
     "Silence",
     "Spot",
     "asleep",
@@ -35,8 +51,13 @@ __all__ = [
     "cpu_seconds",
     "crash_everywhere",
     "dismiss",
+    "fail_everywhere",
+    "fail_once",
     "holdings",
+    "is_sanitized",
+    "nothing_fails",
     "own_pid_namespace",
+    "preloading",
     "private_shm",
     "reap",
     "serve",

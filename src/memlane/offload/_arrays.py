@@ -101,7 +101,7 @@ class Side:
 
 @cache
 def _name_of(dtype: Any) -> str:
-    """One name for the same numbers in numpy and in torch; byte order and fields tell apart, too."""
+    """One name for the same numbers in numpy and torch; byte order and fields count, too."""
     if not isinstance(dtype, np.dtype):
         return str(dtype).removeprefix("torch.")
     return dtype.name if dtype.isnative and dtype.kind != "V" else str(dtype)

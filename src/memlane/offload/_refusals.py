@@ -1,4 +1,4 @@
-"""Why blocks are not moved, in words. Called by the bindings (`native/bindings/copy_blocks.cpp`)."""
+"""Why blocks are not moved, in words. Called by `native/bindings/copy_blocks.cpp`."""
 
 from __future__ import annotations
 

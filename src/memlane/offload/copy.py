@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from memlane import _native
 from memlane._checks import integer_from
+from memlane._native import copy_blocks as _copy_blocks
 from memlane.errors import InvalidArgument, InvalidType, Unsupported
 from memlane.offload import cuda
 from memlane.offload._arrays import Side
@@ -93,7 +93,7 @@ def copy_blocks(
         if not cuda.is_available():
             raise Unsupported("stream= is for moves to or from a GPU; torch finds none here")
         raise InvalidArgument("stream= is for moves to or from a GPU; src and dst are on the host")
-    nbytes, missing = _native.copy_blocks(source.blocks, target.blocks, ids, count)
+    nbytes, missing = _copy_blocks(source.blocks, target.blocks, ids, count)
     if missing:
         _warn_of_missing(missing)
     return nbytes

@@ -72,12 +72,12 @@ class Runtime:
     def __init__(self, path: str, major: int) -> None:
         try:
             self._library = ctypes.CDLL(path)
-            functions = [self._address("cudaMemcpyAsync"), self._address("cudaMemcpy2DAsync")]
+            copy, copy_2d = self._address("cudaMemcpyAsync"), self._address("cudaMemcpy2DAsync")
         except (OSError, AttributeError) as error:
             raise Unsupported(f"copies to and from a GPU need CUDA's run time: {error}") from error
         self._library.cudaGetErrorString.restype = ctypes.c_char_p
         batch = self._address("cudaMemcpyBatchAsync") if self._has_batches(major) else 0
-        self._copies = CudaCopies(*functions, batch, major)
+        self._copies = CudaCopies(copy, copy_2d, batch, major)
 
     def _address(self, name: str) -> int:
         return ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0
