@@ -115,7 +115,7 @@ class Batcher:
 
     Prefill and decode are the same thing here: a sequence runs the tokens that are not computed
     yet. That is a prompt, chunk by chunk, or the one token that the previous step generated. Where
-    a prompt is cut depends on nothing but its length: so does, in the end, what is computed.
+    a prompt is cut depends on nothing but its length, so neither does what is computed for it.
 
     If not all who are at work fit the device's blocks, some are paused. They take turns.
     """

@@ -95,7 +95,7 @@ def print_offload(
         print_line(
             "copy_blocks",
             f"{len(calls)} calls of {(out_bytes + in_bytes) / len(calls) / 1e3:.0f} kB on average:"
-            f" p50 {rate:.2f} GB/s, {overall:.2f} GB/s with the waits for a core",
+            f" p50 {rate:.2f} GB/s, {overall:.2f} GB/s over all",
         )
     seconds = max(start.seconds for start in starts)
     print_line(

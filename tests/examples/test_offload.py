@@ -104,7 +104,7 @@ def test_tokens_tell_of_a_block_that_came_back_wrong(expected: list[bytes]) -> N
 def told(output: str) -> tuple[float, float, int]:
     """GB out, GB back, calls."""
     moved = re.search(r"GB by all workers \(([\d.]+) out, ([\d.]+) back\)", output)
-    calls = re.search(r"copy_blocks +(\d+) calls .*: p50 [\d.]+ GB/s, [\d.]+ GB/s with", output)
+    calls = re.search(r"copy_blocks +(\d+) calls .*: p50 [\d.]+ GB/s, [\d.]+ GB/s over all", output)
     assert moved is not None
     assert calls is not None
     return float(moved[1]), float(moved[2]), int(calls[1])
