@@ -6,18 +6,22 @@ VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test native-test hooks python-test verify weak-memory lint sanitize soak bench stub clean
+FUZZ_SECONDS ?= 600
+
+.PHONY: demo test native-build native-test hooks fuzz fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
 	PYTHONPATH=examples $(PY) -m engine --kill-worker
 
-test: native-test python-test
+test: native-test fuzz-test python-test
 
-native-test: $(VENV)/.installed
+native-build: $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/native -G Ninja -DMEMLANE_NATIVE_TESTS=ON \
 	    -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja >/dev/null
 	$(VENV)/bin/cmake --build build/native
+
+native-test: native-build
 	$(VENV)/bin/ctest --test-dir build/native --output-on-failure
 
 # The extension with sync hooks and the package around it, for tests that kill a process at a sync point.
@@ -32,6 +36,14 @@ hooks: | $(VENV)/.installed
 
 python-test: $(VENV)/.tools hooks
 	$(PY) -m pytest -q
+
+# Hostile bytes: what decodes them gets seeds, then changed ones for so many seconds per target, two targets at a time.
+fuzz: $(VENV)/.tools native-build
+	$(VENV)/bin/cmake --build build/native --target fuzz
+	$(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+fuzz-test: FUZZ_SECONDS := 10
+fuzz-test: fuzz
 
 lint: $(VENV)/.tools
 	$(VENV)/bin/ruff check .
@@ -57,8 +69,9 @@ sanitize: $(VENV)/.tools
 # The long runs: minutes to hours, not part of `make test`.
 soak: $(VENV)/.tools native-test
 	build/native/native/tests/ring_threads 100000000 8 16
-	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 $(PY) -m pytest -q --durations=10 \
-	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py
+	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 \
+	    $(PY) -m pytest -q --durations=10 tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py \
+	    tests/fault/test_offload_races.py tests/fault/test_offload_kills.py tests/fault/test_offload_every_call.py
 	MEMLANE_SOAK_SECONDS=180 MEMLANE_SOAK_STEPS=100000 MEMLANE_SOAK_LARGE=1 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_soak_store.py tests/fault/test_store_stopped.py tests/fault/test_store_large.py \
 	    tests/property/test_store_ring.py tests/property/test_store_is_a_dict.py

@@ -60,12 +60,10 @@ def populated_pages(path: str | Path) -> list[bool]:
         return [bool(one & 1) for one in found]
 
 
-def file_of(
-    instance: str, *, blocks: int = 4, workers: int = 2, cell: int = PAGE, directory: str = "/dev/shm"
-) -> RegionFile:
+def file_of(instance: str, *, blocks: int = 4, workers: int = 2, cell: int = PAGE) -> RegionFile:
     """The file alone, at whatever step of its start the test wants it."""
     name = f"vllm_offload_{instance}.mmap"
-    return RegionFile(directory, name, blocks * workers * cell, blocks, workers, cell)
+    return RegionFile("/dev/shm", name, blocks * workers * cell, blocks, workers, cell)
 
 
 def serving(link: Link, instance: str, rank: int | None, options: dict[str, Any]) -> None:

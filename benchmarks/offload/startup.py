@@ -141,7 +141,9 @@ def compare(shape: Shape, rounds: int) -> None:
         )
     if shape.workers == 1:
         ours = statistics.median(wall for wall, _ in seen["memlane"]) / base
-        print(f"  reserve and populate: {ours:.2f} x madvise (at most {BARS['reserve and populate']})")
+        print(
+            f"  reserve and populate: {ours:.2f} x madvise (at most {BARS['reserve and populate']})"
+        )
 
 
 def attach(shape: Shape, rounds: int) -> None:

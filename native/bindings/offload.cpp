@@ -55,6 +55,15 @@ const char* await_space(RegionFile& self, double seconds) {
     }
 }
 
+const char* mark_mapped(RegionFile& self, std::uint64_t participants, double seconds) {
+    const WithoutGil no_gil;
+    switch (self.mark_mapped(participants, slice_of(seconds))) {
+        case offload::Naming::removed: return "removed";
+        case offload::Naming::kept: return "kept";
+        default: return "waiting";
+    }
+}
+
 const char* wait(Population& self, double seconds) {
     const WithoutGil no_gil;
     switch (self.wait(slice_of(seconds))) {
@@ -113,17 +122,17 @@ void bind_offload(nb::module_& m) {
                  self.map();
                  self.mapping()->advise_huge_pages(in_huge_pages);
              }, "in_huge_pages"_a)
-        .def("mark_mapped", [](RegionFile& self, std::uint64_t participants, double seconds) {
-                 const WithoutGil no_gil;
-                 return self.mark_mapped(participants, slice_of(seconds));
-             }, "participants"_a, "seconds"_a, "Removes the name when that makes so many; False: to be asked again.")
+        .def("mark_mapped", &mark_mapped, "participants"_a, "seconds"_a,
+             "Removes the name when that makes so many: 'removed', 'kept' or 'waiting'.")
         .def("leave", &leave, "patience"_a, nb::sig("def leave(self, patience: float) -> tuple[bool, str]"),
              "Gives everything up. Was the name removed, and what could not be done?")
         .def("region_map", [](const RegionFile& self) { return RegionMap(self.mapping()); })
         .def("rows", [](const RegionFile& self) {
                  return RegionRows(self.mapping(), self.geometry().blocks, self.geometry().row_bytes());
              })
-        .def("memory", [](const RegionFile& self) { return SharedBuffer(self.mapping(), 0, self.mapping()->bytes()); })
+        .def("memory", [](const RegionFile& self) {
+                 return view_of(nb::cast(SharedBuffer(self.mapping(), 0, self.mapping()->bytes())));
+             }, nb::sig("def memory(self) -> memoryview"))
         .def_prop_ro("address", [](const RegionFile& self) { return reinterpret_cast<std::uintptr_t>(self.mapping()->base()); })
         .def_prop_ro("fd", [](const RegionFile& self) { return self.file().get(); })
         .def_prop_ro("allocated", [](const RegionFile& self) { return os::facts_of(self.file()).allocated; },

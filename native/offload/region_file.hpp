@@ -28,6 +28,7 @@ namespace memlane::offload {
 
 enum class Entry { waiting, created, joined };
 enum class Turn { waiting, complete, build };
+enum class Naming { waiting, kept, removed };
 
 struct Departure {
     bool removed_name = false;
@@ -125,24 +126,25 @@ public:
         }
     }
 
-    // Removes the name once so many have mapped the region (0: never). False if that must wait.
-    bool mark_mapped(std::uint64_t participants, os::Nanoseconds slice) {
+    // Removes the name once so many have mapped the region (0: never).
+    Naming mark_mapped(std::uint64_t participants, os::Nanoseconds slice) {
         lock_.take(os::LockKind::exclusive, mapped_lock(member_));
-        if (participants == 0) return true;
+        if (participants == 0) return Naming::kept;
         const os::FileWatch watch(file_.get());
         if (!lock_.take(os::LockKind::exclusive, name_lock())) {
             watch.wait(slice);
-            return false;
+            return Naming::waiting;
         }
+        bool removed = false;
         std::uint64_t mapped = 1;
         for (std::int64_t i = 0; i < kMostMembers && lock_.held_by_other({kMapped + i, kMostMembers - i}); ++i)
             if (lock_.held_by_other(mapped_lock(i))) ++mapped;
         if (mapped >= participants) {
             SYNC_STEP(unlink);
-            os::unlink_if_same(file_, path_);
+            removed = os::unlink_if_same(file_, path_);
         }
         let_name_go();
-        return true;
+        return removed ? Naming::removed : Naming::kept;
     }
 
     // Gives everything up; the last to leave removes the name. Waits for at most `patience` for somebody who is joining

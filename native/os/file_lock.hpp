@@ -53,7 +53,8 @@ inline bool is_locked(const FileDescriptor& file, LockRange range) { return find
 inline void unlock(const FileDescriptor& file, LockRange range) {
     struct flock f = to_flock(LockKind::exclusive, range);
     f.l_type = F_UNLCK;
-    if (::fcntl(file.get(), F_OFD_SETLK, &f) != 0) throw_errno("cannot unlock a byte of a segment");
+    while (::fcntl(file.get(), F_OFD_SETLK, &f) != 0)
+        if (errno != EINTR) throw_errno("cannot unlock a byte of a segment");
 }
 
 }  // namespace memlane::os

@@ -409,15 +409,17 @@ class RegionFile:
         """All the space is there."""
 
     def map(self, in_huge_pages: bool) -> None: ...
-    def mark_mapped(self, participants: int, seconds: float) -> bool:
-        """Removes the name when that makes so many; False: to be asked again."""
+    def mark_mapped(self, participants: int, seconds: float) -> str:
+        """
+        Removes the name when that makes so many: 'removed', 'kept' or 'waiting'.
+        """
 
     def leave(self, patience: float) -> tuple[bool, str]:
         """Gives everything up. Was the name removed, and what could not be done?"""
 
     def region_map(self) -> RegionMap: ...
     def rows(self) -> RegionRows: ...
-    def memory(self) -> SharedBuffer: ...
+    def memory(self) -> memoryview: ...
     @property
     def address(self) -> int: ...
     @property
@@ -465,7 +467,6 @@ def await_bytes(fd: int, bytes: int, seconds: float) -> bool:
     """Is the file so long?"""
 
 def usable_cores() -> int: ...
-
 class BlockArray:
     """Memory as blocks: the first axis counts them."""
 

@@ -10,9 +10,7 @@ from tests.regions import PAGE, mapped, new_id, path_of, region_of, start_region
 Begin = Callable[..., Any]
 
 
-def holding(
-    _link: Link, begin: Begin, instance: str, rank: int, participants: int | None
-) -> None:
+def holding(_link: Link, begin: Begin, instance: str, rank: int, participants: int | None) -> None:
     """Role: a holder's whole life."""
     begin("start")
     region = region_of(instance, rank, threads=1, participants=participants)

@@ -53,7 +53,7 @@ def fits_exactly_and_is_used(_link: Link) -> None:
 
 
 def space_goes_while_it_is_reserved(_link: Link) -> None:
-    """What was free when it was asked for is not any more: the same error, and all is given back."""
+    """What was free when asked for is not any more: the same error, and all is given back."""
     from memlane._native import Population
     from tests.regions import file_of
 

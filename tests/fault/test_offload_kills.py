@@ -1,6 +1,6 @@
 """Kill -9 of everybody at random moments of start, use and cleanup.
 
-``MEMLANE_SOAK_REGIONS`` is the number of rounds (default 60). The next start always works, at once,
+``MEMLANE_SOAK_REGIONS`` is the number of rounds (default 40). The next start always works, at once,
 and never sees old bytes. With ``participants=`` nothing is left once all have mapped the region.
 """
 
@@ -15,7 +15,7 @@ from tests.harness import Link, Peer, PeerGone, start
 from tests.queues import BOUND
 from tests.regions import PAGE, new_id, path_of, region_of
 
-ROUNDS = int(os.environ.get("MEMLANE_SOAK_REGIONS", "60"))
+ROUNDS = int(os.environ.get("MEMLANE_SOAK_REGIONS", "40"))
 BLOCKS = 64
 pytestmark = pytest.mark.soak(seconds=60 + ROUNDS)
 
@@ -63,11 +63,13 @@ def test_everybody_is_killed(participants: int | None) -> None:
         left += path_of(instance).exists()
 
         began = time.monotonic()
-        with region_of(instance, 0, blocks=BLOCKS, participants=participants) as one:
-            with region_of(instance, 1, blocks=BLOCKS, participants=participants) as other:
-                assert time.monotonic() - began < BOUND
-                assert (one._creator, other._creator) == (True, False)
-                assert path_of(instance).exists() == (participants is None)
-                assert bytes(one.mmap_obj[:]) == bytes(one.total_size_bytes)
+        with (
+            region_of(instance, 0, blocks=BLOCKS, participants=participants) as one,
+            region_of(instance, 1, blocks=BLOCKS, participants=participants) as other,
+        ):
+            assert time.monotonic() - began < BOUND
+            assert (one._creator, other._creator) == (True, False)
+            assert path_of(instance).exists() == (participants is None)
+            assert bytes(one.mmap_obj[:]) == bytes(one.total_size_bytes)
         assert not path_of(instance).exists()
     print(f"{left} of {ROUNDS // 2} kills left a file for the next start")

@@ -1,4 +1,4 @@
-"""Starts that meet each other, and ends that meet starts: one region at a time, nobody on old bytes.
+"""Starts that meet starts, and ends that meet starts: one region at a time, no old bytes.
 
 Fails without the guards: two creators reserve the space twice, a leaver takes the name of the next
 generation, a waiter waits for the dead.
@@ -109,6 +109,8 @@ def coming_and_going(link: Link, instance: str, seed: int, rounds: int) -> None:
         with region_of(instance, seed, workers=4) as region:
             cell = region.create_next_array(PAGE)
             assert not cell.any() or not region._creator
+            # As long as somebody holds it the name is that of his file.
+            assert path_of(instance).stat().st_ino == os.fstat(region.fd or 0).st_ino
             cell[:] = number % 100 + 1
             if dice.random() < 0.5:
                 time.sleep(dice.random() * 0.002)

@@ -171,7 +171,7 @@ def test_interrupted_wait() -> None:
 
 
 def test_forked_child() -> None:
-    """Cleanup there releases the child's copies alone; the parent's death is a death all the same."""
+    """Cleanup there releases the child's copies alone; the parent does not notice."""
     instance = new_id()
     region = region_of(instance)
     region.create_next_array(1)[:] = 3

@@ -7,7 +7,7 @@ import pytest
 
 from memlane import SharedOffloadRegion
 from tests.queues import refuses
-from tests.regions import PAGE, new_id, region_of
+from tests.regions import PAGE, new_id, path_of, region_of
 
 GOOD: dict[str, Any] = {
     "total_size_bytes": 8 * PAGE,
@@ -35,6 +35,7 @@ SIZES = [
     {"participants": 0},
     {"threads": 0},
     {"pages": "2m"},
+    {"timeout": float("nan")},
 ]
 
 
@@ -54,7 +55,7 @@ def test_sizes(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"rank": 0.0}, {"num_blocks": "4"}, {"num_workers": True}, {"progress": 3}],
+    [{"rank": 0.0}, {"num_blocks": "4"}, {"num_workers": True}, {"progress": 3}, {"timeout": "1"}],
     ids=str,
 )
 def test_types(wrong: dict[str, Any]) -> None:
@@ -63,7 +64,9 @@ def test_types(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "instance", ["a/b", "..", "../x", "a..b/", "/", "", "nul\0", "x" * 256, "\udcff\ud800"], ids=ascii
+    "instance",
+    ["a/b", "..", "../x", "a..b/", "/", "", "nul\0", "x" * 256, "\udcff\ud800"],
+    ids=ascii,
 )
 def test_ids(instance: str) -> None:
     """R13."""
@@ -82,6 +85,17 @@ def test_longest_id() -> None:
 def test_id_of_another_type() -> None:
     with refuses(TypeError):
         region_of(7)  # type: ignore[arg-type]
+
+
+def test_relative_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name goes, wherever the process has gone meanwhile."""
+    monkeypatch.chdir("/dev")
+    region = region_of(instance := new_id(), directory="shm", timeout=None)
+    assert region.mmap_path == str(path_of(instance))
+    monkeypatch.chdir("/")
+    region.cleanup()
+    with refuses(TypeError):
+        region_of(new_id(), directory=3)
 
 
 def test_directory_that_is_not_there() -> None:

@@ -16,7 +16,7 @@ SHAPES = [(4, 2, PAGE), (3, 1, PAGE), (5, 3, 1000), (2, 4, 3 * PAGE), (7, 2, 1)]
 
 @pytest.mark.parametrize(("blocks", "workers", "cell"), SHAPES)
 def test_every_byte(blocks: int, workers: int, cell: int) -> None:
-    """Cell w of block b is cell_bytes at (b * workers + w) * cell_bytes; what follows is nobody's."""
+    """Cell w of block b is at (b * workers + w) * its size; what follows is nobody's."""
     instance = new_id()
     shape = {"blocks": blocks, "workers": workers, "cell": cell, "extra": 77}
     expected = np.zeros(blocks * workers * cell + 77, np.uint8)

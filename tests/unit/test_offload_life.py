@@ -162,6 +162,18 @@ def test_a_later_start_is_another_generation() -> None:
     assert not path_of(instance).exists()
 
 
+def test_the_old_file_was_moved_away() -> None:
+    """R12: its inode has a name still, but not this one."""
+    instance, other = new_id(), new_id()
+    old = region_of(instance)
+    path_of(instance).rename(path_of(other))
+    with region_of(instance) as new:
+        assert new._creator
+        old.cleanup()
+        assert path_of(instance).exists()
+    path_of(other).unlink()
+
+
 @pytest.mark.parametrize("participants", [1, 2, 3])
 def test_participants(participants: int) -> None:
     """The name goes as soon as so many have mapped it; who comes then begins anew."""
@@ -178,6 +190,12 @@ def test_participants(participants: int) -> None:
     for region in regions:
         assert region.mmap_obj[0] == 5
         region.cleanup()
+
+
+def test_removal_by_the_last_participant_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "memlane"):
+        region_of(new_id(), participants=1).cleanup()
+    assert [text.split()[0] for text in caplog.messages] == ["removed", "created"]
 
 
 def test_one_of_the_participants_leaves_before_all_are_there() -> None:
@@ -252,5 +270,5 @@ def test_log(caplog: pytest.LogCaptureFixture) -> None:
     infos = [text for level, text in lines if level == "INFO"]
     assert [text.split()[0] for text in infos] == ["created", "joined", "removed"]
     assert all(str(path_of(instance)) in text for text in infos)
-    assert str(8 * PAGE) in infos[0]
+    assert all(f"({8 * PAGE} bytes" in text for text in infos)
     assert sum("populated" in text for level, text in lines if level == "DEBUG") == 2

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from memlane._native import Population
-from tests.harness import Aside, Link, start, until, unshare_refusal
+from tests.harness import Aside, Link, start, unshare_refusal, until
 from tests.queues import refuses
 from tests.regions import PAGE, file_of, mapped, new_id, path_of, populated_pages, region_of
 

@@ -105,7 +105,9 @@ class PageLocks:
         """Before the memory is unmapped; what fails is a WARNING."""
         locked, self._locked = self._locked, []
         runtime = loaded_runtime() if locked else None
-        for address in locked if runtime is not None else ():
+        if runtime is None:
+            return
+        for address in locked:
             try:
                 runtime.unregister(address)
             except CudaRefused as error:

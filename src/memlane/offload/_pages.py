@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from memlane.errors import InvalidArgument, SystemFault, Unsupported
 
@@ -65,4 +65,4 @@ def rung_of(address: int, populated: int) -> Rung:
     if huge == 0:
         return "4k"
     # The last page may be cut by the end of the file.
-    return "huge" if huge + (2 << 20) > populated else cast("Rung", "mixed")
+    return "huge" if huge + (2 << 20) > populated else "mixed"

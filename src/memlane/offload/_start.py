@@ -103,13 +103,20 @@ def _await_space(file: RegionFile, plan: Plan) -> str:
 
 def _mark_mapped(file: RegionFile, plan: Plan) -> None:
     deadline = time.monotonic() + plan.timeout
-    while not file.mark_mapped(plan.participants or 0, _SLICE):
+    while (naming := file.mark_mapped(plan.participants or 0, _SLICE)) == "waiting":
         if time.monotonic() > deadline:
             raise TimedOut(
                 f"could not remove the name {plan.path} within {plan.timeout} s: somebody who is "
                 f"joining or leaving has been stopped in the middle of that",
                 plan.timeout,
             )
+    if naming == "removed":
+        _log.info(
+            "removed the name %s (%d bytes): all %d participants have mapped it",
+            plan.path,
+            plan.total_bytes,
+            plan.participants,
+        )
 
 
 def _populate(file: RegionFile, population: Population, plan: Plan, is_builder: bool) -> None:

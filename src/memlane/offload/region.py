@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import os
 import time
@@ -56,8 +57,8 @@ class SharedOffloadRegion:
         pages: "4k", "huge", or "auto" for huge ones if the file system offers them; what was got
             is in `pages`.
         threads: that reserve and populate; by default this worker's share of the cores.
-        timeout: seconds to wait for others. For the space of a large region they may take longer:
-            it is waited for as long as it grows.
+        timeout: seconds to wait for others, or None. The space of a large region may take longer:
+            that is waited for as long as it grows.
 
     Raises:
         InvalidArgument: a ValueError; sizes that do not fit, an id that cannot be part of a name.
@@ -86,7 +87,7 @@ class SharedOffloadRegion:
         progress: _start.Progress | None = None,
         pages: _pages.Pages = "auto",
         threads: int | None = None,
-        timeout: float = 30.0,
+        timeout: float | None = 30.0,
     ) -> None:
         self.page_size = mmap.PAGESIZE
         self.num_blocks = integer_from("num_blocks", num_blocks, 1)
@@ -101,7 +102,7 @@ class SharedOffloadRegion:
         if progress is not None and not callable(progress):
             raise InvalidType("progress must be callable with two numbers")
         file_name = _file_name(instance_id, prefix)
-        where = os.fspath(directory)
+        where = _absolute(directory)
         self.mmap_path = f"{where}/{file_name}"
         plan = _start.Plan(
             where,
@@ -112,7 +113,7 @@ class SharedOffloadRegion:
             self._share_of_cores() if threads is None else integer_from("threads", threads, 1),
             _pages.wants_huge(pages, where),
             progress,
-            float(timeout),
+            _seconds(timeout),
         )
         if self.rank is not None:
             self._worker_offset = self.rank * self.cpu_page_size
@@ -142,7 +143,12 @@ class SharedOffloadRegion:
         self._whole: torch.Tensor | None = None
         self._views: list[Any] = []
         self._finalizer = weakref.finalize(
-            self, _release, file, self._locks, self.mmap_obj, self.mmap_path
+            self,
+            _release,
+            file,
+            self._locks,
+            self.mmap_obj,
+            f"{self.mmap_path} ({self.total_size_bytes} bytes)",
         )
         _log.info(
             "%s %s (%d bytes, pages: %s)",
@@ -186,9 +192,9 @@ class SharedOffloadRegion:
             OutsideCell: a ValueError and an AssertionError; it would leave the worker's cell, or
                 there is no rank. The next view begins where it would have begun before.
         """
-        torch = _torch("create_next_view")
+        as_strided = _torch("create_next_view").as_strided
         size = self._checked_next(tensor_page_size)
-        view: torch.Tensor = torch.as_strided(
+        view: torch.Tensor = as_strided(
             self._base,
             (self.num_blocks, size),
             (self._row_stride, 1),
@@ -309,7 +315,7 @@ class SharedOffloadRegion:
         )
 
 
-def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, path: str) -> None:
+def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -> None:
     """Like cleanup, by the finalizer too: locks of pages go before the mapping does."""
     if file.is_own:  # in a forked child CUDA cannot be used, and nothing is locked
         locks.unlock()
@@ -317,9 +323,9 @@ def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, path: str) -
     memory.close()
     removed, problem = file.leave(_LEAVE_PATIENCE)
     if removed:
-        _log.info("removed %s", path)
+        _log.info("removed %s", what)
     if problem:
-        _log.warning("%s may stay until its next start replaces it: %s", path, problem)
+        _log.warning("%s may stay until its next start replaces it: %s", what, problem)
 
 
 def _file_name(instance_id: object, prefix: object) -> str:
@@ -339,6 +345,23 @@ def _file_name(instance_id: object, prefix: object) -> str:
     if length > 255:
         raise InvalidArgument(f"{name[:40]!r}... has {length} bytes; a file's name has at most 255")
     return name
+
+
+def _absolute(directory: object) -> str:
+    """The name is removed much later, from wherever this process is by then."""
+    if not isinstance(directory, (str, os.PathLike)):
+        raise InvalidType(f"directory must be a path, not {type(directory).__name__}")
+    return os.path.abspath(os.fsdecode(directory))
+
+
+def _seconds(timeout: float | None) -> float:
+    if timeout is None:
+        return math.inf
+    if not isinstance(timeout, (int, float)):
+        raise InvalidType("timeout must be a number of seconds or None")
+    if math.isnan(timeout):
+        raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
+    return float(timeout)
 
 
 def _torch(what: str) -> Any:
