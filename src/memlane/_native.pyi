@@ -467,6 +467,7 @@ def await_bytes(fd: int, bytes: int, seconds: float) -> bool:
     """Is the file so long?"""
 
 def usable_cores() -> int: ...
+
 class BlockArray:
     """Memory as blocks: the first axis counts them."""
 
