@@ -109,8 +109,8 @@ def test_worker_that_dies_over_an_image_is_named(tmp_path: Path) -> None:
     assert finished.returncode == 1
     ready = re.search(r"ready \(pids \d+, (\d+);", finished.stdout)
     assert ready is not None
-    assert f"engine: worker 1 (pid {ready[1]}) died" in finished.stderr
-    assert len(finished.stderr.splitlines()) == 1
+    *_, last = finished.stderr.splitlines()  # the other may tell, too, if it was still starting
+    assert last.startswith(f"engine: worker 1 (pid {ready[1]}) died")
 
 
 def with_image(prompt: bytes, image: Image) -> Request:
