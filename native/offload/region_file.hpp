@@ -59,13 +59,9 @@ public:
             refuse(error);
         }
         check_owner();
-        const os::FileWatch watch(file_.get());
         lock_ = core::LivenessLock(file_);
         SYNC_STEP(lock);
-        if (!lock_.take(os::LockKind::exclusive, name_lock())) {
-            watch.wait(slice);
-            return forget();
-        }
+        if (!take_name(slice)) return forget();
         if (os::facts_of(file_).links == 0) return forget();
         const std::optional<RegionGeometry> seen = geometry_of_others();
         if (!seen) {
@@ -84,19 +80,11 @@ public:
     // Is all the space there, or is it on the caller to reserve it (because it created the region, or because who did
     // has died or failed)?
     Turn await_space(os::Nanoseconds slice) {
-        if (is_builder_) return Turn::build;
+        if (const Turn turn = look_for_turn(); turn != Turn::waiting) return turn;
         const os::FileWatch watch(file_.get());
-        if (learns_complete()) return Turn::complete;
-        if (lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()))) {
-            if (learns_complete()) {  // the builder was ready a moment ago
-                lock_.give_up(builder_lock(os::own_pid()));
-                return Turn::complete;
-            }
-            is_builder_ = true;
-            return Turn::build;
-        }
-        watch.wait(slice);
-        return Turn::waiting;
+        const Turn turn = look_for_turn();
+        if (turn == Turn::waiting) watch.wait(slice);
+        return turn;
     }
 
     // The process that reserves the space now, or 0.
@@ -130,11 +118,7 @@ public:
     Naming mark_mapped(std::uint64_t participants, os::Nanoseconds slice) {
         lock_.take(os::LockKind::exclusive, mapped_lock(member_));
         if (participants == 0) return Naming::kept;
-        const os::FileWatch watch(file_.get());
-        if (!lock_.take(os::LockKind::exclusive, name_lock())) {
-            watch.wait(slice);
-            return Naming::waiting;
-        }
+        if (!take_name(slice)) return Naming::waiting;
         bool removed = false;
         std::uint64_t mapped = 1;
         for (std::int64_t i = 0; i < kMostMembers && lock_.held_by_other({kMapped + i, kMostMembers - i}); ++i)
@@ -224,6 +208,27 @@ private:
         return RegionGeometry{seen[0], seen[1], seen[2], seen[3]};
     }
 
+    // A watch costs milliseconds when it ends, so there is one only if there is something to wait for.
+    bool take_name(os::Nanoseconds slice) {
+        if (lock_.take(os::LockKind::exclusive, name_lock())) return true;
+        const os::FileWatch watch(file_.get());
+        if (lock_.take(os::LockKind::exclusive, name_lock())) return true;
+        watch.wait(slice);
+        return false;
+    }
+
+    Turn look_for_turn() {
+        if (is_builder_) return Turn::build;
+        if (learns_complete()) return Turn::complete;
+        if (!lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()))) return Turn::waiting;
+        if (learns_complete()) {  // the builder was ready a moment ago
+            lock_.give_up(builder_lock(os::own_pid()));
+            return Turn::complete;
+        }
+        is_builder_ = true;
+        return Turn::build;
+    }
+
     bool learns_complete() {
         if (!lock_.held_by_other(ready_lock())) return false;
         lock_.take(os::LockKind::shared, ready_lock());
@@ -234,15 +239,11 @@ private:
     void depart(Departure& departure, os::Nanoseconds patience) {
         if (is_builder_) os::resize(file_, 0);  // who takes over needs the room
         if (!has_place_ || os::facts_of(file_).links == 0) return;
-        const os::FileWatch watch(file_.get());
         const os::Nanoseconds give_up_at = os::monotonic_now() + patience;
-        while (!lock_.take(os::LockKind::exclusive, name_lock())) {
-            const os::Nanoseconds left = give_up_at - os::monotonic_now();
-            if (left <= 0) {
-                departure.problem = "somebody who is joining or leaving has been stopped in the middle of it";
-                return;
-            }
-            watch.wait(std::min(left, 100 * os::kMillisecond));
+        while (!take_name(std::min(give_up_at - os::monotonic_now(), 100 * os::kMillisecond))) {
+            if (os::monotonic_now() < give_up_at) continue;
+            departure.problem = "somebody who is joining or leaving has been stopped in the middle of it";
+            return;
         }
         if (geometry_of_others()) return;
         SYNC_STEP(unlink);
