@@ -292,7 +292,7 @@ class ShmExhausted(MemlaneError, MemoryError):
 _EXHAUSTION_HINTS = {
     errno.ENOSPC: (
         "free space in /dev/shm or make it larger (docker: --shm-size; kubernetes: an emptyDir "
-        "with medium: Memory mounted at /dev/shm), or ask for fewer or smaller chunks"
+        "with medium: Memory mounted at /dev/shm), or ask for less"
     ),
     errno.EFBIG: "no file may be that large (see `ulimit -f`); ask for less, or raise the limit",
     errno.ENOMEM: (

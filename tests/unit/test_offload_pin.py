@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from memlane.offload import _cuda
+from memlane.offload import _page_locks
 from tests.harness import Link, start
 from tests.queues import refuses
 from tests.regions import PAGE, new_id, region_of
@@ -135,7 +135,7 @@ def test_chunks(library: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> No
     """As many whole rows as fit, all bytes, none twice."""
 
     def scene(fake: Any) -> None:
-        monkeypatch.setattr(_cuda, "MOST_AT_ONCE", max(most, 2 * PAGE))
+        monkeypatch.setattr(_page_locks, "MOST_AT_ONCE", max(most, 2 * PAGE))
         with region_of(new_id(), blocks=7, extra=PAGE) as region:
             assert region.pin()
             assert fake.held_bytes() == region.total_size_bytes
@@ -152,7 +152,7 @@ def test_chunks_of_a_large_region() -> None:
     """64 GiB at most, on row boundaries."""
     gib = 1 << 30
     row = 3 * gib
-    locks = _cuda.PageLocks(0, 50 * row, row, "")
+    locks = _page_locks.PageLocks(0, 50 * row, row, "")
     assert [size for _, size in locks.chunks()] == [63 * gib, 63 * gib, 24 * gib]
     assert [at for at, _ in locks.chunks()] == [0, 63 * gib, 126 * gib]
 
@@ -161,7 +161,7 @@ def test_all_or_nothing(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third chunk fails: the first two are unlocked again, and no error sticks."""
 
     def scene(fake: Any) -> None:
-        monkeypatch.setattr(_cuda, "MOST_AT_ONCE", 2 * PAGE)
+        monkeypatch.setattr(_page_locks, "MOST_AT_ONCE", 2 * PAGE)
         caught: list[logging.LogRecord] = []
         handler = logging.Handler()
         handler.emit = caught.append  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ from memlane.errors import (
     WrongProcess,
 )
 from memlane.offload import _pages, _start
-from memlane.offload._cuda import PageLocks
+from memlane.offload._page_locks import PageLocks
 
 if TYPE_CHECKING:
     from typing import Self
