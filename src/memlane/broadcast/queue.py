@@ -16,6 +16,7 @@ from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.blocks import ViewBlock, read_block, write_block
 from memlane.broadcast.ends import new_reader, new_writer
+from memlane.broadcast.grouping import create_from_process_group
 from memlane.broadcast.handle import Handle, checked_ranks
 from memlane.broadcast.ring import ShmRingBuffer, ring_geometry
 from memlane.broadcast.socket import receive_pickled
@@ -133,6 +134,8 @@ class MessageQueue:
         queue = MessageQueue.__new__(MessageQueue)
         queue._setup(handle, geometry, segment, reader)
         return queue
+
+    create_from_process_group = staticmethod(create_from_process_group)
 
     def _setup(
         self,

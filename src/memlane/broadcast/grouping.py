@@ -1,0 +1,141 @@
+"""A queue over a group of processes: who shares memory is found by trying, the rest follows."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from memlane._checks import integer_from, segment_name
+from memlane.broadcast.handle import Handle
+from memlane.broadcast.ring import ShmRingBuffer
+from memlane.errors import InvalidArgument, SegmentMissing, SegmentRefused
+from memlane.groups import collectives_of
+
+if TYPE_CHECKING:
+    from memlane.broadcast.queue import MessageQueue
+    from memlane.groups.collectives import Collectives
+
+logger = logging.getLogger("memlane")
+
+DEFAULT_TIMEOUT = 300.0
+
+
+def in_the_same_node_as(
+    pg: Any, source_rank: int = 0, *, timeout: float | None = DEFAULT_TIMEOUT
+) -> list[bool]:
+    """Tells, for each rank of the group, whether it sees the shared memory of `source_rank`.
+
+    Tried, not concluded: `source_rank` makes a segment and the others look for it, so containers
+    of one host with a /dev/shm of their own count as apart, whatever their host names are. All
+    ranks call it, and all get the same list.
+
+    Args:
+        pg: a process group of torch (whatever its backend), a `memlane.groups.TcpGroup`, or any
+            object with `rank`, `world_size` and `broadcast_obj(obj, src)`.
+        source_rank: a position in the group, also in a sub-group of torch's.
+        timeout: seconds for the whole call.
+
+    Raises:
+        RankMissing: it names the ranks that did not come in time.
+        GroupFailed: another rank failed, or the group itself.
+        InvalidArgument: there is no such rank.
+    """
+    with collectives_of(pg, timeout) as group:
+        return _same_node(group, _checked_rank("source_rank", source_rank, group))
+
+
+def create_from_process_group(
+    pg: Any,
+    max_chunk_bytes: int,
+    max_chunks: int,
+    writer_rank: int = 0,
+    *,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    **options: Any,
+) -> MessageQueue:
+    """Builds a queue over a group: the writer's end on `writer_rank`, a reader's on all others.
+
+    All ranks call it, with the same arguments; it returns when the queue is ready on all of them.
+    Readers that see the writer's /dev/shm attach to its memory, the others over TCP.
+
+    Args:
+        pg: as for `in_the_same_node_as`.
+        max_chunk_bytes, max_chunks: as for `MessageQueue`, like all `options`.
+        writer_rank: a position in the group; a reader's rank is its position, too.
+        timeout: seconds for the whole call.
+
+    Raises:
+        RankMissing: it names the ranks that did not come in time.
+        GroupFailed: another rank failed, or the group itself; this rank's own error is raised as
+            it is. Nothing stays behind on any rank.
+        InvalidArgument: there is no such rank.
+    """
+    from memlane.broadcast.queue import MessageQueue
+
+    with collectives_of(pg, timeout) as group, ExitStack() as failing:
+        writer = _checked_rank("writer_rank", writer_rank, group)
+        if group.size == 1:
+            return MessageQueue(0, 0, None, max_chunk_bytes, max_chunks, **options)
+        is_local = _same_node(group, writer)
+        readers = [rank for rank in range(group.size) if rank != writer]
+
+        made: list[MessageQueue] = []
+
+        def keep(queue: MessageQueue) -> None:
+            failing.callback(queue.close)
+            made.append(queue)
+
+        def make() -> list[str]:
+            local = [rank for rank in readers if is_local[rank]]
+            keep(
+                MessageQueue(
+                    len(readers), len(local), local, max_chunk_bytes, max_chunks, **options
+                )
+            )
+            return [
+                "" if rank == writer else made[0].export_handle(rank).to_json()
+                for rank in range(group.size)
+            ]
+
+        def attach() -> None:
+            if group.rank != writer:
+                keep(MessageQueue.create_from_handle(Handle.from_json(text), group.rank))
+
+        text = group.scatter(writer, make)
+        group.gather(attach)
+        made[0].wait_until_ready(group.deadline.timeout_left())
+        failing.pop_all()
+        return made[0]
+
+
+def _checked_rank(name: str, rank: object, group: Collectives) -> int:
+    position = integer_from(name, rank, 0)
+    if position >= group.size:
+        raise InvalidArgument(
+            f"{name} is {position}, but the group has {group.size} ranks; ranks are positions in "
+            f"the group"
+        )
+    return position
+
+
+def _same_node(group: Collectives, source: int) -> list[bool]:
+    """The probe lives as long as somebody may look for it, and is swept if its maker is killed."""
+    if group.size == 1:
+        return [True]
+    with ExitStack() as probing:
+        name = group.broadcast(
+            source, lambda: probing.enter_context(ShmRingBuffer(1, 1, 1)).handle()[3]
+        )
+        return group.gather(lambda: group.rank == source or _is_here(name))
+
+
+def _is_here(name: object) -> bool:
+    try:
+        ShmRingBuffer(1, 1, 1, segment_name(name)).close()
+    except SegmentMissing:
+        return False
+    except SegmentRefused as error:
+        logger.warning("shared memory is in sight, but is not used: %s", error)
+        return False
+    return True
