@@ -16,7 +16,7 @@ from tests.harness import PATIENCE, Aside, Link, start, until
 from tests.queues import segments, sweep
 
 create = MessageQueue.create_from_process_group
-SHORT = 0.5
+SHORT = 1.0
 BOUND = 2.0
 """Seconds that an error may come behind the deadline: a slice of waiting, and a busy machine."""
 

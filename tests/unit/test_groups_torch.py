@@ -33,10 +33,14 @@ def exchange(group: Any, rank: int, size: int) -> list[Any]:
     return read
 
 
-def rank_of_torch(link: Link, rank: int, port: int) -> dict[str, Any]:
+def rank_of_torch(link: Link, rank: int) -> dict[str, Any]:
     import torch.distributed as dist
 
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        link.tell(store.port)
+    else:
+        store = dist.TCPStore("127.0.0.1", link.hear(2 * PATIENCE), is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
     sub_group = dist.new_group(MEMBERS, backend="gloo", sort_ranks=False)
     threads = len(os.listdir("/proc/self/task"))
@@ -48,10 +52,11 @@ def rank_of_torch(link: Link, rank: int, port: int) -> dict[str, Any]:
     else:
         with pytest.raises(TypeError, match="no group that this process is in"):
             in_the_same_node_as(sub_group, 0)
+    dist.barrier()
     seen["threads"] = len(os.listdir("/proc/self/task")) - threads
     if rank != 1:
         with pytest.raises(RankMissing) as caught:
-            MessageQueue.create_from_process_group(dist.group.WORLD, *SMALL, timeout=0.5)
+            MessageQueue.create_from_process_group(dist.group.WORLD, *SMALL, timeout=3.0)
         seen["missing"] = caught.value.ranks
     dist.barrier()  # the group itself has not suffered
     dist.destroy_process_group()
@@ -62,10 +67,11 @@ def rank_of_torch(link: Link, rank: int, port: int) -> dict[str, Any]:
 def test_gloo() -> None:
     """The world and a sub-group whose ranks are others; a rank that does not come is named."""
     before = segments()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    peers = [start(rank_of_torch, rank, store.port, method="spawn") for rank in range(SIZE)]
+    peers = [start(rank_of_torch, rank, method="spawn") for rank in range(SIZE)]
+    port = peers[0].hear(2 * PATIENCE)  # importing torch takes its time where much else runs
+    for peer in peers[1:]:
+        peer.tell(port)
     seen = [peer.result(2 * PATIENCE) for peer in peers]
-    del store
     for rank in range(SIZE):
         read = [None if writer == rank else {"from": writer} for writer in range(SIZE)]
         assert seen[rank]["world"] == read
@@ -91,11 +97,14 @@ def test_file_store(tmp_path: Path) -> None:
 
 def test_store_that_is_gone() -> None:
     """Not torch's own error, but one that says what it is about."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store = dist.TCPStore("127.0.0.1", server.port, is_master=False)
-    group = dist.ProcessGroup(store, 0, 2)
-    del server
-    with refuses(GroupFailed, match="store of the process group does not answer"):
+
+    class Gone(dist.Store):  # type: ignore[misc, name-defined]
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("connection was closed")
+
+    gone = Gone()
+    group = dist.ProcessGroup(gone, 0, 2)
+    with refuses(GroupFailed, match="does not answer: connection was closed"):
         in_the_same_node_as(group, 0, timeout=PATIENCE)
 
 

@@ -211,7 +211,7 @@ class BoardStore:
     def delete(self, key: str) -> None:
         self._ask("delete", key, None)
 
-    def close(self) -> None:
+    def close(self, over: bytes) -> None:
         if self._has_answered:
             self._send("bye", "", None)
             self._socket.linger = 1000  # else nothing is worth waiting for

@@ -21,6 +21,8 @@ from memlane.groups.collectives import (
     missing_error,
 )
 
+_encode = msgspec.msgpack.encode
+
 
 class Store(Protocol):
     """Keys and values, for one collective call on one rank."""
@@ -32,7 +34,8 @@ class Store(Protocol):
 
     def has(self, key: str) -> bool: ...
     def delete(self, key: str) -> None: ...
-    def close(self) -> None: ...
+    def close(self, over: bytes) -> None:
+        """Whoever still waits for a key that was given up gets `over`."""
 
 
 class StoreCollectives(Collectives):
@@ -50,6 +53,7 @@ class StoreCollectives(Collectives):
         self._store = store
         self._own: list[str] = []
         self._step = 0
+        self._over: dict[str, Any] = {"over": [rank, (), f"rank {rank} has left the call"]}
         self._call = f"memlane/{store.add(f'memlane/calls/{rank}', 1)}"
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -58,7 +62,7 @@ class StoreCollectives(Collectives):
             if kind is not None and not issubclass(kind, (GroupFailed, RankMissing)):
                 self._leave((), f"rank {self.rank} of the group failed: {kind.__name__}: {error}")
         finally:
-            self._store.close()
+            self._store.close(_encode(self._over))
 
     # Steps ----------------------------------------------------------------------------------
 
@@ -112,7 +116,7 @@ class StoreCollectives(Collectives):
 
     def _post(self, key: str, value: object) -> None:
         self._own.append(key)
-        self._store.set(key, msgspec.msgpack.encode(value))
+        self._store.set(key, _encode(value))
 
     def _take(self, key: str, missing: Callable[[], list[int]]) -> Any:
         """The value of `key`, which those that `missing` names have not set yet."""
@@ -121,26 +125,36 @@ class StoreCollectives(Collectives):
             left = self.deadline.left(SLICE)
             value = self._store.get(key, left)
             if value is not None:
-                return _decoded(value)
+                return self._unless_over(_decoded(value))
             self._look_for_leavers()
             if self.deadline.left() == 0:
                 absent = missing()
                 value = self._store.get(key, 0)  # it may have come since, and those have moved on
                 if value is not None:
-                    return _decoded(value)
+                    return self._unless_over(_decoded(value))
+                self._look_for_leavers()  # who left last has put something under what is missing
                 error = missing_error(self.size, absent, self.deadline.timeout)
                 self._leave(absent, f"rank {self.rank} {error}")
                 raise error
             waiting.report(missing)
 
     def _leave(self, missing: Sequence[int], text: str) -> None:
-        self._store.set(f"{self._call}/left", msgspec.msgpack.encode([self.rank, missing, text]))
+        self._over = {"over": [self.rank, missing, text]}
+        self._store.set(f"{self._call}/left", _encode(self._over))
 
     def _look_for_leavers(self) -> None:
         if not self._store.has(f"{self._call}/left"):
             return
-        value = self._store.get(f"{self._call}/left", self.deadline.left(SLICE))
-        rank, missing, text = _decoded(value) if value is not None else (None, (), "")
+        value = self._store.get(f"{self._call}/left", 0)
+        if value is not None:
+            self._unless_over(_decoded(value))
+
+    def _unless_over(self, value: Any) -> Any:
+        """`value`, unless somebody has left the call and says so in its place."""
+        if not isinstance(value, dict) or "over" not in value:
+            return value
+        self._over = value
+        rank, missing, text = value["over"]
         if self.rank in missing:
             text = f"{text}; this is rank {self.rank}, which came too late: call again on all ranks"
         if missing:

@@ -99,7 +99,7 @@ class TcpGroup:
         try:
             return StoreCollectives(store, self.rank, self.world_size, deadline)
         except BaseException:
-            store.close()
+            store.close(b"")
             raise
 
     def close(self) -> None:

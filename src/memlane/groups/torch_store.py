@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
@@ -35,13 +36,19 @@ def store_of(group: Any) -> Any:
 
 
 class TorchStore:
-    """A torch store for one collective call."""
+    """A torch store for one collective call.
+
+    Connections of its own, because a wait locks one, and who else uses the group must not wait with
+    it. A wait that is given up prints warnings, so it runs in a thread, to its end; whoever gives
+    it up puts something there.
+    """
 
     def __init__(self, store: Any, deadline: Deadline) -> None:
-        # A wait locks the store's connection; who else uses the group must not wait with it.
         with _told():
-            self._store = store.clone() if hasattr(store, "clone") else store
+            store.check(["memlane"])  # if it is gone, this says so; a new connection tries long
+            self._store = _clone(store)
         self._deadline = deadline
+        self._wait: _Wait | None = None
 
     def add(self, key: str, number: int) -> int:
         with _told():
@@ -53,15 +60,16 @@ class TorchStore:
 
     def get(self, key: str, timeout: float) -> bytes | None:
         with _told():
-            if timeout <= 0 and not self._store.check([key]):
-                return None
-            end = time.monotonic() + timeout
-            try:
-                self._store.wait([key], timedelta(seconds=max(timeout, 0.001)))
-            except RuntimeError:  # not all stores have a class of its own for a timeout
-                if time.monotonic() < end:
-                    raise
-                return None
+            if not self._store.check([key]):
+                if timeout <= 0:
+                    return None
+                if self._wait is None:
+                    self._wait = _Wait(_clone(self._store), key, self._deadline.left(_LONGEST))
+                if not self._wait.is_over(timeout):
+                    return None
+            if self._wait is not None and self._wait.key == key:
+                self._wait.end()
+                self._wait = None
             return bytes(self._store.get(key))
 
     def has(self, key: str) -> bool:
@@ -72,8 +80,56 @@ class TorchStore:
         with _told():
             self._store.delete_key(key)
 
-    def close(self) -> None:
+    def close(self, over: bytes) -> None:
+        if self._wait is not None:
+            with _told():
+                self._store.set(self._wait.key, over)
+                self._wait.end()
         del self._store
+
+
+_LONGEST = 3.0e6
+# So much longer than a call its waits may last; by then they were ended.
+_BEYOND = 60.0
+
+
+class _Wait:
+    """Waits for one key in a thread; one at a time."""
+
+    def __init__(self, store: Any, key: str, longest: float) -> None:
+        self.key = key
+        self._over: SimpleQueue[RuntimeError | None] = SimpleQueue()
+        timeout = timedelta(seconds=longest + _BEYOND)
+        self._thread = Thread(
+            target=self._run, args=(store, timeout), name="memlane-store", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, store: Any, timeout: timedelta) -> None:
+        try:
+            store.wait([self.key], timeout)
+        except RuntimeError as error:
+            self._over.put(error)
+        else:
+            self._over.put(None)
+
+    def is_over(self, timeout: float) -> bool:
+        """Whether the key is there within that time."""
+        try:
+            error = self._over.get(timeout=timeout)
+        except Empty:
+            return False
+        if error is not None:
+            raise error
+        return True
+
+    def end(self) -> None:
+        """The key is there."""
+        self._thread.join()
+
+
+def _clone(store: Any) -> Any:
+    return store.clone() if hasattr(store, "clone") else store  # torch 2.8
 
 
 @contextmanager
