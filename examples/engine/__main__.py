@@ -15,7 +15,7 @@ from .model import ModelConfig
 from .progress import Progress
 from .reference import run_reference
 from .scheduler import Engine, WorkerDied
-from .summary import print_line, print_requests, print_segments, print_summary
+from .summary import print_images, print_line, print_requests, print_segments, print_summary
 
 MAX_STEP_TOKENS = 128
 MOST_CHECKED_STEPS = 1000
@@ -41,17 +41,20 @@ def main() -> int:
 def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
     """Answer all requests, print a summary, and compare with a single process."""
     batcher, progress = _batcher(arguments), Progress()
-    with Engine(config, arguments.workers) as engine:
+    with Engine(config, arguments.workers, _store_bytes(arguments)) as engine:
         _print_start(engine, arguments)
         with _view(engine, batcher, progress, arguments):
             for _ in engine.generate(batcher, progress):
                 pass
             seconds = progress.elapsed()
         broadcast = engine.statistics()
+        store = None if engine.images is None else engine.images.statistics()
     if any(engine.exit_codes):
         print(f"engine: the workers left with exit codes {engine.exit_codes}", file=sys.stderr)
         return 1
     print_summary(progress, seconds, broadcast, engine.reports)
+    if engine.images is not None and store is not None:
+        print_images(engine.images, store, engine.reports)
     if arguments.workload.scaled is not None:
         print_requests(progress)
     clean = print_segments(engine.segments)
@@ -64,7 +67,7 @@ def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
     batcher, progress = _batcher(arguments), Progress()
     victim = arguments.workers // 2
     killed = None
-    with Engine(config, arguments.workers) as engine:
+    with Engine(config, arguments.workers, _store_bytes(arguments)) as engine:
         _print_start(engine, arguments)
         pid = engine.pid(victim)
         try:
@@ -111,15 +114,15 @@ def _compare(
 ) -> bool:
     """Print whether a single process elects the same tokens; True if so."""
     reference = _batcher(arguments)
-    decided = progress.decided[:MOST_CHECKED_STEPS]
-    run_reference(config, arguments.workers, reference, decided)
-    all_steps = len(decided) == len(progress.decided)
+    joined = progress.joined[:MOST_CHECKED_STEPS]
+    run_reference(config, arguments.workers, reference, joined)
+    all_steps = len(joined) == len(progress.joined)
     differing = []
     for number, theirs in enumerate(reference.sequences):
         ours = batcher.sequences[number].tokens
         if theirs.tokens != (ours if all_steps else ours[: len(theirs.tokens)]):
             differing.append(number)
-    extent = "" if all_steps else f" in the first {len(decided)} of {len(progress.decided)} steps"
+    extent = "" if all_steps else f" in the first {len(joined)} of {len(progress.joined)} steps"
     same = f"the same tokens{extent}"
     print_line("single process", f"differs for requests {differing}" if differing else same)
     return not differing
@@ -132,6 +135,12 @@ def _print_start(engine: Engine, arguments: argparse.Namespace) -> None:
     print_line("workers", f"{arguments.workers} ready (pids {pids}; scheduler {os.getpid()})")
     if workload.scaled is not None:
         print_line("scaled", workload.scaled)
+    if workload.images is not None:
+        print_line("images", f"{workload.images}, in a store of {arguments.store_mib} MiB")
+
+
+def _store_bytes(arguments: argparse.Namespace) -> int:
+    return 0 if arguments.workload.images is None else arguments.store_mib << 20
 
 
 def _batcher(arguments: argparse.Namespace) -> Batcher:

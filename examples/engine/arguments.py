@@ -4,18 +4,24 @@ import argparse
 import math
 from pathlib import Path
 
+from .image_store import MAX_OBJECT_BYTES
 from .model import ModelConfig
 from .trace import TOKEN_SCALES, Scale, TraceError, TraceLine, read_trace
-from .workload import Workload, prompts_workload, trace_workload
+from .workload import Workload, prompts_workload, trace_workload, with_images
 
 PROMPTS = Path(__file__).with_name("prompts.txt")
 
 DEFAULTS = {"tokens": 96, "requests": 100, "time_scale": 0.25, "token_scale": 64}
 """Of the options that belong to either prompts or a trace."""
 
+IMAGES = 8
+"""Of prompts if nothing is said; a trace has none of its own."""
+MOST_IMAGES = 100
+LEAST_STORE_MIB = -(-MAX_OBJECT_BYTES // (1 << 20))
+
 
 def parse_arguments(config: ModelConfig) -> argparse.Namespace:
-    """Return workers, batch, kill_worker and plain as they were given, and the `workload`."""
+    """Return workers, batch, store_mib, kill_worker and plain as given, and the `workload`."""
     parser = _parser(config)
     arguments = parser.parse_args()
     mode, others = ("--prompts", DEFAULTS.keys() - {"tokens"})
@@ -26,7 +32,9 @@ def parse_arguments(config: ModelConfig) -> argparse.Namespace:
             parser.error(f"argument --{name.replace('_', '-')}: not with {mode}")
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
-    arguments.workload = _workload(arguments)
+    if arguments.images is None:
+        arguments.images = IMAGES if arguments.trace is None else 0
+    arguments.workload = with_images(_workload(arguments), arguments.images)
     return arguments
 
 
@@ -59,6 +67,13 @@ def _parser(config: ModelConfig) -> argparse.ArgumentParser:
         help="sequences in a step, at most (default: %(default)s)",
     )
     parser.add_argument(
+        "--store-mib",
+        type=_store_mib,
+        default=16,
+        metavar="N",
+        help="size of the store that has the images (default: %(default)s)",
+    )
+    parser.add_argument(
         "--kill-worker",
         action="store_true",
         help="kill one worker with SIGKILL in the middle, and show what happens",
@@ -87,6 +102,13 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="replay a request trace: JSON lines with timestamp, input_length, output_length "
         "and hash_ids",
+    )
+    parser.add_argument(
+        "--images",
+        type=_images,
+        metavar="N",
+        help="different images that the requests bring along in turn, 0 for none "
+        f"(default: {IMAGES} with prompts, 0 with a trace)",
     )
     parser.add_argument(
         "--tokens",
@@ -140,6 +162,19 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def _images(text: str) -> int:
+    if not text.isdecimal() or int(text) > MOST_IMAGES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number up to {MOST_IMAGES}")
+    return int(text)
+
+
+def _store_mib(text: str) -> int:
+    number = _positive(text)
+    if number < LEAST_STORE_MIB:
+        raise argparse.ArgumentTypeError(f"the largest image needs {LEAST_STORE_MIB} MiB")
+    return number
 
 
 def _positive_float(text: str) -> float:

@@ -1,14 +1,17 @@
 """Continuous batching: which sequences run in the next step, and with which tokens.
 
-Nothing here knows of processes, queues or clocks. The engine and the reference run drive the same
-`Batcher`, so they make the same decisions as long as they get the same tokens at the same times.
+Nothing here knows of processes, queues, stores or clocks. The engine and the reference run drive
+the same `Batcher`, so they make the same decisions as long as they get the same tokens, and let
+the same requests join.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
+
+from .images import Image
 
 END_OF_TEXT = ord("\n")
 """As a newline ends a prompt in the prompts file, a generated one ends its sequence."""
@@ -16,6 +19,10 @@ END_OF_TEXT = ord("\n")
 
 Run = tuple[int, int, bytes]
 """One sequence's share of a step: its number, the position of the first token, the tokens."""
+
+
+ImageReference = tuple[int, int, int]
+"""An image that a sequence needs: the sequence's number, then address and id in the store."""
 
 
 class Decision(TypedDict):
@@ -30,6 +37,8 @@ class Decision(TypedDict):
     run: list[Run]
     drop: list[int]
     """Finished sequences, whose keys and values the workers may forget."""
+    images: list[ImageReference]
+    """Of the sequences that join in this step. The pixels are in the store, and not sent."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +46,14 @@ class Request:
     """What somebody asks for: a prompt, not empty, and how much shall follow it."""
 
     prompt: bytes
+    """With an image it begins with `images.PLACEHOLDERS`."""
     new_tokens: int
     """Tokens to generate; at most so many if `may_end_early`."""
     arrival: float = 0.0
     """Seconds from the start of the run; before that nobody knows of it."""
     may_end_early: bool = True
     """Whether `END_OF_TEXT` ends it. In a trace it is known how long each answer was."""
+    image: Image | None = None
 
 
 @dataclass
@@ -75,6 +86,15 @@ class Counts(NamedTuple):
     finished: int
 
 
+Admit = Callable[[int, Request], bool]
+"""Asked for the request of that number when it is its turn to join: has it all that it needs?"""
+
+
+def admit_all(_number: int, _request: Request) -> bool:
+    """Let every request join when it is its turn."""
+    return True
+
+
 class Batcher:
     """Sequences join whenever there is room in the batch, and leave when they are finished.
 
@@ -101,6 +121,11 @@ class Batcher:
         self._step = 0
 
     @property
+    def joined(self) -> int:
+        """How many requests have been started; they join in the order of their arrivals."""
+        return len(self.sequences) - len(self._waiting)
+
+    @property
     def next_arrival(self) -> float | None:
         """When the first of those arrives that do not run yet; None if all do or did."""
         return self.sequences[self._waiting[0]].request.arrival if self._waiting else None
@@ -109,7 +134,7 @@ class Batcher:
         """Count the requests `elapsed` seconds after the start; any thread may ask."""
         # Where requests get last is looked at first, so that no difference is negative.
         finished = self._finished_ever
-        started = len(self.sequences) - len(self._waiting)
+        started = self.joined
         arrived = bisect_right(self.sequences, elapsed, key=lambda one: one.request.arrival)
         arrived = max(arrived, started)
         return Counts(
@@ -119,15 +144,17 @@ class Batcher:
             finished=finished,
         )
 
-    def decide(self, elapsed: float) -> Decision | None:
+    def decide(self, elapsed: float, admit: Admit = admit_all) -> Decision | None:
         """Plan the step that starts `elapsed` seconds after the start; `accept` must follow.
 
+        Who is not admitted waits for the next step, and so does everybody behind.
         None when there is nothing to run before the next arrival, if there is one.
         """
         while (
             len(self._running) < self._max_batch
             and (arrival := self.next_arrival) is not None
             and arrival <= elapsed
+            and admit(self._waiting[0], self.sequences[self._waiting[0]].request)
         ):
             self._running.append(self._waiting.popleft())
         if not self._running:
@@ -140,7 +167,7 @@ class Batcher:
             if tokens:
                 run.append((number, sequence.computed, tokens))
                 room -= len(tokens)
-        decision = Decision(step=self._step, sent_ns=0, run=run, drop=self._finished)
+        decision = Decision(step=self._step, sent_ns=0, run=run, drop=self._finished, images=[])
         self._step += 1
         self._finished = []
         return decision

@@ -77,7 +77,13 @@ class LiveView(Live):
         latencies = progress.latencies[-RECENT_STEPS * len(broadcast.readers) :]
         text.append(f"{quantiles(latencies, 1e6, 'us')} from enqueue to dequeued")
         _add_label(text, "sent")
-        text.append(f"{broadcast.messages} messages, {broadcast.bytes / 1e6:.2f} MB\n")
+        text.append(f"{broadcast.messages} messages, {broadcast.bytes / 1e6:.2f} MB")
+        if self._engine.images is not None:
+            store = self._engine.images.statistics()
+            _add_label(text, "images")
+            text.append(f"{store.objects} stored, {store.bytes / 1e6:.2f} MB; ")
+            text.append(f"{store.puts} puts, {store.hits} hits, {store.evictions} evictions")
+        text.append("\n")
 
     def _rates(self) -> str:
         progress = self._progress

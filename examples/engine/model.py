@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .batching import Decision
+from .images import GRID, TOKENS, UNIT, Pixels
 from .kv_cache import Array, KVCache
 
 
@@ -30,6 +31,10 @@ class ModelConfig:
     def hidden(self) -> int:
         """Width of the hidden state."""
         return self.heads * self.head_dim
+
+
+CELLS = UNIT // GRID
+"""Every patch of an image is shrunk to CELLS x CELLS in each of three channels."""
 
 
 class Votes(NamedTuple):
@@ -64,7 +69,7 @@ class Shard:
     """The part of the model that worker `rank` of `world` holds; of 1, it is the whole model.
 
     A step is `embed`, then for each layer `block` (whose results are added up over all shards and
-    then to the hidden state), then `vote`.
+    then to the hidden state), then `vote`. A sequence's image is shown to `see` before its first.
     """
 
     def __init__(self, config: ModelConfig, rank: int, world: int) -> None:
@@ -102,10 +107,21 @@ class Shard:
                 )
             )
         self._head = draw(config.hidden, config.vocabulary)[:, vocabulary].copy()
+        self._patches = draw(3 * CELLS * CELLS, config.hidden)
+        self._seen: dict[int, Array] = {}
+
+    def see(self, sequence: int, pixels: Pixels) -> None:
+        """Make the embeddings of a sequence's image; nothing refers to the pixels afterwards."""
+        self._seen[sequence] = _patches_of(pixels) @ self._patches
 
     def embed(self, batch: Batch) -> Array:
         """Return the hidden state before the first layer, (rows, hidden); every shard has it."""
-        return self._embedding[batch.tokens]
+        hidden: Array = self._embedding[batch.tokens]
+        for sequence, position, rows in batch.runs:
+            if position < TOKENS and sequence in self._seen:
+                seen = self._seen[sequence][position : position + rows.stop - rows.start]
+                hidden[rows.start : rows.start + len(seen)] = seen
+        return hidden
 
     def block(self, layer: int, hidden: Array, batch: Batch) -> Array:
         """Return this shard's partial sum of a layer, (rows, hidden), and cache keys and values."""
@@ -133,9 +149,10 @@ class Shard:
         return Votes(best + self._first_token, logits.max(axis=1))
 
     def drop(self, sequences: list[int]) -> None:
-        """Forget the keys and values of finished sequences."""
+        """Forget the images, keys and values of finished sequences."""
         for sequence in sequences:
             self._cache.drop(sequence)
+            self._seen.pop(sequence, None)
 
 
 def combine(partial_sums: list[Array]) -> Array:
@@ -164,6 +181,20 @@ class _Layer(NamedTuple):
 
 def _share(total: int, rank: int, world: int) -> slice:
     return slice(total * rank // world, total * (rank + 1) // world)
+
+
+def _patches_of(pixels: Pixels) -> Array:
+    """Return the patches of an image of any size, (TOKENS, 3 * CELLS * CELLS), normalised.
+
+    Pixels are added up as integers: that is exact, wherever they lie.
+    """
+    _, height, width = pixels.shape
+    # Whole rows first: that reads memory in order, and leaves little for the second sum.
+    rows = pixels.reshape(3, UNIT, height // UNIT, width).sum(axis=2, dtype=np.uint32)
+    cells = rows.reshape(3, UNIT, UNIT, width // UNIT).sum(axis=3, dtype=np.uint32)
+    cut = cells.reshape(3, GRID, CELLS, GRID, CELLS).transpose(1, 3, 0, 2, 4)
+    patches = cut.reshape(TOKENS, -1).astype(np.float32)
+    return _rms_norm(patches - patches.mean(axis=1, keepdims=True))
 
 
 def _rms_norm(hidden: Array) -> Array:

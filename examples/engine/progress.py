@@ -19,8 +19,8 @@ class Progress:
         """Generated so far."""
         self.computed_tokens = 0
         """Run through the model so far, prompts included."""
-        self.decided = array("d")
-        """Per step, when it was decided, counted from the start."""
+        self.joined = array("q")
+        """Per step, how many requests had joined by then; with that the run can be repeated."""
         self.steps = array("d")
         """Per step, how long it took: from the decision until its tokens were elected."""
         self.latencies = array("d")
@@ -50,5 +50,5 @@ class Progress:
             if sequence.new_tokens == 1:
                 self.first_tokens.append(now - sequence.request.arrival)
         self.tokens += new
-        self.decided.append(decided)
+        self.joined.append(batcher.joined)
         self.steps.append(now - decided)

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from memlane import Closed, Handle, MessageQueue, QueueStatistics, ReaderDied, WriterDied
 
-from .batching import Batcher, Decision
+from .batching import Batcher, Decision, Request
+from .image_store import ImageWriter
 from .model import ModelConfig, combine, elect
 from .progress import Progress
 from .worker import CHUNK_BYTES, START_SECONDS, Ballot, Report, run_worker
@@ -36,20 +37,28 @@ class Engine:
     """N worker processes that compute one step at a time; to be used in a `with` block.
 
     One queue broadcasts from the scheduler to all workers. One queue per worker carries its
-    answers back; the worker creates it, for whoever writes a queue creates it.
+    answers back; the worker creates it, for whoever writes a queue creates it. If there are
+    images, one store has them for all.
     """
 
-    def __init__(self, config: ModelConfig, workers: int) -> None:
-        """Start the workers and wait until all are connected."""
+    def __init__(self, config: ModelConfig, workers: int, store_bytes: int = 0) -> None:
+        """Start the workers and wait until all are connected.
+
+        `store_bytes` is the size of the store for images; 0 is for none.
+        """
         self.reports: list[Report] = []
         """What each worker measured; complete after the `with` block if all left in order."""
         self.segments: list[str] = []
-        """Names of the queues' shared memory; they are gone from /dev/shm once all are ready."""
+        """Names of all shared memory. The queues' are gone from /dev/shm once all are ready, the
+        store's when the engine closes."""
+        self.images = ImageWriter(store_bytes, workers) if store_bytes else None
         self._config = config
         self._processes: list[SpawnProcess] = []
         self._answers: list[MessageQueue] = []
         self._broadcast = MessageQueue(workers, workers, max_chunk_bytes=CHUNK_BYTES)
         self._note_segment(self._broadcast.export_handle())
+        if self.images is not None:
+            self.segments.append(self.images.handle().ring_buffer_handle[1])
         try:
             pipes = [self._spawn(rank, workers) for rank in range(workers)]
             for rank, pipe in enumerate(pipes):
@@ -66,6 +75,8 @@ class Engine:
 
         Raises `WorkerDied` within a second if a worker is gone.
         """
+        if self.images is not None:
+            decision["images"] = self.images.take_references()
         decision["sent_ns"] = time.monotonic_ns()
         self._send(decision)
         # From here on the scheduler plays the all-reduce of the GPUs.
@@ -78,7 +89,7 @@ class Engine:
         progress.start()
         while True:
             decided = progress.elapsed()
-            decision = batcher.decide(decided)
+            decision = batcher.decide(decided, self._admit)
             if decision is not None:
                 ballots = self.step(decision)
                 new = batcher.accept(decision, elect([ballot.votes for ballot in ballots]))
@@ -118,14 +129,22 @@ class Engine:
         """Let the workers go, however the block ended."""
         self._close()
 
+    def _admit(self, number: int, request: Request) -> bool:
+        if request.image is None:
+            return True
+        if self.images is None:
+            raise ValueError(f"request {number} has an image, and this engine has no store")
+        return self.images.refer(number, request.image)
+
     def _spawn(self, rank: int, workers: int) -> Connection:
         """Start one worker; its answer queue's handle will come through the returned pipe."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
-        handle = self._broadcast.export_handle(rank)
+        broadcast = self._broadcast.export_handle(rank)
+        images = None if self.images is None else self.images.handle()
         process = context.Process(
             target=run_worker,
-            args=(self._config, rank, workers, handle, theirs),
+            args=(self._config, rank, workers, broadcast, images, theirs),
             name=f"worker-{rank}",
         )
         process.start()
@@ -182,6 +201,8 @@ class Engine:
             if process.exitcode is None:
                 process.kill()
                 process.join()
+        if self.images is not None:
+            self.images.close()
 
     def _take_report(self, answers: MessageQueue) -> None:
         """Read on to the report; answers of an interrupted step may come before it."""

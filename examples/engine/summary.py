@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from memlane import QueueStatistics
+from memlane import QueueStatistics, StoreStatistics
 
+from .image_store import ImageWriter
 from .progress import Progress
 from .worker import Report
 
@@ -45,6 +46,26 @@ def print_summary(
         "waiting readers",
         f"{100 * cpu_ns / waiting_ns:.1f} % of one core each, unpickling included"
         f" ({cpu_ns / 1e9:.2f} s CPU in {waiting_ns / 1e9:.2f} s of dequeue; a busy wait: 100 %)",
+    )
+
+
+def print_images(images: ImageWriter, store: StoreStatistics, reports: list[Report]) -> None:
+    """Print what the store was given, what it saved, and how fast the workers had the pixels."""
+    print_line(
+        "object store",
+        f"{store.puts} puts, {store.hits} hits, {store.evictions} evictions;"
+        f" {images.postponed} requests put off by a step for want of room",
+    )
+    inline = images.referred_bytes * len(reports)
+    print_line(
+        "image bytes",
+        f"{images.put_bytes / 1e6:.1f} MB put, {(inline - images.put_bytes) / 1e6:.1f} MB saved"
+        f" (with every request inline to every worker: {inline / 1e6:.1f} MB)",
+    )
+    views = [view_ns / 1e9 for report in reports for view_ns in report.view_ns]
+    print_line(
+        "image reads",
+        f"{len(views)} views, {quantiles(views, 1e6, 'us')} to have the pixels, none copied",
     )
 
 

@@ -2,13 +2,15 @@
 
 import signal
 import time
-from dataclasses import dataclass
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from memlane import Closed, Handle, MemlaneError, MessageQueue
+from memlane import Closed, Handle, MemlaneError, MessageQueue, ShmObjectStorageHandle
 
 from .batching import Decision
+from .image_store import ImageReader
 from .kv_cache import Array
 from .model import Batch, ModelConfig, Shard, Votes
 
@@ -29,16 +31,23 @@ class Ballot(NamedTuple):
 
 @dataclass
 class Report:
-    """What a worker measured while it read the broadcast; its last answer of all."""
+    """What a worker measured while it read broadcast and store; its last answer of all."""
 
     waiting_ns: int = 0
     """Time spent inside `dequeue`."""
     waiting_cpu_ns: int = 0
     """CPU time of the whole process meanwhile, unpickling of the messages included."""
+    view_ns: list[int] = field(default_factory=list)
+    """Per image that was shown, how long it took until its pixels could be looked at."""
 
 
 def run_worker(
-    config: ModelConfig, rank: int, world: int, broadcast_handle: Handle, pipe: Connection
+    config: ModelConfig,
+    rank: int,
+    world: int,
+    broadcast_handle: Handle,
+    images_handle: ShmObjectStorageHandle | None,
+    pipe: Connection,
 ) -> None:
     """Compute steps until the scheduler closes the broadcast, then report and leave.
 
@@ -50,6 +59,7 @@ def run_worker(
         with (
             MessageQueue.create_from_handle(broadcast_handle, rank) as broadcast,
             MessageQueue(1, 1, max_chunk_bytes=CHUNK_BYTES) as answers,
+            closing(ImageReader(images_handle)) if images_handle else nullcontext() as images,
         ):
             pipe.send(answers.export_handle())
             pipe.close()
@@ -58,8 +68,10 @@ def run_worker(
             inbox = _Inbox(broadcast)
             try:
                 while True:
-                    _step(config, shard, inbox, answers)
+                    _step(config, shard, inbox, images, answers)
             except Closed:
+                if images is not None:
+                    inbox.report.view_ns = images.view_ns
                 answers.enqueue(inbox.report)
     except BrokenPipeError:
         raise SystemExit(f"worker {rank} leaves: the scheduler died at the start") from None
@@ -67,9 +79,17 @@ def run_worker(
         raise SystemExit(f"worker {rank} leaves: {error}") from None
 
 
-def _step(config: ModelConfig, shard: Shard, inbox: "_Inbox", answers: MessageQueue) -> None:
+def _step(
+    config: ModelConfig,
+    shard: Shard,
+    inbox: "_Inbox",
+    images: ImageReader | None,
+    answers: MessageQueue,
+) -> None:
     decision, latency_ns = inbox.take_decision()
     shard.drop(decision["drop"])
+    if images is not None:
+        images.show(decision["images"], shard.see)
     batch = Batch(decision, config)
     hidden = shard.embed(batch)
     for layer in range(config.layers):

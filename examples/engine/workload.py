@@ -1,9 +1,11 @@
 """What the engine is asked to do: all prompts of a text file at once, or a trace as it came."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 
 from .batching import Request
+from .images import PLACEHOLDERS, draw_images
 from .trace import Scale, TraceLine, requests_of
 
 
@@ -15,6 +17,26 @@ class Workload:
     title: str
     scaled: str | None = None
     """For a trace: in what it differs from what was recorded."""
+    images: str | None = None
+    """If there are any: which, and how many requests have one."""
+
+
+def with_images(workload: Workload, count: int) -> Workload:
+    """Return the same with so many images in front of the prompts.
+
+    The requests have the images in turn, then one has none, then the first image comes again.
+    """
+    images = list(islice(draw_images(), min(count, len(workload.requests))))
+    if not images:
+        return workload
+    requests = [
+        replace(request, prompt=PLACEHOLDERS + request.prompt, image=image) if image else request
+        for request, image in zip(workload.requests, cycle([*images, None]), strict=False)
+    ]
+    having = sum(request.image is not None for request in requests)
+    size = sum(image.pixels.nbytes for image in images) / 1e6
+    text = f"{len(images)}, {size:.1f} MB in all, come with {having} of the requests"
+    return replace(workload, requests=requests, images=text)
 
 
 def prompts_workload(prompts: list[bytes], tokens: int) -> Workload:

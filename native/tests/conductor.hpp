@@ -68,8 +68,11 @@ public:
             self() = nullptr;
             ended_ = true;
         });
+        while (!is_in_hook_) ::sched_yield();
     }
-    ~Actor() { thread_.join(); }
+    ~Actor() {
+        if (thread_.joinable()) thread_.join();
+    }
 
     const std::string& name() const noexcept { return name_; }
     const std::vector<Spot>& passed() const noexcept { return passed_; }
@@ -85,6 +88,8 @@ public:
         is_open_.notify_one();
         for (int looks = 0; (rest_ = look()) == Rest::paused; ++looks) looks < 20 ? ::sched_yield() : ::usleep(20);
         is_open_ = false;
+        // Nobody's start or end may hold a lock (of the allocator) in which the other one would be seen asleep.
+        if (rest_ == Rest::ended) thread_.join();
         return passages_ != before || rest_ == Rest::ended;
     }
     // From its spot, if it is there; it is not held there any more.

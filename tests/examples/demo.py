@@ -29,10 +29,12 @@ def environment(*first: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
 
 
-def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), env=environment(**more), capture_output=True, text=True, timeout=120
-    )
+def run(
+    *arguments: str, first: Path | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Modules are looked for in `first` first."""
+    env = environment(*([first] if first else []), **more)
+    return subprocess.run(command(*arguments), env=env, capture_output=True, text=True, timeout=120)
 
 
 def write_prompts(folder: Path, prompts: list[bytes]) -> str:

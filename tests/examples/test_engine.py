@@ -18,6 +18,7 @@ from engine.batching import Batcher, Counts, Decision, Request, Run, Sequence
 from engine.kv_cache import Array
 from engine.model import Batch, ModelConfig, Shard, combine, elect
 from engine.reference import run_reference
+from memlane import MessageQueue
 from tests.examples.demo import PROMPTS, command, environment, run, write_prompts
 
 CONFIG = ModelConfig()
@@ -56,7 +57,7 @@ def test_killed_worker_is_named_and_nothing_is_left(workers: int, prompts_file: 
     assert killed is not None
     assert f"{killed[1]} died" in finished.stdout
     assert f"exit codes {[0] * (workers - 1)}" in finished.stdout
-    assert "nothing left" in finished.stdout
+    assert f"nothing left of {workers + 2} segments" in finished.stdout  # the store has one
 
 
 def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str) -> None:
@@ -118,6 +119,9 @@ def test_prompts_file_without_prompts_is_a_clear_error(tmp_path: Path) -> None:
         ("--time-scale", "nan"),
         ("--token-scale", "3"),
         ("--requests", "5"),  # of which trace?
+        ("--images", "-1"),
+        ("--images", "101"),
+        ("--store-mib", "2"),
     ],
 )
 def test_wrong_number_is_a_clear_error(arguments: tuple[str, str]) -> None:
@@ -127,11 +131,16 @@ def test_wrong_number_is_a_clear_error(arguments: tuple[str, str]) -> None:
 
 
 @pytest.fixture
-def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def images() -> int:
+    return 8
+
+
+@pytest.fixture
+def long_run(tmp_path: Path, images: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """An engine that is generating for minutes, and its two workers as pidfds."""
     many = write_prompts(tmp_path, PROMPTS * 1000)
     engine = subprocess.Popen(
-        command("--workers", "2", "--prompts", many),
+        command("--workers", "2", "--prompts", many, "--images", str(images)),
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -156,9 +165,9 @@ def wait_for_exit(workers: list[int], seconds: float) -> None:
         assert select.select([worker], [], [], left)[0], f"still running after {seconds} s"
 
 
-@pytest.mark.parametrize("seconds_into_the_run", [0.0, 0.3])
+@pytest.mark.parametrize(("images", "seconds_into_the_run"), [(0, 0.0), (0, 0.3), (8, 0.3)])
 def test_workers_leave_when_the_scheduler_is_killed(
-    long_run: tuple[subprocess.Popen[str], list[int]], seconds_into_the_run: float
+    long_run: tuple[subprocess.Popen[str], list[int]], images: int, seconds_into_the_run: float
 ) -> None:
     """That nothing is left in /dev/shm either is checked after every test, by the conftest."""
     engine, workers = long_run
@@ -170,6 +179,8 @@ def test_workers_leave_when_the_scheduler_is_killed(
     assert "worker 0 leaves" in complaints
     assert "worker 1 leaves" in complaints
     assert "Traceback" not in complaints
+    if images:
+        MessageQueue(1, 1).close()  # a store has a name until it is closed: this sweeps it
 
 
 def test_interrupt_ends_the_engine_quietly(
@@ -227,7 +238,7 @@ def test_caches_and_chunks_change_nothing(chunk: int) -> None:
 
 
 def decision(runs: list[Run]) -> Decision:
-    return Decision(step=0, sent_ns=0, run=runs, drop=[])
+    return Decision(step=0, sent_ns=0, run=runs, drop=[], images=[])
 
 
 def test_batcher_runs_each_token_once_within_its_limits() -> None:
@@ -271,7 +282,7 @@ def test_decision_is_a_few_hundred_bytes() -> None:
 
 def test_reference_finishes_every_sequence() -> None:
     batches = batcher(PROMPTS)
-    run_reference(CONFIG, 2, batches, repeat(0.0))
+    run_reference(CONFIG, 2, batches, repeat(len(PROMPTS)))
     for sequence in batches.sequences:
         assert sequence.new_tokens == 6 or generated(sequence).endswith(b"\n")
 

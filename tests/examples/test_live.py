@@ -45,6 +45,7 @@ def test_terminal_gets_a_live_view_and_the_summary(few: str) -> None:
         r"step .*p50 [\d.]+ ms, p99",
         r"one way .*p50 \d+ us, p99",
         r"per second .*\d+",
+        r"images .*4 stored, 4.7\d MB; 4 puts, 0 hits, 0 evictions",
     ):
         assert re.search(measure, view.rpartition(TITLE)[2])
     assert "same tokens" in summary

@@ -1,0 +1,49 @@
+"""Images that come with requests: random pixels, of the sizes that real ones have.
+
+To the model an image is `TOKENS` tokens in front of the prompt, one for each patch of a grid. In
+the text they are placeholders; their embeddings are made from the pixels (`Shard.see`).
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Pixels = npt.NDArray[np.uint8]
+"""(3, height, width); both are multiples of `UNIT`."""
+
+GRID = 4
+TOKENS = GRID * GRID
+PLACEHOLDERS = bytes(TOKENS)
+
+UNIT = 28
+SIDES = (336, 448, 672, 896, 1008)
+MAX_BYTES = 3 * max(SIDES) ** 2
+"""Of the pixels of one image: 2.9 MiB."""
+
+SEED = 28
+
+
+class Image(NamedTuple):
+    """An image as a request brings it along."""
+
+    key: str
+    """The same for the same content, whichever request brings it."""
+    pixels: Pixels
+
+
+def image_of(pixels: Pixels) -> Image:
+    """Return the image of these pixels, with a key that is a hash of them and their shape."""
+    content = hashlib.blake2b(str(pixels.shape).encode(), digest_size=16)
+    content.update(pixels.data)
+    return Image(content.hexdigest(), pixels)
+
+
+def draw_images() -> Iterator[Image]:
+    """Yield images without end, of all sizes in turn, the same ones in every process."""
+    random = np.random.default_rng(SEED)
+    while True:
+        for side in SIDES:
+            yield image_of(random.integers(0, 256, (3, side, side), np.uint8))
