@@ -59,6 +59,15 @@ void bind_broadcast(nb::module_& m) {
         .def("write", &Outgoing::write, "data"_a)
         .def("add_buffer", &Outgoing::add_buffer, "buffer"_a, "True leaves it in the stream.");
 
+    nb::class_<Encoder>(m, "Encoder", "An object on its way to bytes, encoded once for everybody.")
+        .def(nb::init<const nb::object&>(), "codec"_a)
+        .def("encode", &Encoder::encode, "object"_a.none(), "Until clear() the message refers to its memory.")
+        .def("clear", [](const Encoder& self) { self.message().clear(); })
+        .def("parts", &Encoder::parts, nb::sig("def parts(self) -> list[tuple[int, bytes | memoryview]]"),
+             "(offset in the message, bytes there) of every piece, until clear().")
+        .def_prop_ro("kind", [](const Encoder& self) { return static_cast<int>(self.kind()); })
+        .def_prop_ro("nbytes", &Encoder::bytes);
+
     nb::class_<Incoming>(m, "Incoming", "The stream of a large message, as a file for an Unpickler.")
         .def("read", &Incoming::read, "size"_a = -1)
         .def("readinto", &Incoming::read_into, "target"_a)
@@ -67,10 +76,14 @@ void bind_broadcast(nb::module_& m) {
     static PyType_Slot pooled[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(PooledBuffer::get_buffer)}, {0, nullptr}};
     nb::class_<PooledBuffer>(m, "PooledBuffer", nb::type_slots(pooled), "Memory of an array that a reader owns.");
 
+    m.def("pooled", [](std::size_t nbytes) { return PooledBuffer(nbytes); }, "nbytes"_a,
+          "Private, writable memory that is used again; what it holds is anything.");
+
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "keep_bytes"_a)
         .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(), "One object, encoded.")
+        .def("send_encoded", &Writer::send_encoded, "encoder"_a, "timeout"_a.none(), "What the encoder has.")
         .def("begin_write", &Writer::begin_write, "timeout"_a.none(),
              nb::sig("def begin_write(self, timeout: float | None) -> memoryview"), "The next chunk, free to be filled by hand.")
         .def("end_write", &Writer::end_write, "publish"_a)
@@ -78,6 +91,9 @@ void bind_broadcast(nb::module_& m) {
         .def("blocking_slots", &Writer::blocking_slots, "The readers that keep the next chunk from being free.")
         .def("release_reader", &Writer::release_reader, "reader"_a,
              "Stops waiting for a reader that is dead or absent; False if it lives.")
+        .def("set_absent_elsewhere",
+             [](Writer& self, std::uint32_t count) { self.readable().participants().set_absent_elsewhere(count); }, "count"_a,
+             "Readers on other hosts that have not attached; the local ones wait for them, too.")
         .def("close", [](Writer& self) { self.close(true, true); })
         .def("abandon", [](Writer& self) { self.close(false, false); }, "Frees everything, tells nobody, waits for nobody.")
         .def("check", [](Writer& self) { self.readable(); }, "Raises if this end is closed or a parent process's.")
@@ -85,6 +101,7 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("position", [](Writer& self) { return self.is_closed() ? 0 : self.core().position(); })
         .def_prop_ro("slot", [](Writer&) { return RingWriter::kSlot; })
         .def_prop_ro("ranks", &Writer::ranks)
+        .def_prop_ro("absent_elsewhere", [](Writer& self) { return self.readable().participants().absent_elsewhere(); })
         .def("participant",
              [](Writer& self, std::size_t slot) { return participant_of(self.readable(), RingWriter::kSlot, slot); }, "slot"_a,
              kParticipant)
@@ -108,6 +125,7 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("position", [](Reader& self) { return self.is_closed() ? 0 : self.core().position(); })
         .def_prop_ro("slot", [](Reader& self) { return 1 + self.place(); })
         .def_prop_ro("ranks", &Reader::ranks)
+        .def_prop_ro("absent_elsewhere", [](Reader& self) { return self.readable().participants().absent_elsewhere(); })
         .def_prop_ro("place", &Reader::place, "Of the reader among the local ones.")
         .def("participant",
              [](Reader& self, std::size_t slot) { return participant_of(self.readable(), 1 + self.place(), slot); }, "slot"_a,

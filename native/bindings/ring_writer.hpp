@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/outgoing.hpp"
-#include "bindings/plain.hpp"
+#include "bindings/encoder.hpp"
 #include "bindings/ring_facts.hpp"
 #include "bindings/ring_segment.hpp"
 #include "broadcast/ring_writer.hpp"
@@ -18,42 +17,27 @@
 namespace memlane::bindings {
 
 namespace nb = nanobind;
-using broadcast::ChunkKind;
 using broadcast::RingWriter;
 
 class Writer : public End<Writer, RingWriter> {
 public:
     Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t keep_bytes)
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), keep_bytes),
-          encode_(codec.attr("encode")),
-          encode_plain_(codec.attr("encode_plain")),
-          outgoing_(codec.attr("outgoing")) {}
+          encoder_(codec) {}
 
     void send(nb::handle object, nb::handle timeout) {
         const Call call(*this);
-        Outgoing& message = nb::cast<Outgoing&>(outgoing_);
-        const Cleared cleared{message};
+        const Cleared cleared{encoder_};
         const os::Deadline deadline = deadline_of(timeout);
-        const ChunkKind kind = encode(object, message);
+        encoder_.encode(object);
         check_own();
-        const broadcast::FrameTable table = message.table();
-        const std::uint64_t bytes = kind == ChunkKind::frames ? table.total() : message.stream_bytes();
-        const std::uint64_t limit = core().ring().geometry().max_chunk_bytes;
-        if (bytes <= limit) {
-            begin(bytes, deadline, timeout);
-            std::byte* const chunk = core().chunk();
-            copying(bytes, [&] {
-                return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
-                    SYNC_STEP(fill);
-                    std::memcpy(chunk + at, from, size);
-                    return 0;
-                });
-            });
-        } else {
-            begin(0, deadline, timeout);
-            spill(message, table, bytes, deadline, timeout);
-        }
-        core().publish(kind, bytes);
+        put(encoder_, deadline, timeout);
+    }
+
+    // A message that was encoded already, because it goes elsewhere, too.
+    void send_encoded(const Encoder& encoder, nb::handle timeout) {
+        const Call call(*this);
+        put(encoder, deadline_of(timeout), timeout);
     }
 
     nb::object begin_write(nb::handle timeout) {
@@ -95,22 +79,25 @@ public:
     }
 
 private:
-    struct Cleared {
-        Outgoing& message;
-        ~Cleared() { message.clear(); }
-    };
-
-    ChunkKind encode(nb::handle object, Outgoing& message) {
-        if (PyBytes_CheckExact(object.ptr())) {  // who has a format of his own pays for the two copies and nothing else
-            message.write(object);
-            return ChunkKind::bytes;
+    void put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout) {
+        const Outgoing& message = encoder.message();
+        const broadcast::FrameTable table = message.table();
+        const std::uint64_t bytes = encoder.kind() == ChunkKind::frames ? table.total() : message.stream_bytes();
+        if (bytes <= core().ring().geometry().max_chunk_bytes) {
+            begin(bytes, deadline, timeout);
+            std::byte* const chunk = core().chunk();
+            copying(bytes, [&] {
+                return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
+                    SYNC_STEP(fill);
+                    std::memcpy(chunk + at, from, size);
+                    return 0;
+                });
+            });
+        } else {
+            begin(0, deadline, timeout);
+            spill(message, table, bytes, deadline, timeout);
         }
-        if (!encode_plain_.is_none() && PlainObject::is_plain(object.ptr())) {
-            message.write(encode_plain_(object));
-            return ChunkKind::plain;
-        }
-        encode_(object);
-        return message.has_buffers() ? ChunkKind::frames : ChunkKind::object;
+        core().publish(encoder.kind(), bytes);
     }
 
     void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout) {
@@ -148,9 +135,7 @@ private:
         if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
     }
 
-    const nb::object encode_;
-    const nb::object encode_plain_;
-    const nb::object outgoing_;
+    Encoder encoder_;
     nb::object chunk_;    // of the open block
     nb::object refused_;  // of a block that was not published, if something still refers to it
 };

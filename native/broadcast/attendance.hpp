@@ -22,11 +22,14 @@ core::Outcome wait_for_all(End& end, std::size_t own_slot, os::Deadline deadline
             if (i != own_slot && participants.presence(i) == core::Presence::dead) dead = i;
         return dead.has_value();
     };
+    const auto is_anybody_absent = [&] {
+        for (std::size_t i = 0; i < count; ++i)
+            if (participants.state(i) == core::SlotState::absent) return true;
+        return participants.absent_elsewhere() != 0;
+    };
     const auto all_here = [&] {
         if (end.is_stopping() || participants.state(0) == core::SlotState::closed) return true;
-        for (std::size_t i = 0; i < count; ++i)
-            if (participants.state(i) == core::SlotState::absent) return false;
-        return true;
+        return !is_anybody_absent();
     };
     core::Spinner spinner(count, os::usable_cores());
     const core::WaitResult result =
@@ -36,8 +39,7 @@ core::Outcome wait_for_all(End& end, std::size_t own_slot, os::Deadline deadline
     if (find_dead()) return {core::Status::peer_died, *dead};
     if (result == core::WaitResult::timed_out) return {core::Status::timed_out};
     if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
-    for (std::size_t i = 0; i < count; ++i)
-        if (participants.state(i) == core::SlotState::absent) return {core::Status::peer_closed, 0};
+    if (is_anybody_absent()) return {core::Status::peer_closed, 0};
     return {core::Status::ok};
 }
 

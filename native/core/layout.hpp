@@ -86,7 +86,8 @@ struct ParticipantSlot {
     std::uint64_t pid_namespace;
     std::uint64_t joined_at;    // position at which it joined
     std::uint32_t wake_method;  // 0: futex
-    std::uint32_t reserved_0[5];
+    std::uint32_t absent_elsewhere;  // the writer's slot: readers without a slot, on other hosts, that have not attached
+    std::uint32_t reserved_0[4];
 
     std::uint64_t position;          // messages published or consumed
     std::int64_t last_progress_ns;   // CLOCK_MONOTONIC

@@ -49,6 +49,17 @@ public:
 
     void leave(std::size_t i) const noexcept { set_state(i, SlotState::closed); }
 
+    // Participants that have no slot here; only the owner of slot 0 knows of them.
+    void set_absent_elsewhere(std::uint32_t count) const noexcept {
+        SYNC_STORE(join);
+        store_release(slots_[0].absent_elsewhere, count);
+        wake_always(&segment_.header().membership);
+    }
+    std::uint32_t absent_elsewhere() const noexcept {
+        SYNC_LOAD(join);
+        return load_acquire(slots_[0].absent_elsewhere);
+    }
+
     // A place that nobody holds is given up for good: the caller keeps its lock, so nobody can attach there later.
     // False if a living process holds it.
     bool release(std::size_t i) const {

@@ -14,6 +14,7 @@ from memlane.broadcast import (
     in_the_same_node_as,
 )
 from memlane.errors import (
+    AccessRefused,
     Cancelled,
     Closed,
     ConcurrentUse,
@@ -39,6 +40,7 @@ from memlane.errors import (
     ViewInUse,
     WriterClosed,
     WriterDied,
+    WriterUnreachable,
     WrongProcess,
     WrongRole,
 )
@@ -55,6 +57,7 @@ from memlane.store import (
 )
 
 __all__ = [
+    "AccessRefused",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
@@ -94,6 +97,7 @@ __all__ = [
     "ViewInUse",
     "WriterClosed",
     "WriterDied",
+    "WriterUnreachable",
     "WrongProcess",
     "WrongRole",
     "in_the_same_node_as",

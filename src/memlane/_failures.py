@@ -163,12 +163,16 @@ def writer_of(end: End) -> str:
 
 
 def absent_readers(end: End) -> list[str]:
-    """Who has not attached yet."""
-    return [
+    """Who has not attached yet; readers on other hosts only the writer can tell apart."""
+    absent = [
         f"reader {rank} (never attached)"
         for slot, rank in enumerate(end.ranks, start=1)
         if participant(end, slot).state == "absent"
     ]
+    elsewhere = cast("RingWriter", end).absent_elsewhere
+    if elsewhere:
+        absent.append(f"{elsewhere} readers on other hosts (never attached)")
+    return absent
 
 
 def blocking_readers(end: End) -> list[str]:

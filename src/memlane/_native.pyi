@@ -87,6 +87,22 @@ class Outgoing:
     def add_buffer(self, buffer: object) -> bool:
         """True leaves it in the stream."""
 
+class Encoder:
+    """An object on its way to bytes, encoded once for everybody."""
+
+    def __init__(self, codec: object) -> None: ...
+    def encode(self, object: object | None) -> None:
+        """Until clear() the message refers to its memory."""
+
+    def clear(self) -> None: ...
+    def parts(self) -> list[tuple[int, bytes | memoryview]]:
+        """(offset in the message, bytes there) of every piece, until clear()."""
+
+    @property
+    def kind(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
 class Incoming:
     """The stream of a large message, as a file for an Unpickler."""
 
@@ -97,6 +113,11 @@ class Incoming:
 class PooledBuffer:
     """Memory of an array that a reader owns."""
 
+def pooled(nbytes: int) -> PooledBuffer:
+    """
+    Private, writable memory that is used again; what it holds is anything.
+    """
+
 class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
 
@@ -105,6 +126,9 @@ class RingWriter:
     ) -> None: ...
     def send(self, object: object | None, timeout: object | None) -> None:
         """One object, encoded."""
+
+    def send_encoded(self, encoder: Encoder, timeout: object | None) -> None:
+        """What the encoder has."""
 
     def begin_write(self, timeout: float | None) -> memoryview:
         """The next chunk, free to be filled by hand."""
@@ -116,6 +140,11 @@ class RingWriter:
 
     def release_reader(self, reader: int) -> bool:
         """Stops waiting for a reader that is dead or absent; False if it lives."""
+
+    def set_absent_elsewhere(self, count: int) -> None:
+        """
+        Readers on other hosts that have not attached; the local ones wait for them, too.
+        """
 
     def close(self) -> None: ...
     def abandon(self) -> None:
@@ -132,6 +161,8 @@ class RingWriter:
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
+    @property
+    def absent_elsewhere(self) -> int: ...
     def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
 
@@ -171,6 +202,8 @@ class RingReader:
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
+    @property
+    def absent_elsewhere(self) -> int: ...
     @property
     def place(self) -> int:
         """Of the reader among the local ones."""

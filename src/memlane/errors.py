@@ -110,6 +110,21 @@ class WriterDied(MemlaneError, RuntimeError):
         self.pid = pid
 
 
+class WriterUnreachable(MemlaneError, ConnectionError):
+    """Nobody answers at the address of a handle; nothing was attached."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(
+            f"the writer at {address} cannot be reached: {why}. It may have closed or died, or "
+            f"its address may not be one that this host can reach (see connect_ip)"
+        )
+        self.address = address
+
+
+class AccessRefused(MemlaneError, PermissionError):
+    """One side of a connection could not prove to be who the handle says; nothing was attached."""
+
+
 # The group ------------------------------------------------------------------------------------
 
 

@@ -1,16 +1,30 @@
-"""The two native ends of a queue on one host, each with its memory."""
+"""The ends of a queue: what `MessageQueue` puts its calls to.
+
+On one host an end is native (`RingWriter`, `RingReader`), wrapped in what it does not know: ranks
+and statistics. `send` and `receive` are the native methods themselves, so that a message crosses
+into native code and nothing else. Ends over the network are in `network.py`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
+from memlane._failures import participant
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane._segments import name_of
 from memlane._serialization import Codec, codec_of
-from memlane.errors import RankTaken
+from memlane.broadcast.blocks import ViewBlock, read_block, write_block
+from memlane.broadcast.statistics import QueueStatistics, queue_statistics
+from memlane.errors import Closed, InvalidArgument, RankTaken
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import threading
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    import zmq
 
     from memlane.broadcast.handle import Handle
 
@@ -19,33 +33,196 @@ if TYPE_CHECKING:
 RESERVED_CHUNK_BYTES = 64 * 1024
 
 
-def new_writer(
-    geometry: RingGeometry, queue_id: bytes, ranks: Sequence[int], codec: Codec, keep_bytes: int
-) -> tuple[RingSegment, RingWriter]:
-    """A new segment, and the writer's end of it. Fails whole."""
-    segment = RingSegment.create(
-        geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
-    )
-    try:
-        return segment, RingWriter(segment, ranks, codec, keep_bytes)
-    except BaseException:
-        segment.abandon()  # now, and not when the traceback goes
-        raise
+class End(Protocol):
+    """What both kinds of ends have. `segment` and `position` are None and 0 without a ring."""
+
+    @property
+    def segment(self) -> RingSegment | None: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def socket(self) -> zmq.Socket[bytes] | None: ...
+    def wait_until_ready(self, timeout: float | None) -> None: ...
+    def statistics(self) -> QueueStatistics: ...
+    def check(self) -> None: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
-def new_reader(
-    geometry: RingGeometry, name: str, handle: Handle, rank: int
-) -> tuple[RingSegment, RingReader]:
-    """The segment `name`, joined, and reader `rank`'s end of it. Fails whole."""
-    place = handle.local_reader_ranks.index(rank)
-    codec = codec_of(handle.serializer)
-    queue_id = bytes.fromhex(handle.queue_id)
-    try:
-        segment = RingSegment.attach(geometry, name, queue_id, RESERVED_CHUNK_BYTES, slot=1 + place)
+class WriterEnd(End, Protocol):
+    """`send` raises as `MessageQueue.enqueue` does, with nothing sent."""
+
+    @property
+    def send(self) -> Callable[[Any, float | None], None]: ...
+    def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]: ...
+    def release_reader(self, rank: int) -> None: ...
+    def secrets_for(self, rank: int | None) -> list[str]: ...
+
+
+class ReaderEnd(End, Protocol):
+    """`receive` raises as `MessageQueue.dequeue` does."""
+
+    @property
+    def receive(self) -> Callable[[float | None, threading.Event | None], Any]: ...
+    @property
+    def place(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    def view(
+        self, owner: object, timeout: float | None, cancel: threading.Event | None
+    ) -> AbstractContextManager[Any]: ...
+    def block(
+        self, owner: object, timeout: float | None, cancel: threading.Event | None
+    ) -> AbstractContextManager[memoryview]: ...
+
+
+class LocalWriter:
+    """The writer of a ring."""
+
+    socket = None
+
+    def __init__(
+        self,
+        geometry: RingGeometry,
+        queue_id: bytes,
+        ranks: Sequence[int],
+        codec: Codec,
+        keep_bytes: int,
+    ) -> None:
+        """A new segment, and the writer's end of it. Fails whole."""
+        self.segment = RingSegment.create(
+            geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
+        )
         try:
-            return segment, RingReader(segment, handle.local_reader_ranks, codec, place)
+            self.native = RingWriter(self.segment, ranks, codec, keep_bytes)
         except BaseException:
-            segment.abandon()  # now, and not when the traceback goes
+            self.segment.abandon()  # now, and not when the traceback goes
             raise
-    except RankTaken as error:
-        raise RankTaken(f"reader {rank} cannot attach: {error}") from None
+        self.send: Callable[[Any, float | None], None] = self.native.send
+        self.wait_until_ready = self.native.wait_until_ready
+        self.check = self.native.check
+        self.close = self.native.close
+        self.abandon = self.native.abandon
+
+    @property
+    def position(self) -> int:
+        return self.native.position
+
+    def statistics(self) -> QueueStatistics:
+        return queue_statistics(self.native)
+
+    def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:
+        return write_block(owner, self.native, timeout)
+
+    def secrets_for(self, rank: int | None) -> list[str]:
+        if rank is not None and rank not in self.native.ranks:
+            raise no_such_reader(rank, self.native.ranks)
+        return []
+
+    def release_reader(self, rank: int) -> None:
+        if rank not in self.native.ranks:
+            raise no_such_reader(rank, self.native.ranks)
+        place = self.native.ranks.index(rank)
+        if not self.native.release_reader(place):
+            who = participant(self.native, 1 + place)
+            state = "attaching" if who.state == "absent" else f"{who.state} (pid {who.pid})"
+            raise InvalidArgument(
+                f"reader {rank} is {state}: only a dead or absent reader can be released; end its "
+                f"process first"
+            )
+
+
+class LocalReader:
+    """A reader of a ring."""
+
+    socket = None
+
+    def __init__(self, geometry: RingGeometry, name: str, handle: Handle, rank: int) -> None:
+        """The segment `name`, joined, and reader `rank`'s end of it. Fails whole."""
+        self.rank = rank
+        place = handle.local_reader_ranks.index(rank)
+        codec = codec_of(handle.serializer)
+        queue_id = bytes.fromhex(handle.queue_id)
+        try:
+            self.segment = RingSegment.attach(
+                geometry, name, queue_id, RESERVED_CHUNK_BYTES, slot=1 + place
+            )
+            try:
+                self.native = RingReader(self.segment, handle.local_reader_ranks, codec, place)
+            except BaseException:
+                self.segment.abandon()  # now, and not when the traceback goes
+                raise
+        except RankTaken as error:
+            raise RankTaken(f"reader {rank} cannot attach: {error}") from None
+        self.receive: Callable[[float | None, threading.Event | None], Any] = self.native.receive
+        self.wait_until_ready = self.native.wait_until_ready
+        self.check = self.native.check
+        self.close = self.native.close
+        self.abandon = self.native.abandon
+
+    @property
+    def position(self) -> int:
+        return self.native.position
+
+    @property
+    def place(self) -> int:
+        return self.native.place
+
+    def statistics(self) -> QueueStatistics:
+        return queue_statistics(self.native)
+
+    def view(
+        self, owner: object, timeout: float | None, cancel: threading.Event | None
+    ) -> AbstractContextManager[Any]:
+        return ViewBlock(owner, self.native, timeout, cancel)
+
+    def block(
+        self, owner: object, timeout: float | None, cancel: threading.Event | None
+    ) -> AbstractContextManager[memoryview]:
+        return read_block(owner, self.native, timeout, cancel)
+
+
+class LonelyWriter:
+    """The writer of a queue that nobody reads: it keeps nothing, and waits for nobody."""
+
+    segment = socket = None
+    position = 0
+
+    def __init__(self, max_chunk_bytes: int) -> None:
+        self._max_chunk_bytes = max_chunk_bytes
+        self._is_closed = False
+
+    def check(self) -> None:
+        if self._is_closed:
+            raise Closed("this end is closed")
+
+    def send(self, _obj: Any, _timeout: float | None) -> None:
+        self.check()
+
+    def wait_until_ready(self, _timeout: float | None) -> None:
+        self.check()
+
+    def statistics(self) -> QueueStatistics:
+        self.check()
+        return QueueStatistics("writer", None, os.getpid(), 0, 0, 0, 0, ())
+
+    def block(self, _owner: object, _timeout: float | None) -> AbstractContextManager[memoryview]:
+        self.check()
+        return nullcontext(memoryview(bytearray(self._max_chunk_bytes)))
+
+    def release_reader(self, rank: int) -> None:
+        raise no_such_reader(rank, [])
+
+    def secrets_for(self, rank: int | None) -> list[str]:
+        if rank is not None:
+            raise no_such_reader(rank, [])
+        return []
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    abandon = close
+
+
+def no_such_reader(rank: int, ranks: Sequence[int]) -> InvalidArgument:
+    return InvalidArgument(f"the queue has no reader {rank}: its ranks are {list(ranks)}")

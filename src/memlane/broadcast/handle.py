@@ -11,7 +11,7 @@ from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; a queue and its readers must agree.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass
@@ -28,6 +28,14 @@ class Handle:
         format_version: of the handle and of the messages.
         queue_id: 32 hexadecimal digits; a segment of another queue is refused.
         serializer: how the writer's objects become bytes.
+        n_remote_reader: how many readers are on other hosts.
+        remote_liveness: seconds after which a reader or writer there that cannot be reached is
+            dead.
+        remote_server_key: the writer's public key, empty where the network is plaintext; only who
+            knows it can begin to speak to the writer.
+        remote_reader_keys: the secret keys of all remote readers, or that of one.
+
+    The keys are left out of its repr.
     """
 
     local_reader_ranks: list[int] = field(default_factory=list)
@@ -38,6 +46,10 @@ class Handle:
     format_version: int = FORMAT_VERSION
     queue_id: str = ""
     serializer: str = "pickle"
+    n_remote_reader: int = 0
+    remote_liveness: float = 3.0
+    remote_server_key: str = field(default="", repr=False)
+    remote_reader_keys: list[str] = field(default_factory=list, repr=False)
 
     def to_json(self) -> str:
         """Plain JSON text, for wherever a pickle cannot go."""
@@ -95,6 +107,10 @@ class Handle:
                 )
         elif self.local_reader_ranks:
             raise InvalidArgument("the handle names local readers, but no ring")
+        if self.remote_subscribe_addr is not None:
+            from memlane.broadcast.remote.credentials import check_handle
+
+            check_handle(self)
 
 
 def checked_rank(rank: object) -> int:

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
-from memlane._failures import participant
-from memlane._native import RingReader
 from memlane._segments import new_id
 from memlane._serialization import codec_of
-from memlane.broadcast.blocks import ViewBlock, read_block, write_block
-from memlane.broadcast.ends import new_reader, new_writer
+from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
 from memlane.broadcast.grouping import create_from_process_group
-from memlane.broadcast.handle import Handle, checked_ranks
+from memlane.broadcast.handle import Handle, checked_rank, checked_ranks
 from memlane.broadcast.ring import ShmRingBuffer, ring_geometry
 from memlane.broadcast.socket import receive_pickled
-from memlane.broadcast.statistics import QueueStatistics, queue_statistics
-from memlane.errors import (
-    Closed,
-    InvalidArgument,
-    InvalidType,
-    Unsupported,
-    WriterClosed,
-    WrongRole,
-)
+from memlane.errors import Closed, InvalidArgument, InvalidType, WriterClosed, WrongRole
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from typing import Self
 
     import zmq
 
-    from memlane._native import RingGeometry, RingSegment, RingWriter
+    from memlane._native import RingGeometry
+    from memlane.broadcast.ends import End, ReaderEnd, WriterEnd
+    from memlane.broadcast.statistics import QueueStatistics
 
 
 class MessageQueue:
@@ -49,17 +39,25 @@ class MessageQueue:
         local_reader_ranks: their ranks, `range(n_local_reader)` if None.
         max_chunk_bytes: a message that is larger takes its way behind the ring, in the same order.
         max_chunks: messages that the writer may be ahead of the slowest reader.
-        connect_ip: address for readers on other hosts.
+        connect_ip: this host's address as readers on other hosts reach it, IPv4 or IPv6; the
+            kernel chooses the port. None: the address that packets to other hosts leave from.
         spill_keep_bytes: of the space behind the ring so much stays allocated for the next large
             message; more is given back as soon as every reader has finished with it.
         serializer: "pickle", or "msgpack" for who must not execute code by decoding; readers learn
             it from the handle. With msgpack tuples come back as lists, and types that it has not
             are refused at `enqueue`.
+        remote_window: messages that may be on their way to a reader on another host.
+        remote_window_bytes: bytes that may; a message that is larger travels alone.
+        remote_liveness: seconds after which a reader on another host, or for it its writer, that
+            cannot be reached is dead. Stopped is not unreachable.
+        listen_on_all: listen on all interfaces, and not on `connect_ip` only.
+        insecure_network: neither encrypt nor prove who is who; needs serializer="msgpack".
 
     Raises:
-        InvalidArgument: negative counts, more local readers than readers, ranks that do not fit.
+        InvalidArgument: negative counts, more local readers than readers, ranks that do not fit,
+            no address of this host.
         ShmExhausted: /dev/shm has no space for it.
-        Unsupported: readers on other hosts.
+        Unsupported: there are remote readers, and libzmq was built without CURVE.
 
     Between the ends no lock is taken and, while nobody sleeps, no system call is made: `enqueue`
     crosses into native code once and copies the pickled object once, and so does `dequeue`. One
@@ -79,6 +77,11 @@ class MessageQueue:
         *,
         spill_keep_bytes: int = 256 * 1024 * 1024,
         serializer: str = "pickle",
+        remote_window: int = 1024,
+        remote_window_bytes: int = 64 * 1024 * 1024,
+        remote_liveness: float = 3.0,
+        listen_on_all: bool = False,
+        insecure_network: bool = False,
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0)
         local = integer_from("n_local_reader", n_local_reader, 0)
@@ -90,49 +93,69 @@ class MessageQueue:
         codec = codec_of(serializer)
         if connect_ip is not None and not isinstance(connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
-        if local < readers:
-            raise Unsupported(
-                f"{readers - local} of {readers} readers are on other hosts, which this version "
-                f"of memlane cannot serve; n_local_reader must equal n_reader"
-            )
-
         queue_id = new_id()
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
-        if local == 0:
-            self._setup(handle, geometry, None, None)
+        if local == readers:
+            end = (
+                LocalWriter(geometry, queue_id, ranks, codec, keep)
+                if local
+                else LonelyWriter(geometry.max_chunk_bytes)
+            )
+            self._setup(handle, geometry, end, None)
             return
-        segment, writer = new_writer(geometry, queue_id, ranks, codec, keep)
-        handle.buffer_handle = (
-            geometry.n_reader,
-            geometry.max_chunk_bytes,
-            geometry.max_chunks,
-            segment.name,
+        from memlane.broadcast.network import writer_with_remote_readers
+
+        self._setup(
+            handle,
+            geometry,
+            writer_with_remote_readers(
+                handle,
+                geometry,
+                codec,
+                keep,
+                readers - local,
+                connect_ip=connect_ip,
+                listen_on_all=listen_on_all,
+                window=remote_window,
+                window_bytes=remote_window_bytes,
+                liveness=remote_liveness,
+                insecure=insecure_network,
+            ),
+            None,
         )
-        self._setup(handle, geometry, segment, writer)
 
     @staticmethod
     def create_from_handle(handle: Handle, rank: int) -> MessageQueue:
         """Attaches reader `rank` to the queue; it gets every message from the first.
 
+        A rank in `local_reader_ranks` reads from shared memory, any other one over the network.
+
         Raises:
             SegmentMissing: the queue is gone, on another host, or everybody has attached.
-            RankTaken: that rank is, or was, attached.
+            RankTaken: that rank is, or was, attached, or as many remote readers as there may be.
             SegmentRefused, LayoutMismatch: what bears the name is not the queue's memory.
+            WriterUnreachable: nobody answers at the handle's address.
+            AccessRefused: who answers there is not the queue's writer, or does not know this key.
             InvalidArgument: a negative rank, or one that the queue does not have.
         """
         if not isinstance(handle, Handle):
             raise InvalidType(f"a Handle is needed, not {type(handle).__name__}")
-        rank = integer_from("rank", rank, 0)
+        rank = checked_rank(rank)
         handle.validate()
-        if rank not in handle.local_reader_ranks or handle.buffer_handle is None:
-            raise InvalidArgument(
-                f"the queue has no reader {rank}: its ranks are {handle.local_reader_ranks}"
-            )
-        *numbers, name = handle.buffer_handle
-        geometry = ring_geometry(*numbers)
-        segment, reader = new_reader(geometry, name, handle, rank)
+        end: ReaderEnd
+        if rank in handle.local_reader_ranks and handle.buffer_handle is not None:
+            *numbers, name = handle.buffer_handle
+            geometry = ring_geometry(*numbers)
+            end = LocalReader(geometry, name, handle, rank)
+        elif handle.remote_subscribe_addr is not None:
+            from memlane.broadcast.network import NetworkReader
+
+            geometry = None
+            end = NetworkReader(handle, rank)
+        else:
+            raise no_such_reader(rank, handle.local_reader_ranks)
         queue = MessageQueue.__new__(MessageQueue)
-        queue._setup(handle, geometry, segment, reader)
+        queue._setup(handle, geometry, None, end)
         return queue
 
     create_from_process_group = staticmethod(create_from_process_group)
@@ -140,46 +163,60 @@ class MessageQueue:
     def _setup(
         self,
         handle: Handle,
-        geometry: RingGeometry,
-        segment: RingSegment | None,
-        end: RingWriter | RingReader | None,
+        geometry: RingGeometry | None,
+        writer: WriterEnd | None,
+        reader: ReaderEnd | None,
     ) -> None:
         self.handle = handle
         self.n_local_reader = len(handle.local_reader_ranks)
-        self.n_remote_reader = 0
+        self.n_remote_reader = handle.n_remote_reader
         self.local_socket = None
-        self.remote_socket = None
         self._geometry = geometry
-        self._segment = segment
-        self._reader = end if isinstance(end, RingReader) else None
-        self._writer = None if isinstance(end, RingReader) else end
-        self._is_writer = self._reader is None
-        self._is_local_reader = self._reader is not None
-        self._is_remote_reader = False
-        self._is_closed = False  # for the end that is no end: a writer without readers
+        self._writer = writer
+        self._reader = reader
+        end = writer or reader
+        if writer is not None and writer.segment is not None and geometry is not None:
+            g = geometry
+            ring = (g.n_reader, g.max_chunk_bytes, g.max_chunks, writer.segment.name)
+            handle.buffer_handle = ring
+        self._is_writer = writer is not None
+        self._is_local_reader = reader is not None and reader.segment is not None
+        self._is_remote_reader = reader is not None and reader.segment is None
+        self._is_closed = False  # by this object; the end may have been closed by its ring
         self._finalizer = None if end is None else weakref.finalize(self, end.abandon)
 
     # Both ends ------------------------------------------------------------------------------
 
     @property
-    def buffer(self) -> ShmRingBuffer | None:
-        """The ring, for whoever wants to see its bytes. Closing it closes the queue."""
-        if self._segment is None:
-            return None
-        return ShmRingBuffer._of_queue(self._geometry, self._segment, self.close)
+    def _end(self) -> End:
+        end = self._reader if self._writer is None else self._writer
+        if end is None:
+            raise Closed("this end was never opened")
+        return end
 
     @property
-    def _end(self) -> RingWriter | RingReader | None:
-        return self._writer if self._reader is None else self._reader
+    def buffer(self) -> ShmRingBuffer | None:
+        """The ring, for whoever wants to see its bytes. Closing it closes the queue."""
+        segment = self._end.segment
+        if segment is None or self._geometry is None:
+            return None
+        return ShmRingBuffer._of_queue(self._geometry, segment, self.close)
+
+    @property
+    def remote_socket(self) -> zmq.Socket[bytes] | None:
+        """What is connected to other hosts. It is in use: look at it, and do nothing with it."""
+        return self._end.socket
 
     @property
     def current_idx(self) -> int:
         """The chunk of the next message, -1 without a ring."""
-        return -1 if self._end is None else self._end.position % self._geometry.max_chunks
+        if self._geometry is None or self._end.segment is None:
+            return -1
+        return self._end.position % self._geometry.max_chunks
 
     @property
     def local_reader_rank(self) -> int:
-        """This reader's place in `local_reader_ranks`, -1 on the writer."""
+        """This reader's place in `local_reader_ranks`, -1 on the writer and on remote readers."""
         return -1 if self._reader is None else self._reader.place
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
@@ -192,9 +229,6 @@ class MessageQueue:
             TimedOut: it names who is missing.
             ReaderDied, WriterDied: somebody died meanwhile or before.
         """
-        if self._end is None:
-            self._check_open()
-            return
         self._end.wait_until_ready(timeout)
 
     def broadcast_object(self, obj: Any = None) -> Any:
@@ -206,11 +240,7 @@ class MessageQueue:
 
     def statistics(self) -> QueueStatistics:
         """Counters of this end and the state of every reader; some system calls per reader."""
-        end = self._end
-        if end is None:
-            self._check_open()
-            return QueueStatistics("writer", None, os.getpid(), 0, 0, 0, 0, ())
-        return queue_statistics(end)
+        return self._end.statistics()
 
     def close(self) -> None:
         """Ends this end and says so to the peers. Idempotent, from any thread.
@@ -221,13 +251,12 @@ class MessageQueue:
         the name, the descriptors and the lock go now.
         """
         self._is_closed = True
-        if self._end is not None:
-            self._end.close()
+        self._end.close()
         if self._finalizer is not None:
             self._finalizer.detach()
 
     def __enter__(self) -> Self:
-        self._check_open()
+        self._end.check()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -237,14 +266,8 @@ class MessageQueue:
             self._is_closed = True
             self._finalizer()  # frees everything, announces nothing: to the peers this is a death
 
-    def _check_open(self) -> None:
-        if self._end is not None:
-            self._end.check()
-        elif self._is_closed:
-            raise Closed("this end is closed")
-
     def __repr__(self) -> str:
-        role = "writer" if self._is_writer else f"reader {self.local_reader_rank}"
+        role = "writer" if self._reader is None else f"reader {self._reader.rank}"
         closed = " closed" if self._is_closed else ""
         return (
             f"<MessageQueue {self.handle.queue_id[:8]} {role}{closed}, "
@@ -253,19 +276,18 @@ class MessageQueue:
 
     # The writer -----------------------------------------------------------------------------
 
-    def _must_be_writer(self, call: str) -> None:
-        if not self._is_writer:
+    def _must_be_writer(self, call: str) -> WriterEnd:
+        if self._writer is None:
             raise WrongRole(f"Only the writer can {call}")
+        return self._writer
 
     def export_handle(self, rank: int | None = None) -> Handle:
         """What readers attach by. With a rank it carries only that reader's secrets."""
-        self._must_be_writer("export_handle")
-        self._check_open()
-        if rank is not None and integer_from("rank", rank, 0) not in self.handle.local_reader_ranks:
-            raise InvalidArgument(
-                f"the queue has no reader {rank}: its ranks are {self.handle.local_reader_ranks}"
-            )
-        return replace(self.handle, local_reader_ranks=list(self.handle.local_reader_ranks))
+        writer = self._must_be_writer("export_handle")
+        writer.check()
+        keys = writer.secrets_for(None if rank is None else checked_rank(rank))
+        ranks = list(self.handle.local_reader_ranks)
+        return replace(self.handle, local_reader_ranks=ranks, remote_reader_keys=keys)
 
     def enqueue(self, obj: Any, timeout: float | None = None) -> None:
         """Sends `obj` to all readers; blocks while the ring is full.
@@ -279,11 +301,7 @@ class MessageQueue:
 
         Whatever it raises, nothing was sent.
         """
-        writer = self._writer
-        if writer is None:
-            self._must_be_writer("enqueue")
-            self._check_open()
-            return
+        writer = self._writer or self._must_be_writer("enqueue")
         writer.send(obj, timeout)
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
@@ -292,11 +310,7 @@ class MessageQueue:
         Leaving it by an exception publishes nothing. A slice that survives the block could
         change the message later: `ViewInUse`, and nothing is published.
         """
-        self._must_be_writer("acquire_write")
-        if self._writer is None:
-            self._check_open()
-            return nullcontext(memoryview(bytearray(self._geometry.max_chunk_bytes)))
-        return write_block(self, self._writer, timeout)
+        return self._must_be_writer("acquire_write").block(self, timeout)
 
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that died or never attached; its place is gone for good.
@@ -304,23 +318,11 @@ class MessageQueue:
         Raises:
             InvalidArgument: there is no such reader, or it lives (stopped or slow is not dead).
         """
-        self._must_be_writer("release_reader")
-        if integer("rank", rank) not in self.handle.local_reader_ranks or self._writer is None:
-            raise InvalidArgument(
-                f"the queue has no reader {rank}: its ranks are {self.handle.local_reader_ranks}"
-            )
-        place = self.handle.local_reader_ranks.index(rank)
-        if not self._writer.release_reader(place):
-            who = participant(self._writer, 1 + place)
-            state = "attaching" if who.state == "absent" else f"{who.state} (pid {who.pid})"
-            raise InvalidArgument(
-                f"reader {rank} is {state}: only a dead or absent reader can be released; end its "
-                f"process first"
-            )
+        self._must_be_writer("release_reader").release_reader(integer("rank", rank))
 
     # A reader -------------------------------------------------------------------------------
 
-    def _must_be_reader(self, call: str) -> RingReader:
+    def _must_be_reader(self, call: str) -> ReaderEnd:
         if self._reader is None:
             raise WrongRole(f"Only readers can {call}")
         return self._reader
@@ -362,7 +364,7 @@ class MessageQueue:
 
         Raises as `dequeue` does, on entering the block.
         """
-        return ViewBlock(self, self._must_be_reader("dequeue_view"), timeout, cancel)
+        return self._must_be_reader("dequeue_view").view(self, timeout, cancel)
 
     def acquire_read(
         self, timeout: float | None = None, cancel: threading.Event | None = None
@@ -372,7 +374,7 @@ class MessageQueue:
         If a slice or an array of it survives the block, leaving it raises `ViewInUse`, and the
         chunk is released when the last of them goes.
         """
-        return read_block(self, self._must_be_reader("acquire_read"), timeout, cancel)
+        return self._must_be_reader("acquire_read").block(self, timeout, cancel)
 
     def __iter__(self) -> Iterator[Any]:
         self._must_be_reader("iterate")

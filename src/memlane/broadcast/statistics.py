@@ -29,6 +29,7 @@ class ReaderStatistics:
         is_waiting: it is in a call that waits for the next message.
         views: chunks that it keeps because something of it refers to them.
         views_since: since when it keeps the oldest of them, on the same clock; None without any.
+        address: `host:port` of a reader on another host, None for all others.
     """
 
     rank: int
@@ -39,6 +40,7 @@ class ReaderStatistics:
     is_waiting: bool
     views: int
     views_since: float | None
+    address: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,264 @@
+"""The ends of a queue that has readers on other hosts, alone or beside those on this one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from memlane._failures import failure, participant
+from memlane._native import Encoder
+from memlane._serialization import Codec, codec_of
+from memlane.broadcast.blocks import write_block
+from memlane.broadcast.ends import LocalWriter
+from memlane.broadcast.remote.end import deadline_of, remaining
+from memlane.broadcast.remote.joining import attach
+from memlane.broadcast.remote.message import decode
+from memlane.broadcast.remote.options import RemoteOptions
+from memlane.broadcast.remote.outbox import pieces_of
+from memlane.broadcast.remote.wire import Kind
+from memlane.broadcast.remote.writer import RemoteWriter
+from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
+from memlane.errors import Closed, WrongRole
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    import zmq
+
+    from memlane._native import RingGeometry, RingSegment
+    from memlane.broadcast.handle import Handle
+
+
+class NetworkWriter:
+    """Sends to remote readers, and through a ring to local ones, if there are any: one encoding.
+
+    Room is found everywhere before anything is sent. What was reserved in the windows stays free,
+    because nobody else sends, so the ring can be waited for last.
+    """
+
+    def __init__(
+        self,
+        local: LocalWriter | None,
+        n_remote: int,
+        local_ranks: list[int],
+        options: RemoteOptions,
+        queue_id: str,
+        max_chunk_bytes: int,
+    ) -> None:
+        self._local = local
+        self._max_chunk_bytes = max_chunk_bytes
+        self._encoder = Encoder(codec_of(options.serializer))
+        self.segment: RingSegment | None = None
+        self.remote = RemoteWriter(n_remote, local_ranks, options, queue_id)
+        if local is not None and local.segment is not None:
+            self.segment = local.segment
+            self.remote.live_beside(self._absent_here, self._find_dead_here, self._tell_here)
+        self.close = self._closing("close")
+        self.abandon = self._closing("abandon")
+
+    def _closing(self, how: str) -> Any:
+        ends = [end for end in (self._local, self.remote) if end is not None]
+
+        def close() -> None:
+            for end in ends:
+                getattr(end, how)()
+
+        return close
+
+    @property
+    def position(self) -> int:
+        return 0 if self._local is None else self._local.position
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        return self.remote.socket
+
+    def check(self) -> None:
+        self.remote.check()
+
+    def send(self, obj: Any, timeout: float | None) -> None:
+        deadline = deadline_of(timeout)
+        remote, encoder = self.remote, self._encoder
+        with remote:
+            try:
+                encoder.encode(obj)
+                remote.check()  # pickling may have forked
+                size = encoder.nbytes
+                has_waited = remote.reserve(size, deadline, timeout)
+                pieces = remote.pieces(encoder)  # what may fail comes before the ring
+                if self._local is not None:
+                    left = remaining(deadline) if has_waited else timeout
+                    self._local.native.send_encoded(encoder, left)
+                remote.publish(pieces, size)
+            finally:
+                encoder.clear()
+
+    @contextmanager
+    def block(self, owner: object, timeout: float | None) -> Iterator[memoryview]:
+        """Of the raw bytes remote readers learn only that there were some (`CorruptMessage`)."""
+        deadline = deadline_of(timeout)
+        remote = self.remote
+        with remote:
+            remote.reserve(0, deadline, timeout)
+            pieces = pieces_of(remote.epoch, remote.outbox.next, Kind.RAW, 0, [])
+            if self._local is None:
+                yield memoryview(bytearray(self._max_chunk_bytes))
+            else:
+                with write_block(owner, self._local.native, remaining(deadline)) as view:
+                    yield view
+            remote.publish(pieces, 0)
+
+    def wait_until_ready(self, timeout: float | None) -> None:
+        deadline = deadline_of(timeout)
+        self.remote.wait_until_ready(timeout)
+        if self._local is not None:
+            self._local.wait_until_ready(remaining(deadline))
+
+    def release_reader(self, rank: int) -> None:
+        if self._local is not None and rank in self._local.native.ranks:
+            self._local.release_reader(rank)
+        else:
+            self.remote.release_reader(rank)
+
+    def secrets_for(self, rank: int | None) -> list[str]:
+        if self._local is not None and rank in self._local.native.ranks:
+            return []
+        return self.remote.secrets_for(rank)
+
+    def statistics(self) -> QueueStatistics:
+        remote = self.remote
+        rows = remote.statistics()
+        waits, spills = remote.waits, 0
+        if self._local is not None:
+            here = self._local.statistics()
+            rows = here.readers + rows
+            waits, spills = waits + here.waits, here.spills
+        sent = remote.outbox
+        return QueueStatistics(
+            "writer", None, os.getpid(), sent.next, sent.bytes, waits, spills, rows
+        )
+
+    # For the remote end, of the local readers; also asked by its thread, while the ring closes.
+
+    def _slots_here(self) -> list[tuple[int, int, str]]:
+        if self._local is None:
+            return []
+        native = self._local.native
+        with suppress(Closed):
+            return [
+                (rank, slot, participant(native, slot).state)
+                for slot, rank in enumerate(native.ranks, start=1)
+            ]
+        return []
+
+    def _absent_here(self) -> list[str]:
+        return [
+            f"reader {rank} (never attached)"
+            for rank, _, state in self._slots_here()
+            if state == "absent"
+        ]
+
+    def _find_dead_here(self) -> None:
+        for _, slot, state in self._slots_here():
+            if state == "dead" and self._local is not None:
+                raise failure(self._local.native, "peer_died", slot, None)
+
+    def _tell_here(self, absent_elsewhere: int) -> None:
+        if self._local is not None:
+            with suppress(Closed):
+                self._local.native.set_absent_elsewhere(absent_elsewhere)
+
+
+def writer_with_remote_readers(
+    handle: Handle,
+    geometry: RingGeometry,
+    codec: Codec,
+    keep_bytes: int,
+    n_remote: int,
+    **options: Any,
+) -> NetworkWriter:
+    """The writer's end, and the rest of its handle. Fails whole."""
+    ranks = handle.local_reader_ranks
+    checked = RemoteOptions(serializer=handle.serializer, **options)
+    local = None
+    if ranks:
+        queue_id = bytes.fromhex(handle.queue_id)
+        local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes)
+    try:
+        writer = NetworkWriter(
+            local, n_remote, ranks, checked, handle.queue_id, geometry.max_chunk_bytes
+        )
+    except BaseException:
+        if local is not None:
+            local.abandon()
+        raise
+    endpoint = writer.remote.endpoint
+    handle.remote_subscribe_addr = endpoint.text
+    handle.remote_addr_ipv6 = endpoint.is_ipv6
+    handle.n_remote_reader = n_remote
+    handle.remote_liveness = checked.liveness
+    handle.remote_server_key = writer.remote.keys.server_key
+    handle.remote_reader_keys = list(writer.remote.keys.reader_secrets)
+    return writer
+
+
+class NetworkReader:
+    """A reader on another host than its writer."""
+
+    segment = None
+    position = 0
+    place = -1
+
+    def __init__(self, handle: Handle, rank: int) -> None:
+        self.rank = rank
+        self._codec = codec_of(handle.serializer)
+        self.remote = attach(handle, rank)
+        self.wait_until_ready = self.remote.wait_until_ready
+        self.check = self.remote.check
+        self.close = self.remote.close
+        self.abandon = self.remote.abandon
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        return self.remote.socket
+
+    def receive(self, timeout: float | None, cancel: threading.Event | None) -> Any:
+        deadline = deadline_of(timeout)
+        with self.remote:
+            message = self.remote.take(timeout, cancel, deadline)
+            return decode(message, self._codec)
+
+    @contextmanager
+    def view(
+        self, _owner: object, timeout: float | None, cancel: threading.Event | None
+    ) -> Iterator[Any]:
+        """What came over the network is the reader's own, so nothing has to be given back."""
+        yield self.receive(timeout, cancel)
+
+    def block(
+        self, _owner: object, _timeout: float | None, _cancel: threading.Event | None
+    ) -> AbstractContextManager[memoryview]:
+        raise WrongRole(
+            "Only local readers can acquire_read: a remote reader has no chunks, use dequeue"
+        )
+
+    def statistics(self) -> QueueStatistics:
+        """A remote reader knows of itself alone."""
+        self.check()
+        remote = self.remote
+        own = ReaderStatistics(
+            self.rank, os.getpid(), "running", 0, remote.last_progress, False, 0, None
+        )
+        return QueueStatistics(
+            "reader",
+            self.rank,
+            os.getpid(),
+            remote.messages,
+            remote.bytes,
+            remote.waits,
+            0,
+            (own,),
+        )

@@ -1,0 +1,240 @@
+"""What both remote ends share: one call at a time, one thread that answers meanwhile, one end.
+
+Sockets of libzmq may change threads, but be used by one at a time: `_lock` guards them and all
+state. A thread of its own (`_serve`) answers the peer while the application does something else;
+while the application is in a call, that call does it. Nobody waits with the lock held: who waits
+polls the descriptors that libzmq signals through. Those tell of *news*, so whoever used a socket
+looks at its EVENTS until nothing is left, before letting go of the lock.
+
+Which calls may come when is as in `native/bindings/end.hpp`: a second call raises `ConcurrentUse`,
+`close()` may come from any thread and from a signal handler, a forked child may only `close()`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from memlane._settings import warning_interval
+from memlane.errors import (
+    Closed,
+    ConcurrentUse,
+    InvalidArgument,
+    InvalidType,
+    MemlaneError,
+    WrongProcess,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+logger = logging.getLogger("memlane")
+
+# How long one sleep lasts at most: signals and `cancel` are looked after in between.
+SLICE = 0.1
+_LONGEST_SILENCE = 60.0  # between two words about one wait
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """A moment of `time.monotonic()`; None for never."""
+    if timeout is None:
+        return None
+    try:
+        if isnan(timeout):
+            raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
+    except TypeError:
+        raise InvalidType("timeout must be a number of seconds or None") from None
+    except OverflowError:  # an integer beyond all floats
+        return None
+    return time.monotonic() + max(float(timeout), 0.0)
+
+
+def remaining(deadline: float | None) -> float | None:
+    """Seconds until then, not below 0."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+class Stall:
+    """Says in the log, ever more rarely, whom a wait is for that lasts."""
+
+    def __init__(self, line: Callable[[float], str | None]) -> None:
+        self._line = line
+        self._started = time.monotonic()
+        self._pause: float | None = None
+        self._next = self._started + SLICE
+
+    def speak(self) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        if self._pause is None:
+            self._pause = warning_interval()
+            self._next = self._started + self._pause
+            if now < self._next:
+                return
+        self._pause = min(2 * self._pause, _LONGEST_SILENCE)
+        self._next = now + self._pause
+        line = self._line(now - self._started)
+        if line is not None:
+            logger.warning("%s", line)
+
+
+class RemoteEnd(ABC):
+    """An end with sockets of its own, all in a context of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._call_lock = threading.Lock()
+        self._call_thread: int | None = None
+        self._closing = False
+        self._announce = False
+        self._closed = False
+        self._broken: BaseException | None = None  # what ended the thread
+        self._context = zmq.Context()
+        self._closing_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name=f"memlane-{name}", daemon=True)
+        self._served_at = 0.0
+        _ends.add(self)
+
+    # Calls ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises if this end is closed or a parent process's."""
+        if self._pid != os.getpid():
+            raise WrongProcess(
+                "this object was opened by the process that forked this one; only close() may be "
+                "called here. Make a new end in the child"
+            )
+        if self._closing or self._closed:
+            raise Closed("this end is closed")
+        if self._broken is not None:
+            raise MemlaneError(
+                f"the thread of this end failed; please report it: {self._broken!r}"
+            ) from self._broken
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed or self._closing
+
+    def __enter__(self) -> None:
+        """Begins a call."""
+        self.check()
+        if not self._call_lock.acquire(blocking=False):
+            raise ConcurrentUse(
+                "another call on this end is under way; one thread at a time may use it"
+            )
+        self._call_thread = threading.get_ident()
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """Ends the call, and the end itself if it was closed meanwhile."""
+        self._call_thread = None
+        try:
+            if self._closing and self._pid == os.getpid():
+                self._finish()
+        finally:
+            self._call_lock.release()
+
+    def close(self) -> None:
+        """Ends this end and says so to the peers."""
+        self._close(announce=True)
+
+    def abandon(self) -> None:
+        """Frees everything and tells nobody."""
+        self._close(announce=False)
+
+    def _close(self, *, announce: bool) -> None:
+        if self._closed or self._pid != os.getpid():
+            self._closed = True
+            return
+        self._announce |= announce
+        self._closing = True
+        with suppress(OSError):
+            os.eventfd_write(self._closing_event, 1)
+        me = threading.get_ident()
+        if me in (self._call_thread, self._thread.ident):
+            return  # a signal handler in a call, or a finalizer in the thread: those end it
+        # In the end of the interpreter a thread may be in a call and never come out of it.
+        if self._call_lock.acquire(timeout=-1 if announce else 1.0):
+            try:
+                self._finish()
+            finally:
+                self._call_lock.release()
+
+    def _finish(self) -> None:
+        """With no call under way: ends the thread, and everything with it."""
+        if self._closed:
+            return
+        if self._thread.is_alive():
+            self._thread.join()
+        self._closed = True
+        try:
+            self._end(announce=self._announce)
+        finally:
+            os.close(self._closing_event)
+
+    @abstractmethod
+    def _end(self, *, announce: bool) -> None:
+        """Closes sockets and context; the thread is gone, and nobody calls."""
+
+    # Waiting ----------------------------------------------------------------------------------
+
+    def _poller(self, *descriptors: int) -> select.poll:
+        poller = select.poll()
+        for descriptor in (self._closing_event, *descriptors):
+            poller.register(descriptor, select.POLLIN)
+        return poller
+
+    @staticmethod
+    def _sleep(poller: select.poll, seconds: float | None) -> None:
+        """Until a descriptor has news; rounded up, or a wait would end before its deadline."""
+        poller.poll(None if seconds is None else int(seconds * 1000) + 1)
+
+    # The thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._serve()
+        except BaseException as error:  # nobody else would ever hear of it
+            self._broken = error
+            logger.exception("the thread of a remote end failed")
+
+    @abstractmethod
+    def _serve(self) -> None:
+        """Does what is due and sleeps until something is."""
+
+    # Forks ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _drop_inherited(self) -> None:
+        """In a forked child: closes its copies of the connections, and says nothing on them."""
+
+
+_ends: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for end in list(_ends):
+        with suppress(Exception):
+            if not end._closed and end._pid != os.getpid():
+                end._drop_inherited()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,102 @@
+"""A message that came over the network: its pieces put together, and the object in it."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memlane._native import pooled
+from memlane.broadcast.remote.wire import Header, Kind
+from memlane.errors import CorruptMessage
+
+if TYPE_CHECKING:
+    from memlane._native import PooledBuffer
+    from memlane._serialization import Codec
+
+_ALIGNMENT = 64  # as in native/broadcast/frames.hpp
+_HEAD = struct.Struct("<QQ")
+
+
+class Message(NamedTuple):
+    """A whole message, not decoded; `memory` is private and the reader's own."""
+
+    sequence: int
+    kind: int
+    memory: bytes | memoryview
+
+    @property
+    def size(self) -> int:
+        return len(self.memory)
+
+
+class Assembly:
+    """A message of which pieces are missing."""
+
+    def __init__(self, first: Header) -> None:
+        self.first = first
+        self._memory = memoryview(pooled(first.total))  # type: ignore[arg-type]
+
+    def add(self, header: Header, payload: memoryview) -> Message | None:
+        """The whole message once its last piece is there."""
+        first, end = self.first, header.offset + len(payload)
+        same = (first.kind, first.pieces, first.total) == (header.kind, header.pieces, header.total)
+        if not same or end > first.total:
+            raise CorruptMessage(
+                f"piece {header.piece} of message {header.sequence} does not fit: bytes "
+                f"{header.offset} to {end} of {first.total}"
+            )
+        self._memory[header.offset : end] = payload
+        if header.piece + 1 < header.pieces:
+            return None
+        return Message(header.sequence, header.kind, self._memory)
+
+
+def decode(message: Message, codec: Codec) -> Any:
+    """The object of a message. Arrays lie in the message's own memory."""
+    memory = message.memory
+    match message.kind:
+        case Kind.PLAIN:
+            try:
+                return codec.decode_plain(bytes(memory))
+            except ValueError:  # no object becomes such bytes
+                raise CorruptMessage(_BROKEN) from None
+        case Kind.BYTES:
+            return bytes(memory)
+        case Kind.OBJECT:
+            return codec.decode(memory)  # type: ignore[arg-type]
+        case Kind.FRAMES:
+            stream, buffers = _split(memoryview(memory))
+            return codec.decode_parts(stream, buffers)
+        case _:
+            raise CorruptMessage(
+                "the chunk was filled by hand; its bytes stay on the writer's host"
+            )
+
+
+_BROKEN = "the message does not hold an object that memlane wrote; it was skipped"
+
+
+def _split(memory: memoryview) -> tuple[bytes, list[PooledBuffer]]:
+    """The stream of a message and the buffers beside it, as `FrameTable` lays them out."""
+    if len(memory) < _HEAD.size:
+        raise CorruptMessage(_BROKEN)
+    count, stream_bytes = _HEAD.unpack_from(memory)
+    table_end = _HEAD.size + 8 * count
+    if count == 0 or table_end > len(memory):
+        raise CorruptMessage(_BROKEN)
+    sizes = struct.unpack_from(f"<{count}Q", memory, _HEAD.size)
+    at = _aligned(table_end)
+    stream = bytes(memory[at : at + stream_bytes])
+    at += stream_bytes
+    buffers: list[Any] = []
+    for size in sizes:
+        at = _aligned(at)
+        buffers.append(memory[at : at + size])
+        at += size
+    if at != len(memory):
+        raise CorruptMessage(_BROKEN)
+    return stream, buffers
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

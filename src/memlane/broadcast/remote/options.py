@@ -1,0 +1,62 @@
+"""What a writer may say about its readers on other hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+import zmq
+
+from memlane._checks import MAX_SEGMENT_BYTES, integer_from
+from memlane.errors import InvalidArgument, InvalidType, Unsupported
+
+LEAST_LIVENESS = 0.5
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """Checked; `MessageQueue` documents them."""
+
+    connect_ip: str | None
+    listen_on_all: bool
+    window: int
+    window_bytes: int
+    liveness: float
+    insecure: bool
+    serializer: str
+
+    def __post_init__(self) -> None:
+        integer_from("remote_window", self.window, 1)
+        if integer_from("remote_window_bytes", self.window_bytes, 1) > MAX_SEGMENT_BYTES:
+            raise InvalidArgument(f"a remote_window_bytes of {self.window_bytes} cannot be")
+        checked_liveness(self.liveness)
+        for name, value in (
+            ("listen_on_all", self.listen_on_all),
+            ("insecure_network", self.insecure),
+        ):
+            if not isinstance(value, bool):
+                raise InvalidType(f"{name} must be True or False, not {value!r}")
+        check_security(self.insecure, self.serializer)
+
+
+def checked_liveness(seconds: object) -> float:
+    """Keep-alives go out once a second, so shorter bounds would be no bounds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise InvalidType(f"remote_liveness must be a number of seconds, not {seconds!r}")
+    if not isfinite(seconds) or seconds < LEAST_LIVENESS:
+        raise InvalidArgument(f"remote_liveness must be at least {LEAST_LIVENESS}, not {seconds}")
+    return float(seconds)
+
+
+def check_security(insecure: bool, serializer: str) -> None:
+    """What arrives without proof of its origin must not be able to execute anything."""
+    if insecure and serializer != "msgpack":
+        raise InvalidArgument(
+            f'insecure_network=True needs serializer="msgpack", not {serializer!r}: whoever '
+            f"reaches the network could have readers execute what he wants"
+        )
+    if not insecure and not zmq.has("curve"):
+        raise Unsupported(
+            "this libzmq was built without CURVE, so nobody could be kept from reading along or "
+            "from sending; install pyzmq's own wheel (pip install --force-reinstall pyzmq)"
+        )

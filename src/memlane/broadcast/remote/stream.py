@@ -1,0 +1,81 @@
+"""The order of frames at a reader: nothing missing, nothing twice, nothing foreign."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memlane.broadcast.remote.message import Assembly, Message
+from memlane.broadcast.remote.wire import Header
+from memlane.errors import CorruptMessage
+
+if TYPE_CHECKING:
+    Place = tuple[int, int]
+    """Sequence and piece."""
+
+
+class Stream:
+    """Puts the frames of one writer together.
+
+    A stream begins where the writer's WELCOME says, and from there on each frame must be the next.
+    After a connection was lost it may begin before what is wanted: what is known is left out.
+    """
+
+    def __init__(self) -> None:
+        self.wanted: Place = (0, 0)  # the frame that was not seen yet
+        self.is_welcome = False
+        self._expected: Place = (0, 0)  # the frame that comes next on this connection
+        self._assembly: Assembly | None = None
+
+    def begin(self, welcome: Header) -> None:
+        place = (welcome.sequence, welcome.piece)
+        if place > self.wanted:
+            raise CorruptMessage(
+                f"the writer goes on with message {place}, but {self.wanted} is wanted"
+            )
+        self._expected = place
+        self.is_welcome = True
+
+    def add(self, header: Header, payload: memoryview) -> Message | None:
+        """The message that this frame makes whole; CorruptMessage, no change, for a wrong one."""
+        place = (header.sequence, header.piece)
+        if place != self._expected and not self.is_welcome:
+            return None  # of a stream that was given up; all that is wanted comes again
+        if place != self._expected or header.piece >= header.pieces:
+            raise CorruptMessage(
+                f"frame {place} came where {self._expected} was due: "
+                f"{'repeated' if place < self._expected else 'a gap'}; it was dropped"
+            )
+        is_known = place < self.wanted
+        message = None if is_known else self._put(header, payload)
+        is_last = header.piece + 1 == header.pieces
+        self._expected = (
+            (header.sequence + 1, 0) if is_last else (header.sequence, header.piece + 1)
+        )
+        if not is_known:
+            self.wanted = self._expected
+        return message
+
+    def _put(self, header: Header, payload: memoryview) -> Message | None:
+        if header.pieces == 1:
+            if len(payload) != header.total:
+                raise CorruptMessage(
+                    f"message {header.sequence} has {len(payload)} bytes, not {header.total}"
+                )
+            return Message(header.sequence, header.kind, payload)
+        if header.piece == 0:
+            self._assembly = Assembly(header)
+        if self._assembly is None:
+            raise CorruptMessage(f"frame {header.piece} of a message that has not begun")
+        message = self._assembly.add(header, payload)
+        if message is not None:
+            self._assembly = None
+        return message
+
+    def end(self, header: Header) -> None:
+        if (header.sequence, 0) != self._expected:
+            raise CorruptMessage(
+                f"the writer ends with message {header.sequence}, but {self._expected} was due"
+            )
+
+    def foreign(self, header: Header) -> CorruptMessage:
+        return CorruptMessage(f"a frame of another writer came (epoch {header.epoch:x}); dropped")

@@ -1,0 +1,113 @@
+"""What the kernel knows of a TCP connection, and which descriptors belong to it.
+
+A connection lives as long as the kernel of the other host answers. That needs no heartbeat of
+anybody: both ends have keep-alives on (a probe a second while nothing else flows), which the peer's
+kernel answers whether its process runs, computes or is stopped; a process that is killed has its
+connection closed by its kernel. Neither keep-alives nor TCP_USER_TIMEOUT may end a connection here:
+the latter also ends one whose reader is stopped with its window full.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+
+import zmq
+
+# Of libzmq's sockets: a probe after a second of silence, and never an end because of them.
+KEEP_ALIVE = (
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.TCP_KEEPALIVE_IDLE, 1),
+    (zmq.TCP_KEEPALIVE_INTVL, 1),
+    (zmq.TCP_KEEPALIVE_CNT, 127),
+)
+
+# Of `struct tcp_info` (linux/tcp.h), by offset.
+_INFO_BYTES = 232
+_COUNTS = struct.Struct("2x2B")  # retransmits, probes: not answered, of the latest question
+_RETRY = struct.Struct("8xI")  # us until the next retransmission
+_RECEIVED = struct.Struct("52x2I")  # ms since data came, since anything was acknowledged
+_WINDOW = struct.Struct("228xI")  # bytes that the peer would take; kernels since 5.4
+
+# A question counts as unanswered once it was seen so for this long; and one probe may well be,
+# because the kernel answers probes of a full window twice a second at most.
+DOUBT_SECONDS = 0.5
+_ENOUGH_PROBES = 2
+
+
+class Connection:
+    """One TCP connection of libzmq, by its descriptor, which stays libzmq's."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._inode = os.fstat(descriptor).st_ino
+        self._doubted_since: float | None = None
+        self.peer = _peer_of(descriptor)
+
+    @property
+    def is_open(self) -> bool:
+        """libzmq may have closed it; the number may be another file's by now."""
+        try:
+            return os.fstat(self.descriptor).st_ino == self._inode
+        except OSError:
+            return False
+
+    def is_silent(self, bound: float) -> bool:
+        """The other host has not answered for `bound` seconds, though it was asked."""
+        try:
+            with socket.fromfd(self.descriptor, socket.AF_INET, socket.SOCK_STREAM) as copy:
+                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        except OSError:  # closed meanwhile, which is_open tells
+            return False
+        silence = min(_RECEIVED.unpack_from(info)) / 1000
+        now = time.monotonic()
+        if silence < bound / 2 or not _is_unanswered(info, silence):
+            self._doubted_since = None
+            return False
+        if self._doubted_since is None:
+            self._doubted_since = now
+        return silence >= bound and now - self._doubted_since >= min(DOUBT_SECONDS, bound / 2)
+
+
+def _is_unanswered(info: bytes, silence: float) -> bool:
+    """Was something sent that the other kernel should have answered by now?
+
+    Questions to a reader whose window is full come ever more rarely: there silence alone says
+    nothing, only silence beyond the time of the next one.
+    """
+    retransmits, probes = _COUNTS.unpack_from(info)
+    is_full = len(info) >= _INFO_BYTES and _WINDOW.unpack_from(info)[0] == 0
+    if is_full and retransmits > 0:
+        return bool(silence > 1.25 * _RETRY.unpack_from(info)[0] / 1e6)
+    return bool(retransmits > 0 or probes >= _ENOUGH_PROBES)
+
+
+def _peer_of(descriptor: int) -> str:
+    """`host:port` of the other end."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        host, port = copy.getpeername()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return "an unknown address"
+
+
+def close_inherited(host: str, port: int, *, as_writer: bool) -> None:
+    """In a forked child: closes its copies of the TCP sockets of that writer or reader.
+
+    They would keep the connections of a dead parent open. Nothing is said on them.
+    """
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError, ValueError):
+            found = socket.socket(fileno=int(entry))
+            try:
+                if found.type == socket.SOCK_STREAM and found.family in _INTERNET:
+                    name = found.getsockname() if as_writer else found.getpeername()
+                    if name[1] == port and (as_writer or name[0].split("%")[0] == host):
+                        os.close(found.fileno())
+            finally:
+                found.detach()
+
+
+_INTERNET = (socket.AF_INET, socket.AF_INET6)

@@ -1,0 +1,157 @@
+"""The frames between a writer and its readers on other hosts.
+
+Every frame begins with a header, little-endian:
+
+    offset  bytes
+    0       3      "mlq"
+    3       1      version
+    4       1      what it is (`What`)
+    5       1      kind of a message, as in a ring's chunk (`Kind`)
+    6       2      0
+    8       8      epoch of the writer; 0 in a reader's first frame
+    16      8      sequence of the message, or of the next one
+    24      4      piece of the message
+    28      4      pieces of the message
+    32      8      offset of the piece in the message
+    40      8      bytes of the message
+
+A message of at most `SMALL` bytes follows its header in the same ZeroMQ part. A larger one travels
+in pieces of at most `PIECE` bytes, each in a part of its own behind its header: the I/O thread then
+encrypts one piece while the peer decrypts the one before. Pieces leave out what is padding.
+Everything else (`What`) has a body in MessagePack.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Any, NamedTuple
+
+import msgspec
+
+from memlane.errors import CorruptMessage
+
+VERSION = 1
+SMALL = 8 * 1024
+PIECE = 128 * 1024
+MOST_CONTROL = 4 * 1024
+"""Bytes of a frame that is no message; a reader sends no others."""
+
+_HEADER = Struct("<3sBBBHQQIIQQ")
+HEADER_BYTES = _HEADER.size
+_MAGIC = b"mlq"
+
+
+class What(IntEnum):
+    """What a frame is. The writer sends the first six, readers the others."""
+
+    MESSAGE = 1
+    WELCOME = 2  # answers HELLO; what follows begins where that asked for
+    READY = 3  # everybody has attached
+    ABSENT = 4  # answers ASK: who has not
+    END = 5  # there is no message with this sequence any more
+    REFUSED = 6
+    HELLO = 16
+    ACK = 17  # everything before this sequence was taken
+    ASK = 18
+    BYE = 19
+
+
+class Kind(IntEnum):
+    """How a message became bytes; `ChunkKind` in `native/broadcast/ring_layout.hpp`."""
+
+    RAW = 0
+    OBJECT = 1
+    FRAMES = 2
+    PLAIN = 3
+    BYTES = 4
+
+
+class Header(NamedTuple):
+    """Of one frame; the fields are those of the table above."""
+
+    what: int
+    epoch: int
+    sequence: int = 0
+    kind: int = 0
+    piece: int = 0
+    pieces: int = 0
+    offset: int = 0
+    total: int = 0
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(
+            _MAGIC,
+            VERSION,
+            self.what,
+            self.kind,
+            0,
+            self.epoch,
+            self.sequence,
+            self.piece,
+            self.pieces,
+            self.offset,
+            self.total,
+        )
+
+
+def header_of(part: bytes) -> Header:
+    """The header at the beginning of a frame; CorruptMessage if there is none."""
+    if len(part) < HEADER_BYTES:
+        raise CorruptMessage(f"a frame of {len(part)} bytes is shorter than its header")
+    magic, version, what, kind, _, epoch, sequence, piece, pieces, offset, total = (
+        _HEADER.unpack_from(part)
+    )
+    if magic != _MAGIC or version != VERSION:
+        raise CorruptMessage(
+            f"a frame begins with {magic!r} and version {version}, not with {_MAGIC!r} and "
+            f"version {VERSION}; use one version of memlane on both sides"
+        )
+    return Header(what, epoch, sequence, kind, piece, pieces, offset, total)
+
+
+class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A reader says who it is, and where its stream shall begin."""
+
+    queue_id: str
+    rank: int
+    pid: int
+    session: bytes  # random; a reader that comes back has the same
+    token: str  # proves the place where the connection does not (without CURVE)
+    taken: int  # messages before this sequence were taken
+    sequence: int  # the first frame that is wanted
+    piece: int
+
+
+class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What a reader must know of its writer."""
+
+    pid: int
+    window: int
+    window_bytes: int
+
+
+class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Why a reader may not attach, or not come back: `code` is the name of a `Refusal`."""
+
+    code: str
+    text: str
+
+
+class Absent(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Who has not attached yet, in words."""
+
+    names: list[str]
+
+
+def control(header: Header, body: msgspec.Struct | None = None) -> bytes:
+    """A frame that is no message."""
+    return header.pack() + (b"" if body is None else msgspec.msgpack.encode(body))
+
+
+def body_of(part: bytes, kind: type[Any]) -> Any:
+    """The body of a frame that is no message; CorruptMessage if it is not one of `kind`."""
+    try:
+        return msgspec.msgpack.decode(memoryview(part)[HEADER_BYTES:], type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise CorruptMessage(f"a frame is no {kind.__name__}: {error}") from None

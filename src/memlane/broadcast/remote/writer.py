@@ -1,0 +1,395 @@
+"""The writer's end towards readers on other hosts."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from memlane._failures import names_of
+from memlane.broadcast.remote import address, attending, lingering, tcp
+from memlane.broadcast.remote.end import (
+    SLICE,
+    RemoteEnd,
+    Stall,
+    deadline_of,
+    logger,
+    remaining,
+)
+from memlane.broadcast.remote.outbox import Message, Outbox, Piece, pieces_of
+from memlane.broadcast.remote.peer import Peer
+from memlane.broadcast.remote.places import Keys, Porter
+from memlane.broadcast.remote.sockets import can_receive, signal_of
+from memlane.broadcast.remote.wire import MOST_CONTROL, Header, What, control
+from memlane.errors import CorruptMessage, ReaderDied, TimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memlane._native import Encoder
+    from memlane.broadcast.remote.options import RemoteOptions
+    from memlane.broadcast.statistics import ReaderStatistics
+
+# A call of the application that came so recently has read what readers said, so their
+# acknowledgements need not wake the thread.
+RECENT = 0.1
+_MOST_AT_ONCE = 1000  # frames that are read before somebody else gets the lock
+_EVENTS = zmq.EVENT_DISCONNECTED
+
+
+class RemoteWriter(RemoteEnd):
+    """Sends every message to every reader, and keeps it until all have taken it.
+
+    Args:
+        places: how many readers are expected.
+        local_ranks: ranks that are not among them.
+        options: as `MessageQueue` documents them.
+        queue_id: in hexadecimal.
+
+    A message costs one copy into memory of libzmq, shared by all readers, and each reader one
+    handing over to the I/O thread, which encrypts and sends. A reader that has a full window in
+    flight is waited for; nothing is ever dropped.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        local_ranks: list[int],
+        options: RemoteOptions,
+        queue_id: str,
+    ) -> None:
+        host = address.checked_host(options.connect_ip)
+        super().__init__("writer")
+        self.options = options
+        self.local_ranks = local_ranks
+        self.queue_id = queue_id
+        self.keys = Keys(places, insecure=options.insecure)
+        self.peers = [Peer(place) for place in range(places)]
+        self.epoch = int.from_bytes(os.urandom(8), "little")
+        self.outbox = Outbox()
+        self.waits = 0
+        self.everybody_is_here = False
+        self._absent_here: Callable[[], list[str]] = list
+        self._find_dead_here: Callable[[], None] = lambda: None
+        self._tell_here: Callable[[int], None] = lambda _absent: None
+        try:
+            self._porter = Porter(self._context, self.keys)
+            self.socket = self._listener()
+            self._monitor = self.socket.get_monitor_socket(_EVENTS)
+            self.endpoint = address.bind(self.socket, host, on_all=options.listen_on_all)
+        except BaseException:
+            self._context.destroy(linger=0)
+            os.close(self._closing_event)
+            self._closed = True
+            raise
+        self._readers_fd = signal_of(self.socket)
+        self._call_poller = self._poller(self._readers_fd)
+        self._quiet = (signal_of(self._porter.socket), signal_of(self._monitor))
+        self._quiet_poller = self._poller(*self._quiet)
+        self._full_poller = self._poller(*self._quiet, self._readers_fd)
+        if options.insecure:
+            logger.warning(
+                "the queue at %s neither encrypts nor checks who reads or writes "
+                "(insecure_network=True): whoever reaches the network can read along and send",
+                self.endpoint.text,
+            )
+        self._thread.start()
+
+    def _listener(self) -> zmq.Socket[bytes]:
+        listener = self._context.socket(zmq.ROUTER)
+        bound_ms = int(self.options.liveness * 1000)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, 0),  # the windows are the limit
+            (zmq.RCVHWM, 0),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.MAXMSGSIZE, MOST_CONTROL),
+            (zmq.HANDSHAKE_IVL, bound_ms),
+            *tcp.KEEP_ALIVE,
+        ):
+            listener.set(option, value)
+        self.keys.guard(listener)
+        return listener
+
+    def live_beside(
+        self,
+        absent_here: Callable[[], list[str]],
+        find_dead_here: Callable[[], None],
+        tell_here: Callable[[int], None],
+    ) -> None:
+        """There are local readers, too: names who is absent, raises for the dead, tells them how
+        many are absent elsewhere."""
+        with self._lock:
+            self._absent_here = absent_here
+            self._find_dead_here = find_dead_here
+            self._tell_here = tell_here
+            self.note_attendance()
+
+    def note_attendance(self) -> None:
+        """Somebody has attached, or is not expected any more."""
+        self._tell_here(len(self.absent()))
+
+    # Sending ----------------------------------------------------------------------------------
+
+    def pieces(self, encoder: Encoder) -> list[Piece]:
+        """The next message, in private memory."""
+        return pieces_of(
+            self.epoch, self.outbox.next, encoder.kind, encoder.nbytes, encoder.parts()
+        )
+
+    def reserve(self, size: int, deadline: float | None, timeout: float | None) -> bool:
+        """Returns when `size` bytes more may be in flight to every reader; whether it had to wait.
+
+        Raises:
+            ReaderDied: one of them died.
+            TimedOut: it names those that are behind.
+        """
+        with self._lock:
+            if not self._died() and self._has_room(size):
+                return False
+        self.waits += 1
+        self._wait(
+            lambda: self._has_room(size),
+            deadline,
+            timeout,
+            lambda: [self._text(peer) for peer in self._in_the_way(size)],
+            ": No available shared memory broadcast block",
+        )
+        return True
+
+    def publish(self, pieces: list[Piece], size: int) -> None:
+        """Hands the next message over to every reader that is there."""
+        with self._lock:
+            message = self.outbox.add(size, pieces)
+            for peer in self.peers:
+                if peer.connection is not None:
+                    self._send_message(peer, message)
+            self._hear()
+            self._drop_taken()
+
+    def _send_message(self, peer: Peer, message: Message, first: int = 0) -> None:
+        for piece in message.pieces[first:]:
+            if not self._send(peer, *piece):
+                return
+
+    def _send(self, peer: Peer, *parts: bytes | zmq.Frame) -> bool:
+        """False if its connection is gone; what is lost is sent again when it comes back."""
+        if peer.connection is None or peer.route is None:
+            return False
+        try:
+            self.socket.send(peer.route, zmq.SNDMORE | zmq.DONTWAIT)
+            for part in parts[:-1]:
+                self.socket.send(part, zmq.SNDMORE | zmq.DONTWAIT, copy=False)
+            last = parts[-1]
+            self.socket.send(last, zmq.DONTWAIT, copy=isinstance(last, bytes))
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            attending.lose(peer)
+            return False
+        return True
+
+    def tell(self, peer: Peer, what: What, sequence: int = 0, body: object = None) -> None:
+        """A frame that is no message."""
+        self._send(peer, control(Header(what, self.epoch, sequence), body))  # type: ignore[arg-type]
+
+    def welcome(self, peer: Peer, sequence: int, piece: int) -> None:
+        """Sends everything from that frame on."""
+        self._send(peer, *attending.welcome(self, sequence, piece))
+        for message in self.outbox.since(sequence):
+            self._send_message(peer, message, piece if message.sequence == sequence else 0)
+        if self.everybody_is_here:
+            self.tell(peer, What.READY)
+
+    # Room -------------------------------------------------------------------------------------
+
+    def _has_room(self, size: int) -> bool:
+        return not any(self._is_in_the_way(peer, size) for peer in self.peers)
+
+    def _is_in_the_way(self, peer: Peer, size: int) -> bool:
+        if not peer.is_waited_for:
+            return False
+        in_flight = self.outbox.bytes - peer.taken_bytes
+        is_too_much = in_flight > 0 and in_flight + size > self.options.window_bytes
+        return is_too_much or self.outbox.next - peer.taken >= self.options.window
+
+    def _in_the_way(self, size: int) -> list[Peer]:
+        """The culprit first: who is without a connection, then the longest silent."""
+        found = [peer for peer in self.peers if self._is_in_the_way(peer, size)]
+        return sorted(found, key=lambda peer: (peer.lost_since is None, peer.last_progress))
+
+    def _drop_taken(self) -> None:
+        waited_for = [peer.taken for peer in self.peers if peer.is_waited_for]
+        self.outbox.drop_before(min(waited_for, default=self.outbox.next))
+
+    def _died(self) -> bool:
+        return any(peer.state == "dead" for peer in self.peers)
+
+    def raise_death(self) -> None:
+        """ReaderDied until `release_reader`."""
+        for peer in self.peers:
+            if peer.state == "dead":
+                raise ReaderDied(
+                    peer.rank if peer.rank is not None else -1,
+                    peer.pid,
+                    f" at {peer.address} after {peer.taken} messages: {peer.died}; "
+                    f"release_reader({peer.rank}) goes on without it",
+                )
+
+    def _text(self, peer: Peer) -> str:
+        return peer.text(self.local_ranks, self.outbox.next)
+
+    # Waiting ----------------------------------------------------------------------------------
+
+    def _wait(
+        self,
+        is_ready: Callable[[], bool],
+        deadline: float | None,
+        timeout: float | None,
+        culprits: Callable[[], list[str]],
+        words: str,
+    ) -> None:
+        """Until `is_ready` holds; a death ends it, too."""
+
+        def line(waited: float) -> str:
+            return (
+                f"{names_of(culprits())} kept the writer (pid {os.getpid()}) waiting for "
+                f"{waited:.1f} s{words}"
+            )
+
+        stall = Stall(line)
+        while True:
+            with self._lock:
+                self._hear()
+                attending.look(self)
+                self.check()
+                self.raise_death()
+                self._find_dead_here()
+                if is_ready():
+                    return
+                left = remaining(deadline)
+                if left == 0:
+                    raise TimedOut(
+                        f"gave up after {timeout} s waiting for {names_of(culprits())}", timeout
+                    )
+                stall.speak()
+            self._sleep(self._call_poller, SLICE if left is None else min(left, SLICE))
+
+    def wait_until_ready(self, timeout: float | None) -> None:
+        """Returns when all remote readers have attached."""
+        deadline = deadline_of(timeout)
+        with self:
+            self._wait(
+                lambda: not self.absent(),
+                deadline,
+                timeout,
+                self.everybody_absent,
+                ": not everybody has attached to the queue",
+            )
+
+    def absent(self) -> list[str]:
+        """The remote readers that have not attached."""
+        return [self._text(peer) for peer in self.peers if peer.state == "absent"]
+
+    # What readers say -------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Reads all that readers have said; with the lock."""
+        self._served_at = time.monotonic()
+        for _ in range(_MOST_AT_ONCE):
+            if not can_receive(self.socket):
+                return
+            route, *parts = self.socket.recv_multipart(copy=False)
+            try:
+                attending.hear(self, route.bytes, parts)
+            except CorruptMessage:
+                self._porter.refused += 1  # a stranger's, or a listed reader's that is broken
+
+    def _answer(self, *, readers: bool = True) -> float | None:
+        """Does what is due; seconds until it must be looked again."""
+        while can_receive(self._monitor):
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                attending.lose_connection(self, event["value"])
+        for place in self._porter.answer_all():
+            attending.note_sign_of_life(self.peers[place])
+        if readers:
+            self._hear()
+            self._drop_taken()
+        return attending.look(self)
+
+    def _serve(self) -> None:
+        with self._lock:
+            was_recent = time.monotonic() - self._served_at < RECENT
+            pause = self._answer(readers=not was_recent)
+            if not self.everybody_is_here and not self.absent():
+                pause = SLICE  # local readers tell nobody here
+                if not self._absent_here():
+                    self.everybody_is_here = True
+                    for peer in self.peers:
+                        self.tell(peer, What.READY)
+            if was_recent:
+                pause = RECENT if pause is None else min(pause, RECENT)
+        self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
+
+    def everybody_absent(self) -> list[str]:
+        """Who has not attached, here and elsewhere."""
+        return self._absent_here() + self.absent()
+
+    # The rest ---------------------------------------------------------------------------------
+
+    def statistics(self) -> tuple[ReaderStatistics, ...]:
+        """A row for each remote reader."""
+        with self._lock:
+            self.check()
+            self._hear()
+            return tuple(peer.statistics(self.local_ranks, self.outbox.next) for peer in self.peers)
+
+    def secrets_for(self, rank: int | None) -> list[str]:
+        """The secret of that reader's place, which is its own from now on; without a rank all."""
+        if rank is None:
+            return list(self.keys.reader_secrets)
+        with self._lock:
+            return [self.keys.reader_secrets[attending.place_for(self, rank).place]]
+
+    def release_reader(self, rank: int) -> None:
+        """Goes on without a reader that is dead or absent."""
+        with self, self._lock:
+            attending.release(self, rank)
+            self._drop_taken()
+
+    def _end(self, *, announce: bool) -> None:
+        if announce:
+            self._answer()
+            deadline = time.monotonic() + self.options.liveness
+            while any(peer.lost_since is not None for peer in self.peers if peer.is_waited_for):
+                self._answer()
+                left = remaining(deadline)
+                if left == 0:
+                    break
+                poller = select.poll()
+                for descriptor in (*self._quiet, self._readers_fd):
+                    poller.register(descriptor, select.POLLIN)
+                self._sleep(poller, left)
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self._porter.socket.close(0)
+        if announce:
+            for peer in self.peers:
+                self.tell(peer, What.END, self.outbox.next)
+            lingering.close(
+                self._context,
+                self.socket,
+                [peer.connection for peer in self.peers if peer.state == "running"],
+                self.options.liveness,
+            )
+        else:
+            self.socket.close(0)
+            self._context.term()
+
+    def _drop_inherited(self) -> None:
+        tcp.close_inherited(self.endpoint.host, self.endpoint.port, as_writer=True)

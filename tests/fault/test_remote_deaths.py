@@ -1,0 +1,304 @@
+"""Readers and writers on other hosts that are stopped, killed, cut off, or come back (M4, M5).
+
+Fails without the guard: with PUB and SUB, or without `Outbox`, the stopped reader misses messages;
+with ZeroMQ's own heartbeats or TCP_USER_TIMEOUT it is given up.
+"""
+
+import gc
+import os
+import time
+
+import pytest
+
+from memlane import MessageQueue, ReaderDied, WriterDied
+from memlane.testing import stalls
+from tests.harness import PATIENCE, Aside, Link, Remote, serve, start, until
+from tests.queues import refuses
+from tests.remotes import LIVENESS, Cable, remote_queue, remote_writer, start_remote_reader
+
+SIZE = 20_000
+BOUND = LIVENESS + 1.5
+"""Until a death is noticed here, with what a loaded machine adds."""
+
+
+def numbered(number: int, size: int = SIZE) -> bytes:
+    return number.to_bytes(8, "little") + bytes(size - 8)
+
+
+def read_numbered(queue: MessageQueue, number: int = 0) -> tuple[int, Exception, float]:
+    """How many came in order, the error after them, and its time."""
+    while True:
+        try:
+            message = queue.dequeue(PATIENCE)
+        except Exception as error:
+            return number, error.with_traceback(None), time.monotonic()
+        assert message == numbered(number, len(message)), number
+        number += 1
+
+
+def writing(link: Link, n_remote: int) -> None:
+    writer = remote_writer(n_remote)
+    serve(link, writer, writer.export_handle())
+
+
+def test_a_stopped_reader(method: str) -> None:
+    """Stopped is not dead, for longer than the bound and with full buffers: nothing is lost."""
+    count = 2000
+    with remote_writer(remote_liveness=0.5) as writer:
+        reader = start_remote_reader(writer, 0, method)
+        reader.begin(read_numbered)
+        reader.peer.stop()
+        with stalls(0.1) as lines:
+            writes = Aside(write_numbered, writer, count)
+            time.sleep(4 * 0.5)  # a wait for what must not happen
+        assert writer.statistics().readers[0].state == "running"
+        assert f"reader 0 (pid {reader.pid} at" in lines[0]
+        reader.peer.resume()
+        writes.result()
+        writer.close()
+        read, error, _ = reader.outcome()
+        assert (read, type(error).__name__) == (count, "WriterClosed")
+        reader.call("close")
+
+
+def write_numbered(writer: MessageQueue, count: int) -> None:
+    for number in range(count):
+        writer.enqueue(numbered(number), PATIENCE)
+
+
+def test_a_reader_that_computes() -> None:
+    """It makes no call for longer than the bound: it is not dead, and misses nothing."""
+    with remote_writer(remote_liveness=0.5) as writer:
+        reader = start_remote_reader(writer)
+        reader.begin(compute, 4 * 0.5)
+        for number in range(100):
+            writer.enqueue(numbered(number), PATIENCE)
+        reader.outcome()
+        writer.enqueue(numbered(100), PATIENCE)
+        writer.close()
+        assert reader.call(read_numbered)[0] == 101
+        reader.call("close")
+
+
+def compute(_queue: MessageQueue, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(100_000))
+
+
+def test_a_stopped_writer(method: str) -> None:
+    """Its readers wait for it."""
+    writer = Remote(start(writing, 1, method=method))
+    with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
+        writer.peer.stop()
+        with refuses(TimeoutError):
+            reader.dequeue(timeout=2 * LIVENESS)
+        writer.peer.resume()
+        writer.call("enqueue", 1)
+        assert reader.dequeue(PATIENCE) == 1
+        writer.call("close")
+
+
+def test_a_killed_reader(method: str) -> None:
+    """ReaderDied with rank, pid and address, in the call that is blocked, again and again until it
+    is released; the other readers go on."""
+    with remote_writer(2, remote_window=5) as writer:
+        doomed = start_remote_reader(writer, 1, method)
+        stays = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        reads = Aside(read_numbered, stays)
+        for number in range(5):
+            writer.enqueue(numbered(number, 8))
+        writes = Aside(writer.enqueue, "blocked").until_blocked()
+        killed = doomed.peer.kill()
+        with refuses(ReaderDied) as caught:
+            writes.result()
+        assert LIVENESS <= writes.ended - killed < BOUND
+        assert (caught.value.rank, caught.value.pid) == (1, doomed.pid)
+        assert "127.0.0.1:" in str(caught.value)
+        with refuses(ReaderDied):
+            writer.enqueue("again", timeout=0)
+        with refuses(ReaderDied):
+            writer.wait_until_ready(0)
+        assert writer.statistics().readers[1].state == "dead"
+        writer.release_reader(1)
+        for number in range(5, 50):
+            writer.enqueue(numbered(number, 8), PATIENCE)
+        writer.close()
+        assert reads.result()[0] == 50
+        stays.close()
+
+
+def test_a_killed_reader_of_an_idle_writer() -> None:
+    """The first call after the bound raises, and has sent nothing."""
+    with remote_writer() as writer:
+        reader = start_remote_reader(writer)
+        reader.peer.kill()
+        until(lambda: writer.statistics().readers[0].state == "dead")
+        with refuses(ReaderDied):
+            writer.enqueue(1)
+        assert writer.statistics().messages == 0
+        writer.release_reader(0)
+        writer.enqueue(1)
+
+
+def test_a_killed_writer(method: str) -> None:
+    """Each reader first gets what has come, without a gap, then WriterDied (M5)."""
+    writer = Remote(start(writing, 2, method=method))
+    readers = [MessageQueue.create_from_handle(writer.greeting, rank) for rank in range(2)]
+    writer.call(write_numbered, 20)
+    for reader in readers:
+        assert reader.dequeue(PATIENCE) == numbered(0)
+    killed = writer.peer.kill()
+    for reader in readers:
+        _, error, moment = read_numbered(reader, 1)
+        assert isinstance(error, WriterDied), error
+        assert error.pid == writer.pid
+        assert moment - killed < BOUND
+        reader.close()
+
+
+def test_an_exit_without_close_is_a_death() -> None:
+    """Dropping the last reference frees sockets and thread, and announces nothing."""
+    writer = remote_writer(2)
+    reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+    gone = MessageQueue.create_from_handle(writer.export_handle(), 1)
+    del gone
+    gc.collect()
+    with refuses(ReaderDied):
+        while True:
+            writer.enqueue(1, PATIENCE)
+            assert reader.dequeue(PATIENCE) == 1
+    del writer
+    gc.collect()
+    with refuses(WriterDied):
+        reader.dequeue(PATIENCE)
+    reader.close()
+
+
+def test_a_connection_that_comes_back() -> None:
+    """Within the bound everything goes on: nothing lost, nothing twice, large messages too."""
+    count, size = 200, 300_000
+    with (
+        remote_writer(remote_liveness=5.0) as writer,
+        Cable(writer.export_handle(0)) as cable,
+        MessageQueue.create_from_handle(cable.handle, 0) as reader,
+    ):
+        reads = Aside(read_numbered, reader)
+        for number in range(count):
+            writer.enqueue(numbered(number, size), PATIENCE)
+            if number % 60 == 30:
+                cable.cut(mend=True)
+        cable.cut()
+        until(lambda: writer.statistics().readers[0].state == "unknown")
+        closes = Aside(writer.close)  # also of a reader that is coming back
+        cable.mend()
+        closes.result()
+        read, error, _ = reads.result()
+        assert (read, type(error).__name__) == (count, "WriterClosed")
+
+
+def test_a_connection_that_does_not_come_back() -> None:
+    """After the bound both sides raise, and when it is back they do so still."""
+    with remote_writer(1, remote_window=2) as writer, Cable(writer.export_handle(0)) as cable:
+        reader = MessageQueue.create_from_handle(cable.handle, 0)
+        reads = Aside(reader.dequeue).until_blocked()
+        cable.cut()
+        moment = time.monotonic()
+        with refuses(ReaderDied, match="has not come back"):
+            while True:
+                writer.enqueue(1, PATIENCE)
+        assert LIVENESS <= time.monotonic() - moment < BOUND
+        with refuses(WriterDied):
+            reads.result()
+        assert reads.ended - moment < BOUND
+        cable.mend()
+        with refuses(WriterDied):
+            reader.dequeue(PATIENCE)
+        with refuses(ReaderDied):
+            writer.enqueue(1)
+        reader.close()
+
+
+def test_local_readers_of_a_mixed_queue() -> None:
+    """A death here is found while the writer waits for a reader elsewhere, and the reverse."""
+    with remote_queue(1, 1, remote_window=1) as (writer, (local, remote)):
+        writer.enqueue(1)
+        writes = Aside(writer.enqueue, 2).until_blocked()
+        local._finalizer()  # type: ignore[misc]  # gone without a close
+        with refuses(ReaderDied) as caught:
+            writes.result()
+        assert caught.value.rank == 0
+        writer.release_reader(0)
+        assert remote.dequeue(PATIENCE) == 1
+        writer.enqueue(2, PATIENCE)
+        remote._finalizer()  # type: ignore[misc]
+        with refuses(ReaderDied) as caught:
+            writer.enqueue(3)
+        assert caught.value.rank == 1
+        writer.release_reader(1)
+        writer.enqueue(3)
+
+
+@pytest.mark.parametrize("end", ["writer", "reader"])
+def test_a_forked_child(end: str) -> None:
+    """Only close() may be called there; it changes nothing, and keeps no dead parent alive."""
+    parent = Remote(start(forking_writer if end == "writer" else serving))
+    if end == "writer":
+        with MessageQueue.create_from_handle(parent.greeting, 0) as reader:
+            child = parent.call(fork)
+            parent.call("enqueue", 1)
+            assert reader.dequeue(PATIENCE) == 1
+            parent.peer.kill()
+            with refuses(WriterDied):
+                reader.dequeue(PATIENCE)
+            os.kill(child, 9)
+        return
+    with remote_writer() as writer:
+        parent.peer.tell((attach, (writer.export_handle(0),), {}))
+        assert parent.peer.hear() == "begun"
+        child = parent.outcome()
+        writer.enqueue(1)
+        parent.peer.kill()
+        with refuses(ReaderDied):
+            while True:
+                writer.enqueue(1, PATIENCE)
+        os.kill(child, 9)
+
+
+def forking_writer(link: Link) -> None:
+    writer = remote_writer()
+    serve(link, writer, writer.export_handle())
+
+
+def serving(link: Link) -> None:
+    serve(link, KEPT)
+
+
+KEPT: list[MessageQueue] = []
+
+
+def attach(kept: list[MessageQueue], handle: object) -> int:
+    kept.append(MessageQueue.create_from_handle(handle, 0))  # type: ignore[arg-type]
+    return fork(kept[0])
+
+
+def fork(queue: MessageQueue) -> int:
+    """A child that checks what it may call, and stays."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            call = queue.enqueue if queue._is_writer else queue.broadcast_object
+            try:
+                call(1)
+            except RuntimeError as error:
+                os.write(write, type(error).__name__.encode())
+            queue.close()
+            time.sleep(10 * PATIENCE)
+        finally:
+            os._exit(0)
+    said = os.read(read, 100)
+    os.close(read)
+    os.close(write)
+    assert said == b"WrongProcess", said
+    return child

@@ -1,0 +1,128 @@
+"""Queues over the network for tests: on the loopback, in this process and in others."""
+
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from memlane import Handle, MessageQueue
+from tests.harness import PATIENCE, Remote
+from tests.queues import start_reader
+
+HERE = "127.0.0.1"
+LIVENESS = 1.0
+"""Seconds after which tests count as dead who cannot be reached."""
+
+
+def remote_writer(n_remote: int = 1, n_local: int = 0, **options: Any) -> MessageQueue:
+    options = {"connect_ip": HERE, "remote_liveness": LIVENESS, "max_chunks": 4, **options}
+    return MessageQueue(n_remote + n_local, n_local, max_chunk_bytes=4096, **options)
+
+
+@contextmanager
+def remote_queue(
+    n_remote: int = 1, n_local: int = 0, **options: Any
+) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
+    """A writer and its readers, the local ones first, all in this process."""
+    with ExitStack() as stack:
+        writer = remote_writer(n_remote, n_local, **options)
+        stack.callback(writer.close)
+        readers = []
+        for rank in range(n_local + n_remote):
+            readers.append(MessageQueue.create_from_handle(writer.export_handle(rank), rank))
+            stack.callback(readers[-1].close)
+        writer.wait_until_ready(PATIENCE)
+        yield writer, readers
+
+
+def start_remote_reader(writer: MessageQueue, rank: int = 0, method: str = "fork") -> Remote:
+    """A remote reader in a process of its own, attached."""
+    return start_reader(writer.export_handle(rank), rank, method)
+
+
+def address_of(handle: Handle) -> tuple[str, int]:
+    """Host and port of a handle."""
+    assert handle.remote_subscribe_addr is not None
+    host, _, port = handle.remote_subscribe_addr.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class Cable:
+    """A way through the network that a test can cut: connections through it end at once."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._to = address_of(handle)
+        self._listener = socket.create_server((HERE, 0))
+        self._port = self._listener.getsockname()[1]
+        self.handle = replace(handle, remote_subscribe_addr=f"tcp://{HERE}:{self._port}")
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self._is_cut = False
+        self._lock = threading.Lock()
+        self._wake, self._woken = socket.socketpair()
+        self._closing = False
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+
+    def cut(self, *, mend: bool = False) -> None:
+        """End all connections; refuse new ones, or with `mend` take them again."""
+        with self._lock:
+            self._is_cut = not mend
+            for end in list(self._pairs):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        """Take connections again."""
+        with self._lock:
+            self._is_cut = False
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake.send(b"x")
+        self._thread.join()
+        for end in (self._listener, self._wake, self._woken, *self._pairs):
+            end.close()
+
+    def __enter__(self) -> "Cable":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _carry(self) -> None:
+        while not self._closing:
+            ready, _, _ = select.select([self._listener, self._woken, *self._pairs], [], [])
+            with self._lock:
+                for end in ready:
+                    if end is self._listener:
+                        self._accept()
+                    elif end in self._pairs:
+                        self._pass_on(end)
+
+    def _accept(self) -> None:
+        here, _ = self._listener.accept()
+        if self._is_cut:
+            here.close()
+            return
+        try:
+            there = socket.create_connection(self._to)
+        except ConnectionRefusedError:  # the writer has gone
+            here.close()
+            return
+        self._pairs[here], self._pairs[there] = there, here
+
+    def _pass_on(self, end: socket.socket) -> None:
+        other = self._pairs[end]
+        data = b""
+        with suppress(OSError):
+            data = end.recv(1 << 16)
+        if data:
+            with suppress(OSError):
+                other.sendall(data)
+                return
+        for one in (end, other):
+            del self._pairs[one]
+            one.close()
