@@ -9,6 +9,7 @@ from tests.harness.aside import Aside
 from tests.harness.crash import Crash, Doomed, Hooks, NeverCame, Passage, Spot, crash_everywhere
 from tests.harness.leaks import Holdings, children_of, holdings, surplus
 from tests.harness.link import Link, Silence
+from tests.harness.network import Neighbour, neighbour, network_refusal
 from tests.harness.peer import METHODS, Peer, PeerGone, dismiss, reap, start
 from tests.harness.places import own_pid_namespace, private_shm, unshare_refusal
 from tests.harness.remote import Remote, serve
@@ -23,6 +24,7 @@ __all__ = [
     "Holdings",
     "Hooks",
     "Link",
+    "Neighbour",
     "NeverCame",
     "Passage",
     "Peer",
@@ -36,6 +38,8 @@ __all__ = [
     "crash_everywhere",
     "dismiss",
     "holdings",
+    "neighbour",
+    "network_refusal",
     "own_pid_namespace",
     "private_shm",
     "reap",

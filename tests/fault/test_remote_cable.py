@@ -1,0 +1,91 @@
+"""A cable that is pulled, and one that loses: between two network stacks, as root.
+
+``MEMLANE_SOAK_CABLES`` is the number of rounds with stops, delays and losses (default 1; each sends
+1,000 messages).
+"""
+
+import os
+import random
+import time
+
+import pytest
+
+from memlane import MessageQueue, ReaderDied, WriterDied
+from tests.fault.test_remote_deaths import numbered, read_numbered, write_numbered
+from tests.harness import (
+    PATIENCE,
+    Aside,
+    Neighbour,
+    Remote,
+    neighbour,
+    network_refusal,
+    until,
+)
+from tests.queues import refuses, start_reader
+from tests.remotes import remote_writer
+
+ROUNDS = int(os.environ.get("MEMLANE_SOAK_CABLES", "1"))
+LIVENESS = 1.5
+pytestmark = [
+    pytest.mark.skipif(bool(network_refusal()), reason=network_refusal()),
+    pytest.mark.soak(seconds=60 + 20 * ROUNDS),
+]
+
+
+def reader_over(there: Neighbour, writer: MessageQueue) -> Remote:
+    return start_reader(writer.export_handle(0), 0, "spawn", there.command)
+
+
+def test_a_cable_that_is_pulled() -> None:
+    """For less than the bound: nothing is lost. For good: both sides raise, each on its own."""
+    with (
+        neighbour() as there,
+        remote_writer(connect_ip=there.here, remote_liveness=LIVENESS) as writer,
+    ):
+        reader = reader_over(there, writer)
+        assert writer.statistics().readers[0].address is not None
+        reader.begin(read_numbered)
+        writer.enqueue(numbered(0))
+        there.pull()
+        time.sleep(LIVENESS / 3)
+        writer.enqueue(numbered(1))
+        there.plug()
+        until(lambda: writer.statistics().readers[0].behind == 0)
+        there.pull()
+        pulled = time.monotonic()
+        with refuses(ReaderDied, match="has not answered"):
+            for number in range(2, 100_000):
+                writer.enqueue(numbered(number), PATIENCE)
+        assert LIVENESS * 0.7 <= time.monotonic() - pulled < LIVENESS + 3.0
+        read, error, moment = reader.outcome()
+        assert read == 2
+        assert isinstance(error, WriterDied), error
+        assert moment - pulled < LIVENESS + 3.0
+        there.plug()
+        with refuses(WriterDied):
+            reader.call("dequeue")
+        reader.call("close")
+
+
+def test_stops_delays_and_losses() -> None:
+    """Everything arrives once, in order, whatever happens on the way."""
+    for number in range(ROUNDS):
+        dice = random.Random(number)
+        with (
+            neighbour() as there,
+            remote_writer(connect_ip=there.here, remote_window=100) as writer,
+        ):
+            there.lose(1, dice.choice([0, 1, 5]))
+            reader = reader_over(there, writer)
+            reader.begin(read_numbered)
+            writes = Aside(write_numbered, writer, 1000)
+            for _ in range(3):
+                time.sleep(dice.uniform(0, 0.05))
+                reader.peer.stop()
+                time.sleep(dice.choice([0, 0.01, 0.3]))
+                reader.peer.resume()
+            writes.result()
+            writer.close()
+            read, error, _ = reader.outcome()
+            assert (read, type(error).__name__) == (1000, "WriterClosed")
+            reader.call("close")
