@@ -16,6 +16,7 @@ from memlane.broadcast.remote.joining import attach
 from memlane.broadcast.remote.message import decode
 from memlane.broadcast.remote.options import RemoteOptions
 from memlane.broadcast.remote.outbox import pieces_of
+from memlane.broadcast.remote.reader import RemoteReader
 from memlane.broadcast.remote.wire import Kind
 from memlane.broadcast.remote.writer import RemoteWriter
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
@@ -123,6 +124,10 @@ class NetworkWriter:
         else:
             self.remote.release_reader(rank)
 
+    def relay_through(self, rank: int, ranks: list[int]) -> None:
+        """Reader `rank` will pass on what it gets to `ranks`, and tell of them."""
+        self.remote.relay_through(rank, ranks)
+
     def secrets_for(self, rank: int | None) -> list[str]:
         if self._local is not None and rank in self._local.native.ranks:
             return []
@@ -215,7 +220,7 @@ class NetworkReader:
     def __init__(self, handle: Handle, rank: int) -> None:
         self.rank = rank
         self._codec = codec_of(handle.serializer)
-        self.remote = attach(handle, rank)
+        self.remote = attach(handle, rank, RemoteReader)
         self.wait_until_ready = self.remote.wait_until_ready
         self.check = self.remote.check
         self.close = self.remote.close
