@@ -25,7 +25,7 @@ from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.ends import LocalReader, LocalWriter
 from memlane.broadcast.handle import Handle
-from memlane.broadcast.remote.end import SLICE, deadline_of, remaining
+from memlane.broadcast.remote.end import deadline_of, remaining
 from memlane.broadcast.remote.joining import attach
 from memlane.broadcast.remote.message import Message, split
 from memlane.broadcast.remote.reader import ACK_DELAY, RemoteReader
@@ -51,6 +51,7 @@ logger = logging.getLogger("memlane")
 # So often it is looked how far the readers are: while messages are on their way, and while so many
 # are that the writer may be waiting for room.
 _HURRY = 0.002
+_LOOK = 0.25  # and so often whether they live
 # The writer is told again now and then, in case the connection was lost meanwhile.
 _REPEAT = 1.0
 _ROWS = 64  # of a report that fits a frame of a reader
@@ -157,7 +158,7 @@ class Relay:
     def _pass_on(self) -> None:
         while not (self._is_orphan and not self._is_anybody_reading()):
             behind = self._report()
-            pause = SLICE
+            pause = _LOOK
             if behind:
                 pause = _HURRY if behind >= self.stream.many else ACK_DELAY
             try:
