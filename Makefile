@@ -59,6 +59,8 @@ soak: $(VENV)/.tools native-test
 	build/native/native/tests/ring_threads 100000000 8 16
 	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py
+	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
+	    tests/fault/test_remote_soak.py tests/fault/test_remote_cable.py tests/unit/test_remote_strangers.py
 
 # The figures of the README, with the machine they were measured on.
 bench: $(VENV)/.tools native-test

@@ -61,8 +61,10 @@ void bind_broadcast(nb::module_& m) {
 
     nb::class_<Encoder>(m, "Encoder", "An object on its way to bytes, encoded once for everybody.")
         .def(nb::init<const nb::object&>(), "codec"_a)
-        .def("encode", &Encoder::encode, "object"_a.none(), "Until clear() the message refers to its memory.")
+        .def("encode", [](Encoder& self, nb::handle object) { self.encode(object); return self.bytes(); }, "object"_a.none(),
+             "Its bytes; until clear() the message refers to the object's memory.")
         .def("clear", [](const Encoder& self) { self.message().clear(); })
+        .def("joined", &Encoder::joined, "header"_a, "The whole message behind a header.")
         .def("parts", &Encoder::parts, nb::sig("def parts(self) -> list[tuple[int, bytes | memoryview]]"),
              "(offset in the message, bytes there) of every piece, until clear().")
         .def_prop_ro("kind", [](const Encoder& self) { return static_cast<int>(self.kind()); })

@@ -4,6 +4,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstring>
+
 #include "bindings/outgoing.hpp"
 #include "bindings/plain.hpp"
 #include "broadcast/ring_layout.hpp"
@@ -36,6 +38,24 @@ public:
     Outgoing& message() const { return nb::cast<Outgoing&>(outgoing_); }
     ChunkKind kind() const noexcept { return kind_; }
     std::uint64_t bytes() const { return kind_ == ChunkKind::frames ? message().table().total() : message().stream_bytes(); }
+
+    // A message that goes in one piece: `header`, and the whole message behind it.
+    nb::bytes joined(const nb::bytes& header) const {
+        const std::uint64_t before = header.size();
+        const std::uint64_t size = bytes();
+        nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(before + size)));
+        if (!text.is_valid()) throw nb::python_error();
+        char* const to = PyBytes_AS_STRING(text.ptr());
+        std::memcpy(to, header.c_str(), before);
+        std::uint64_t end = 0;
+        message().for_each_part(message().table(), [&](std::uint64_t at, std::uint64_t part, const void* from) {
+            std::memset(to + before + end, 0, at - end);  // padding
+            std::memcpy(to + before + at, from, part);
+            end = at + part;
+            return 0;
+        });
+        return nb::borrow<nb::bytes>(text);
+    }
 
     // (offset in the message, bytes there) of every piece, in order; views of memory that is the object's until clear().
     nb::list parts() const {

@@ -91,10 +91,13 @@ class Encoder:
     """An object on its way to bytes, encoded once for everybody."""
 
     def __init__(self, codec: object) -> None: ...
-    def encode(self, object: object | None) -> None:
-        """Until clear() the message refers to its memory."""
+    def encode(self, object: object | None) -> int:
+        """Its bytes; until clear() the message refers to the object's memory."""
 
     def clear(self) -> None: ...
+    def joined(self, header: bytes) -> bytes:
+        """The whole message behind a header."""
+
     def parts(self) -> list[tuple[int, bytes | memoryview]]:
         """(offset in the message, bytes there) of every piece, until clear()."""
 

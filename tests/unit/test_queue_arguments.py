@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from memlane import MemlaneError, MessageQueue
+from memlane import MessageQueue
 from tests.queues import refuses, ring_in, segments
 
 
@@ -61,13 +61,6 @@ def test_absurd_numbers_of_readers() -> None:
     """More readers than a host can have are refused before anything is reserved for them."""
     with refuses(ValueError, MemoryError):
         MessageQueue(2**40, 2**40)
-
-
-def test_remote_readers_are_not_served_yet() -> None:
-    """Fewer local readers than readers is refused as not implemented, not ignored."""
-    with pytest.raises(NotImplementedError) as caught:
-        MessageQueue(2, 1)
-    assert isinstance(caught.value, MemlaneError)
 
 
 def test_defaults_and_positions() -> None:

@@ -45,7 +45,7 @@ OBJECTS: dict[str, Any] = {
     "empty bytes": b"",
     "bytes": b"x" * 100_000,
     "bytes of many pieces": bytes(range(256)) * 4000,
-    "just a piece": b"y" * (128 * 1024),
+    "just a piece": b"y" * (64 * 1024),
     "large bytes in a dict": {"data": b"z" * 300_000},
     "array": np.arange(200_000, dtype=np.float64),
     "arrays": [np.ones((3, 5000), np.int16), "between", np.zeros(4096, np.uint8)],

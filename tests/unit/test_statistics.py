@@ -176,7 +176,8 @@ def test_a_call_that_a_signal_handler_ended(role: str) -> None:
                 _ = reader.dequeue() if role == "reader" else writer.enqueue("no room")
         finally:
             signal.signal(signal.SIGUSR1, previous)
-        assert [participant(reader._reader, slot).is_waiting for slot in (0, 1)] == [False] * 2
+        native = reader._reader.native
+        assert [participant(native, slot).is_waiting for slot in (0, 1)] == [False] * 2
 
 
 def signal_when_waiting(end: MessageQueue, waits: int) -> None:

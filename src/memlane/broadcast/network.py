@@ -15,9 +15,9 @@ from memlane.broadcast.remote.end import deadline_of, remaining
 from memlane.broadcast.remote.joining import attach
 from memlane.broadcast.remote.message import decode
 from memlane.broadcast.remote.options import RemoteOptions
-from memlane.broadcast.remote.outbox import pieces_of
+from memlane.broadcast.remote.outbox import pieces_of, raw_piece
 from memlane.broadcast.remote.reader import RemoteReader
-from memlane.broadcast.remote.wire import Kind
+from memlane.broadcast.remote.wire import SMALL
 from memlane.broadcast.remote.writer import RemoteWriter
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
 from memlane.errors import Closed, WrongRole
@@ -81,15 +81,18 @@ class NetworkWriter:
         self.remote.check()
 
     def send(self, obj: Any, timeout: float | None) -> None:
-        deadline = deadline_of(timeout)
+        deadline = None if timeout is None else deadline_of(timeout)
         remote, encoder = self.remote, self._encoder
         with remote:
             try:
-                encoder.encode(obj)
+                size = encoder.encode(obj)
                 remote.check()  # pickling may have forked
-                size = encoder.nbytes
-                has_waited = remote.reserve(size, deadline, timeout)
-                pieces = remote.pieces(encoder)  # what may fail comes before the ring
+                if self._local is None and size <= min(SMALL, remote.room):
+                    remote.publish_small(encoder, size)
+                    return
+                has_waited = size > remote.room and remote.reserve(size, deadline, timeout)
+                # What may fail comes before the ring.
+                pieces = pieces_of(encoder, remote.epoch, remote.outbox.next, size)
                 if self._local is not None:
                     left = remaining(deadline) if has_waited else timeout
                     self._local.native.send_encoded(encoder, left)
@@ -104,7 +107,7 @@ class NetworkWriter:
         remote = self.remote
         with remote:
             remote.reserve(0, deadline, timeout)
-            pieces = pieces_of(remote.epoch, remote.outbox.next, Kind.RAW, 0, [])
+            pieces = raw_piece(remote.epoch, remote.outbox.next)
             if self._local is None:
                 yield memoryview(bytearray(self._max_chunk_bytes))
             else:

@@ -93,7 +93,7 @@ class _Passing:
         stream, buffers = split(memoryview(self.message.memory))
         self.outgoing.write(stream)
         for buffer in buffers:
-            self.outgoing.add_buffer(PickleBuffer(buffer))
+            self.outgoing.add_buffer(PickleBuffer(buffer))  # type: ignore[arg-type]
 
 
 class Relay:

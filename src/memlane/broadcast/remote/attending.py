@@ -96,7 +96,7 @@ def _note_report(writer: RemoteWriter, relay: Peer, report: Report) -> None:
         if row.taken > peer.taken:
             take(writer, peer, row.taken)
         if row.state == "dead":
-            _die(peer, "its process ended")
+            _die(writer, peer, "its process ended")
         elif row.state == "closed" and peer is relay:
             peer.has_left = True
         elif row.state == "closed":
@@ -107,7 +107,7 @@ def _note_end_of_relay(writer: RemoteWriter, relay: Peer) -> None:
     for peer in writer.peers:
         if peer.via is relay and peer.state == "running":
             how = relay.died or "it has closed"
-            _die(peer, f"{relay.name(writer.local_ranks)} no longer relays to it: {how}")
+            _die(writer, peer, f"{relay.name(writer.local_ranks)} no longer relays to it: {how}")
 
 
 def _greet(writer: RemoteWriter, route: bytes, frame: zmq.Frame, hello: Hello) -> None:
@@ -249,16 +249,17 @@ def look(writer: RemoteWriter) -> float | None:
         if connection is not None and not connection.is_open:
             lose(peer)
         elif connection is not None and connection.is_silent(bound):
-            _die(peer, f"its host has not answered for {bound} s")
+            _die(writer, peer, f"its host has not answered for {bound} s")
         lost = peer.lost_since if peer.state == "running" else None
         if lost is not None and time.monotonic() - lost >= bound:
-            _die(peer, f"its connection ended, and it has not come back within {bound} s")
+            _die(writer, peer, f"its connection ended, and it has not come back within {bound} s")
         if peer.state == "dead":
             _note_end_of_relay(writer, peer)
     return min(bound / _LOOKS, _LONGEST_PAUSE) if attached else None
 
 
-def _die(peer: Peer, why: str) -> None:
+def _die(writer: RemoteWriter, peer: Peer, why: str) -> None:
+    writer.room = -1
     peer.state = "dead"
     peer.died = why
     peer.connection = None

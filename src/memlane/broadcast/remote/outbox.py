@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
-from memlane.broadcast.remote.wire import HEADER_BYTES, PIECE, SMALL, Header, What
+from memlane.broadcast.remote.wire import PIECE, SMALL, Header, Kind, What, whole_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from memlane._native import Encoder
 
 
 Part = tuple[int, bytes | memoryview]
@@ -28,23 +30,14 @@ class Message(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def pieces_of(
-    epoch: int,
-    sequence: int,
-    kind: int,
-    total: int,
-    parts: Iterable[Part],
-) -> list[Piece]:
-    """Copies what `parts` refer to, once, into memory of libzmq that sending does not copy."""
+def pieces_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> list[Piece]:
+    """Copies what the encoder refers to, once, into memory that sending does not copy again."""
+    kind = encoder.kind
     if total <= SMALL:
-        joined = bytearray(HEADER_BYTES + total)
-        joined[:HEADER_BYTES] = Header(What.MESSAGE, epoch, sequence, kind, 0, 1, 0, total).pack()
-        for offset, part in parts:
-            joined[HEADER_BYTES + offset : HEADER_BYTES + offset + len(part)] = part
-        return [(bytes(joined),)]
+        return [(encoder.joined(whole_header(epoch, sequence, kind, total)),)]
     cut = [
         (offset + at, memoryview(part)[at : at + PIECE])
-        for offset, part in _joined(parts)
+        for offset, part in _joined(encoder.parts())
         for at in range(0, len(part), PIECE)
     ]
     return [
@@ -54,6 +47,11 @@ def pieces_of(
         )
         for i, (offset, payload) in enumerate(cut)
     ]
+
+
+def raw_piece(epoch: int, sequence: int) -> list[Piece]:
+    """A message that says no more than that there was one."""
+    return [(whole_header(epoch, sequence, Kind.RAW, 0),)]
 
 
 def _joined(parts: Iterable[Part]) -> Iterator[Part]:

@@ -17,7 +17,7 @@ from memlane.broadcast.remote import address, tcp
 from memlane.broadcast.remote.end import SLICE, RemoteEnd, Stall, deadline_of, remaining
 from memlane.broadcast.remote.message import Message
 from memlane.broadcast.remote.places import identify
-from memlane.broadcast.remote.sockets import can_receive, signal_of
+from memlane.broadcast.remote.sockets import can_receive, receive, signal_of
 from memlane.broadcast.remote.stream import Stream
 from memlane.broadcast.remote.watch import EVENTS, Watch
 from memlane.broadcast.remote.wire import (
@@ -33,6 +33,7 @@ from memlane.broadcast.remote.wire import (
     body_of,
     control,
     header_of,
+    whole_message,
 )
 from memlane.errors import (
     Cancelled,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 # An acknowledgement may wait so long for company, if the reader waits, too.
 ACK_DELAY = 0.02
 ATTACH_SECONDS = 10.0
+_NOW = int(zmq.DONTWAIT)
 _RECONNECT_MS = 50
 _CONNECT_MS = 1000
 
@@ -96,8 +98,8 @@ class RemoteReader(RemoteEnd):
         self._watch = Watch(endpoint.text, self._bound)
         self._taken = self._acked = 0
         self._unacked_bytes = 0
-        self._acked_at = 0.0
         self._ack_messages = self._ack_bytes = 1
+        self._has_news = False
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.socket = self._connecting()
         self._monitor = self.socket.get_monitor_socket(EVENTS)
@@ -148,7 +150,6 @@ class RemoteReader(RemoteEnd):
                     else f"no answer within {ATTACH_SECONDS} s",
                 )
             self._sleep(self._call_poller, SLICE)
-            self._forget_news()
 
     # Taking -----------------------------------------------------------------------------------
 
@@ -185,18 +186,18 @@ class RemoteReader(RemoteEnd):
             if left == 0:
                 raise TimedOut(f"gave up after {timeout} s waiting for {self._writer()}", timeout)
             self._sleep(self._call_poller, pause if left is None else min(left, pause))
-            self._forget_news()
 
     def _next(self) -> Message | None:
         if not self._inbox:
             self._receive(until_whole=True)
-        if not self._inbox:
-            return None
+            if not self._inbox:
+                return None
         message = self._inbox.popleft()
+        size = len(message.memory)
         self._taken = message.sequence + 1
-        self._unacked_bytes += message.size
+        self._unacked_bytes += size
         self.messages += 1
-        self.bytes += message.size
+        self.bytes += size
         self.last_progress = time.monotonic()
         is_many = self._taken - self._acked >= self._ack_messages
         if is_many or self._unacked_bytes >= self._ack_bytes:
@@ -206,7 +207,6 @@ class RemoteReader(RemoteEnd):
     def _acknowledge(self) -> None:
         self._say(What.ACK, self._taken)
         self._acked, self._unacked_bytes = self._taken, 0
-        self._acked_at = time.monotonic()
 
     def _acknowledge_later(self) -> float:
         """Acknowledges if it is time; how long to sleep at most."""
@@ -226,10 +226,20 @@ class RemoteReader(RemoteEnd):
 
     def _receive(self, *, until_whole: bool = False) -> None:
         """Reads what has come; with the lock."""
-        while can_receive(self.socket):
-            first = self.socket.recv()
-            more = self.socket.recv(copy=False) if self.socket.get(zmq.RCVMORE) else None
-            self._hear(first, None if more is None else memoryview(more.buffer))
+        if self._has_news:
+            self._has_news = False
+            os.eventfd_read(self._news)
+        while True:
+            try:
+                first = receive(self.socket, _NOW)
+            except zmq.Again:
+                return
+            sequence, kind = whole_message(first, self._epoch)
+            if kind >= 0 and self._stream.pass_whole(sequence):
+                self._inbox.append(Message(sequence, kind, first[HEADER_BYTES:]))
+            else:
+                more = receive(self.socket, _NOW, False) if self.socket.get(zmq.RCVMORE) else None
+                self._hear(first, None if more is None else memoryview(more.buffer))
             if until_whole and self._inbox:
                 return
 
@@ -327,7 +337,6 @@ class RemoteReader(RemoteEnd):
                     who = names_of(self._absent) if self._absent else self._writer()
                     raise TimedOut(f"gave up after {timeout} s waiting for {who}", timeout)
                 self._sleep(self._call_poller, SLICE if left is None else min(left, SLICE))
-                self._forget_news()
 
     # The thread -------------------------------------------------------------------------------
 
@@ -338,6 +347,7 @@ class RemoteReader(RemoteEnd):
                 if self._watch.note(event["event"], event["value"]):
                     self._greet()
                 self._failure = self._failure or self._watch.refusal
+                self._has_news = True
                 os.eventfd_write(self._news, 1)
         self._sleep(self._thread_poller, None)
 
@@ -356,10 +366,6 @@ class RemoteReader(RemoteEnd):
         )
         with suppress(zmq.Again):
             self.socket.send(control(Header(What.HELLO, 0), hello), zmq.DONTWAIT)
-
-    def _forget_news(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._news)
 
     def _end(self, *, announce: bool) -> None:
         self.socket.disable_monitor()

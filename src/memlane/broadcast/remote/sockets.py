@@ -1,13 +1,21 @@
-"""What is asked of a ZeroMQ socket before each wait."""
+"""The few things that are asked of a ZeroMQ socket, by the shortest way."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import zmq
+from zmq.backend import Socket as _Plain
 
 if TYPE_CHECKING:
     AnySocket = zmq.Socket[bytes]
+
+# What `zmq.Socket` adds to these (tracking, serializing) costs as much as they do.
+send: Callable[..., Any] = _Plain.send
+"""send(socket, part, flags, copy=True)"""
+receive: Callable[..., Any] = _Plain.recv
+"""receive(socket, flags, copy=True); raises `zmq.Again` if nothing is there"""
 
 
 def can_receive(socket: AnySocket) -> bool:
@@ -16,5 +24,5 @@ def can_receive(socket: AnySocket) -> bool:
 
 
 def signal_of(socket: AnySocket) -> int:
-    """The descriptor that tells of news: readable once after `can_receive` has said no."""
+    """The descriptor that tells of news: readable once after nothing was there to receive."""
     return cast("int", socket.get(zmq.FD))

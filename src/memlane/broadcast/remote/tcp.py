@@ -36,6 +36,7 @@ _WINDOW = struct.Struct("228xI")  # bytes that the peer would take; kernels sinc
 # because the kernel answers probes of a full window twice a second at most.
 DOUBT_SECONDS = 0.5
 _ENOUGH_PROBES = 2
+_LOOKS = 8  # within the bound
 
 
 class Connection:
@@ -45,6 +46,7 @@ class Connection:
         self.descriptor = descriptor
         self._inode = os.fstat(descriptor).st_ino
         self._doubted_since: float | None = None
+        self._asked_at = 0.0
         self.peer = _peer_of(descriptor)
 
     @property
@@ -56,14 +58,20 @@ class Connection:
             return False
 
     def is_silent(self, bound: float) -> bool:
-        """The other host has not answered for `bound` seconds, though it was asked."""
+        """The other host has not answered for `bound` seconds, though it was asked.
+
+        Costs system calls now and then, and nothing if it was called a moment ago.
+        """
+        now = time.monotonic()
+        if now - self._asked_at < bound / _LOOKS:
+            return False
+        self._asked_at = now
         try:
             with socket.fromfd(self.descriptor, socket.AF_INET, socket.SOCK_STREAM) as copy:
                 info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         except OSError:  # closed meanwhile, which is_open tells
             return False
         silence = min(_RECEIVED.unpack_from(info)) / 1000
-        now = time.monotonic()
         if silence < bound / 2 or not _is_unanswered(info, silence):
             self._doubted_since = None
             return False

@@ -20,11 +20,12 @@ from memlane.broadcast.remote.end import (
     logger,
     remaining,
 )
-from memlane.broadcast.remote.outbox import Message, Outbox, Piece, pieces_of
+from memlane.broadcast.remote.outbox import Message, Outbox, Piece
 from memlane.broadcast.remote.peer import Peer
 from memlane.broadcast.remote.places import Keys, Porter
-from memlane.broadcast.remote.sockets import can_receive, signal_of
-from memlane.broadcast.remote.wire import MOST_CONTROL, Header, What, control
+from memlane.broadcast.remote.sockets import can_receive, receive, send, signal_of
+from memlane.broadcast.remote.windows import Windows
+from memlane.broadcast.remote.wire import MOST_CONTROL, Header, What, control, whole_header
 from memlane.errors import CorruptMessage, ReaderDied, TimedOut
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 RECENT = 0.1
 _MOST_AT_ONCE = 1000  # frames that are read before somebody else gets the lock
 _EVENTS = zmq.EVENT_DISCONNECTED
+_MORE = int(zmq.SNDMORE | zmq.DONTWAIT)
+_LAST = int(zmq.DONTWAIT)
 
 
 class RemoteWriter(RemoteEnd):
@@ -71,7 +74,10 @@ class RemoteWriter(RemoteEnd):
         self.peers = [Peer(place) for place in range(places)]
         self.epoch = int.from_bytes(os.urandom(8), "little")
         self.outbox = Outbox()
+        self.windows = Windows(self.peers, self.outbox, options.window, options.window_bytes)
         self.waits = 0
+        self._credit = 0  # messages, and
+        self.room = -1  # bytes that may be sent without another look, -1: none
         self.everybody_is_here = False
         self._absent_here: Callable[[], list[str]] = list
         self._find_dead_here: Callable[[], None] = lambda: None
@@ -135,12 +141,6 @@ class RemoteWriter(RemoteEnd):
 
     # Sending ----------------------------------------------------------------------------------
 
-    def pieces(self, encoder: Encoder) -> list[Piece]:
-        """The next message, in private memory."""
-        return pieces_of(
-            self.epoch, self.outbox.next, encoder.kind, encoder.nbytes, encoder.parts()
-        )
-
     def reserve(self, size: int, deadline: float | None, timeout: float | None) -> bool:
         """Returns when `size` bytes more may be in flight to every reader; whether it had to wait.
 
@@ -149,14 +149,14 @@ class RemoteWriter(RemoteEnd):
             TimedOut: it names those that are behind.
         """
         with self._lock:
-            if not self._died() and self._has_room(size):
+            if not self._died() and self.windows.has_room(size):
                 return False
         self.waits += 1
         self._wait(
-            lambda: self._has_room(size),
+            lambda: self.windows.has_room(size),
             deadline,
             timeout,
-            lambda: [self._text(peer) for peer in self._in_the_way(size)],
+            lambda: [self._text(peer) for peer in self.windows.in_the_way(size)],
             ": No available shared memory broadcast block",
         )
         return True
@@ -168,8 +168,33 @@ class RemoteWriter(RemoteEnd):
             for peer in self.peers:
                 if peer.connection is not None:
                     self._send_message(peer, message)
+            self._settle(size)
+
+    def publish_small(self, encoder: Encoder, size: int) -> None:
+        """The same for a message that fits `room` and goes in one piece, by the shortest way."""
+        with self._lock:
+            header = whole_header(self.epoch, self.outbox.next, encoder.kind, size)
+            frame = encoder.joined(header)
+            for peer in self.peers:
+                if peer.connection is not None:
+                    try:
+                        send(self.socket, peer.route, _MORE)
+                        send(self.socket, frame, _LAST)
+                    except zmq.ZMQError as error:
+                        _lost(peer, error)
+            self.outbox.add(size, [(frame,)])
+            self._settle(size)
+
+    def _settle(self, size: int) -> None:
+        """After a message. What readers say can wait until room is short; but where the thread
+        sleeps, sending may have taken the signal that it sleeps for."""
+        self._credit -= 1
+        self.room -= size
+        is_recent = time.monotonic() - self._served_at < RECENT / 2
+        if self._credit <= 0 or self.room < 0 or not is_recent:
             self._hear()
-            self._drop_taken()
+            self.windows.drop_taken()
+            self._credit, self.room = (0, -1) if self._died() else self.windows.room()
 
     def _send_message(self, peer: Peer, message: Message, first: int = 0) -> None:
         for piece in message.pieces[first:]:
@@ -181,15 +206,13 @@ class RemoteWriter(RemoteEnd):
         if peer.connection is None or peer.route is None:
             return False
         try:
-            self.socket.send(peer.route, zmq.SNDMORE | zmq.DONTWAIT)
+            send(self.socket, peer.route, _MORE)
             for part in parts[:-1]:
-                self.socket.send(part, zmq.SNDMORE | zmq.DONTWAIT, copy=False)
+                send(self.socket, part, _MORE)
             last = parts[-1]
-            self.socket.send(last, zmq.DONTWAIT, copy=isinstance(last, bytes))
+            send(self.socket, last, _LAST, isinstance(last, bytes))
         except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            attending.lose(peer)
+            _lost(peer, error)
             return False
         return True
 
@@ -205,26 +228,7 @@ class RemoteWriter(RemoteEnd):
         if self.everybody_is_here:
             self.tell(peer, What.READY)
 
-    # Room -------------------------------------------------------------------------------------
-
-    def _has_room(self, size: int) -> bool:
-        return not any(self._is_in_the_way(peer, size) for peer in self.peers)
-
-    def _is_in_the_way(self, peer: Peer, size: int) -> bool:
-        if not peer.is_waited_for:
-            return False
-        in_flight = self.outbox.bytes - peer.taken_bytes
-        is_too_much = in_flight > 0 and in_flight + size > self.options.window_bytes
-        return is_too_much or self.outbox.next - peer.taken >= self.options.window
-
-    def _in_the_way(self, size: int) -> list[Peer]:
-        """The culprit first: who is without a connection, then the longest silent."""
-        found = [peer for peer in self.peers if self._is_in_the_way(peer, size)]
-        return sorted(found, key=lambda peer: (peer.lost_since is None, peer.last_progress))
-
-    def _drop_taken(self) -> None:
-        waited_for = [peer.taken for peer in self.peers if peer.is_waited_for]
-        self.outbox.drop_before(min(waited_for, default=self.outbox.next))
+    # Deaths -----------------------------------------------------------------------------------
 
     def _died(self) -> bool:
         return any(peer.state == "dead" for peer in self.peers)
@@ -301,11 +305,13 @@ class RemoteWriter(RemoteEnd):
         """Reads all that readers have said; with the lock."""
         self._served_at = time.monotonic()
         for _ in range(_MOST_AT_ONCE):
-            if not can_receive(self.socket):
-                return
-            route, *parts = self.socket.recv_multipart(copy=False)
             try:
-                attending.hear(self, route.bytes, parts)
+                route = receive(self.socket, _LAST)
+            except zmq.Again:
+                return
+            parts = self.socket.recv_multipart(copy=False)
+            try:
+                attending.hear(self, route, parts)
             except CorruptMessage:
                 self._porter.refused += 1  # a stranger's, or a listed reader's that is broken
 
@@ -319,7 +325,7 @@ class RemoteWriter(RemoteEnd):
             attending.note_sign_of_life(self.peers[place])
         if readers:
             self._hear()
-            self._drop_taken()
+            self.windows.drop_taken()
         return attending.look(self)
 
     def _serve(self) -> None:
@@ -365,7 +371,7 @@ class RemoteWriter(RemoteEnd):
         """Goes on without a reader that is dead or absent."""
         with self, self._lock:
             attending.release(self, rank)
-            self._drop_taken()
+            self.windows.drop_taken()
 
     def _end(self, *, announce: bool) -> None:
         if announce:
@@ -398,3 +404,10 @@ class RemoteWriter(RemoteEnd):
 
     def _drop_inherited(self) -> None:
         tcp.close_inherited(self.endpoint.host, self.endpoint.port, as_writer=True)
+
+
+def _lost(peer: Peer, error: zmq.ZMQError) -> None:
+    """Sending said that there is no connection any more."""
+    if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+        raise error
+    attending.lose(peer)

@@ -1,0 +1,86 @@
+"""One slice of one channel: a reader in a process of its own, and how long its messages took."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import statistics
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.remote.channels import DICT_KINDS, KINDS, Channel
+
+FORK = multiprocessing.get_context("fork")
+SECONDS = 60.0
+STEP = {
+    "step": 4711,
+    "sequences": [11, 12, 13, 14, 15, 16, 17, 18],
+    "tokens": [101, 2023, 2003, 1037, 3231, 102],
+    "temperature": 0.7,
+    "finished": ["request-17", "request-23"],
+    "note": "x" * 80,
+}
+
+
+def _read(kind: type[Channel], encrypted: bool, token: Any, pipe: Connection, count: int) -> None:
+    channel = kind(encrypted=encrypted)
+    channel.open_reader(token)
+    pipe.send("open")
+    stamps = []
+    for _ in range(count):
+        obj = channel.receive()
+        stamps.append(time.monotonic_ns())
+        del obj
+    pipe.send(stamps)
+    pipe.recv()
+    channel.close()
+
+
+def _run(kinds: dict[str, Any], name: str, obj: object, count: int, pause: float) -> list[int]:
+    """Times of arrival and, in turn, of sending, in ns."""
+    kind, encrypted = kinds[name]
+    channel = kind(encrypted=encrypted)
+    token = channel.open_writer()
+    pipe, there = FORK.Pipe()
+    reader = FORK.Process(target=_read, args=(kind, encrypted, token, there, count))
+    reader.start()
+    there.close()
+    try:
+        if not pipe.poll(SECONDS):
+            raise TimeoutError(f"{name}: the reader did not open")
+        pipe.recv()
+        time.sleep(0.2)
+        sent = []
+        for _ in range(count):
+            sent.append(time.monotonic_ns())
+            channel.send(obj)
+            if pause:
+                time.sleep(pause)
+        if not pipe.poll(SECONDS):
+            raise TimeoutError(f"{name}: messages are missing")
+        arrived: list[int] = pipe.recv()
+        pipe.send("end")
+        reader.join(SECONDS)
+        channel.close()
+    finally:
+        if reader.is_alive() and reader.pid is not None:
+            os.kill(reader.pid, signal.SIGKILL)
+    return [stamp for pair in zip(sent, arrived, strict=True) for stamp in pair]
+
+
+def latency(name: str, count: int) -> float:
+    """Median one way of a small dict, nothing else on the way, in us."""
+    stamps = _run(DICT_KINDS, name, STEP, count, 0.002)
+    return statistics.median(
+        (there - here) / 1000 for here, there in zip(stamps[::2], stamps[1::2], strict=True)
+    )
+
+
+def rate(name: str, nbytes: int, count: int) -> float:
+    """Messages of bytes per second, the first tenth left out."""
+    stamps = _run(KINDS, name, os.urandom(nbytes), count, 0.0)
+    arrived = stamps[1::2]
+    first = max(1, count // 10) - 1
+    return (count - 1 - first) / ((arrived[-1] - arrived[first]) / 1e9)
