@@ -130,7 +130,8 @@ def create_from_process_group(
         relays = group.gather(attach)
         if hosts:
             group.gather(attach_behind)
-        ends[0].wait_until_ready(group.deadline.timeout_left())
+        # Together, or a writer that closes at once would close before all have heard of it.
+        group.gather(lambda: ends[0].wait_until_ready(group.deadline.timeout_left()))
         failing.pop_all()
         return ends[0]
 
