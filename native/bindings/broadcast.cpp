@@ -85,7 +85,8 @@ void bind_broadcast(nb::module_& m) {
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "keep_bytes"_a)
         .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(), "One object, encoded.")
-        .def("send_encoded", &Writer::send_encoded, "encoder"_a, "timeout"_a.none(), "What the encoder has.")
+        .def("send_encoded", &Writer::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),
+             "What the encoder has; a blocked call asks `watch` like a `cancel`.")
         .def("begin_write", &Writer::begin_write, "timeout"_a.none(),
              nb::sig("def begin_write(self, timeout: float | None) -> memoryview"), "The next chunk, free to be filled by hand.")
         .def("end_write", &Writer::end_write, "publish"_a)

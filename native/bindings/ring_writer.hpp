@@ -34,10 +34,11 @@ public:
         put(encoder_, deadline, timeout);
     }
 
-    // A message that was encoded already, because it goes elsewhere, too.
-    void send_encoded(const Encoder& encoder, nb::handle timeout) {
+    // A message that was encoded already, because it goes elsewhere, too. `watch` is asked like a `cancel`, as long as
+    // the call is blocked, so that it can raise what happened there.
+    void send_encoded(const Encoder& encoder, nb::handle timeout, nb::handle watch) {
         const Call call(*this);
-        put(encoder, deadline_of(timeout), timeout);
+        put(encoder, deadline_of(timeout), timeout, watch);
     }
 
     nb::object begin_write(nb::handle timeout) {
@@ -79,12 +80,12 @@ public:
     }
 
 private:
-    void put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout) {
+    void put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         const Outgoing& message = encoder.message();
         const broadcast::FrameTable table = message.table();
         const std::uint64_t bytes = encoder.kind() == ChunkKind::frames ? table.total() : message.stream_bytes();
         if (bytes <= core().ring().geometry().max_chunk_bytes) {
-            begin(bytes, deadline, timeout);
+            begin(bytes, deadline, timeout, watch);
             std::byte* const chunk = core().chunk();
             copying(bytes, [&] {
                 return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
@@ -94,13 +95,13 @@ private:
                 });
             });
         } else {
-            begin(0, deadline, timeout);
-            spill(message, table, bytes, deadline, timeout);
+            begin(0, deadline, timeout, watch);
+            spill(message, table, bytes, deadline, timeout, watch);
         }
         core().publish(encoder.kind(), bytes);
     }
 
-    void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout) {
+    void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         if (refused_.is_valid()) {
             if (nb::cast<SharedBuffer&>(refused_).is_in_use()) raise_failure(self(), "refused_chunk_in_use");
             refused_ = nb::object();
@@ -111,7 +112,7 @@ private:
         }
         core::Outcome outcome = core().begin_nowait(bytes);
         if (outcome.status == core::Status::would_block) {
-            Interruption look(self(), core().segment(), "chunk");
+            Interruption look(self(), core().segment(), "chunk", watch);
             const WithoutGil no_gil;
             outcome = core().begin(bytes, deadline, look);
         }
@@ -119,7 +120,7 @@ private:
     }
 
     void spill(const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes, os::Deadline deadline,
-               nb::handle timeout) {
+               nb::handle timeout, nb::handle watch) {
         const os::FileDescriptor& file = core().segment().file();
         const auto write = [&](std::uint64_t extent) {
             return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
@@ -127,7 +128,7 @@ private:
                 return os::write_at(file, from, size, extent + at);
             });
         };
-        Interruption look(self(), core().segment(), "chunk");
+        Interruption look(self(), core().segment(), "chunk", watch);
         const core::Outcome outcome = [&] {
             const WithoutGil no_gil;
             return core().spill(bytes, deadline, write, look);

@@ -130,8 +130,8 @@ class RingWriter:
     def send(self, object: object | None, timeout: object | None) -> None:
         """One object, encoded."""
 
-    def send_encoded(self, encoder: Encoder, timeout: object | None) -> None:
-        """What the encoder has."""
+    def send_encoded(self, encoder: Encoder, timeout: object | None, watch: object | None) -> None:
+        """What the encoder has; a blocked call asks `watch` like a `cancel`."""
 
     def begin_write(self, timeout: float | None) -> memoryview:
         """The next chunk, free to be filled by hand."""

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from memlane import MessageQueue, ReaderDied, WriterDied
+from memlane import MessageQueue, RankTaken, ReaderDied, WriterDied
 from memlane.testing import stalls
 from tests.harness import PATIENCE, Aside, Link, Remote, serve, start, until
 from tests.queues import refuses
@@ -233,10 +233,33 @@ def test_local_readers_of_a_mixed_queue() -> None:
         writer.enqueue(2, PATIENCE)
         remote._finalizer()  # type: ignore[misc]
         with refuses(ReaderDied) as caught:
-            writer.enqueue(3)
+            writer.enqueue(3, PATIENCE)
+            writer.enqueue(4, PATIENCE)
         assert caught.value.rank == 1
         writer.release_reader(1)
         writer.enqueue(3)
+    with remote_queue(1, 1) as (writer, (local, remote)):
+        for number in range(4):
+            writer.enqueue(number)
+        writes = Aside(writer.enqueue, "the ring is full").until_blocked()
+        remote._finalizer()  # type: ignore[misc]
+        with refuses(ReaderDied) as caught:
+            writes.result()
+        assert caught.value.rank == 1
+        assert [local.dequeue(PATIENCE) for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_successor_is_refused_and_does_not_hide_the_death() -> None:
+    """Whoever comes with a dead reader's handle, again and again, cannot take its place."""
+    with remote_writer() as writer:
+        reader = start_remote_reader(writer)
+        killed = reader.peer.kill()
+        while writer.statistics().readers[0].state != "dead":
+            with refuses(RankTaken, WriterDied):
+                MessageQueue.create_from_handle(writer.export_handle(0), 0)
+            assert time.monotonic() - killed < PATIENCE
+        with refuses(ReaderDied):
+            writer.enqueue(1)
 
 
 @pytest.mark.parametrize("end", ["writer", "reader"])

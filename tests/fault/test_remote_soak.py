@@ -1,7 +1,7 @@
 """A remote reader that is stopped for a while, in the middle of many messages (M4).
 
-``MEMLANE_SOAK_REMOTE`` is the number of messages of 20 kB (default 2,000); from 20,000 on the reader
-is stopped for 5 s, else for half a second.
+``MEMLANE_SOAK_REMOTE`` is the number of messages of 20 kB (default 2,000); from 20,000 on the
+reader is stopped for 5 s, else for half a second.
 """
 
 import os

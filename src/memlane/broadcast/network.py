@@ -95,7 +95,7 @@ class NetworkWriter:
                 pieces = pieces_of(encoder, remote.epoch, remote.outbox.next, size)
                 if self._local is not None:
                     left = remaining(deadline) if has_waited else timeout
-                    self._local.native.send_encoded(encoder, left)
+                    self._local.native.send_encoded(encoder, left, remote)
                 remote.publish(pieces, size)
             finally:
                 encoder.clear()

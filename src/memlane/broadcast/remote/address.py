@@ -7,11 +7,16 @@ import ipaddress
 import os
 import socket
 from contextlib import suppress
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import zmq
 
+from memlane.broadcast.remote.tcp import KEEP_ALIVE
+from memlane.broadcast.remote.wire import MOST_CONTROL
 from memlane.errors import InvalidArgument, InvalidType, SystemFault
+
+if TYPE_CHECKING:
+    from memlane.broadcast.remote.places import Keys
 
 
 class Endpoint(NamedTuple):
@@ -51,6 +56,25 @@ def own_address() -> str:
             probe.connect((anywhere, 9))
             return str(probe.getsockname()[0])
     return "127.0.0.1"
+
+
+def listener(
+    context: zmq.Context[zmq.Socket[bytes]], keys: Keys, bound: float
+) -> zmq.Socket[bytes]:
+    """The writer's socket, not yet bound; its readers speak within `bound` seconds, and briefly."""
+    router = context.socket(zmq.ROUTER)
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.SNDHWM, 0),  # the windows are the limit
+        (zmq.RCVHWM, 0),
+        (zmq.ROUTER_MANDATORY, 1),
+        (zmq.MAXMSGSIZE, MOST_CONTROL),
+        (zmq.HANDSHAKE_IVL, int(bound * 1000)),
+        *KEEP_ALIVE,
+    ):
+        router.set(option, value)
+    keys.guard(router)
+    return router
 
 
 def bind(listener: zmq.Socket[bytes], host: str, *, on_all: bool) -> Endpoint:

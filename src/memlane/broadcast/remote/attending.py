@@ -117,6 +117,7 @@ def _greet(writer: RemoteWriter, route: bytes, frame: zmq.Frame, hello: Hello) -
     peer = writer.peers[place]
     refusal = _refusal(writer, peer, hello)
     if refusal is not None:
+        peer.knocked_at = 0.0  # it was not the reader that was lost
         frame_out = control(Header(What.REFUSED, writer.epoch), refusal)
         try:
             writer.socket.send_multipart([route, frame_out], zmq.DONTWAIT)
@@ -236,8 +237,7 @@ def lose_connection(writer: RemoteWriter, descriptor: int) -> None:
 
 def note_sign_of_life(peer: Peer) -> None:
     """Somebody has proven its key again; the hello follows when its interpreter comes to it."""
-    if peer.lost_since is not None:
-        peer.lost_since = time.monotonic()
+    peer.knocked_at = time.monotonic()
 
 
 def look(writer: RemoteWriter) -> float | None:
@@ -250,8 +250,9 @@ def look(writer: RemoteWriter) -> float | None:
             lose(peer)
         elif connection is not None and connection.is_silent(bound):
             _die(writer, peer, f"its host has not answered for {bound} s")
-        lost = peer.lost_since if peer.state == "running" else None
-        if lost is not None and time.monotonic() - lost >= bound:
+        if peer.state != "running" or peer.lost_since is None:
+            continue
+        if time.monotonic() - max(peer.lost_since, peer.knocked_at) >= bound:
             _die(writer, peer, f"its connection ended, and it has not come back within {bound} s")
         if peer.state == "dead":
             _note_end_of_relay(writer, peer)

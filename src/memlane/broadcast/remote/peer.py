@@ -25,6 +25,7 @@ class Peer:
     route: bytes | None = None  # ROUTER's name for its latest connection
     connection: Connection | None = None  # None: nothing can be sent
     lost_since: float | None = None  # since when there is no connection
+    knocked_at: float = 0.0  # when somebody proved its key again, who has not said hello yet
     taken: int = 0  # messages before this sequence were taken
     taken_bytes: int = 0
     last_progress: float = 0.0
@@ -36,6 +37,11 @@ class Peer:
     def is_waited_for(self) -> bool:
         """Does the writer keep messages for it?"""
         return self.state in ("absent", "running") and not self.has_left
+
+    @property
+    def is_lost(self) -> bool:
+        """Is it without a connection, and may come back?"""
+        return self.state == "running" and self.lost_since is not None
 
     def name(self, ranks: list[int]) -> str:
         """`reader 3`, or what is known of it; `ranks` would be the usual one's."""
@@ -57,11 +63,10 @@ class Peer:
 
     def statistics(self, ranks: list[int], sent: int) -> ReaderStatistics:
         was_here = self.state != "absent" and self.pid != 0
-        is_lost = self.state == "running" and self.lost_since is not None
         return ReaderStatistics(
             rank=self.rank if self.rank is not None else usual_rank(self.place, ranks),
             pid=self.pid if was_here else None,
-            state="closed" if self.has_left else "unknown" if is_lost else self.state,
+            state="closed" if self.has_left else "unknown" if self.is_lost else self.state,
             behind=sent - self.taken if self.is_waited_for else 0,
             last_progress=self.last_progress if was_here else None,
             is_waiting=False,

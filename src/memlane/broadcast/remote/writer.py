@@ -25,7 +25,7 @@ from memlane.broadcast.remote.peer import Peer
 from memlane.broadcast.remote.places import Keys, Porter
 from memlane.broadcast.remote.sockets import can_receive, receive, send, signal_of
 from memlane.broadcast.remote.windows import Windows
-from memlane.broadcast.remote.wire import MOST_CONTROL, Header, What, control, whole_header
+from memlane.broadcast.remote.wire import Header, What, control, whole_header
 from memlane.errors import CorruptMessage, ReaderDied, TimedOut
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 # acknowledgements need not wake the thread.
 RECENT = 0.1
 _MOST_AT_ONCE = 1000  # frames that are read before somebody else gets the lock
-_EVENTS = zmq.EVENT_DISCONNECTED
 _MORE = int(zmq.SNDMORE | zmq.DONTWAIT)
 _LAST = int(zmq.DONTWAIT)
 
@@ -84,8 +83,8 @@ class RemoteWriter(RemoteEnd):
         self._tell_here: Callable[[int], None] = lambda _absent: None
         try:
             self._porter = Porter(self._context, self.keys)
-            self.socket = self._listener()
-            self._monitor = self.socket.get_monitor_socket(_EVENTS)
+            self.socket = address.listener(self._context, self.keys, options.liveness)
+            self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             self.endpoint = address.bind(self.socket, host, on_all=options.listen_on_all)
         except BaseException:
             self._context.destroy(linger=0)
@@ -104,22 +103,6 @@ class RemoteWriter(RemoteEnd):
                 self.endpoint.text,
             )
         self._thread.start()
-
-    def _listener(self) -> zmq.Socket[bytes]:
-        listener = self._context.socket(zmq.ROUTER)
-        bound_ms = int(self.options.liveness * 1000)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.SNDHWM, 0),  # the windows are the limit
-            (zmq.RCVHWM, 0),
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.MAXMSGSIZE, MOST_CONTROL),
-            (zmq.HANDSHAKE_IVL, bound_ms),
-            *tcp.KEEP_ALIVE,
-        ):
-            listener.set(option, value)
-        self.keys.guard(listener)
-        return listener
 
     def live_beside(
         self,
@@ -228,6 +211,15 @@ class RemoteWriter(RemoteEnd):
         if self.everybody_is_here:
             self.tell(peer, What.READY)
 
+    def is_set(self) -> bool:
+        """Asked while the same call waits for the ring: raises for who died here meanwhile."""
+        with self._lock:
+            self._hear()
+            attending.look(self)
+            self.check()
+            self.raise_death()
+        return False
+
     # Deaths -----------------------------------------------------------------------------------
 
     def _died(self) -> bool:
@@ -319,7 +311,7 @@ class RemoteWriter(RemoteEnd):
         """Does what is due; seconds until it must be looked again."""
         while can_receive(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())
-            if event["event"] == zmq.EVENT_DISCONNECTED:
+            if event["event"] == zmq.EVENT_DISCONNECTED:  # and not the monitor's own end
                 attending.lose_connection(self, event["value"])
         for place in self._porter.answer_all():
             attending.note_sign_of_life(self.peers[place])
@@ -375,16 +367,14 @@ class RemoteWriter(RemoteEnd):
 
     def _end(self, *, announce: bool) -> None:
         if announce:
-            self._answer()
-            deadline = time.monotonic() + self.options.liveness
-            while any(peer.lost_since is not None for peer in self.peers if peer.is_waited_for):
-                self._answer()
+            poller = select.poll()
+            for descriptor in (*self._quiet, self._readers_fd):
+                poller.register(descriptor, select.POLLIN)
+            deadline = deadline_of(self.options.liveness)
+            while self._answer() is not None and any(peer.is_lost for peer in self.peers):
                 left = remaining(deadline)
                 if left == 0:
                     break
-                poller = select.poll()
-                for descriptor in (*self._quiet, self._readers_fd):
-                    poller.register(descriptor, select.POLLIN)
                 self._sleep(poller, left)
         self.socket.disable_monitor()
         self._monitor.close(0)
