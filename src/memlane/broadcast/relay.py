@@ -182,7 +182,7 @@ class Relay:
         native, encoder = self.ring.native, self._encoder
         try:
             if self._encode(message):
-                self._until_done(lambda: native.send_encoded(encoder, ACK_DELAY))
+                self._until_done(lambda: native.send_encoded(encoder, ACK_DELAY, None))
             else:  # what is not an object; its readers raise CorruptMessage, each once
                 self._until_done(lambda: native.begin_write(ACK_DELAY))
                 native.end_write(True)

@@ -254,8 +254,6 @@ def look(writer: RemoteWriter) -> float | None:
             continue
         if time.monotonic() - max(peer.lost_since, peer.knocked_at) >= bound:
             _die(writer, peer, f"its connection ended, and it has not come back within {bound} s")
-        if peer.state == "dead":
-            _note_end_of_relay(writer, peer)
     return min(bound / _LOOKS, _LONGEST_PAUSE) if attached else None
 
 
@@ -264,6 +262,7 @@ def _die(writer: RemoteWriter, peer: Peer, why: str) -> None:
     peer.state = "dead"
     peer.died = why
     peer.connection = None
+    _note_end_of_relay(writer, peer)
 
 
 def release(writer: RemoteWriter, rank: int) -> None:

@@ -33,10 +33,11 @@ def close(
     deadline = time.monotonic() + bound
     with ExitStack() as stack:
         kept = []
-        for one in connections:
-            if one is not None and one.is_open:
+        for connection in connections:
+            if connection is not None and connection.is_open:
                 with suppress(OSError):  # its reader had the end already, and has closed it since
-                    kept.append(stack.enter_context(socket.socket(fileno=os.dup(one.descriptor))))
+                    copy = socket.socket(fileno=os.dup(connection.descriptor))
+                    kept.append(stack.enter_context(copy))
         listener.close(linger=int(bound * 1000))
         context.term()
         poller = select.poll()
