@@ -10,8 +10,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -180,9 +182,20 @@ public:
     void close(bool announce, bool wait) {
         if (closed_) return;
         announce_ |= announce;
-        if (segment_->is_own()) segment_->remove_name();  // now, whatever becomes of the call that is under way
+        std::exception_ptr problem;
+        try {
+            if (segment_->is_own()) segment_->remove_name();  // now, whatever becomes of the call that is under way
+        } catch (const std::system_error&) {
+            problem = std::current_exception();  // told when all the rest is done
+        }
+        end_or_wait(announce_, wait);
+        if (problem) std::rethrow_exception(problem);
+    }
+
+private:
+    void end_or_wait(bool announce, bool wait) {
         if (core::load_relaxed(busy_) == 0 || (!segment_->is_own() && busy_thread_ != std::this_thread::get_id())) {
-            finish(announce_);
+            finish(announce);
             return;
         }
         closing_ = true;
@@ -198,7 +211,6 @@ public:
         }
     }
 
-private:
     void finish(bool announce) noexcept {
         if (closed_) return;
         closed_ = true;

@@ -16,9 +16,9 @@ namespace nb = nanobind;
 
 template <class... Args>
 void set_error(const char* error_class, const Args&... args) {
-    const nb::object type = nb::module_::import_("memlane.errors").attr(error_class);
-    const nb::object instance = type(args...);
-    PyErr_SetObject(type.ptr(), instance.ptr());
+    const nb::object make = nb::module_::import_("memlane.errors").attr(error_class);
+    const nb::object instance = make(args...);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
 }
 
 template <class... Args>
@@ -43,7 +43,7 @@ inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
     } catch (const core::ShmExhausted& e) {
         set_error("ShmExhausted", e.need, e.free, e.error);
     } catch (const std::system_error& e) {
-        set_error("SystemFault", e.code().value(), e.what());
+        set_error("system_fault", e.code().value(), e.what());
     }
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/broadcast.hpp"
+#include "bindings/copy_blocks.hpp"
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
 #include "bindings/serde.hpp"
@@ -25,6 +26,7 @@ NB_MODULE(_native, m) {
     bindings::bind_broadcast(m);
     bindings::bind_store(m);
     bindings::bind_serde(m);
+    bindings::bind_copy_blocks(m);
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);
 #endif

@@ -70,10 +70,7 @@ public:
     }
 
     // Without a queue on it nobody is told: such a ring has no participants.
-    void close() {
-        if (segment_->is_open()) segment_->remove_name();
-        segment_->abandon();
-    }
+    void close() { segment_->close(); }
     void abandon() noexcept { segment_->abandon(); }
 
 private:

@@ -56,8 +56,14 @@ void bind_store(nb::module_& m) {
         .def("read_header", &ByteRingSegment::read_header, "offset"_a,
              nb::sig("def read_header(self, offset: int) -> tuple[int, int]"), "Id and size of a chunk.")
         .def("write_header", &ByteRingSegment::write_header, "offset"_a, "id"_a, "size"_a)
+        .def("writing", &ByteRingSegment::writing, "call"_a, "mend"_a,
+             "A block around a call of the writer; `mend()` comes after one that raised.")
         .def("close", &ByteRingSegment::close)
         .def("abandon", &ByteRingSegment::abandon);
+
+    nb::class_<WriterCall>(m, "WriterCall", "A block of ByteRingSegment.writing: ConcurrentUse while there is another one.")
+        .def("__enter__", &WriterCall::enter)
+        .def("__exit__", &WriterCall::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none());
 
     m.def("copy_parts", &copy_parts, "target"_a, "offset"_a, "parts"_a, "bytes"_a,
           "Copies `parts`, of so many bytes together, to `target[offset:]`; large ones without the GIL.");
@@ -101,11 +107,12 @@ void bind_store(nb::module_& m) {
              "id"_a, "references"_a, "Sets how often every reader is to read it.")
         .def("is_read", &BoundStoreWriter::is_read, "id"_a, "view"_a, "references"_a,
              "Has every reader read the object with these count bytes so often?")
-        .def("retire", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().retire(id); }, "id"_a,
-             "Its entry and space may be used again; False while somebody reads it.")
+        .def("evict", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().evict(id); }, "id"_a,
+             "Its entry and space may be used again, which is counted once; False while somebody reads it.")
         .def("clear", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().clear(id); }, "id"_a,
              "Retires it whoever reads it.")
-        .def("count_eviction", [](const BoundStoreWriter& self) { self.core().count_eviction(); })
+        .def("take_back", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().take_back(id); }, "id"_a,
+             "It never was an object.")
         .def("blockers", &BoundStoreWriter::blockers, "id"_a, "references"_a, nb::sig(kBlockers),
              "(slot, reads that it owes, pins) of everybody who keeps the object.")
         .def("ghost_blockers", &BoundStoreWriter::ghost_blockers,

@@ -20,6 +20,64 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
+// What the calls of a ring's writer have in common: one at a time; and one that raised is mended before anything else.
+struct Writing {
+    bool is_on = false;
+    bool is_broken = false;
+};
+
+// The block around such a call. In C++, because a signal handler may raise between any two steps of Python, and what was
+// taken just before would never be given back.
+class WriterCall {
+public:
+    WriterCall(std::shared_ptr<Writing> writing, std::string call, nb::object mend)
+        : writing_(std::move(writing)), call_(std::move(call)), mend_(std::move(mend)) {}
+    WriterCall(const WriterCall&) = delete;
+    WriterCall& operator=(const WriterCall&) = delete;
+    WriterCall(WriterCall&& other) noexcept = default;
+    ~WriterCall() {
+        if (is_mine_) *writing_ = {false, true};
+    }
+
+    void enter() {
+        if (writing_->is_on)
+            raise_error("ConcurrentUse", "another call of the writer is under way; " + call_ + " changed nothing");
+        writing_->is_on = is_mine_ = true;
+        if (!writing_->is_broken) return;
+        try {
+            mend();
+        } catch (...) {
+            leave();
+            throw;
+        }
+    }
+
+    // `kind`: of the error, or None.
+    void exit(nb::handle kind, nb::handle /*error*/, nb::handle /*traceback*/) {
+        if (!is_mine_) return;
+        writing_->is_broken = !kind.is_none();
+        try {
+            if (writing_->is_broken) mend();
+        } catch (...) {
+            leave();
+            throw;
+        }
+        leave();
+    }
+
+private:
+    void mend() {
+        mend_();
+        writing_->is_broken = false;
+    }
+    void leave() noexcept { writing_->is_on = is_mine_ = false; }
+
+    std::shared_ptr<Writing> writing_;
+    std::string call_;
+    nb::object mend_;
+    bool is_mine_ = false;
+};
+
 // Offsets come from Python, which knows them to lie in the ring.
 class ByteRingSegment {
 public:
@@ -69,10 +127,9 @@ public:
         store::write_header(segment_->mapping()->base() + offset, {id, size});
     }
 
-    void close() const {
-        if (segment_->is_open()) segment_->remove_name();
-        segment_->abandon();
-    }
+    WriterCall writing(std::string call, nb::object mend) const { return {writing_, std::move(call), std::move(mend)}; }
+
+    void close() const { segment_->close(); }
     void abandon() const noexcept { segment_->abandon(); }
 
 private:
@@ -81,6 +138,7 @@ private:
 
     std::shared_ptr<core::Segment> segment_;
     std::uint64_t bytes_;
+    std::shared_ptr<Writing> writing_ = std::make_shared<Writing>();
 };
 
 }  // namespace memlane::bindings

@@ -66,8 +66,14 @@ public:
     void cancel(const os::FileDescriptor& file) {
         const Extent extent = used_.back().extent;
         used_.pop_back();
-        os::punch_hole(file, extent.offset, extent.bytes);
-        add_free(extent, false);
+        bool warm = false;
+        try {
+            os::punch_hole(file, extent.offset, extent.bytes);
+        } catch (const std::system_error&) {
+            warm = true;  // trim() tries again
+            warm_bytes_ += extent.bytes;
+        }
+        add_free(extent, warm);
     }
 
     // Gives all that is free back to the system. False if nothing was left to give.
@@ -77,12 +83,12 @@ public:
         for (const auto& [offset, range] : free_)
             if (range.warm) warm.push_back({offset, range.bytes});
         for (const Extent& extent : warm) {
-            free_.erase(extent.offset);
             os::punch_hole(file, extent.offset, extent.bytes);
+            free_.erase(extent.offset);
+            warm_bytes_ -= extent.bytes;
             add_free(extent, false);
             any = true;
         }
-        warm_bytes_ = 0;
         return any;
     }
 

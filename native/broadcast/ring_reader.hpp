@@ -91,7 +91,7 @@ public:
     }
 
     // Copies a part of the message that `d` describes; false if it is not there.
-    bool copy_out(const ChunkDescriptor& d, std::uint64_t offset, std::uint64_t bytes, void* to) const noexcept {
+    bool copy_out(const ChunkDescriptor& d, std::uint64_t offset, std::uint64_t bytes, void* to) const {
         if (offset > d.length || bytes > d.length - offset) return false;
         if (d.extent_bytes > 0) return os::read_at(segment_->file(), to, bytes, d.extent_offset + offset);
         std::memcpy(to, chunk() + offset, bytes);
@@ -114,7 +114,7 @@ public:
         if (!behind_ || begin + behind_->bytes() < end) {
             const std::uint64_t had = behind_ ? behind_->bytes() : 0;
             const std::uint64_t bytes = core::align_up(std::max(end - begin, 2 * had), core::kPage);
-            behind_ = std::make_shared<os::Mapping>(segment_->file(), bytes, begin);
+            behind_ = segment_->with_memory(bytes, [&] { return std::make_shared<os::Mapping>(segment_->file(), bytes, begin); });
         }
         return Place{behind_, d.extent_offset - begin};
     }

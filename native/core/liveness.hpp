@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <set>
 
@@ -33,17 +34,19 @@ struct LockDescriptors {
 
 inline LockDescriptors& lock_descriptors() {
     static auto* const all = [] {
-        auto* made = new LockDescriptors;  // never destroyed: a fork may come after static destructors
-        ::pthread_atfork([] { lock_descriptors().mutex.lock(); },
-                         [] { lock_descriptors().mutex.unlock(); },
-                         [] {
-                             LockDescriptors& child = lock_descriptors();
-                             for (const int fd : child.open) ::close(fd);
-                             child.open.clear();
-                             fork_generation().fetch_add(1);
-                             child.mutex.unlock();
-                         });
-        return made;
+        auto made = std::make_unique<LockDescriptors>();
+        const int error = ::pthread_atfork([] { lock_descriptors().mutex.lock(); },
+                                           [] { lock_descriptors().mutex.unlock(); },
+                                           [] {
+                                               LockDescriptors& child = lock_descriptors();
+                                               for (const int fd : child.open) ::close(fd);
+                                               child.open.clear();
+                                               fork_generation().fetch_add(1);
+                                               child.mutex.unlock();
+                                           });
+        // Without it a child would keep its parent's locks: nothing may be locked then.
+        if (error != 0) os::throw_errno("cannot have the locks looked after at a fork", error);
+        return made.release();  // never destroyed: a fork may come after static destructors
     }();
     return *all;
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -97,15 +98,39 @@ public:
     // Takes space for a part of the file that was left open at creation; ShmExhausted changes nothing.
     void reserve(std::uint64_t offset, std::uint64_t bytes) {
         if (const int error = os::reserve(file_, offset, bytes)) throw_reservation(error, bytes);
-        mapping_->populate(offset, bytes);
+        populate(offset, bytes);
+    }
+
+    // Has memory of the segment mapped: ENOMEM is what a limit of address space, or of the cgroup, gives.
+    template <class Work>
+    auto with_memory(std::uint64_t need, Work&& work) const {
+        try {
+            return work();
+        } catch (const std::system_error& error) {
+            if (error.code().value() == ENOMEM) throw ShmExhausted(ENOMEM, need, os::free_bytes(file_));
+            throw;
+        }
     }
 
     // From now on nothing can stay behind, however the processes end; and nobody can join.
     void remove_name() {
         if (!is_creator_ || !is_named_ || !is_own()) return;
-        is_named_ = false;
         SYNC_STEP(unlink);
         os::unlink_if_same(file_, path());
+        is_named_ = false;
+    }
+
+    // As abandon(), but says so (when all the rest is done) if the name cannot be removed.
+    void close() {
+        if (!is_open()) return;
+        std::exception_ptr problem;
+        try {
+            remove_name();
+        } catch (const std::system_error&) {
+            problem = std::current_exception();
+        }
+        abandon();
+        if (problem) std::rethrow_exception(problem);
     }
 
     // Frees everything that is this process's own: name (of its creator), lock, descriptor, and the mapping, which
@@ -137,6 +162,11 @@ private:
 
     [[noreturn]] static void throw_taken() {
         throw RankTaken("the place is held by a living process, or was given up by release_reader");
+    }
+
+    void map() { with_memory(bytes_, [this] { mapping_ = std::make_shared<os::Mapping>(file_, bytes_); }); }
+    void populate(std::uint64_t offset, std::uint64_t bytes) const {
+        with_memory(bytes, [&] { mapping_->populate(offset, bytes); });
     }
 
     void hold(std::optional<std::size_t> slot);
@@ -235,15 +265,10 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
         for (std::uint64_t i = 0; i < range.count; ++i)
             if (const int error = os::reserve(s.file_, range.offset + i * range.stride, range.bytes))
                 s.throw_reservation(error, need);
-    try {
-        s.mapping_ = std::make_shared<os::Mapping>(s.file_, s.bytes_);
-    } catch (const std::system_error& error) {
-        if (error.code().value() == ENOMEM) throw ShmExhausted(ENOMEM, s.bytes_, os::free_bytes(s.file_));
-        throw;
-    }
+    s.map();
     for (const ReservedRange& range : ranges)
         for (std::uint64_t i = 0; i < range.count; ++i)
-            s.mapping_->populate(range.offset + i * range.stride, range.bytes);
+            s.populate(range.offset + i * range.stride, range.bytes);
     s.hold(slot);
 
     s.header_ = reinterpret_cast<SegmentHeader*>(s.mapping_->base() + plan.header_offset());
@@ -288,7 +313,7 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
     // Not the whole file: what a system appends behind the trailer is not mapped.
     s.bytes_ = trailer_end_of(plan);
     if (facts.bytes < s.bytes_) s.throw_mismatch(plan);
-    s.mapping_ = std::make_shared<os::Mapping>(s.file_, s.bytes_);
+    s.map();
     s.check_header(plan, id);
     const bool has_place = s.try_hold(slot);
     // Only now: with a lock held nobody takes the segment for dead any more. And before anybody is blamed for a place
@@ -349,13 +374,13 @@ inline std::string to_text(const Geometry& g) {
 
 // The header, wherever it is: for who does not know the geometry. Reads the first kilobyte of every page that has its space.
 inline std::optional<SegmentHeader> find_header(const os::FileDescriptor& file) {
-    off_t at = 0;
-    while ((at = ::lseek(file.get(), at, SEEK_DATA)) >= 0) {
-        at = static_cast<off_t>(align_up(static_cast<std::uint64_t>(at), kPage));
+    std::uint64_t at = 0;
+    while (const auto data = os::next_data(file, at)) {
+        at = align_up(*data, kPage);
         SegmentHeader seen;
-        if (::pread(file.get(), &seen, sizeof seen, at) != static_cast<ssize_t>(sizeof seen)) break;
-        if (seen.magic == kMagic && seen.header_offset == static_cast<std::uint64_t>(at)) return seen;
-        at += static_cast<off_t>(kPage);
+        if (!os::read_at(file, &seen, sizeof seen, at)) break;
+        if (seen.magic == kMagic && seen.header_offset == at) return seen;
+        at += kPage;
     }
     return std::nullopt;
 }

@@ -1,10 +1,6 @@
 // Removes what killed processes left behind: names of segments that nobody holds.
 #pragma once
 
-#include <dirent.h>
-
-#include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,27 +21,29 @@ inline bool is_segment_name(const std::string& name) noexcept {
 // user and has no living user goes.
 inline bool free_name(const std::string& name) {
     const std::string path = std::string(kDirectory) + "/" + name;
+    os::FileDescriptor file;
     try {
-        const os::FileDescriptor file = os::open_existing(path);
-        const os::FileFacts facts = os::facts_of(file);
-        if (!facts.is_regular() || facts.owner != ::geteuid()) return false;
-        LivenessLock lock(file);
-        if (!lock.take_all() || !find_header(file)) return false;
-        os::unlink_if_same(file, path);
-        return true;
+        file = os::open_existing(path);
     } catch (const std::system_error& error) {
-        return error.code().value() == ENOENT;
+        const int why = error.code().value();
+        if (why == ENOENT) return true;
+        // A link, a directory, a socket, or somebody else's file.
+        if (why == ELOOP || why == EISDIR || why == ENXIO || why == ENODEV || why == EACCES || why == EPERM) return false;
+        throw;
     }
+    const os::FileFacts facts = os::facts_of(file);
+    if (!facts.is_regular() || facts.owner != ::geteuid()) return false;
+    LivenessLock lock(file);
+    if (!lock.take_all() || !find_header(file)) return false;
+    os::unlink_if_same(file, path);
+    return true;
 }
 
 // Every segment is locked before it has a name, so one that can be locked as a whole has no living user: age and
 // pid are not asked. Returns the names that were removed. Costs a few microseconds per segment of this user.
 inline std::vector<std::string> sweep_dead_segments() {
     std::vector<std::string> removed;
-    const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(kDirectory), ::closedir);
-    if (!directory) os::throw_errno(std::string("cannot list ") + kDirectory);
-    while (const dirent* entry = ::readdir(directory.get())) {
-        const std::string name = entry->d_name;
+    for (const std::string& name : os::names_in(kDirectory)) {
         if (!is_segment_name(name)) continue;
         const std::string path = std::string(kDirectory) + "/" + name;
         try {

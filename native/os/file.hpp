@@ -1,7 +1,9 @@
 // Files in shared memory: made without a name, named when complete, opened without following links.
 #pragma once
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -9,9 +11,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace memlane::os {
 
@@ -45,15 +50,23 @@ private:
     int fd_ = -1;
 };
 
+// A descriptor below 0 says that it failed.
+inline FileDescriptor try_open(const std::string& path, int flags) noexcept {
+    int fd;
+    do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
+    while (fd < 0 && errno == EINTR);
+    return FileDescriptor(fd);
+}
+
 inline FileDescriptor create_unnamed(const std::string& directory) {
-    FileDescriptor file(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+    FileDescriptor file = try_open(directory, O_TMPFILE | O_RDWR);
     if (!file.is_open()) throw_errno("cannot create a file in " + directory);
     if (::fchmod(file.get(), 0600) != 0) throw_errno("cannot set the mode of a file in " + directory);
     return file;
 }
 
 inline FileDescriptor open_existing(const std::string& path) {
-    FileDescriptor file(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+    FileDescriptor file = try_open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (!file.is_open()) throw_errno("cannot open " + path);
     return file;
 }
@@ -62,7 +75,7 @@ inline FileDescriptor open_existing(const std::string& path) {
 // Works for a file that has no name (any more), too.
 inline FileDescriptor reopen(const FileDescriptor& file) {
     const std::string path = "/proc/self/fd/" + std::to_string(file.get());
-    FileDescriptor second(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    FileDescriptor second = try_open(path, O_RDWR);
     if (!second.is_open()) throw_errno("cannot reopen " + path + " (is /proc mounted?)");
     return second;
 }
@@ -111,7 +124,27 @@ inline void unlink_if_same(const FileDescriptor& file, const std::string& path) 
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw_errno("cannot remove " + path);
 }
 
+// What the directory lists, "." and ".." included.
+inline std::vector<std::string> names_in(const std::string& path) {
+    DIR* opened;
+    do opened = ::opendir(path.c_str());
+    while (opened == nullptr && errno == EINTR);
+    const std::unique_ptr<DIR, int (*)(DIR*)> directory(opened, ::closedir);
+    if (!directory) throw_errno("cannot list " + path);
+    std::vector<std::string> names;
+    while (const dirent* entry = ::readdir(directory.get())) names.emplace_back(entry->d_name);
+    return names;
+}
+
+// May this process have no file so long? Asked before a file grows: the kernel would send SIGXFSZ, and if nobody has it
+// ignored (Python has, but not who embeds it) that ends the process.
+inline bool is_beyond_limit(std::uint64_t end) noexcept {
+    struct rlimit limit{};
+    return end > INT64_MAX || (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && end > limit.rlim_cur);
+}
+
 inline void resize(const FileDescriptor& file, std::uint64_t bytes) {
+    if (is_beyond_limit(bytes)) throw_errno("cannot size a segment to " + std::to_string(bytes) + " bytes", EFBIG);
     while (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
         if (errno != EINTR) throw_errno("cannot size a segment to " + std::to_string(bytes) + " bytes");
 }
@@ -136,6 +169,7 @@ inline std::uint64_t total_bytes(const FileDescriptor& file) noexcept {
 inline int reserve(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) noexcept {
     std::uint64_t most = bytes;
     const std::uint64_t end = offset + bytes;
+    if (is_beyond_limit(end)) return EFBIG;
     while (offset < end) {
         const std::uint64_t piece = std::min(most, end - offset);
         if (::fallocate(file.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(piece)) == 0)
@@ -157,14 +191,24 @@ inline void punch_hole(const FileDescriptor& file, std::uint64_t offset, std::ui
 
 // Does the whole range have its space? Touching a hole of a mapped tmpfs file would allocate it, or end in SIGBUS.
 // One call, which walks over the pages: some 25 ns for each.
-inline bool has_space(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) noexcept {
+inline bool has_space(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) {
     const off_t hole = ::lseek(file.get(), static_cast<off_t>(offset), SEEK_HOLE);
+    if (hole < 0 && errno != ENXIO) throw_errno("cannot look for holes of a segment");
     return hole >= 0 && static_cast<std::uint64_t>(hole) >= offset + bytes;
+}
+
+// Where the next bytes from `offset` on lie that have their space, if there are any.
+inline std::optional<std::uint64_t> next_data(const FileDescriptor& file, std::uint64_t offset) {
+    const off_t data = ::lseek(file.get(), static_cast<off_t>(offset), SEEK_DATA);
+    if (data >= 0) return static_cast<std::uint64_t>(data);
+    if (errno != ENXIO) throw_errno("cannot look for the data of a segment");
+    return std::nullopt;
 }
 
 // All of it, or an errno. New pages of tmpfs are written without being zeroed first.
 inline int write_at(const FileDescriptor& file, const void* from, std::uint64_t bytes, std::uint64_t offset) noexcept {
     const char* at = static_cast<const char*>(from);
+    if (is_beyond_limit(offset + bytes)) return EFBIG;
     while (bytes > 0) {
         const ssize_t n = ::pwrite(file.get(), at, bytes, static_cast<off_t>(offset));
         if (n > 0) {
@@ -181,7 +225,7 @@ inline int write_at(const FileDescriptor& file, const void* from, std::uint64_t 
 }
 
 // True if the whole range was there. A hole gives zeroes and takes no space, unlike touching it in a mapping.
-inline bool read_at(const FileDescriptor& file, void* to, std::uint64_t bytes, std::uint64_t offset) noexcept {
+inline bool read_at(const FileDescriptor& file, void* to, std::uint64_t bytes, std::uint64_t offset) {
     char* at = static_cast<char*>(to);
     while (bytes > 0) {
         const ssize_t n = ::pread(file.get(), at, bytes, static_cast<off_t>(offset));
@@ -189,8 +233,10 @@ inline bool read_at(const FileDescriptor& file, void* to, std::uint64_t bytes, s
             at += n;
             offset += static_cast<std::uint64_t>(n);
             bytes -= static_cast<std::uint64_t>(n);
-        } else if (n == 0 || errno != EINTR) {
+        } else if (n == 0) {
             return false;
+        } else if (errno != EINTR) {
+            throw_errno("cannot read a segment");
         }
     }
     return true;

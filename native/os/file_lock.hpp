@@ -31,7 +31,7 @@ inline struct flock to_flock(LockKind kind, LockRange range) noexcept {
 inline bool try_lock(const FileDescriptor& file, LockKind kind, LockRange range) {
     struct flock f = to_flock(kind, range);
     while (::fcntl(file.get(), F_OFD_SETLK, &f) != 0) {
-        if (errno == EAGAIN || errno == EACCES) return false;
+        if (errno == EAGAIN) return false;  // as Linux has it; EACCES would be a refusal of the call
         if (errno != EINTR) throw_errno("cannot lock a byte of a segment");
     }
     return true;
@@ -40,7 +40,8 @@ inline bool try_lock(const FileDescriptor& file, LockKind kind, LockRange range)
 // Does anybody else hold a lock in the range? 1.2 us.
 inline bool is_locked(const FileDescriptor& file, LockRange range) {
     struct flock f = to_flock(LockKind::exclusive, range);
-    if (::fcntl(file.get(), F_OFD_GETLK, &f) != 0) throw_errno("cannot ask for a lock of a segment");
+    while (::fcntl(file.get(), F_OFD_GETLK, &f) != 0)
+        if (errno != EINTR) throw_errno("cannot ask for a lock of a segment");
     return f.l_type != F_UNLCK;
 }
 

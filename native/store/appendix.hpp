@@ -40,8 +40,11 @@ public:
             if (core::is_exhaustion(error)) throw core::ShmExhausted(error, bytes, free);
             os::throw_errno("cannot append " + std::to_string(bytes) + " bytes to a segment", error);
         }
-        Appendix appendix(segment.file(), begin, begin + bytes, std::move(entries));
-        appendix.mapping_->populate(begin - appendix.begin_, bytes);
+        Appendix appendix = segment.with_memory(bytes, [&] {
+            Appendix mapped(segment.file(), begin, begin + bytes, std::move(entries));
+            mapped.mapping_->populate(begin - mapped.begin_, bytes);
+            return mapped;
+        });
         fill(appendix);
         const std::uint32_t count = header.section_count;
         std::memcpy(header.sections + count, appendix.entries_.data(), appendix.entries_.size() * sizeof(core::SectionEntry));
@@ -76,7 +79,7 @@ public:
             }
         }
         if (entries.size() != kinds.size()) return std::nullopt;
-        return Appendix(segment.file(), begin, end, std::move(entries));
+        return segment.with_memory(end - begin, [&] { return Appendix(segment.file(), begin, end, std::move(entries)); });
     }
 
     const core::SectionEntry& entry(core::Section kind) const noexcept {

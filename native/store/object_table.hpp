@@ -104,8 +104,8 @@ inline std::vector<core::PlannedSection> sections_of(const StoreGeometry& g) {
 // The table by name, and the ring's bytes. Keeps both mappings: views may outlive close().
 class ObjectTable {
 public:
+    // The caller has asked exists_in() first.
     static ObjectTable add(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g) {
-        if (find_sections(ring)) throw core::RankTaken("the ring has a storage already");
         Appendix appendix = Appendix::add(ring, sections_of(g), [&](const Appendix& added) {
             StoreFacts& facts = *added.section<StoreFacts>(core::Section::store_facts);
             facts.n_readers = g.n_readers;
@@ -114,6 +114,8 @@ public:
         });
         return {ring, ring_bytes, std::move(appendix), g};
     }
+
+    static bool exists_in(const core::Segment& ring) { return find_sections(ring).has_value(); }
 
     // `max_objects` is what the writer chose; the rest must be as asked for.
     static ObjectTable find(const core::Segment& ring, std::uint64_t ring_bytes, std::uint64_t n_readers,

@@ -21,9 +21,11 @@ public:
     static constexpr std::size_t kSlot = 0;
 
     static std::shared_ptr<StoreWriter> create(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g) {
-        // First, so that a ring which has a storage is refused whatever becomes of that.
-        ObjectTable table = ObjectTable::add(ring, ring_bytes, g);
-        return std::shared_ptr<StoreWriter>(new StoreWriter(ring.join_same_mapping(kSlot), std::move(table)));
+        // First, so that a ring which has a storage is refused whatever became of that.
+        if (ObjectTable::exists_in(ring)) throw core::RankTaken("the ring has a storage already");
+        // The table comes last, because a ring never loses it again; it costs nobody anything before that.
+        std::shared_ptr<core::Segment> own = ring.join_same_mapping(kSlot);
+        return std::shared_ptr<StoreWriter>(new StoreWriter(std::move(own), ObjectTable::add(ring, ring_bytes, g)));
     }
 
     // May `bytes` bytes at `offset` of the ring become object `id`? Not while somebody reads what was cleared there.
@@ -88,6 +90,14 @@ public:
         add_to_documented_count(table().at(object.offset));
     }
 
+    // To make room: as retire(), and counted.
+    bool evict(std::uint32_t id) {
+        const bool is_here = knows(id);
+        if (!retire(id)) return false;
+        if (is_here) core::add_single_writer<std::uint64_t>(table().facts().evictions, 1);
+        return true;
+    }
+
     // Nobody reads it and nobody will: its entry and its space may be used again. False while somebody pins it, and
     // nothing has changed then.
     bool retire(std::uint32_t id) {
@@ -117,7 +127,14 @@ public:
         forget(index);
     }
 
-    void count_eviction() const noexcept { core::add_single_writer<std::uint64_t>(table().facts().evictions, 1); }
+    // Of a put that did not come to its end: nobody knows the object, and it was never there.
+    void take_back(std::uint32_t id) {
+        if (!knows(id)) return;
+        StoreFacts& facts = table().facts();
+        const bool was_counted = core::load_relaxed(table().entry(table().index_of(id)).references) > 0;
+        clear(id);
+        if (was_counted) core::store_relaxed(facts.puts, core::load_relaxed(facts.puts) - 1);
+    }
 
     struct Blocker {
         std::size_t slot;

@@ -14,10 +14,12 @@ from memlane.broadcast import (
     in_the_same_node_as,
 )
 from memlane.errors import (
+    AccessDenied,
     AccessRefused,
     Cancelled,
     Closed,
     ConcurrentUse,
+    CopyFailed,
     CorruptMessage,
     GroupFailed,
     InvalidArgument,
@@ -25,6 +27,8 @@ from memlane.errors import (
     LayoutMismatch,
     MemlaneError,
     ObjectGone,
+    OutOfMemory,
+    PairRefused,
     RankMissing,
     RankTaken,
     ReaderDied,
@@ -44,6 +48,7 @@ from memlane.errors import (
     WrongProcess,
     WrongRole,
 )
+from memlane.offload import BlockTransfer, copy_blocks
 from memlane.store import (
     MsgpackSerde,
     ObjectSerde,
@@ -57,10 +62,13 @@ from memlane.store import (
 )
 
 __all__ = [
+    "AccessDenied",
     "AccessRefused",
+    "BlockTransfer",
     "Cancelled",
     "Closed",
     "ConcurrentUse",
+    "CopyFailed",
     "CorruptMessage",
     "GroupFailed",
     "Handle",
@@ -72,6 +80,8 @@ __all__ = [
     "MsgpackSerde",
     "ObjectGone",
     "ObjectSerde",
+    "OutOfMemory",
+    "PairRefused",
     "PickleMsgpackSerde",
     "QueueStatistics",
     "RankMissing",
@@ -100,5 +110,6 @@ __all__ = [
     "WriterUnreachable",
     "WrongProcess",
     "WrongRole",
+    "copy_blocks",
     "in_the_same_node_as",
 ]

@@ -240,8 +240,23 @@ class ByteRingSegment:
         """Id and size of a chunk."""
 
     def write_header(self, offset: int, id: int, size: int) -> None: ...
+    def writing(self, call: str, mend: object) -> WriterCall:
+        """
+        A block around a call of the writer; `mend()` comes after one that raised.
+        """
+
     def close(self) -> None: ...
     def abandon(self) -> None: ...
+
+class WriterCall:
+    """
+    A block of ByteRingSegment.writing: ConcurrentUse while there is another one.
+    """
+
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: object | None, error: object | None, traceback: object | None
+    ) -> None: ...
 
 def copy_parts(target: object, offset: int, parts: object, bytes: int) -> None:
     """
@@ -319,13 +334,17 @@ class StoreWriter:
     def is_read(self, id: int, view: object, references: int) -> bool:
         """Has every reader read the object with these count bytes so often?"""
 
-    def retire(self, id: int) -> bool:
-        """Its entry and space may be used again; False while somebody reads it."""
+    def evict(self, id: int) -> bool:
+        """
+        Its entry and space may be used again, which is counted once; False while somebody reads it.
+        """
 
     def clear(self, id: int) -> None:
         """Retires it whoever reads it."""
 
-    def count_eviction(self) -> None: ...
+    def take_back(self, id: int) -> None:
+        """It never was an object."""
+
     def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]:
         """(slot, reads that it owes, pins) of everybody who keeps the object."""
 
@@ -376,6 +395,40 @@ def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
 
 def pooled_copy(view: memoryview) -> PooledBuffer:
     """Its bytes in private, writable memory that is used again."""
+
+class BlockArray:
+    """Memory as blocks: the first axis counts them."""
+
+    @staticmethod
+    def of_buffer(buffer: object, writable: bool) -> BlockArray:
+        """Of an object with the buffer protocol, which it holds."""
+
+    @staticmethod
+    def at(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> BlockArray:
+        """Memory that the caller keeps; strides in bytes."""
+
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+def copy_blocks(src: BlockArray, dst: BlockArray, pairs: object, threads: int) -> tuple[int, int]:
+    """
+    Bytes moved, and how many threads could not be started; 0 threads are as many as pay.
+    """
+
+class CudaCopies:
+    """Asynchronous copies by the functions of a CUDA run time."""
+
+    def __init__(self, copy: int, copy_2d: int, batch: int, major: int) -> None:
+        """
+        Addresses of the functions, 0 for a batch if there is none, and the major version.
+        """
+
+    def queue(
+        self, src: BlockArray, dst: BlockArray, pairs: object, to_device: bool, stream: int
+    ) -> tuple[int, int, int]:
+        """Bytes, copies that were queued, and CUDA's error."""
 
 def sweep_dead_segments() -> list[str]:
     """

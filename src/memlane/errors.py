@@ -203,6 +203,39 @@ class StoreFull(MemlaneError, MemoryError):
         self.readers = readers
 
 
+# Moving blocks ---------------------------------------------------------------------------------
+
+
+class PairRefused(InvalidArgument):
+    """A pair of block ids that cannot be moved; nothing was moved.
+
+    Attributes:
+        reason: "no_such_source", "no_such_target", "target_twice" or "overlap".
+        pair: its index.
+        block: the id that it is about.
+    """
+
+    def __init__(self, message: str, reason: str, pair: int, block: int | None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.pair = pair
+        self.block = block
+
+
+class CopyFailed(MemlaneError, RuntimeError):
+    """CUDA refused a copy to or from a GPU; `queued` copies before it are done.
+
+    Attributes:
+        code: CUDA's number of the error.
+        queued: how many copies it had taken.
+    """
+
+    def __init__(self, code: int, reason: str, queued: int) -> None:
+        super().__init__(f"CUDA refused a copy ({reason}, error {code}) after {queued} others")
+        self.code = code
+        self.queued = queued
+
+
 # The machine -----------------------------------------------------------------------------------
 
 
@@ -247,7 +280,41 @@ class SegmentRefused(MemlaneError, PermissionError):
 
 
 class SystemFault(MemlaneError, OSError):
-    """A system call failed for a reason that has no class of its own; `errno` tells which."""
+    """A system call failed; `errno` tells why."""
+
+
+class AccessDenied(SystemFault, PermissionError):
+    """The system does not let this process do that."""
+
+
+class OutOfMemory(SystemFault, MemoryError):
+    """The system has no memory for that, or no room for one more file."""
+
+
+def system_fault(number: int, what: str) -> SystemFault:
+    """The error of a system call that failed with errno `number`; `what` says in what."""
+    hint = _FAULT_HINTS.get(number)
+    return _FAULTS.get(number, SystemFault)(number, f"{what}; {hint}" if hint else what)
+
+
+_FAULTS: dict[int, type[SystemFault]] = {
+    errno.EACCES: AccessDenied,
+    errno.EPERM: AccessDenied,
+    errno.EROFS: AccessDenied,
+    errno.ENOMEM: OutOfMemory,
+    errno.ENOSPC: OutOfMemory,
+    errno.EDQUOT: OutOfMemory,
+}
+_FAULT_HINTS = {
+    errno.EMFILE: "close descriptors or raise the limit (`ulimit -n`)",
+    errno.ENFILE: "the whole system has too many open files (see `sysctl fs.file-max`)",
+    errno.ENOENT: "is there a tmpfs mounted at /dev/shm, and /proc?",
+    errno.EROFS: "mount /dev/shm so that it can be written to",
+    errno.EACCES: "this user must be able to write to /dev/shm",
+    errno.ENOSPC: "the file system may have no room for another file (see `df -i /dev/shm`)",
+    errno.ENOMEM: "see the limits of this process and of its cgroup",
+    errno.EOPNOTSUPP: "/dev/shm must be a tmpfs",
+}
 
 
 class ShmExhausted(MemlaneError, MemoryError):

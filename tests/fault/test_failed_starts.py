@@ -1,88 +1,129 @@
-"""A start that fails half-way, for want of descriptors or for a signal, leaves nothing.
+"""A start that finds too little of something: an error of memlane that says so, and nothing left.
 
-Fails without the guard: every early return of a constructor is a leak of what came before.
+Fails without the guard: every early return of a constructor is a leak of what came before; and
+where a limit ends in a signal, the process ends.
 """
 
 import os
 import resource
 import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from memlane import MessageQueue, ShmRingBuffer
-from tests.harness import Link, holdings, start, surplus
+from memlane import MemlaneError, MessageQueue, ShmExhausted, ShmRingBuffer, SystemFault
+from tests.fault.starts import SCENARIOS
+from tests.harness import (
+    Failing,
+    Link,
+    holdings,
+    is_sanitized,
+    nothing_fails,
+    private_shm,
+    start,
+    surplus,
+    unshare_refusal,
+)
+from tests.queues import refuses
+from tests.stores import Ring
+
+in_namespaces = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 
 
-def fill_gaps() -> int:
-    """Take all free numbers below the highest descriptor; the first one that is free then."""
-    highest = max(int(number) for number in os.listdir("/proc/self/fd"))
-    while (taken := os.dup(0)) < highest:
-        pass
-    os.close(taken)
-    return taken
+def limiting(which: int, value: int) -> Failing:
+    """To be handed to a scenario: has it do with that much while it starts or closes something."""
 
-
-def with_few_descriptors(_link: Link, kind: str) -> tuple[int, int]:
-    """Try with room for 0, 1, 2 ... more descriptors; how often that failed and succeeded."""
-    failed = succeeded = 0
-    writer = MessageQueue(1, 1, None, 64, 2)
-    ring = ShmRingBuffer(1, 64, 2)
-    first = fill_gaps()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = holdings("memlane-")
-    for spare in range(12):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (first + spare, hard))
-        made: MessageQueue | ShmRingBuffer | None = None
+    @contextmanager
+    def limited(_stage: str) -> Iterator[None]:
+        before = resource.getrlimit(which)
+        resource.setrlimit(which, (value, before[1]))
         try:
-            match kind:
-                case "writer":
-                    made = MessageQueue(1, 1, None, 64, 2)
-                case "reader":
-                    if succeeded:
-                        break  # a rank can be taken once
-                    made = MessageQueue.create_from_handle(writer.export_handle(), 0)
-                case "ring":
-                    made = ShmRingBuffer(1, 64, 2)
-                case "attached ring":
-                    made = ShmRingBuffer(*ring.handle())
-        except OSError:
-            failed += 1
+            yield
         finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        if made is not None:
-            succeeded += 1
-            made.close()
-        left = surplus(before, holdings("memlane-"))
-        assert not left, left
-    writer.close()
-    ring.close()
-    return failed, succeeded
+            resource.setrlimit(which, before)
+
+    return limited
 
 
-@pytest.mark.parametrize("kind", ["writer", "reader", "ring", "attached ring"])
-def test_without_descriptors(kind: str) -> None:
-    """However few descriptors there are: an OSError and nothing left, or success."""
-    failed, succeeded = start(with_few_descriptors, kind).result()
-    assert failed > 0
-    assert succeeded > 0
+def with_limits(_link: Link, name: str, which: int, values: Callable[[], Iterator[int]]) -> str:
+    """Role: a scenario with more and more of a resource, until it comes through."""
+    scenario = SCENARIOS[name]
+    scenario(nothing_fails)
+    # Python itself may be the one that finds no addresses.
+    refusals = (MemlaneError, MemoryError) if which == resource.RLIMIT_AS else MemlaneError
+    failed = 0
+    for value in values():
+        before = holdings("memlane-")
+        try:
+            scenario(limiting(which, value))
+        except refusals:
+            failed += 1
+        else:
+            return f"failed {failed} times"
+        finally:
+            scenario(nothing_fails)
+            left = surplus(before, holdings("memlane-"))
+            assert not left, (value, left)
+    return "never came through"
+
+
+def descriptors() -> Iterator[int]:
+    """Room for 0, 1, 2 ... more descriptors."""
+    highest = max(int(number) for number in os.listdir("/proc/self/fd"))
+    while (first := os.dup(0)) < highest:  # no gaps below
+        pass
+    os.close(first)
+    yield from range(first, first + 20)
+
+
+def pages() -> Iterator[int]:
+    """Room for 0, 1, 2, 4 ... more pages of addresses."""
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    yield now
+    for power in range(14):
+        yield now + (resource.getpagesize() << power)
+
+
+def file_sizes() -> Iterator[int]:
+    """Files of at most 0, 4, 8, 12 ... KiB; and the signal is not ignored, as it is by Python."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    yield from range(0, 1 << 16, 4096)
+    yield 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("which", "values"),
+    [
+        (resource.RLIMIT_NOFILE, descriptors),
+        (resource.RLIMIT_AS, pages),
+        (resource.RLIMIT_FSIZE, file_sizes),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_limits(name: str, which: int, values: Callable[[], Iterator[int]]) -> None:
+    """However little there is: an error and nothing left, or success in the end."""
+    if which == resource.RLIMIT_AS and is_sanitized():
+        pytest.skip("a sanitizer needs addresses, too")
+    outcome = start(with_limits, name, which, values).result()
+    assert outcome.startswith("failed"), outcome
 
 
 def test_a_reader_that_failed_can_try_again() -> None:
     """A failed attach does not take the rank."""
 
     def role(_link: Link) -> bool:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with MessageQueue(1, 1, None, 64, 2) as writer:
             handle = writer.export_handle()
-            first = fill_gaps()
-            for spare in range(10):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (first + spare, hard))
+            for limit in descriptors():
                 try:
-                    reader = MessageQueue.create_from_handle(handle, 0)
+                    with limiting(resource.RLIMIT_NOFILE, limit)(""):
+                        reader = MessageQueue.create_from_handle(handle, 0)
                 except OSError:
                     continue
-                finally:
-                    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
                 writer.enqueue(1)
                 assert reader.dequeue(timeout=0) == 1
                 reader.close()
@@ -92,18 +133,123 @@ def test_a_reader_that_failed_can_try_again() -> None:
     assert start(role).result() is True
 
 
-def test_a_limit_of_file_size() -> None:
-    """A limit of the size of files is an error of the constructor, not the end of the process."""
+def test_a_large_message_and_a_limit_of_file_size() -> None:
+    """What does not fit the limit is refused, nothing is sent, and the process lives."""
 
     def role(_link: Link) -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        before = holdings("memlane-")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-        with pytest.raises((OSError, MemoryError)):
-            ShmRingBuffer(1, 1 << 20, 2)
-        with pytest.raises((OSError, MemoryError)):
-            MessageQueue(1, 1)
-        assert not surplus(before, holdings("memlane-"))
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        with (
+            MessageQueue(1, 1, None, 64, 2) as writer,
+            MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
+        ):
+            for _ in range(3):
+                with limiting(resource.RLIMIT_FSIZE, 100_000)(""), refuses(MemoryError) as caught:
+                    writer.enqueue(bytes(200_000), timeout=0)
+                assert isinstance(caught.value, ShmExhausted)
+                assert "ulimit -f" in caught.value.hint
+            writer.enqueue(bytes(200_000), timeout=0)
+            assert reader.dequeue(timeout=0) == bytes(200_000)
 
     start(role).result()
+
+
+def used() -> int:
+    facts = os.statvfs("/dev/shm")
+    return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+
+
+def every_scenario(_link: Link) -> dict[str, str]:
+    """Role: what becomes of each, in a process that finds what it finds."""
+    outcomes = {}
+    for name, scenario in SCENARIOS.items():
+        before = holdings("memlane-"), used()
+        try:
+            scenario(nothing_fails)
+        except MemlaneError as error:
+            outcomes[name] = type(error).__name__
+            del error
+        else:
+            outcomes[name] = "success"
+        assert not surplus(before[0], holdings("memlane-")), name
+        assert used() == before[1], name
+    return outcomes
+
+
+@in_namespaces
+@pytest.mark.parametrize("size", [4, 8, 12, 16, 24, 32, 64, 4096])
+def test_a_small_tmpfs(size: int) -> None:
+    """What has no room there is ShmExhausted; all else works."""
+    peer = start(every_scenario, method="spawn", command=private_shm(f"{size}k"))
+    outcomes = peer.result()
+    assert set(outcomes.values()) <= {"success", "ShmExhausted"}
+    assert ("ShmExhausted" in outcomes.values()) == (size < 4096), outcomes
+
+
+def create_a_file_too_many(_link: Link) -> None:
+    """Role: a tmpfs that has room for two files, its own directory among them."""
+    with ShmRingBuffer(1, 64, 2):
+        for make in (lambda: ShmRingBuffer(1, 64, 2), lambda: Ring(64, create=True)):
+            before = holdings("memlane-")
+            with refuses(MemoryError, match="df -i /dev/shm") as caught:
+                make()
+            assert isinstance(caught.value, SystemFault)
+            del caught
+            assert not surplus(before, holdings("memlane-"))
+    ShmRingBuffer(1, 64, 2).close()
+
+
+@in_namespaces
+def test_a_tmpfs_of_few_files() -> None:
+    """It has bytes and no room for a file: the error says where to look."""
+    start(create_a_file_too_many, method="spawn", command=private_shm("1m,nr_inodes=2")).result()
+
+
+def create_in_vain(_link: Link) -> list[tuple[str, str]]:
+    """Role: what the starts say that cannot come through."""
+    said = []
+    for make in (
+        lambda: ShmRingBuffer(1, 64, 2),
+        lambda: MessageQueue(1, 1),
+        lambda: Ring(64, create=True),
+        lambda: Ring(64, "memlane-of-the-caller", create=True),
+    ):
+        descriptors = os.listdir("/proc/self/fd")
+        with refuses(OSError) as caught:
+            make()
+        said.append((type(caught.value).__name__, str(caught.value)))
+        del caught
+        assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+    return said
+
+
+@in_namespaces
+@pytest.mark.parametrize(
+    ("mount", "error", "text"),
+    [
+        ("mount -t tmpfs -o ro tmpfs /dev/shm", "AccessDenied", "so that it can be written to"),
+        ("mount -t tmpfs tmpfs /dev", "SystemFault", "is there a tmpfs mounted at /dev/shm"),
+    ],
+    ids=["read-only", "missing"],
+)
+def test_no_place_to_write(mount: str, error: str, text: str) -> None:
+    """Without a /dev/shm, or with one that cannot be written to, the error says that."""
+    command = ("unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable)
+    for kind, said in start(create_in_vain, method="spawn", command=command).result():
+        assert kind == error
+        assert "/dev/shm" in said
+        assert text in said
+
+
+def create_without_proc(_link: Link) -> str:
+    with refuses(OSError) as caught:
+        ShmRingBuffer(1, 64, 2)
+    return str(caught.value)
+
+
+@in_namespaces
+def test_no_proc() -> None:
+    """Descriptions of their own are opened through /proc; without it the error says so."""
+    hide = 'mount -t tmpfs tmpfs /proc && exec "$@"'
+    command = ("unshare", "-rm", "sh", "-c", hide, "sh", sys.executable)
+    said = start(create_without_proc, method="spawn", command=command).result()
+    assert "is /proc mounted?" in said

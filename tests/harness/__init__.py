@@ -7,11 +7,22 @@ in a process of its own, says what it has reached with ``link.tell``, waits for 
 
 from tests.harness.aside import Aside
 from tests.harness.crash import Crash, Doomed, Hooks, NeverCame, Passage, Spot, crash_everywhere
+from tests.harness.faults import (
+    Failing,
+    FailingCalls,
+    Failure,
+    Fault,
+    Scenario,
+    fail_everywhere,
+    fail_once,
+    nothing_fails,
+    preloading,
+)
 from tests.harness.leaks import Holdings, children_of, holdings, surplus
 from tests.harness.link import Link, Silence
 from tests.harness.network import Neighbour, neighbour, network_refusal
 from tests.harness.peer import METHODS, Peer, PeerGone, dismiss, reap, start
-from tests.harness.places import own_pid_namespace, private_shm, unshare_refusal
+from tests.harness.places import is_sanitized, own_pid_namespace, private_shm, unshare_refusal
 from tests.harness.remote import Remote, serve
 from tests.harness.waiting import PATIENCE, asleep, cpu_seconds, until, until_asleep, until_at_rest
 
@@ -21,6 +32,10 @@ __all__ = [
     "Aside",
     "Crash",
     "Doomed",
+    "Failing",
+    "FailingCalls",
+    "Failure",
+    "Fault",
     "Holdings",
     "Hooks",
     "Link",
@@ -30,6 +45,7 @@ __all__ = [
     "Peer",
     "PeerGone",
     "Remote",
+    "Scenario",
     "Silence",
     "Spot",
     "asleep",
@@ -37,10 +53,15 @@ __all__ = [
     "cpu_seconds",
     "crash_everywhere",
     "dismiss",
+    "fail_everywhere",
+    "fail_once",
     "holdings",
+    "is_sanitized",
     "neighbour",
     "network_refusal",
+    "nothing_fails",
     "own_pid_namespace",
+    "preloading",
     "private_shm",
     "reap",
     "serve",

@@ -1,5 +1,6 @@
 """Commands that put a role into a place of its own: another /dev/shm, another PID namespace."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,11 @@ def unshare_refusal() -> str:
     probe = [*private_shm("1m")[:-1], "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"unshare is refused: {done.stderr.strip()}"
+
+
+def is_sanitized() -> bool:
+    """Whether a sanitizer's runtime is loaded into every process (`tests/sanitize.sh`)."""
+    return "san.so" in os.environ.get("LD_PRELOAD", "")
 
 
 def private_shm(size: str) -> tuple[str, ...]:

@@ -1,7 +1,12 @@
-"""Any sequence of calls against a plain model: a dict of objects, and who has read them."""
+"""Any sequence of calls against a plain model: a dict of objects, and who has read them.
 
+``MEMLANE_SOAK_STEPS`` is the number of steps (default 12,000; more in `make soak`).
+"""
+
+import os
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -44,6 +49,8 @@ class StorageAgainstDict(RuleBasedStateMachine):
         self.places: dict[int, Place] = {}
         self.gone: list[Place] = []
         self.views: list[tuple[int, int, Any, Any]] = []  # key, place, block, value
+        self.puts = self.hits = self.evictions = 0
+        self.reads = [0] * n_readers  # of who has the place now
         self.attach()
 
     # What may be evicted -------------------------------------------------------------------
@@ -69,6 +76,7 @@ class StorageAgainstDict(RuleBasedStateMachine):
             assert self.may_go(key), f"{key} was evicted though somebody needs it"
             self.forget(key)
             count += 1
+        self.evictions += count
         return count
 
     def forget(self, key: int) -> None:
@@ -95,6 +103,7 @@ class StorageAgainstDict(RuleBasedStateMachine):
         self.drop_evicted()
         self.model[key] = Model(value, self.n_readers)
         self.places[key] = place
+        self.puts += 1
         assert len(self.model) <= self.max_objects
 
     @rule(key=KEYS, place=st.integers(0, 2))
@@ -108,6 +117,7 @@ class StorageAgainstDict(RuleBasedStateMachine):
         self.count(model, place % self.n_readers)
 
     def count(self, model: Model, place: int) -> None:
+        self.reads[place] += 1
         model.reads[place] = min(model.reads[place] + 1, model.references)
 
     @rule(stays=KEYS)
@@ -146,6 +156,7 @@ class StorageAgainstDict(RuleBasedStateMachine):
         except UnknownKey:
             assert key not in self.model
             return
+        self.hits += 1
         self.model[key].references += 1
         self.model[key].is_touched = False
 
@@ -194,6 +205,7 @@ class StorageAgainstDict(RuleBasedStateMachine):
             for model in self.model.values():
                 model.reads[place] = model.references
         self.readers[place] = reader
+        self.reads[place] = 0
         self.was_there[place] = True
 
     @rule(place=st.integers(0, 12))
@@ -204,6 +216,22 @@ class StorageAgainstDict(RuleBasedStateMachine):
         if reader is not None and all(view[1] != place for view in self.views):
             reader.close()
             self.readers[place] = None
+
+    @rule()
+    def statistics_agree(self) -> None:
+        seen = self.writer.statistics()
+        assert (seen.puts, seen.hits, seen.evictions) == (self.puts, self.hits, self.evictions)
+        sizes = [4 + len(model.value) for model in self.model.values()]
+        assert (seen.objects, seen.bytes) == (len(sizes), sum(sizes))
+        for place, reader in enumerate(seen.readers):
+            is_there = self.readers[place] is not None
+            state = "running" if is_there else "closed" if self.was_there[place] else "absent"
+            owed = sum(m.references - m.reads[place] for m in self.model.values())
+            assert reader.state == state
+            assert reader.outstanding == (0 if state == "closed" else owed)
+            assert reader.reads == self.reads[place]
+            if is_there:
+                assert reader.views == sum(view[1] == place for view in self.views)
 
     # What holds at any time ----------------------------------------------------------------
 
@@ -233,6 +261,7 @@ class StorageAgainstDict(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "views"):
             return
+        self.statistics_agree()
         for *_, block, _value in self.views:
             block.__exit__(ValueError, None, None)
         self.views.clear()
@@ -242,5 +271,9 @@ class StorageAgainstDict(RuleBasedStateMachine):
         self.writer.close()
 
 
-StorageAgainstDict.TestCase.settings = settings(max_examples=150, stateful_step_count=80)
-TestStorage: Any = StorageAgainstDict.TestCase
+STEPS = int(os.environ.get("MEMLANE_SOAK_STEPS", "12000"))
+STEPS_OF_A_STORAGE = 80
+StorageAgainstDict.TestCase.settings = settings(
+    max_examples=STEPS // STEPS_OF_A_STORAGE, stateful_step_count=STEPS_OF_A_STORAGE
+)
+TestStorage: Any = pytest.mark.soak(seconds=60 + STEPS // 100)(StorageAgainstDict.TestCase)

@@ -1,7 +1,12 @@
-"""S3: any sequence of allocations and frees, against a map of the ring's bytes."""
+"""S3: any sequence of allocations and frees, against a map of the ring's bytes.
 
+``MEMLANE_SOAK_STEPS`` is the number of steps (default 5,000; more in `make soak`).
+"""
+
+import os
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -105,5 +110,9 @@ class RingAgainstByteMap(RuleBasedStateMachine):
             self.ring.close()
 
 
-RingAgainstByteMap.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
-TestRing: Any = RingAgainstByteMap.TestCase
+STEPS = int(os.environ.get("MEMLANE_SOAK_STEPS", "5000"))
+STEPS_OF_A_RING = 50
+RingAgainstByteMap.TestCase.settings = settings(
+    max_examples=STEPS // STEPS_OF_A_RING, stateful_step_count=STEPS_OF_A_RING
+)
+TestRing: Any = pytest.mark.soak(seconds=60 + STEPS // 100)(RingAgainstByteMap.TestCase)

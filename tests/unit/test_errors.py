@@ -28,6 +28,9 @@ CLASSES = {
     "LayoutMismatch": ValueError,
     "RankTaken": ValueError,
     "ShmExhausted": MemoryError,
+    "SystemFault": OSError,
+    "AccessDenied": PermissionError,
+    "OutOfMemory": MemoryError,
 }
 
 

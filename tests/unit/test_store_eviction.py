@@ -209,6 +209,19 @@ def test_chunks_of_others_that_are_not_aligned() -> None:
             assert bytes(data[:4]) == b"\1\0\0\0"
 
 
+def test_chunks_of_others_that_use_up_ids() -> None:
+    """Where the table has no place because of the oldest object, that one is named."""
+    with store_of(max_objects=4) as (writer, (reader,)):
+        place = writer.put("oldest", ONE)
+        for _ in range(3):
+            writer.ring_buffer.allocate_buf(8)
+        with refuses(MemoryError, match=r"'oldest', is kept by reader 0 \(pid") as caught:
+            writer.put("new", ONE)
+        assert (caught.value.kept, [b.owes for b in caught.value.readers]) == ("oldest", [1])
+        reader.get(*place)
+        assert reader.get(*writer.put("new", ONE)) == ONE
+
+
 def test_freeing_the_ring_by_hand() -> None:
     """The storage hears of it: its indexes follow, and readers are refused."""
     with store_of() as (writer, (reader,)):

@@ -1,5 +1,6 @@
 """The steps of put and get that subclasses call and replace."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -225,3 +226,17 @@ def test_another_free_check() -> None:
                 writer.put("new", ONE)
             assert bytes(view) == ONE
         del view
+
+
+def test_a_ring_that_outlives_its_storage() -> None:
+    """What the storage knew goes with it; the ring is its caller's again."""
+    ring = Ring(640, create=True)
+    writer = Storage(64, 1, ring, BytesSerde)
+    writer.put("k", ONE)
+    del writer
+    gc.collect()
+    assert ring.free_buf(lambda *_: True) == [0]
+    ring.allocate_buf(8)
+    ring.clear()
+    assert ring.allocate_buf(600) == (0, 2)
+    ring.close()

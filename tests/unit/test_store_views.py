@@ -1,6 +1,7 @@
 """`view`: arrays that alias the ring, and what happens when they survive the block."""
 
 import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from memlane import Closed, ObjectSerde, Unsupported, ViewInUse
+from tests.harness import Link, start
 from tests.queues import refuses
 from tests.stores import ArraySerde, Ring, Storage, store_of
 
@@ -241,12 +243,30 @@ def test_a_late_release_touches_no_successor() -> None:
         new.close()
 
 
-def test_release_after_without_a_gpu() -> None:
-    """It says what is missing."""
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def ask_for_release_after(_link: Link, what: str) -> str:
+    """Role: hand the end of a view to a GPU that is not there; what that said."""
+    if what == "torch":
+        assert "torch" in sys.modules
+    else:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # not installed
     with store_of() as (writer, (reader,)):
         block = reader.view(*writer.put("k", b"x"))
-        with block, refuses(Unsupported, match="GPU"):
-            block.release_after(object())
+        with block as view:
+            with refuses(Unsupported) as caught:
+                block.release_after(object())
+            assert bytes(view) == b"x"
+            del view
+        assert writer.statistics().readers[0].outstanding == 0
+        assert is_evicted(writer)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"), [("torch", "torch finds none here"), ("nothing", "has not imported torch")]
+)
+def test_release_after_without_a_gpu(what: str, text: str) -> None:
+    """It says what is missing, torch or the GPU, and the block ends as ever."""
+    if what == "torch" and pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
+    method = "fork" if what == "torch" else "spawn"
+    assert text in start(ask_for_release_after, what, method=method).result()

@@ -13,6 +13,7 @@ from memlane.errors import StoreFull
 if TYPE_CHECKING:
     from memlane._native import StoreWriter
     from memlane.store.index import ObjectIndex
+    from memlane.store.ring import SingleWriterShmRingBuffer
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,24 @@ class StoreBlocker:
 
 
 def store_full(
-    end: StoreWriter, index: ObjectIndex, key: Hashable, need: int, oldest: int | None
+    end: StoreWriter,
+    index: ObjectIndex,
+    key: Hashable,
+    need: int,
+    ring: SingleWriterShmRingBuffer,
+    *,
+    is_place: bool,
 ) -> StoreFull:
-    """The error of an object of `need` bytes.
+    """The error of an object of `need` bytes; the oldest chunk of the ring has to stay.
 
-    `oldest` is the id of the oldest chunk, which stays; None if what was cleared is in the way.
+    `is_place`: there is room in the ring, but what was cleared there is still being read; or the
+    place in the table belongs to the oldest, because chunks of others have used up the ids between.
     """
     what = f"no room for {key!r}, {need} bytes"
-    if oldest is None:
-        return _kept(end, what, "what was cleared", need, key, None, end.ghost_blockers())
+    readers = end.ghost_blockers() if is_place else []
+    oldest = ring.monotonic_id_start
+    if readers or oldest not in ring.metadata:
+        return _kept(end, what, "what was cleared", need, key, None, readers)
     if oldest not in index.id_index:
         why = f"the oldest chunk, id {oldest}, is none of the storage's; free_buf() may free it"
         return StoreFull(f"{what}: {why}", need, key)

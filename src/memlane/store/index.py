@@ -23,6 +23,10 @@ class ObjectIndex:
         self.touched: set[int] = set()
         self.end: StoreWriter | None = None
 
+    def _open_end(self) -> StoreWriter | None:
+        """None once the storage is closed: the ring may be used on without it."""
+        return None if self.end is None or self.end.is_closed else self.end
+
     def has(self, key: Hashable) -> bool:
         try:
             return key in self.key_index
@@ -42,19 +46,33 @@ class ObjectIndex:
         """Evicts an object, unless it is touched or somebody reads it."""
         if chunk_id in self.touched:
             return False
-        if chunk_id in self.id_index and self.end is not None:
-            if not self.end.retire(chunk_id):
-                return False
-            self.end.count_eviction()
-            del self.key_index[self.id_index.pop(chunk_id)]
-        self.writer_flag.pop(chunk_id, None)
+        end = self._open_end()
+        if chunk_id in self.id_index and end is not None and not end.evict(chunk_id):
+            return False
+        self._drop(chunk_id)
         return True
+
+    def forget(self, chunk_id: int) -> None:
+        """Takes back what a put has done so far; nobody knows the object's address yet."""
+        end = self._open_end()
+        if end is not None:
+            end.take_back(chunk_id)
+        self._drop(chunk_id)
+
+    def _drop(self, chunk_id: int) -> None:
+        """Can be done again when it was interrupted: `id_index` goes after `key_index`."""
+        if chunk_id in self.id_index:
+            self.key_index.pop(self.id_index[chunk_id], None)
+            del self.id_index[chunk_id]
+        self.writer_flag.pop(chunk_id, None)
+        self.touched.discard(chunk_id)
 
     def forget_all(self) -> None:
         """Whoever reads an object goes on with it; nobody else gets it any more."""
-        if self.end is not None:
+        end = self._open_end()
+        if end is not None:
             for number in self.id_index:
-                self.end.clear(number)
+                end.clear(number)
         self.key_index.clear()
         self.id_index.clear()
         self.writer_flag.clear()

@@ -3,22 +3,23 @@
 A chunk lies at `address % size` and is contiguous. Positions grow until the start has gone once
 around; then start and end move back by one ring, and addresses that were handed out keep their
 meaning. Ids are handed out in order, so the chunks that live are a run of ids, oldest first.
+
+A signal handler may raise behind any call, also of a built-in. So each method first computes, and
+then changes everything by assignments alone: it is done, or nothing is.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 ID_MAX = 2**31
 
 
 class Place(NamedTuple):
-    """A new chunk, and what `Positions.undo` needs to take it back."""
+    """A new chunk."""
 
     address: int
     id: int
-    before: tuple[int, int, int]
 
 
 class Positions:
@@ -31,55 +32,63 @@ class Positions:
         self.id_start = 0
         self.id_end = 0
         self.metadata: dict[int, int] = {}  # id -> address
-        self._sizes: deque[int] = deque()  # of the chunks, oldest first
+        self._sizes: dict[int, int] = {}  # id -> bytes
+        self._before = (0, 0, 0)  # start, end and oldest id before the newest chunk came
 
     def allocate(self, nbytes: int) -> Place | None:
         """A chunk of `nbytes` bytes, or None while there is no room for it."""
-        before = (self.start, self.end, self.id_start)
+        start = self.start
         address = self.end
         if address % self.size + nbytes > self.size:
             address = (address // self.size + 1) * self.size
-        if address + nbytes - self.start > self.size:
+        if address + nbytes - start > self.size:
             if self.metadata or nbytes > self.size:
                 return None
             # Nothing is in the way, wherever the positions are.
-            self.start = address = 0
-        if not self.metadata:
-            self.id_start = self.id_end
+            start = address = 0
         number = self.id_end
+        self._before = (self.start, self.end, self.id_start)
+        self.start = start
+        if not self.metadata:
+            self.id_start = number
         self.metadata[number] = address
-        self._sizes.append(nbytes)
+        self._sizes[number] = nbytes
         self.end = address + nbytes
         self.id_end = (number + 1) % ID_MAX
-        return Place(address, number, before)
+        return Place(address, number)
 
-    def undo(self, place: Place) -> None:
-        """Takes back the newest chunk; its id will be handed out again."""
-        del self.metadata[place.id]
-        self._sizes.pop()
-        self.start, self.end, self.id_start = place.before
-        self.id_end = place.id
+    def undo(self) -> None:
+        """Takes back the chunk that was allocated last; its id will be handed out again."""
+        number = (self.id_end - 1) % ID_MAX
+        del self.metadata[number]
+        del self._sizes[number]
+        self.start, self.end, self.id_start = self._before
+        self.id_end = number
 
     def oldest_size(self) -> int:
         """The bytes of the oldest chunk."""
-        return self._sizes[0]
+        return self._sizes[self.id_start]
 
     def free_oldest(self) -> None:
         """Forgets the oldest chunk."""
-        del self.metadata[self.id_start]
-        self._sizes.popleft()
-        self.id_start = (self.id_start + 1) % ID_MAX
-        if self.metadata:
-            self.start += (self.metadata[self.id_start] - self.start) % self.size
+        number, end = self.id_start, self.end
+        following = (number + 1) % ID_MAX
+        if following in self.metadata:
+            start = self.start + (self.metadata[following] - self.start) % self.size
         else:
-            self.start = self.end
-        if self.start >= self.size:
-            self.start -= self.size
-            self.end -= self.size
+            start = end
+        if start >= self.size:
+            start -= self.size
+            end -= self.size
+        del self.metadata[number]
+        del self._sizes[number]
+        self.id_start = following
+        self.start = start
+        self.end = end
 
     def clear(self) -> None:
         """Forgets all chunks; only the ids go on."""
-        self.metadata.clear()
-        self._sizes.clear()
+        self.metadata = {}
+        self._sizes = {}
         self.start = self.end = 0
         self.id_start = self.id_end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -11,12 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from, segment_name
 from memlane._native import ByteRingSegment
 from memlane._segments import SharedMemoryInfo, name_of, new_id, released_after
-from memlane.errors import ConcurrentUse, InvalidArgument, StoreFull, WrongRole
+from memlane.errors import InvalidArgument, StoreFull, WrongRole
 from memlane.store.positions import ID_MAX, Place, Positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
+
+    from memlane._native import WriterCall
 
 IsFree = Callable[[int, memoryview], bool]
 
@@ -26,6 +27,9 @@ class Tenant(Protocol):
 
     def release(self, chunk_id: int) -> bool:
         """The chunk is about to be freed. False keeps it."""
+
+    def forget(self, chunk_id: int) -> None:
+        """The chunk did not come to be."""
 
     def forget_all(self) -> None:
         """All chunks are about to be forgotten."""
@@ -74,7 +78,10 @@ class SingleWriterShmRingBuffer:
         self._name = self._segment.name
         self._positions = Positions(size)
         self._tenant: Tenant | None = None
-        self._writing = threading.Lock()
+        # What the writer is in the middle of; see `_mend`.
+        self._new: int | None = None
+        self._ending: int | None = None
+        self._is_clearing = False
         self._finalizer = weakref.finalize(self, self._segment.abandon)
 
     # State ----------------------------------------------------------------------------------
@@ -147,10 +154,12 @@ class SingleWriterShmRingBuffer:
         """
         with self._only_writer("allocate_buf"):
             total = integer_from("size", size, 1) + self.MD_SIZE
+            self._new = self._positions.id_end
             place = self._place(total)
             if place is None:
                 raise self.no_room(total)
-            return place.address, place.id
+            self._new = None
+            return place
 
     def _place(self, total: int) -> Place | None:
         if self.data_buffer_size >= total >= ID_MAX:
@@ -190,32 +199,58 @@ class SingleWriterShmRingBuffer:
             with released_after(view):
                 if not is_free_fn(number, view):
                     break
-            if self._tenant is not None and not self._tenant.release(number):
+            self._ending = number
+            if not self._end_oldest(number):
                 break
-            positions.free_oldest()
             freed.append(number)
             sum_freed += total
         return freed
 
+    def _end_oldest(self, number: int) -> bool:
+        """False if the tenant keeps it. May be done again when it was interrupted."""
+        is_free = self._tenant is None or self._tenant.release(number)
+        if is_free:
+            self._positions.free_oldest()
+        self._ending = None
+        return is_free
+
     def clear(self) -> None:
         """Forgets all chunks; both positions are 0 again, only the ids go on."""
         with self._only_writer("clear"):
-            if self._tenant is not None:
-                self._tenant.forget_all()
-            self._positions.clear()
+            self._clear()
 
-    @contextmanager
-    def _only_writer(self, call: str) -> Iterator[None]:
+    def _clear(self) -> None:
+        self._is_clearing = True
+        if self._tenant is not None:
+            self._tenant.forget_all()
+        self._positions.clear()
+        self._is_clearing = False
+
+    def _only_writer(self, call: str) -> WriterCall:
         """One call of the writer at a time, in its own process."""
         self._segment.check()
         if not self.is_writer:
             raise WrongRole(f"Only the writer can {call}")
-        if not self._writing.acquire(blocking=False):
-            raise ConcurrentUse(f"another call of the writer is under way; {call} changed nothing")
-        try:
-            yield
-        finally:
-            self._writing.release()
+        return self._segment.writing(call, self._mend)
+
+    def _mend(self) -> None:
+        """Comes after a call that raised: ends what it was in the middle of, or takes it back.
+
+        A signal handler may raise behind any step of a call, and so of this one, which then comes
+        again before the next call: all that it does can be done twice.
+        """
+        positions = self._positions
+        if self._is_clearing:
+            self._clear()
+        if self._ending is not None and self._ending in positions.metadata:
+            self._end_oldest(self._ending)
+        self._ending = None
+        if self._new is not None:
+            if self._tenant is not None:
+                self._tenant.forget(self._new)
+            if self._new in positions.metadata:
+                positions.undo()
+        self._new = None
 
     # Everybody ------------------------------------------------------------------------------
 

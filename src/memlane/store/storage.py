@@ -158,20 +158,16 @@ class SingleWriterShmObjectStorage(ObjectReads):
                     f"exceeds max object size ({self.max_object_size} bytes)"
                 )
             writer = self._checked_writer()
+            ring = self.ring_buffer
+            ring._new = ring.monotonic_id_end  # until it is there, or it is taken back
             place = self._make_room(writer, key, size)
-            try:
-                with released_after(self._bytes_of(place, size)) as view:
-                    view[: self.flag_bytes] = bytes(self.flag_bytes)
-                    self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
-                writer.offer(place.id, place.address, size)
-                self.increment_writer_flag(place.id)
-            except BaseException:
-                self.writer_flag.pop(place.id, None)
-                self.ring_buffer._positions.undo(place)
-                if not writer.is_closed:
-                    writer.clear(place.id)
-                raise
+            with released_after(self._bytes_of(place, size)) as view:
+                view[: self.flag_bytes] = bytes(self.flag_bytes)
+                self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
+            writer.offer(place.id, place.address, size)
+            self.increment_writer_flag(place.id)
             self._index.add(key, place.address, place.id)
+            ring._new = None
             return place.address, place.id
 
     def _bytes_of(self, place: Place, size: int) -> memoryview:
@@ -214,11 +210,9 @@ class SingleWriterShmObjectStorage(ObjectReads):
             if place is not None:
                 if writer.admits(place.id, place.address % ring.data_buffer_size, total):
                     return place
-                ring._positions.undo(place)
+                ring._positions.undo()
             if not self._free_oldest():
-                # A place that is not admitted is still being read, though it was cleared.
-                oldest = ring.monotonic_id_start if place is None else None
-                raise store_full(writer, self._index, key, size, oldest)
+                raise store_full(writer, self._index, key, size, ring, is_place=place is not None)
 
     def _free_oldest(self) -> list[int]:
         return self.ring_buffer._free(self.default_is_free_check, 2 * self.max_object_size)

@@ -41,8 +41,13 @@ class ObjectView:
             stream_or_event: a `torch.cuda.Stream`, for all that is on it now, or a recorded
                 `torch.cuda.Event`.
         """
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_available():
+        torch: Any = sys.modules.get("torch")  # who has a stream or an event has imported it
+        if not hasattr(torch, "cuda"):
+            raise Unsupported(
+                "release_after is for work that torch does on a GPU, and this process has not "
+                "imported torch"
+            )
+        if not torch.cuda.is_available():
             raise Unsupported("release_after is for work on a GPU; torch finds none here")
         if isinstance(stream_or_event, torch.cuda.Stream):
             stream_or_event = stream_or_event.record_event()

@@ -1,0 +1,241 @@
+// copy_blocks for Python, on the host and to a GPU: arrays of blocks, and the array of pairs as the caller has it.
+//
+// A small move takes one crossing and keeps the GIL; one that costs more than 64 KiB of copying lets go of it, reading
+// and checking the pairs included. Whoever changes them meanwhile changes nothing: they are read once.
+#include "bindings/copy_blocks.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/failures.hpp"
+#include "bindings/gil.hpp"
+#include "offload/copy_device.hpp"
+#include "offload/copy_move.hpp"
+#include "os/process.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+// A buffer that cannot go away while it is held; strides and all.
+class HeldBuffer {
+public:
+    HeldBuffer(nb::handle object, int flags) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
+    }
+    HeldBuffer(const HeldBuffer&) = delete;
+    HeldBuffer& operator=(const HeldBuffer&) = delete;
+    HeldBuffer(HeldBuffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
+    ~HeldBuffer() { PyBuffer_Release(&view_); }
+
+    const Py_buffer& operator*() const noexcept { return view_; }
+    const Py_buffer* operator->() const noexcept { return &view_; }
+
+private:
+    Py_buffer view_{};
+};
+
+// One side of a move. The Python face has looked at types and shapes; here it is memory.
+class BlockArray {
+public:
+    static BlockArray of_buffer(nb::handle object, bool writable) {
+        HeldBuffer buffer(object, writable ? PyBUF_STRIDES | PyBUF_WRITABLE : PyBUF_STRIDES);
+        const auto dimensions = static_cast<std::size_t>(buffer->ndim);
+        const std::vector<std::int64_t> shape(buffer->shape, buffer->shape + dimensions);
+        const std::vector<std::int64_t> strides(buffer->strides, buffer->strides + dimensions);
+        void* const base = buffer->buf;
+        const std::int64_t itemsize = buffer->itemsize;
+        return {base, shape, strides, itemsize, std::move(buffer)};
+    }
+
+    static BlockArray at(std::uintptr_t address, const std::vector<std::int64_t>& shape,
+                         const std::vector<std::int64_t>& strides, std::int64_t itemsize) {
+        return {reinterpret_cast<void*>(address), shape, strides, itemsize, std::nullopt};
+    }
+
+    const offload::Blocks& blocks() const noexcept { return blocks_; }
+
+private:
+    BlockArray(void* base, const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides,
+               std::int64_t itemsize, std::optional<HeldBuffer> buffer)
+        : buffer_(std::move(buffer)) {
+        if (shape.empty() || shape.size() != strides.size()) throw nb::value_error("an array of blocks has a block axis");
+        auto blocks = offload::blocks_of(base, shape, strides, itemsize);
+        if (!blocks)
+            raise_error("InvalidArgument",
+                        nb::str("each block of an array of shape {} lies in more than {} pieces; make it contiguous first")
+                            .attr("format")(shape, offload::kMostExtents));
+        blocks_ = std::move(*blocks);
+    }
+
+    std::optional<HeldBuffer> buffer_;
+    offload::Blocks blocks_;
+};
+
+// The exception is made in Python, where the texts are.
+[[noreturn]] void raise_refusal(const char* what, const BlockArray& from, const BlockArray& to, std::size_t pair = 0,
+                                nb::handle id = nb::none()) {
+    const nb::object make = nb::module_::import_("memlane.offload._refusals").attr("refusal");
+    const nb::object refusal = make(what, pair, id, from.blocks().count, to.blocks().count);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(refusal.ptr())), refusal.ptr());
+    throw nb::python_error();
+}
+
+const char* name_of(offload::Fault fault) {
+    switch (fault) {
+        case offload::Fault::no_such_source: return "no_such_source";
+        case offload::Fault::no_such_target: return "no_such_target";
+        case offload::Fault::target_twice: return "target_twice";
+        case offload::Fault::overlap: return "overlap";
+        default: return "tangled";
+    }
+}
+
+// The caller's pairs, of one of four types: the Python face converts others.
+class PairArray {
+public:
+    explicit PairArray(nb::handle object) : buffer_(object, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) {
+        const std::string_view format = buffer_->format == nullptr ? "B" : buffer_->format;
+        is_signed_ = format == "i" || format == "l" || format == "q";
+        const bool is_integer = is_signed_ || format == "I" || format == "L" || format == "Q";
+        if (!is_integer || buffer_->ndim != 2 || buffer_->shape[1] != 2) throw nb::type_error("pairs have shape (n, 2)");
+    }
+
+    bool is_signed() const noexcept { return is_signed_; }
+    std::size_t count() const noexcept { return static_cast<std::size_t>(buffer_->shape[0]); }
+
+    // Without the GIL, if it may be.
+    offload::Reading check(const BlockArray& from, const BlockArray& to) const {
+        if (buffer_->itemsize == 4) return is_signed_ ? check_as<std::int32_t>(from, to) : check_as<std::uint32_t>(from, to);
+        return is_signed_ ? check_as<std::int64_t>(from, to) : check_as<std::uint64_t>(from, to);
+    }
+
+private:
+    template <class Int>
+    offload::Reading check_as(const BlockArray& from, const BlockArray& to) const {
+        return offload::check_pairs(static_cast<const Int*>(buffer_->buf), count(), from.blocks(), to.blocks());
+    }
+
+    HeldBuffer buffer_;
+    bool is_signed_;
+};
+
+void require_movable(const BlockArray& from, const BlockArray& to) {
+    if (from.blocks().block_bytes != to.blocks().block_bytes) throw nb::value_error("blocks differ in size");
+    if (!to.blocks().apart) raise_refusal("self_overlap", from, to);
+}
+
+void raise_if_found(const offload::Finding& finding, const PairArray& pairs, const BlockArray& from, const BlockArray& to) {
+    if (finding.fault == offload::Fault::none) return;
+    const nb::object id =
+        pairs.is_signed() ? nb::cast(static_cast<std::int64_t>(finding.id)) : nb::cast(finding.id);
+    raise_refusal(name_of(finding.fault), from, to, finding.pair, id);
+}
+
+// What the move is worth, in bytes of copying.
+std::uint64_t cost_of(const PairArray& pairs, const BlockArray& from) {
+    return pairs.count() * std::max(from.blocks().block_bytes, offload::kPairBytes);
+}
+
+// Bytes moved, and how many threads could not be started. `threads`: 0 is as many as pay.
+std::pair<std::uint64_t, unsigned> copy_blocks(const BlockArray& from, const BlockArray& to, nb::handle pairs,
+                                               unsigned threads) {
+    require_movable(from, to);
+    const PairArray array(pairs);
+    offload::Finding finding;
+    std::uint64_t bytes = 0;
+    unsigned missing = 0;
+    const pid_t owner = ::getpid();
+    // Signal handlers are Python code, which may fork: in the child the helpers are not there, and their work is not done.
+    const auto look = [&] {
+        const WithGil gil;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        if (::getpid() != owner) raise_refusal("forked", from, to);
+    };
+    copying(cost_of(array, from), [&] {
+        offload::Reading reading = array.check(from, to);
+        finding = reading.finding;
+        if (finding.fault != offload::Fault::none) return;
+        offload::Move move(from.blocks(), to.blocks(), std::move(reading));
+        bytes = move.bytes();
+        missing = move.run(threads != 0 ? threads : move.threads(os::usable_cores()), look);
+    });
+    raise_if_found(finding, array, from, to);
+    return {bytes, missing};
+}
+
+// The functions of a CUDA run time, by address; 0 where it has none.
+class CudaCopies {
+public:
+    CudaCopies(std::uintptr_t copy, std::uintptr_t copy_2d, std::uintptr_t batch, int major) {
+        cuda_.copy = reinterpret_cast<offload::CudaRuntime::Copy>(copy);
+        cuda_.copy_2d = reinterpret_cast<offload::CudaRuntime::Copy2D>(copy_2d);
+        if (major >= 13)
+            cuda_.batch_13 = reinterpret_cast<offload::CudaRuntime::Batch13>(batch);
+        else
+            cuda_.batch_12 = reinterpret_cast<offload::CudaRuntime::Batch12>(batch);
+    }
+
+    // Bytes, copies that were queued, and CUDA's error.
+    std::tuple<std::uint64_t, std::size_t, int> queue(const BlockArray& from, const BlockArray& to, nb::handle pairs,
+                                                      bool to_device, std::uintptr_t stream) const {
+        require_movable(from, to);
+        const PairArray array(pairs);
+        offload::Finding finding;
+        std::uint64_t bytes = 0;
+        std::size_t queued = 0;
+        int error = 0;
+        {
+            const WithoutGil no_gil;  // a queue of the driver that is full makes its caller wait
+            const offload::Reading reading = array.check(from, to);
+            finding = reading.finding;
+            if (finding.fault == offload::Fault::none && from.blocks().block_bytes != 0) {
+                bytes = reading.pairs.size() * from.blocks().block_bytes;
+                const auto direction = to_device ? offload::Direction::to_device : offload::Direction::to_host;
+                error = offload::queue_copies(cuda_, offload::device_copies(from.blocks(), to.blocks(), reading.pairs),
+                                              direction, reinterpret_cast<void*>(stream), queued);
+            }
+        }
+        raise_if_found(finding, array, from, to);
+        return {bytes, queued, error};
+    }
+
+private:
+    offload::CudaRuntime cuda_;
+};
+
+}  // namespace
+
+void bind_copy_blocks(nb::module_& m) {
+    nb::class_<BlockArray>(m, "BlockArray", "Memory as blocks: the first axis counts them.")
+        .def_static("of_buffer", &BlockArray::of_buffer, "buffer"_a, "writable"_a,
+                    "Of an object with the buffer protocol, which it holds.")
+        .def_static("at", &BlockArray::at, "address"_a, "shape"_a, "strides"_a, "itemsize"_a,
+                    "Memory that the caller keeps; strides in bytes.")
+        .def_prop_ro("block_bytes", [](const BlockArray& self) { return self.blocks().block_bytes; })
+        .def_prop_ro("count", [](const BlockArray& self) { return self.blocks().count; });
+    m.def("copy_blocks", &copy_blocks, "src"_a, "dst"_a, "pairs"_a, "threads"_a,
+          "Bytes moved, and how many threads could not be started; 0 threads are as many as pay.");
+    nb::class_<CudaCopies>(m, "CudaCopies", "Asynchronous copies by the functions of a CUDA run time.")
+        .def(nb::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, int>(), "copy"_a, "copy_2d"_a, "batch"_a, "major"_a,
+             "Addresses of the functions, 0 for a batch if there is none, and the major version.")
+        .def("queue", &CudaCopies::queue, "src"_a, "dst"_a, "pairs"_a, "to_device"_a, "stream"_a,
+             "Bytes, copies that were queued, and CUDA's error.");
+}
+
+}  // namespace memlane::bindings

@@ -1,0 +1,112 @@
+// Moving blocks between this host and a GPU: copies that are queued on a stream, by the functions of CUDA's run time
+// that torch has loaded. Known by address alone, so nothing here needs CUDA to be built.
+//
+// Each queued copy costs the caller one to two microseconds, whatever its size, so neighbours are made one: pairs whose
+// bytes are neighbours on both sides are one copy, pairs that step regularly on both sides (the rows of a region to the
+// blocks of a cache) one two-dimensional copy, and what is left goes down in one call where the run time can
+// (cudaMemcpyBatchAsync, CUDA 12.8 and later; not on the legacy default stream).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "offload/copy_check.hpp"
+#include "offload/copy_layout.hpp"
+
+namespace memlane::offload {
+
+// `rows` pieces of `bytes`, each so many bytes behind the one before it.
+struct DeviceCopy {
+    std::byte* to;
+    const std::byte* from;
+    std::size_t bytes;
+    std::size_t rows;
+    std::size_t to_pitch;
+    std::size_t from_pitch;
+};
+
+// cudaMemcpyKind.
+enum class Direction : int { to_device = 1, to_host = 2 };
+
+// What stands behind cudaMemcpyAttributes: read in the order of the stream, no hints, no flags.
+struct BatchAttributes {
+    int source_access_order = 1;
+    int hints[4] = {};
+    unsigned flags = 0;
+};
+static_assert(sizeof(BatchAttributes) == 24);
+
+struct CudaRuntime {
+    using Copy = int (*)(void*, const void*, std::size_t, int, void*);
+    using Copy2D = int (*)(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, int, void*);
+    using Batch13 = int (*)(void**, const void**, std::size_t*, std::size_t, BatchAttributes*, std::size_t*, std::size_t,
+                            void*);
+    using Batch12 = int (*)(void**, const void**, std::size_t*, std::size_t, BatchAttributes*, std::size_t*, std::size_t,
+                            std::size_t*, void*);
+
+    Copy copy = nullptr;
+    Copy2D copy_2d = nullptr;
+    Batch13 batch_13 = nullptr;  // at most one of the two: their parameters differ, their name does not
+    Batch12 batch_12 = nullptr;
+};
+
+// The copies of a move, as few as can be.
+inline std::vector<DeviceCopy> device_copies(const Blocks& from, const Blocks& to, const std::vector<Pair>& pairs) {
+    constexpr std::int64_t kMostPitch = 0x7fffffff;  // CUDA's, at least
+    std::vector<DeviceCopy> copies;
+    for (const Segment& s : segments_of(from, to)) {
+        const auto width = static_cast<std::int64_t>(s.bytes);
+        const bool joins = from.stride == width && to.stride == width;
+        const bool steps = from.stride >= width && to.stride >= width && from.stride <= kMostPitch && to.stride <= kMostPitch;
+        for (std::size_t i = 0; i < pairs.size();) {
+            std::size_t run = 1;
+            while (steps && i + run < pairs.size() && pairs[i + run].from == pairs[i].from + run &&
+                   pairs[i + run].to == pairs[i].to + run)
+                ++run;
+            copies.push_back({to.base + std::int64_t{pairs[i].to} * to.stride + s.to,
+                              from.base + std::int64_t{pairs[i].from} * from.stride + s.from,
+                              joins ? s.bytes * run : s.bytes, joins ? 1 : run, static_cast<std::size_t>(to.stride),
+                              static_cast<std::size_t>(from.stride)});
+            i += run;
+        }
+    }
+    return copies;
+}
+
+// Queues them; returns CUDA's error, 0 if there is none. `queued` counts the copies that were taken before it.
+inline int queue_copies(const CudaRuntime& cuda, std::vector<DeviceCopy> copies, Direction direction, void* stream,
+                        std::size_t& queued) {
+    const int kind = static_cast<int>(direction);
+    queued = 0;
+    const auto flat = std::stable_partition(copies.begin(), copies.end(), [](const DeviceCopy& c) { return c.rows > 1; });
+    for (auto c = copies.begin(); c != flat; ++c, ++queued)
+        if (const int error = cuda.copy_2d(c->to, c->to_pitch, c->from, c->from_pitch, c->bytes, c->rows, kind, stream))
+            return error;
+    const auto left = static_cast<std::size_t>(copies.end() - flat);
+    if (left > 1 && stream != nullptr && (cuda.batch_13 != nullptr || cuda.batch_12 != nullptr)) {
+        std::vector<void*> to;
+        std::vector<const void*> from;
+        std::vector<std::size_t> bytes;
+        for (auto c = flat; c != copies.end(); ++c) {
+            to.push_back(c->to);
+            from.push_back(c->from);
+            bytes.push_back(c->bytes);
+        }
+        BatchAttributes attributes;
+        std::size_t first = 0;
+        std::size_t failed = 0;
+        const int error =
+            cuda.batch_13 != nullptr
+                ? cuda.batch_13(to.data(), from.data(), bytes.data(), left, &attributes, &first, 1, stream)
+                : cuda.batch_12(to.data(), from.data(), bytes.data(), left, &attributes, &first, 1, &failed, stream);
+        if (error == 0) queued += left;
+        return error;
+    }
+    for (auto c = flat; c != copies.end(); ++c, ++queued)
+        if (const int error = cuda.copy(c->to, c->from, c->bytes, kind, stream)) return error;
+    return 0;
+}
+
+}  // namespace memlane::offload

@@ -1,0 +1,38 @@
+"""Why blocks are not moved, in words. Called by `native/bindings/copy_blocks.cpp`."""
+
+from __future__ import annotations
+
+from memlane.errors import InvalidArgument, MemlaneError, PairRefused, WrongProcess
+
+_HINT = "nothing was moved"
+
+
+def refusal(what: str, pair: int, block: int | None, sources: int, targets: int) -> MemlaneError:
+    """The exception for `what` that is wrong with a pair, or with the two arrays."""
+    match what:
+        case "no_such_source":
+            text = f"block {block} of src, which has {sources} blocks"
+        case "no_such_target":
+            text = f"block {block} of dst, which has {targets} blocks"
+        case "target_twice":
+            text = f"block {block} of dst, and so does an earlier one"
+        case "overlap":
+            text = (
+                f"block {block} of dst, whose memory is also that of a block that is read by one "
+                "of the pairs; move it in two calls, or by way of other blocks"
+            )
+        case "tangled":
+            return InvalidArgument(
+                f"src and dst share memory, and lie in it so differently that blocks cannot be "
+                f"told apart; {_HINT}. Copy to other memory first"
+            )
+        case "self_overlap":
+            return InvalidArgument(
+                f"blocks of dst may share memory with each other (its strides say so); {_HINT}"
+            )
+        case _:
+            return WrongProcess(
+                "a signal handler forked in the middle of this call: the move is the parent's, "
+                "and this process must not count on what it has moved"
+            )
+    return PairRefused(f"pair {pair} names {text}; {_HINT}", what, pair, block)

@@ -1,0 +1,145 @@
+"""Moving blocks between two arrays: within this host's memory, or to and from a GPU."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+import numpy as np
+
+from memlane._checks import integer_from
+from memlane._native import copy_blocks as _copy_blocks
+from memlane.errors import InvalidArgument, InvalidType, Unsupported
+from memlane.offload import cuda
+from memlane.offload._arrays import Side
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Buffer
+
+    Blocks: TypeAlias = np.ndarray[Any, Any] | torch.Tensor | Buffer
+    Pairs: TypeAlias = np.ndarray[Any, Any] | torch.Tensor | Buffer | Sequence[Sequence[int]]
+
+MOST_THREADS = 256
+
+_has_warned = False
+
+
+@overload
+def copy_blocks(
+    src: Blocks, dst: Blocks, pairs: Pairs, *, threads: int | None = None, stream: None = None
+) -> int: ...
+
+
+@overload
+def copy_blocks(
+    src: Blocks, dst: Blocks, pairs: Pairs, *, threads: None = None, stream: torch.cuda.Stream
+) -> cuda.BlockTransfer: ...
+
+
+def copy_blocks(
+    src: Blocks,
+    dst: Blocks,
+    pairs: Pairs,
+    *,
+    threads: int | None = None,
+    stream: torch.cuda.Stream | None = None,
+) -> int | cuda.BlockTransfer:
+    """Copies block `a` of `src` to block `b` of `dst` for each pair `(a, b)`, or nothing at all.
+
+    The result is that of numpy's `dst[b] = src[a]`, without its copy between the two. Everything is
+    checked before the first byte moves, against a private copy of `pairs`. The GIL is let go for
+    moves that cost more than 64 KiB of copying. A signal handler that raises ends a long move
+    within about 50 ms; what was moved until then stays.
+
+    Args:
+        src: blocks, counted by the first axis: a numpy array, a torch tensor, or anything with the
+            buffer protocol. A block is what an index on the first axis gives, its bytes in C
+            order; it may have strides of its own.
+        dst: blocks of as many bytes, of the same dtype unless one of the two is int8 or uint8.
+            It may be `src`, or share memory with it, as long as no block that is written shares
+            a byte with one that is read. Different mappings of one file are not recognised as
+            the same memory.
+        pairs: ids, shape (n, 2), any integer dtype. No block of `dst` comes twice.
+        threads: 1 to 256; by default one per MiB, as many as there are cores, at most 8. Not for
+            moves to or from a GPU.
+        stream: for moves to or from a GPU, a `torch.cuda.Stream` of that GPU. The copies are
+            queued behind what is on it, and the call returns at once if the memory of the host
+            is page-locked. Without it they are queued on the current stream and waited for.
+
+    Returns:
+        The number of bytes moved; with `stream` a `BlockTransfer`, to be waited for.
+
+    Raises:
+        PairRefused: an id is out of range, a block of `dst` comes twice, or is also read.
+        InvalidArgument: shapes, sizes, dtypes or memory do not fit, or `dst` is read-only.
+        InvalidType: an argument is of a type that has no blocks, ids, or number of threads.
+        Unsupported: there is no GPU, no CUDA run time, or both arrays are on GPUs.
+        CopyFailed: CUDA refused a copy.
+    """
+    count = 0 if threads is None else _threads(threads)
+    source, target = Side("src", src), Side("dst", dst)
+    target.require_writable()
+    source.require_fits(target)
+    ids = _ids(pairs)
+    if source.device is not None or target.device is not None:
+        if threads is not None:
+            raise InvalidArgument("threads= is for moves within the memory of the host")
+        moved = cuda.transfer(source, target, ids, stream)
+        return moved.wait() if stream is None else moved
+    if stream is not None:
+        if not cuda.is_available():
+            raise Unsupported("stream= is for moves to or from a GPU; torch finds none here")
+        raise InvalidArgument("stream= is for moves to or from a GPU; src and dst are on the host")
+    nbytes, missing = _copy_blocks(source.blocks, target.blocks, ids, count)
+    if missing:
+        _warn_of_missing(missing)
+    return nbytes
+
+
+def _threads(threads: object) -> int:
+    count = integer_from("threads", threads, 1)
+    if count > MOST_THREADS:
+        raise InvalidArgument(f"threads must be at most {MOST_THREADS}, not {count}")
+    return count
+
+
+def _ids(pairs: Any) -> np.ndarray[Any, Any]:
+    """As an aligned array (n, 2) of 32 or 64 bits; not copied if it is one."""
+    torch = sys.modules.get("torch")
+    if isinstance(pairs, np.ndarray):
+        ids = pairs
+    elif torch is not None and isinstance(pairs, torch.Tensor):
+        if pairs.device.type != "cpu":
+            raise InvalidArgument(f"pairs must be in the memory of the host, not on {pairs.device}")
+        ids = pairs.detach().numpy()
+    else:
+        try:
+            ids = np.asarray(pairs)
+        except (ValueError, TypeError) as error:
+            raise InvalidArgument(f"pairs must be an array of shape (n, 2): {error}") from error
+    if ids.shape in ((0,), (0, 2)):
+        return np.empty((0, 2), np.int64)
+    if ids.ndim != 2 or ids.shape[1] != 2:
+        raise InvalidArgument(f"pairs must have shape (n, 2), not {ids.shape}")
+    if ids.dtype.kind not in "iu":
+        raise InvalidType(f"pairs must be integers of at most 64 bits, not {ids.dtype}")
+    flags = ids.flags
+    is_plain = ids.dtype.isnative and ids.dtype.itemsize >= 4
+    if is_plain and flags.c_contiguous and flags.aligned:
+        return ids
+    return ids.astype(np.int64 if ids.dtype.kind == "i" else np.uint64, order="C")
+
+
+def _warn_of_missing(missing: int) -> None:
+    global _has_warned
+    if _has_warned:
+        return
+    _has_warned = True
+    logging.getLogger("memlane").warning(
+        "copy_blocks could not start %d of its threads and moves blocks more slowly; see `ulimit "
+        "-u` and the cgroup's pids.max",
+        missing,
+    )

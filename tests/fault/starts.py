@@ -1,0 +1,245 @@
+"""What is started, used and closed while one system call after the other fails: a scenario each.
+
+Every scenario is as in `tests.harness.faults`; a new system adds its own to `SCENARIOS`.
+"""
+
+import os
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from memlane import MessageQueue, ShmRingBuffer
+from tests.harness import Failing
+from tests.stores import BytesSerde, Ring, Storage
+
+NAME = "memlane-chosen-by-the-caller"
+
+
+def ring(failing: Failing) -> None:
+    """A ring is made, and closed."""
+    with failing("create"):
+        made = ShmRingBuffer(1, 64, 2)
+    with made.get_data(1) as data:
+        data[:] = bytes(64)
+    with failing("close"):
+        made.close()
+
+
+def attached_ring(failing: Failing) -> None:
+    """A ring is joined, and left."""
+    with ShmRingBuffer(1, 64, 2) as made:
+        with failing("attach"):
+            joined = ShmRingBuffer(*made.handle())
+        with made.get_data(0) as ours, joined.get_data(0) as theirs:
+            ours[:4] = b"seen"
+            assert bytes(theirs[:4]) == b"seen"
+        with failing("close"):
+            joined.close()
+
+
+def queue(failing: Failing) -> None:
+    """A writer makes a queue; everybody comes; it ends."""
+    with failing("create"):
+        writer = MessageQueue(1, 1, None, 64, 2)
+    with writer, MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:
+        with failing("ready"):
+            writer.wait_until_ready(30)
+        writer.enqueue("word")
+        assert reader.dequeue(timeout=30) == "word"
+        with failing("close"):
+            writer.close()
+
+
+def attached_queue(failing: Failing) -> None:
+    """A reader joins a queue, and leaves it."""
+    with MessageQueue(1, 1, None, 64, 2) as writer:
+        with failing("attach"):
+            reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+        with reader:
+            writer.enqueue("word")
+            assert reader.dequeue(timeout=30) == "word"
+            with failing("close"):
+                reader.close()
+
+
+LARGE = np.arange(100_000)
+
+
+def large_messages(failing: Failing) -> None:
+    """Messages that do not fit their chunk are sent, read, and looked at."""
+    with (
+        MessageQueue(1, 1, None, 64, 2, spill_keep_bytes=0) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
+    ):
+        with failing("send"):
+            writer.enqueue(LARGE, timeout=30)
+        try:
+            with failing("receive"):
+                received = reader.dequeue(timeout=30)
+        except Exception:
+            np.testing.assert_array_equal(reader.dequeue(timeout=30), LARGE)  # not consumed
+            raise
+        np.testing.assert_array_equal(received, LARGE)
+        with failing("send when one is read"):
+            writer.enqueue(LARGE, timeout=30)
+        with failing("view"):
+            block = reader.dequeue_view(timeout=30)
+            view = block.__enter__()
+        np.testing.assert_array_equal(view, LARGE)
+        del view
+        with failing("end of view"):
+            block.__exit__(None, None, None)
+
+
+def late_space(failing: Failing) -> None:
+    """A chunk of which only the beginning is reserved is filled to its end, and read."""
+    with (
+        MessageQueue(1, 1, None, 1 << 17, 2) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
+    ):
+        with failing("fill"):
+            writer.enqueue(bytes(100_000), timeout=30)
+        with failing("read"), reader.acquire_read(timeout=30) as chunk:
+            assert len(chunk) == 1 << 17
+
+
+def queue_statistics(failing: Failing) -> None:
+    """What others are doing is looked up."""
+    with (
+        MessageQueue(1, 1, None, 64, 2) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(), 0),
+        failing("statistics"),
+    ):
+        assert writer.statistics().readers[0].state in ("running", "unknown")
+
+
+def leave_dead(make: Any) -> None:
+    """A process makes something and dies."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _kept = make()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def sweep(failing: Failing) -> None:
+    """Something is made when a dead process has left something."""
+    leave_dead(lambda: ShmRingBuffer(1, 64, 2))
+    with failing("sweep and create"):
+        made = ShmRingBuffer(1, 64, 2)
+    made.close()
+
+
+def byte_ring(failing: Failing) -> None:
+    """A byte ring is made, and closed."""
+    with failing("create"):
+        made = Ring(1000, create=True)
+    assert made.allocate_buf(100) == (0, 0)
+    with failing("close"):
+        made.close()
+
+
+def named_byte_ring(failing: Failing) -> None:
+    """A byte ring takes a name that the dead left."""
+    leave_dead(lambda: Ring(1000, NAME, create=True))
+    try:
+        with failing("create"):
+            made = Ring(1000, NAME, create=True)
+        made.close()
+    finally:
+        if os.path.exists(f"/dev/shm/{NAME}"):
+            os.unlink(f"/dev/shm/{NAME}")
+
+
+def attached_byte_ring(failing: Failing) -> None:
+    """A byte ring is joined, and left."""
+    with Ring(1000, create=True) as made:
+        place = made.allocate_buf(100)
+        with failing("attach"):
+            joined = Ring(*made.handle())
+        with joined.access_buf(place[0]) as (data, _):
+            assert len(data) == 100
+        with failing("close"):
+            joined.close()
+
+
+def storage(failing: Failing) -> None:
+    """A storage is made on a ring; whatever failed, the same ring can have one later."""
+    with Ring(4096, create=True) as made:
+        try:
+            with failing("create"):
+                writer = Storage(1000, 1, made, BytesSerde)
+        except Exception:
+            Storage(1000, 1, made, BytesSerde).close()
+            raise
+        assert writer.get(*writer.put("k", b"value")) == b"value"
+        with failing("close"):
+            writer.close()
+
+
+def attached_storage(failing: Failing) -> None:
+    """A reader joins a storage, and leaves it; whatever failed, its place is free."""
+    with Storage(1000, 1, Ring(4096, create=True), BytesSerde) as writer:
+        place = writer.put("k", b"value")
+        try:
+            with failing("attach"):
+                reader = Storage.create_from_handle(writer.handle())
+        except Exception:
+            Storage.create_from_handle(writer.handle()).close()
+            raise
+        assert reader.get(*place) == b"value"
+        with failing("close"):
+            reader.close()
+
+
+def successor(failing: Failing) -> None:
+    """A reader takes a place that somebody had."""
+    with Storage(1000, 1, Ring(4096, create=True), BytesSerde) as writer:
+        Storage.create_from_handle(writer.handle()).close()
+        place = writer.put("k", b"value")
+        with failing("attach"):
+            reader = Storage.create_from_handle(writer.handle())
+        with reader:
+            assert reader.get(*place) == b"value"
+
+
+def eviction(failing: Failing) -> None:
+    """A full storage asks who lives of those who have not read; statistics, too."""
+    with ExitStack() as ends:
+        writer = ends.enter_context(Storage(64, 2, Ring(128, create=True), BytesSerde))
+        reader = ends.enter_context(Storage.create_from_handle(writer.handle()))
+        first, _ = writer.put("a", bytes(52)), writer.put("b", bytes(52))
+        with failing("put, full"):
+            try:
+                writer.put("c", bytes(52))
+            except MemoryError as error:
+                assert "c" in str(error)  # noqa: PT017
+        with failing("statistics"):
+            assert writer.statistics().readers[0].state in ("running", "unknown")
+        assert list(writer.key_index) == ["a", "b"]
+        assert reader.get(*first) == bytes(52)
+
+
+SCENARIOS = {
+    one.__name__.replace("_", " "): one
+    for one in (
+        ring,
+        attached_ring,
+        queue,
+        attached_queue,
+        large_messages,
+        late_space,
+        queue_statistics,
+        sweep,
+        byte_ring,
+        named_byte_ring,
+        attached_byte_ring,
+        storage,
+        attached_storage,
+        successor,
+        eviction,
+    )
+}

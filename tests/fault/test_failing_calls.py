@@ -1,0 +1,175 @@
+"""Every system call of a start fails in turn, with every error: a clear error, and nothing left.
+
+Fails without the guard: each call whose failure is taken for another, or leaves half a start.
+`pytest -s` prints every fault and what came of it. A new system adds to `starts.SCENARIOS`.
+"""
+
+import errno
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from memlane import MemlaneError, SegmentExists, SegmentRefused, ShmExhausted, SystemFault
+from tests.crash.test_every_point import ROOT, hooked
+from tests.fault.starts import SCENARIOS
+from tests.harness import (
+    FailingCalls,
+    Failure,
+    Fault,
+    Link,
+    fail_everywhere,
+    fail_once,
+    is_sanitized,
+    preloading,
+    start,
+    unshare_refusal,
+)
+
+pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
+SHIM = ROOT / "build/hooks/libfailing_calls.so"
+ERRORS = (errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOMEM)
+
+# Calls that a signal may interrupt.
+INTERRUPTIBLE = {"open", "opendir", "fopen", "fread", "fcntl", "ftruncate", "fallocate", "pread"}
+INTERRUPTIBLE |= {"pwrite", "close", "fclose", "closedir", "syscall"}
+
+# What the native code calls and what either is no system call or cannot fail.
+HARMLESS = {"clock_gettime", "geteuid", "getpid", "pause", "sched_yield", "sysconf"}
+# For hooks and at the end of a test only: see native/bindings/sync_hooks.hpp.
+HARMLESS |= {"raise", "write"}
+# libc's and libstdc++'s own work in memory, and output of a process that is about to abort.
+IN_MEMORY = re.compile(
+    r"mem\w+|str\w+|__\w+|v?s?n?printf|v?fprintf|fputc|fwrite|abort|\w*alloc|free|stderr"
+    r"|pthread_(mutex_(un)?lock|self)"
+)
+STAGES_THAT_MAY_LEAVE_NAMES = ("close", "ready", "sweep and create")
+
+
+def errors_of(call: str) -> Sequence[int]:
+    """The errors that are tried on that call."""
+    if call == "__register_atfork":
+        return (errno.ENOMEM,)
+    return (*ERRORS, errno.EINTR) if call in INTERRUPTIBLE else ERRORS
+
+
+def calls() -> FailingCalls:
+    return FailingCalls("/_native.")
+
+
+def play(_link: Link, name: str, is_alone: bool) -> list[Failure]:
+    """Role: a scenario, once for every fault."""
+    return fail_everywhere(
+        calls(),
+        SCENARIOS[name],
+        errors_of,
+        prefix="memlane-",
+        is_alone=is_alone,
+        may_leave_names=STAGES_THAT_MAY_LEAVE_NAMES,
+    )
+
+
+def play_once(_link: Link, name: str, fault: Fault) -> Failure:
+    """Role: a scenario with one fault."""
+    return fail_once(calls(), SCENARIOS[name], fault, "memlane-", is_alone=False)
+
+
+def calls_of(_link: Link, *names: str) -> list[tuple[str, str]]:
+    """Role: (stage, call) of all calls of these scenarios."""
+    every = calls()
+    return [
+        (stage, call)
+        for name in names
+        for stage, made in every.of(SCENARIOS[name]).items()
+        for call in made
+    ]
+
+
+def preloaded() -> tuple[str, ...]:
+    command = hooked()
+    return (*preloading(SHIM), *command)
+
+
+def fits(failure: Failure) -> bool:
+    """Does the error say what failed, in the class that callers look for?"""
+    error, number = failure.error, failure.fault.error
+    if error is None:
+        return True
+    if isinstance(error, SegmentExists):  # the file of that name cannot be opened: somebody else's
+        return (failure.fault.call, number) == ("open", errno.EACCES)
+    builtin = {errno.EACCES: PermissionError, errno.ENOMEM: MemoryError}.get(number, Exception)
+    if not isinstance(error, MemlaneError) or not isinstance(error, builtin):
+        return False
+    if isinstance(error, SystemFault):
+        return error.errno == number
+    return isinstance(error, (ShmExhausted, SegmentRefused))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_call_fails(name: str) -> None:
+    """An error of memlane that fits, or success; nothing left; and the next start works."""
+    is_alone = not unshare_refusal()
+    failures = start(play, name, is_alone, method="spawn", command=preloaded()).result()
+    print()
+    print("\n".join(f"{name}: {failure}" for failure in failures))
+    assert failures
+    wrong = [f"{failure}: {failure.error!r}" for failure in failures if not fits(failure)]
+    assert not wrong, "\n".join(wrong)
+    interrupted = [f for f in failures if f.fault.error == errno.EINTR and f.error is not None]
+    assert not interrupted, interrupted
+
+
+def test_the_first_start_of_a_process() -> None:
+    """What is done once in a process can fail, too, and is done again by the next start."""
+    made = start(calls_of, "ring", method="spawn", command=preloaded()).result()
+    created = [call for stage, call in made if stage == "create"]
+    (error,) = errors_of("__register_atfork")
+    number = 1 + created.index("__register_atfork")
+    fault = Fault("create", number, "__register_atfork", error)
+    failure = start(play_once, "ring", fault, method="spawn", command=preloaded()).result()
+    assert isinstance(failure.error, MemoryError)
+    assert fits(failure)
+
+
+def symbols(library: Path, which: str) -> set[str]:
+    """Names of functions that a library imports from libc or exports, without versions."""
+    command = ["nm", "-D", f"--{which}-only", str(library)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    wanted = [line for line in lines if which == "defined" or "GLIBC_" in line]
+    return {line.split()[-1].partition("@")[0] for line in wanted}
+
+
+def plain(name: str) -> str:
+    """As the source has it: without the suffix of the calls that know large files."""
+    return name.removesuffix("64")
+
+
+def test_no_call_is_missing() -> None:
+    """Every system call of the native code can fail in these tests, and every one did.
+
+    `native/tests/failing_calls.cpp` has them all, whether one goes by what the extension imports
+    or by its source; and the scenarios make them all.
+    """
+    hooked()
+    can_fail = {
+        plain(name)
+        for name in symbols(SHIM, "defined")
+        if not name.startswith("failing_calls_") and not name.startswith("_Z")
+    }
+    (extension,) = (ROOT / "build/hooks/site/memlane").glob("_native.*.so")
+    imported = {plain(name) for name in symbols(extension, "undefined")}
+    assert "fallocate" in imported
+    unknown = {one for one in imported - can_fail - HARMLESS if not IN_MEMORY.fullmatch(one)}
+    assert not unknown, f"add them to {SHIM.stem}.cpp: {unknown}"
+
+    source = "".join(path.read_text() for path in (ROOT / "native/os").iterdir())
+    named = set(re.findall(r"(?<![\w>])::([a-z_]+)\(", source)) - {"pthread_atfork"}
+    assert "fallocate" in named
+    assert named <= can_fail | HARMLESS, named - can_fail - HARMLESS
+
+    made = start(calls_of, *SCENARIOS, method="spawn", command=preloaded()).result()
+    failed = {call for _, call in made}
+    print(f"\n{len(made)} calls: {', '.join(sorted(failed))}")
+    assert failed == can_fail, failed ^ can_fail

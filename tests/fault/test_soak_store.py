@@ -1,0 +1,126 @@
+"""A storage at work while its readers are killed, stopped, leave and come, at random.
+
+``MEMLANE_SOAK_SECONDS`` is how long (default 2). Every reader that is there gets every object, with
+the right bytes, as often as it was referenced; the writer never waits for the dead or the gone; and
+in the end nothing is owed, pinned or kept.
+"""
+
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+
+from memlane import ShmObjectStorageHandle, StoreFull
+from tests.harness import PATIENCE, Link, Peer, start, until
+from tests.stores import BytesSerde, Place, Ring, Storage
+
+SECONDS = float(os.environ.get("MEMLANE_SOAK_SECONDS", "2"))
+READERS = 3
+pytestmark = pytest.mark.soak(seconds=int(60 + 2 * SECONDS))
+
+
+def content(key: int) -> bytes:
+    """What is stored under a key follows from it."""
+    dice = np.random.default_rng(key)
+    return dice.bytes(int(dice.integers(1, 4000)))
+
+
+def reading(link: Link, handle: ShmObjectStorageHandle) -> int:
+    """Role: gets or views whatever it is told, and fails if that is not there, or wrong."""
+    dice = random.Random(os.getpid())
+    count = 0
+    with Storage.create_from_handle(handle) as reader:
+        link.tell("attached")
+        while (told := link.hear()) is not None:
+            key, place = told
+            if dice.random() < 0.3:
+                with reader.view(*place) as view:
+                    assert bytes(view) == content(key), f"wrong bytes of {key}"
+                    del view
+            else:
+                assert reader.get(*place) == content(key), f"wrong bytes of {key}"
+            count += 1
+    return count
+
+
+class Crowd:
+    """The readers that are there; what each was told tells whether one that left had read all."""
+
+    def __init__(self, handle: ShmObjectStorageHandle, dice: random.Random) -> None:
+        self.handle, self.dice = handle, dice
+        self.told: dict[Peer, int] = {}
+        for _ in range(READERS):
+            self.come()
+
+    def come(self) -> None:
+        peer = start(reading, self.handle)
+        assert peer.hear() == "attached"
+        self.told[peer] = 0
+
+    def tell(self, key: int, place: Place) -> None:
+        for peer in self.told:
+            peer.tell((key, place))
+            self.told[peer] += 1
+
+    def somebody(self) -> Peer:
+        return self.dice.choice(list(self.told))
+
+    def kill_one(self) -> None:
+        peer = self.somebody()
+        del self.told[peer]
+        if self.dice.random() < 0.3:
+            peer.stop()
+        peer.kill()
+        self.come()
+
+    def leave_one(self) -> None:
+        peer = self.somebody()
+        told = self.told.pop(peer)
+        peer.tell(None)
+        assert peer.result() == told
+        self.come()
+
+    def stop_one(self) -> None:
+        peer = self.somebody()
+        peer.stop()
+        time.sleep(0.02)
+        peer.resume()
+
+
+def test_readers_come_and_go() -> None:
+    """Nothing is lost, wrong, waited for in vain, or kept."""
+    dice = random.Random(1)
+    with Storage(4096, READERS, Ring(1 << 15, create=True), BytesSerde, max_objects=64) as writer:
+        crowd = Crowd(writer.handle(), dice)
+        happens = [crowd.kill_one, crowd.leave_one, crowd.stop_one]
+        key = 0
+        until_when = time.monotonic() + SECONDS
+        while time.monotonic() < until_when:
+            key += 1
+            value, since = content(key), time.monotonic()
+            while True:
+                try:
+                    place = writer.put(key, value)
+                    break
+                except StoreFull:
+                    assert time.monotonic() - since < PATIENCE
+                    time.sleep(0.0005)
+            crowd.tell(key, place)
+            if dice.random() < 0.2:
+                again = dice.choice(list(writer.key_index))
+                assert isinstance(again, int)
+                crowd.tell(again, writer.get_cached(again))
+            if dice.random() < 0.05:
+                dice.choice(happens)()
+        until(lambda: not any(reader.outstanding for reader in writer.statistics().readers))
+        for peer, told in crowd.told.items():
+            peer.tell(None)
+            assert peer.result() == told
+        seen = writer.statistics()
+        assert seen.puts == key
+        assert seen.objects == len(writer.key_index) == key - seen.evictions
+        writer.free_unused()
+        assert writer.statistics().evictions > seen.evictions
+        assert key > 20

@@ -1,0 +1,54 @@
+"""Rings of more than 2 GiB: positions and addresses go beyond 2**31 and 2**32; chunks do not.
+
+Takes 2.5 GiB of memory, so only where ``MEMLANE_SOAK_LARGE`` is set (`make soak`).
+"""
+
+import os
+
+import pytest
+
+from tests.harness import Link, private_shm, start, unshare_refusal
+from tests.queues import refuses
+from tests.stores import BytesSerde, Ring, Storage
+
+pytestmark = [
+    pytest.mark.skipif("MEMLANE_SOAK_LARGE" not in os.environ, reason="for `make soak`"),
+    pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal()),
+    pytest.mark.soak(seconds=300),
+]
+SIZE = (5 << 29) + 64  # 2.5 GiB
+PIECE = 150 << 20
+
+
+def play(_link: Link) -> list[int]:
+    """Role: two laps around, with objects of 150 MiB and small ones between; their addresses."""
+    addresses = []
+    limit = 1 << 32
+    with (
+        Storage(limit, 1, Ring(SIZE, create=True), BytesSerde) as writer,
+        Storage.create_from_handle(writer.handle()) as reader,
+    ):
+        with refuses(ValueError, match=r"less than 2\*\*31 bytes"):
+            writer.ring_buffer.allocate_buf(2**31 - 8)
+        address, _ = writer.ring_buffer.allocate_buf(2**31 - 9)
+        assert writer.ring_buffer.free_buf(lambda *_: True) == [0]
+        for number in range(45):
+            large = writer.put(f"large {number}", bytes([number]) * PIECE)
+            small = writer.put(f"small {number}", b"%d" % number)
+            with reader.view(*large) as view:
+                assert len(view) == PIECE
+                assert view[0] == view[PIECE // 2] == view[-1] == number
+            del view
+            assert reader.get(*small) == b"%d" % number
+            addresses.append(large[0])
+            with refuses(ValueError):
+                reader.get(large[0] % 2**32 + 2**31, large[1])
+    return [address, *addresses]
+
+
+def test_a_ring_of_more_than_2_gib() -> None:
+    """Every object comes through, wherever it lies; a chunk of 2 GiB is refused clearly."""
+    addresses = start(play, method="spawn", command=private_shm("3g")).result(timeout=200)
+    print(f"\naddresses up to {max(addresses)}")
+    assert max(addresses) > 2**32
+    assert len(set(addresses)) > 10

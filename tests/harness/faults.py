@@ -1,0 +1,176 @@
+"""A start during which one system call of a native library fails: every call, every error.
+
+The calls are counted, and one of them is made to fail, by a library that goes before libc
+(`native/tests/failing_calls.cpp`): the process under test is started with it, see `preloading`.
+
+A *scenario* is a callable ``scenario(failing)`` that starts something and closes it. What it does
+in ``with failing(stage):`` is counted, and fails; the rest is its preparation, and its check that
+what came through works. An error that comes out of such a block it passes on, having closed what it
+had prepared.
+"""
+
+import ctypes
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from errno import errorcode
+from pathlib import Path
+
+from tests.harness.leaks import SHM, holdings, surplus
+
+Failing = Callable[[str], AbstractContextManager[None]]
+Scenario = Callable[[Failing], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The `number`-th call of a stage (from 1), its name, and the errno with which it fails."""
+
+    stage: str
+    number: int
+    call: str
+    error: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A fault and what came of it: the error, or None where the scenario came through."""
+
+    fault: Fault
+    error: BaseException | None
+
+    def __str__(self) -> str:
+        fault = self.fault
+        seen = "goes on" if self.error is None else type(self.error).__name__
+        return f"{fault.stage}, {fault.call} ({fault.number}), {errorcode[fault.error]}: {seen}"
+
+
+def preloading(shim: Path) -> tuple[str, ...]:
+    """What goes before an interpreter, so that its calls can fail."""
+    before = os.environ.get("LD_PRELOAD")
+    return ("env", f"LD_PRELOAD={before}:{shim}" if before else f"LD_PRELOAD={shim}")
+
+
+class FailingCalls:
+    """The calls of the library whose path contains `watched`, in this process."""
+
+    def __init__(self, watched: str) -> None:
+        self._shim = ctypes.CDLL(None)
+        self._shim.failing_calls_name.restype = ctypes.c_char_p
+        assert self._shim.failing_calls_watch(watched.encode()) == 0, f"no {watched} is loaded"
+
+    def of(self, scenario: Scenario) -> dict[str, list[str]]:
+        """The calls that it makes, by stage."""
+        seen: dict[str, list[str]] = {}
+
+        @contextmanager
+        def counting(stage: str) -> Iterator[None]:
+            self._shim.failing_calls_arm(0, 0)
+            try:
+                yield
+            finally:
+                count = self._shim.failing_calls_disarm()
+                names = [self._shim.failing_calls_name(n + 1).decode() for n in range(count)]
+                seen.setdefault(stage, []).extend(names)
+
+        scenario(counting)
+        return seen
+
+    def failing(self, fault: Fault) -> Failing:
+        """To be handed to a scenario: has that one call fail."""
+
+        @contextmanager
+        def fail(stage: str) -> Iterator[None]:
+            if stage != fault.stage:
+                yield
+                return
+            self._shim.failing_calls_arm(fault.number, fault.error)
+            try:
+                yield
+            finally:
+                count = self._shim.failing_calls_disarm()
+                assert count >= fault.number, f"it made {count} calls only"
+                name = self._shim.failing_calls_name(fault.number).decode()
+                assert name == fault.call, f"it was {name}"
+
+        return fail
+
+
+@contextmanager
+def nothing_fails(_stage: str) -> Iterator[None]:
+    """To be handed to a scenario that is to come through."""
+    yield
+
+
+def locks_in(directory: Path) -> Counter[str]:
+    """Locks of open file descriptions on the files of that file system, whoever holds them."""
+    device = os.stat(directory).st_dev
+    where = f"{os.major(device):02x}:{os.minor(device):02x}:"
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return Counter(" ".join(line[3:]) for line in lines if "OFDLCK" in line and where in str(line))
+
+
+def fail_everywhere(
+    calls: FailingCalls,
+    scenario: Scenario,
+    errors: Callable[[str], Sequence[int]],
+    *,
+    prefix: str,
+    is_alone: bool,
+    may_leave_names: Sequence[str] = (),
+) -> list[Failure]:
+    """Plays the scenario once for each call that it makes and each of ``errors(call)``.
+
+    After each: no descriptor, mapping, lock or name is left, and the scenario comes through again.
+    In the stages `may_leave_names` a name may be left that the next start removes. `is_alone`:
+    nobody else uses this /dev/shm.
+    """
+    scenario(nothing_fails)  # what is imported and cached at the first time
+    failures = []
+    for stage, names in calls.of(scenario).items():
+        for number, call in enumerate(names, start=1):
+            for error in errors(call):
+                fault = Fault(stage, number, call, error)
+                try:
+                    failures.append(
+                        fail_once(calls, scenario, fault, prefix, is_alone, may_leave_names)
+                    )
+                except BaseException as problem:
+                    problem.add_note(f"with {fault} ({errorcode[error]})")
+                    raise
+    return failures
+
+
+def fail_once(
+    calls: FailingCalls,
+    scenario: Scenario,
+    fault: Fault,
+    prefix: str,
+    is_alone: bool,
+    may_leave_names: Sequence[str] = (),
+) -> Failure:
+    """Plays the scenario with that fault, and then without any."""
+    before, locks = holdings(prefix), locks_in(SHM)
+    failure = Failure(fault, _error_of(scenario, calls.failing(fault)))
+    left = surplus(before, holdings(prefix))
+    if fault.stage in may_leave_names:
+        left = [line for line in left if not line.startswith("segments")]
+    assert not left, f"{failure} leaves {left}"
+    scenario(nothing_fails)
+    left = surplus(before, holdings(prefix))
+    if is_alone:
+        left += list(locks_in(SHM) - locks)
+    assert not left, f"{failure} leaves for ever {left}"
+    return failure
+
+
+def _error_of(scenario: Scenario, failing: Failing) -> BaseException | None:
+    try:
+        scenario(failing)
+    except AssertionError:
+        raise
+    except Exception as error:
+        return error.with_traceback(None)
+    return None

@@ -1,0 +1,228 @@
+"""copy_blocks: what it moves, what it refuses, and that a refusal moves nothing."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memlane
+from memlane import InvalidArgument, InvalidType, PairRefused, Unsupported, copy_blocks
+
+Array = np.ndarray[Any, Any]
+
+
+def numbered(blocks: int, *shape: int, dtype: str = "int32") -> Array:
+    """An array in which no two elements are the same."""
+    return np.arange(blocks * int(np.prod(shape)), dtype=dtype).reshape(blocks, *shape)
+
+
+def test_moves_what_the_pairs_say() -> None:
+    """Block a of src comes to block b of dst; the rest of dst stays; the bytes are counted."""
+    src, dst = numbered(10, 6), np.full((8, 6), -1, "int32")
+    assert copy_blocks(src, dst, [(9, 0), (2, 7), (2, 3)]) == 3 * 24
+    expected = np.full((8, 6), -1)
+    expected[[0, 7, 3]] = src[[9, 2, 2]]
+    assert (dst == expected).all()
+
+
+@pytest.mark.parametrize("kind", ["<i4", "<i8", "<u4", "<u8", ">i4", ">i8", "i1", "u2"])
+def test_ids_of_any_integer_type(kind: str) -> None:
+    """32 and 64 bits are taken as they are, others by way of a copy; the byte order is obeyed."""
+    src, dst = numbered(100, 3), np.zeros((100, 3), "int32")
+    pairs = np.array([[1, 70], [99, 2]], kind)
+    copy_blocks(src, dst, pairs)
+    assert (dst[[70, 2]] == src[[1, 99]]).all()
+    dst[:] = 0
+    wide = np.zeros((4, 5), kind)[::2, 1:3]
+    wide[...] = pairs
+    copy_blocks(src, dst, wide)
+    assert (dst[[70, 2]] == src[[1, 99]]).all()
+
+
+def test_ids_in_a_tensor_and_in_a_memoryview() -> None:
+    """What holds numbers (n, 2) will do."""
+    src, dst = numbered(5, 2), np.zeros((5, 2), "int32")
+    assert copy_blocks(src, dst, torch.tensor([[1, 2]])) == 8
+    assert copy_blocks(src, dst, memoryview(np.array([[3, 4]], np.int32))) == 8
+    assert (dst[[2, 4]] == src[[1, 3]]).all()
+
+
+def test_between_kinds_of_memory() -> None:
+    """numpy, torch of any dtype, bytes: bytes fit everything of the same size."""
+    cache = torch.randn(6, 4, 8).to(torch.bfloat16)
+    pool = bytearray(6 * 64)
+    rows = memoryview(pool).cast("B", (6, 64))
+    assert copy_blocks(cache, rows, [(1, 5), (2, 0)]) == 128
+    back = torch.zeros_like(cache)
+    assert copy_blocks(rows, back, [(5, 1), (0, 2)]) == 128
+    assert torch.equal(back[1:3], cache[1:3])
+    region = torch.zeros(6, 256, dtype=torch.int8)[:, 64:128]  # one worker's cells
+    copy_blocks(cache, region, [(3, 3)])
+    assert torch.equal(region[3].contiguous().view(torch.bfloat16), cache[3].reshape(-1))
+
+
+def test_one_axis_alone_is_blocks_of_one_element() -> None:
+    """Also where these are bytes."""
+    to = bytearray(b"......")
+    assert copy_blocks(b"abcdef", to, [(0, 5), (5, 0)]) == 2
+    assert to == b"f....a"
+
+
+def test_keys_and_values_apart() -> None:
+    """A cache of shape (2, blocks, ...) seen block first: two pieces a block."""
+    cache = numbered(2, 10, 4, 8, dtype="float32")
+    pool = np.zeros((10, 2, 4, 8), "float32")
+    pairs = np.array([(i, 9 - i) for i in range(10)])
+    copy_blocks(cache.transpose(1, 0, 2, 3), pool, pairs)
+    assert (pool[pairs[:, 1]] == cache.transpose(1, 0, 2, 3)[pairs[:, 0]]).all()
+    other = np.zeros_like(cache)
+    copy_blocks(pool, other.transpose(1, 0, 2, 3), pairs)
+    assert (other == cache).all()
+
+
+def test_nothing_to_move() -> None:
+    """No pairs, or blocks of no bytes: 0, and ids are still looked at."""
+    src, dst = numbered(3, 2), numbered(3, 2)
+    for none in ([], (), np.empty((0, 2), np.int64), torch.empty(0, 2, dtype=torch.int32)):
+        assert copy_blocks(src, dst, none) == 0
+    empty = np.empty((3, 0, 7))
+    assert copy_blocks(empty, np.empty((3, 0)), [(0, 2)]) == 0
+    with pytest.raises(PairRefused):
+        copy_blocks(empty, np.empty((3, 0)), [(0, 3)])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "reason", "pair", "block"),
+    [
+        ([(0, 0), (10, 1)], "no_such_source", 1, 10),
+        ([(0, 0), (1, 12)], "no_such_target", 1, 12),
+        ([(-1, 0)], "no_such_source", 0, -1),
+        ([(0, -12)], "no_such_target", 0, -12),
+        (np.array([[0, 2**63 + 5]], np.uint64), "no_such_target", 0, 2**63 + 5),
+        (np.array([[2**32, 0]]), "no_such_source", 0, 2**32),
+        ([(0, 3), (1, 4), (2, 3), (5, 4)], "target_twice", 2, 3),
+    ],
+)
+def test_a_bad_pair(pairs: Any, reason: str, pair: int, block: int) -> None:
+    """It is named, in the text and in attributes; nothing is moved, those before it included."""
+    src, dst = numbered(10, 4), np.zeros((12, 4), "int32")
+    with pytest.raises(PairRefused, match=f"pair {pair} names block {block} of") as caught:
+        copy_blocks(src, dst, pairs)
+    assert (caught.value.reason, caught.value.pair, caught.value.block) == (reason, pair, block)
+    assert isinstance(caught.value, ValueError)
+    assert not dst.any()
+
+
+def test_a_block_that_is_read_is_not_written() -> None:
+    """Within one array, and between views of one memory; what lies apart may be moved."""
+    pool = numbered(8, 4)
+    before = pool.copy()
+    for pairs in ([(1, 2), (2, 3)], [(1, 1)], [(1, 2), (3, 1)]):
+        with pytest.raises(PairRefused) as caught:
+            copy_blocks(pool, pool, pairs)
+        assert caught.value.reason == "overlap"
+    with pytest.raises(PairRefused):
+        copy_blocks(pool[::-1], pool, [(0, 7)])
+    with pytest.raises(PairRefused):
+        copy_blocks(pool.reshape(16, 2), pool.reshape(-1)[1:31].reshape(15, 2), [(3, 2)])
+    assert (pool == before).all()
+    assert copy_blocks(pool, pool, [(0, 7), (0, 6), (1, 5)]) == 48
+    assert (pool[[7, 6, 5]] == before[[0, 0, 1]]).all()
+    rows = np.zeros((4, 64), np.int8)
+    assert copy_blocks(rows[:, :32], rows[:, 32:], [(i, i) for i in range(4)]) == 128
+
+
+def test_memory_that_cannot_be_told_apart() -> None:
+    """Refused rather than guessed: one memory in two layouts of pieces; blocks of dst in others."""
+    memory = np.zeros(256, np.int8)
+    with pytest.raises(InvalidArgument, match="cannot be told apart"):
+        copy_blocks(memory.reshape(2, 8, 16).transpose(1, 0, 2), memory.reshape(8, 32), [(0, 1)])
+    windows = np.lib.stride_tricks.sliding_window_view(memory, 16, writeable=True)
+    with pytest.raises(InvalidArgument, match="share memory with each other"):
+        copy_blocks(np.ones((2, 16), np.int8), windows, [(0, 0)])
+    assert copy_blocks(windows, np.zeros((2, 16), np.int8), [(3, 0), (4, 1)]) == 32
+    assert not memory.any()
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "error", "text"),
+    [
+        (np.zeros((2, 3)), np.zeros((2, 4)), InvalidArgument, "has 24 bytes"),
+        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "i4"), InvalidArgument, "do not convert"),
+        (np.zeros((2, 3), "<f4"), np.zeros((2, 3), ">f4"), InvalidArgument, "do not convert"),
+        (np.zeros(()), np.zeros(()), InvalidArgument, "has no axis"),
+        (np.zeros((2, 1), object), np.zeros((2, 8), "i1"), InvalidType, "Python objects"),
+        ([[1], [2]], np.zeros((2, 1)), InvalidType, "not list"),
+        (None, np.zeros((2, 1)), InvalidType, "not NoneType"),
+        (np.zeros((2, 4), "i1"), bytes(8), InvalidArgument, "read-only"),
+        (torch.zeros(2, 2).to_sparse(), np.zeros((2, 2), "f4"), InvalidType, "plain tensor"),
+        (torch.zeros(2, 2, device="meta"), np.zeros((2, 2), "f4"), InvalidType, "plain tensor"),
+        (torch.zeros(2, dtype=torch.cfloat).conj(), np.zeros(2, "c8"), InvalidType, "lazily"),
+        (np.broadcast_to(np.int8(1), (2**33, 1)), np.zeros((2, 1), "i1"), InvalidArgument, "more"),
+        (np.zeros((1, 2**21), "i2")[:, ::2], np.zeros((1, 2**20), "i2"), None, ""),
+        (np.zeros((1, 2**22), "i1")[:, ::2], np.zeros((1, 2**21), "i1"), InvalidArgument, "pieces"),
+    ],
+)
+def test_arrays_that_do_not_fit(src: Any, dst: Any, error: Any, text: str) -> None:
+    """Each is told in its own words."""
+    if error is None:
+        assert copy_blocks(src, dst, [(0, 0)]) > 0
+        return
+    with pytest.raises(error, match=text):
+        copy_blocks(src, dst, [(0, 0)])
+
+
+def test_a_read_only_destination() -> None:
+    """An array's flag counts; a released view is no memory."""
+    src, dst = numbered(2, 2), numbered(2, 2)
+    dst.flags.writeable = False
+    with pytest.raises(InvalidArgument, match="read-only"):
+        copy_blocks(src, dst, [(0, 1)])
+    view = memoryview(bytearray(8))
+    view.release()
+    with pytest.raises(InvalidArgument, match="cannot be used"):
+        copy_blocks(src, view, [(0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error"),
+    [
+        ([(1, 2, 3)], InvalidArgument),
+        ([1, 2], InvalidArgument),
+        (5, InvalidArgument),
+        ([(1, 2), (3,)], InvalidArgument),
+        (np.zeros((1, 2, 2), int), InvalidArgument),
+        ([(1.0, 2.0)], InvalidType),
+        ([(2**70, 0)], InvalidType),
+        ([("a", "b")], InvalidType),
+        (np.zeros((1, 2), bool), InvalidType),
+    ],
+)
+def test_pairs_that_are_none(pairs: Any, error: type[Exception]) -> None:
+    """Shape and type of the ids."""
+    dst = np.zeros((10, 4), "int32")
+    with pytest.raises(error, match="pairs must"):
+        copy_blocks(numbered(10, 4), dst, pairs)
+    assert not dst.any()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 257, 1.5, True, "2"])
+def test_numbers_of_threads(threads: Any) -> None:
+    """A whole number from 1 to 256, or None."""
+    with pytest.raises((InvalidArgument, InvalidType), match="threads must"):
+        copy_blocks(numbered(2, 2), numbered(2, 2), [(0, 1)], threads=threads)
+
+
+def test_a_stream_without_a_gpu() -> None:
+    """It is said that there is no GPU, and nothing is moved."""
+    dst = np.zeros((2, 2), "int32")
+    with pytest.raises((Unsupported, InvalidArgument), match="moves to or from a GPU"):
+        copy_blocks(numbered(2, 2), dst, [(0, 1)], stream=object())  # type: ignore[call-overload]
+    assert not dst.any()
+
+
+def test_it_is_exported() -> None:
+    """From the front door, with its errors."""
+    assert memlane.copy_blocks is copy_blocks
+    assert issubclass(memlane.CopyFailed, RuntimeError)
