@@ -2,12 +2,20 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from memlane import GroupFailed, InvalidArgument, MessageQueue, in_the_same_node_as
-from tests.groups import KINDS, SMALL, errors_of, groups_of, on_ranks, queues_over
+from memlane import GroupFailed, InvalidArgument, MessageQueue, RankMissing, in_the_same_node_as
+from tests.groups import (
+    KINDS,
+    SMALL,
+    ThreadGroup,
+    errors_of,
+    groups_of,
+    on_ranks,
+    queues_over,
+)
 from tests.harness import PATIENCE
 from tests.queues import refuses, segments
 
@@ -176,3 +184,50 @@ def test_probe_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     )
     with groups_of("foreign", 2) as groups:
         assert on_ranks(in_the_same_node_as, groups, 0) == [[True, False]] * 2
+
+
+class Timed(ThreadGroup):
+    """One whose broadcasts take a deadline themselves."""
+
+    timeouts: ClassVar[list[float]] = []
+
+    def broadcast_obj(self, obj: Any, src: int, timeout: float | None = None) -> Any:
+        assert timeout is not None
+        self.timeouts.append(timeout)
+        if src == 1:
+            raise TimeoutError("rank 1 is busy")
+        return super().broadcast_obj(obj, src)
+
+
+def test_group_with_deadlines_of_its_own() -> None:
+    """It is told what is left of the call's; no thread is made for it."""
+    said: dict[int, Any] = {}
+    groups = [Timed(rank, 2, said) for rank in range(2)]
+    for error in errors_of(in_the_same_node_as, groups, 0, timeout=PATIENCE):
+        assert isinstance(error, RankMissing)
+        assert error.ranks == (1,)
+    assert all(0 < timeout <= PATIENCE for timeout in Timed.timeouts)
+
+
+def test_group_that_breaks() -> None:
+    """What its broadcast raises is the cause, and the source is named."""
+
+    class Broken(ThreadGroup):
+        def broadcast_obj(self, obj: Any, src: int) -> Any:
+            raise OSError("cable")
+
+    with refuses(GroupFailed, match=r"broadcasting from rank 0 .*cable") as caught:
+        in_the_same_node_as(Broken(1, 2, {}), 0)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("answer", [None, 3, [], {"a": 1}])
+def test_group_that_says_something_else(answer: object) -> None:
+    """Not the steps of this call: named, not believed."""
+
+    class Strange(ThreadGroup):
+        def broadcast_obj(self, obj: Any, src: int) -> Any:
+            return answer
+
+    with refuses(GroupFailed, match="rank 0 sent what is no step of this call"):
+        in_the_same_node_as(Strange(1, 2, {}), 0)
