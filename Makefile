@@ -6,18 +6,22 @@ VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test native-test hooks python-test verify weak-memory lint sanitize soak bench stub clean
+FUZZ_SECONDS ?= 600
+
+.PHONY: demo test native-build native-test hooks fuzz fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
 	PYTHONPATH=examples $(PY) -m engine --kill-worker
 
-test: native-test python-test
+test: native-test fuzz-test python-test
 
-native-test: $(VENV)/.installed
+native-build: $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/native -G Ninja -DMEMLANE_NATIVE_TESTS=ON \
 	    -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja >/dev/null
 	$(VENV)/bin/cmake --build build/native
+
+native-test: native-build
 	$(VENV)/bin/ctest --test-dir build/native --output-on-failure
 
 # The extension with sync hooks and the package around it, for tests that kill a process at a sync point.
@@ -32,6 +36,14 @@ hooks: | $(VENV)/.installed
 
 python-test: $(VENV)/.tools hooks
 	$(PY) -m pytest -q
+
+# Hostile bytes: what decodes them gets seeds, then changed ones for so many seconds per target, two targets at a time.
+fuzz: $(VENV)/.tools native-build
+	$(VENV)/bin/cmake --build build/native --target fuzz
+	$(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+fuzz-test: FUZZ_SECONDS := 10
+fuzz-test: fuzz
 
 lint: $(VENV)/.tools
 	$(VENV)/bin/ruff check .

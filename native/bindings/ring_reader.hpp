@@ -116,12 +116,15 @@ private:
         return decode(stream);
     }
 
-    // No object becomes plain bytes that do not decode, so the chunk is broken.
+    // No object becomes plain bytes that do not decode, so the chunk is broken: no MessagePack, nested without end, or
+    // a map with a key that no dict can have.
     nb::object receive_plain(const broadcast::ChunkDescriptor& message) {
         try {
             return receive_small(message, decode_plain_);
         } catch (const nb::python_error& error) {
-            if (!error.matches(PyExc_ValueError)) throw;
+            const bool is_corrupt = error.matches(PyExc_ValueError) || error.matches(PyExc_RecursionError) ||
+                                    error.matches(PyExc_TypeError);
+            if (!is_corrupt) throw;
         }
         raise_failure(self(), "corrupt");
     }

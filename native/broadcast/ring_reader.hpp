@@ -80,7 +80,7 @@ public:
     // What memlane's writer says of the taken chunk; none if a process filled it by the documented part alone, or
     // if what it says cannot be. A private copy: it cannot change any more.
     std::optional<ChunkDescriptor> descriptor() const {
-        const ChunkDescriptor d = ring_.descriptor(ring_.chunk_at(position_));
+        const auto d = core::private_copy(ring_.descriptor(ring_.chunk_at(position_)));
         if (d.turn != ring_.turn_at(position_)) return std::nullopt;
         if (d.extent_bytes == 0)
             return d.length <= ring_.geometry().max_chunk_bytes ? std::optional(d) : std::nullopt;
@@ -107,7 +107,7 @@ public:
         if (d.extent_bytes == 0)
             return Place{segment_->mapping(), ring_.chunk_at(position_) * ring_.geometry().max_chunk_bytes};
         if (!os::has_space(segment_->file(), d.extent_offset, d.length)) return std::nullopt;
-        const std::uint64_t begin = segment_->header().trailer_end;
+        const std::uint64_t begin = segment_->bytes();  // not as the header says it: a peer may have been there
         const std::uint64_t end = d.extent_offset + d.length;
         if (d.extent_offset < begin) return std::nullopt;
         // Kept for the next message, and made twice as long when it is too short: addresses cost nothing.

@@ -37,7 +37,7 @@ public:
           participants_(*segment_),
           spinner_(1 + geometry.n_reader, os::usable_cores()),
           space_(geometry, reserved_bytes),
-          extents_(segment_->header().trailer_end, keep_bytes),
+          extents_(segment_->bytes(), keep_bytes),
           readers_(geometry.n_reader, Reader::expected),
           last_look_(os::monotonic_now()),
           position_(first) {

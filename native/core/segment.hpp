@@ -88,6 +88,7 @@ public:
     LivenessLock& lock() noexcept { return lock_; }
     SegmentHeader& header() const noexcept { return *header_; }
 
+    std::uint32_t section_count() const noexcept { return static_cast<std::uint32_t>(sections_.size()); }
     template <class T>
     T* section(Section kind) const noexcept {
         for (std::uint32_t i = 0; i < sections_.size(); ++i)
@@ -312,7 +313,8 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
         throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
     // Not the whole file: what a system appends behind the trailer is not mapped.
     s.bytes_ = trailer_end_of(plan);
-    if (facts.bytes < s.bytes_) s.throw_mismatch(plan);
+    // What the creator reserved has its space: nobody is made to allocate it for a file that is all holes.
+    if (facts.bytes < s.bytes_ || facts.allocated < s.bytes_ - plan.header_offset()) s.throw_mismatch(plan);
     s.map();
     s.check_header(plan, id);
     const bool has_place = s.try_hold(slot);

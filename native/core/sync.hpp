@@ -41,6 +41,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 
 #if defined(MEMLANE_SYNC_HOOKS)
 namespace memlane::core {
@@ -85,6 +86,16 @@ inline void full_fence() noexcept { std::atomic_thread_fence(std::memory_order_s
 static_assert(std::atomic_ref<std::uint8_t>::is_always_lock_free);
 static_assert(std::atomic_ref<std::uint32_t>::is_always_lock_free);
 static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
+
+// What lies there now, as the caller's own: what a peer scribbles later changes nothing of it. A plain copy would not do,
+// because the compiler may leave it out, and read the original again after it was checked.
+template <class T>
+T private_copy(const T& shared) noexcept {
+    T copy;
+    std::memcpy(&copy, &shared, sizeof copy);
+    asm volatile("" : "+m"(copy));
+    return copy;
+}
 
 // A number that one process writes and others may read at any time. No read-modify-write: a plain addition.
 template <class T>

@@ -25,7 +25,7 @@ public:
     template <class Fill>
     static Appendix add(core::Segment& segment, const std::vector<core::PlannedSection>& plan, Fill&& fill) {
         core::SegmentHeader& header = segment.header();
-        const std::uint64_t begin = header.trailer_end;
+        const std::uint64_t begin = segment.bytes();  // not as the header says it: a peer may have been there
         std::vector<core::SectionEntry> entries;
         std::uint64_t end = begin;
         for (const core::PlannedSection& s : plan) {
@@ -46,7 +46,7 @@ public:
             return mapped;
         });
         fill(appendix);
-        const std::uint32_t count = header.section_count;
+        const std::uint32_t count = segment.section_count();
         std::memcpy(header.sections + count, appendix.entries_.data(), appendix.entries_.size() * sizeof(core::SectionEntry));
         header.trailer_end = begin + bytes;
         SYNC_STORE(append);
@@ -55,22 +55,23 @@ public:
     }
 
     // What the directory lists of these kinds now; none if one of them is missing. Checked against the file, so that
-    // whatever the directory says, no byte beyond it is touched.
+    // whatever the directory says, no byte beyond it is touched. A section may still be smaller than what it is read as.
     static std::optional<Appendix> find(const core::Segment& segment, const std::vector<core::Section>& kinds) {
         const core::SegmentHeader& header = segment.header();
         SYNC_LOAD(append);
         const std::uint32_t listed = std::min<std::uint32_t>(core::load_acquire(header.section_count), core::kMaxSections);
-        const std::uint64_t file_bytes = os::facts_of(segment.file()).bytes;
+        const os::FileFacts file = os::facts_of(segment.file());
         std::vector<core::SectionEntry> entries;
         std::uint64_t begin = UINT64_MAX;
         std::uint64_t end = 0;
         for (const core::Section kind : kinds) {
             for (std::uint32_t i = 0; i < listed; ++i) {
-                const core::SectionEntry entry = header.sections[i];  // a private copy
+                const auto entry = core::private_copy(header.sections[i]);
                 if (entry.kind != kind) continue;
-                const bool fits = entry.offset % core::kSectionAlignment == 0 && entry.offset >= header.header_offset &&
-                                  entry.offset <= file_bytes && entry.stride > 0 &&
-                                  entry.count <= (file_bytes - entry.offset) / entry.stride;
+                const bool fits = entry.offset % core::kSectionAlignment == 0 && entry.offset >= segment.bytes() &&
+                                  entry.offset <= file.bytes && entry.stride > 0 && entry.count > 0 &&
+                                  entry.count <= (file.bytes - entry.offset) / entry.stride &&
+                                  entry.stride * entry.count <= file.allocated;  // nobody is made to allocate for holes
                 if (!fits) throw core::LayoutMismatch(segment.name() + " has a damaged section directory");
                 entries.push_back(entry);
                 begin = std::min(begin, entry.offset);

@@ -20,6 +20,7 @@
 
 #include "core/layout.hpp"
 #include "core/segment.hpp"
+#include "core/sync.hpp"
 
 namespace memlane::store {
 
@@ -40,7 +41,7 @@ inline core::SegmentPlan plan_of(std::uint64_t data_buffer_size) {
 inline ChunkHeader read_header(const std::byte* at) noexcept {
     ChunkHeader header;
     std::memcpy(&header, at, sizeof header);
-    return header;
+    return core::private_copy(header);
 }
 inline void write_header(std::byte* at, ChunkHeader header) noexcept { std::memcpy(at, &header, sizeof header); }
 

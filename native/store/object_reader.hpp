@@ -128,11 +128,11 @@ protected:
         return core::load_acquire(table_.entry(index).stamp);
     }
 
-    // After a pin: live or not. Closing lasts as long as the writer looks for pins, so some looks will do, unless it loses
-    // its core or its life just then.
-    std::uint64_t settled_stamp(std::uint64_t index, int looks) const noexcept {
+    // After a pin: live or not. Closing lasts as long as the writer looks for pins, so some `looks` will do, unless it loses
+    // its core or its life just then; they are used up.
+    std::uint64_t settled_stamp(std::uint64_t index, int& looks) const noexcept {
         std::uint64_t stamp = stamp_of(index);
-        for (int i = 0; i < looks && is_closing(stamp); ++i) {
+        for (; looks > 0 && is_closing(stamp); --looks) {
             core::pause();
             stamp = stamp_of(index);
         }
@@ -146,7 +146,8 @@ private:
     };
 
     bool is_granted(const Object& object) const noexcept {
-        return settled_stamp(object.index, 1000) == live_stamp(object.id);
+        int looks = 1000;
+        return settled_stamp(object.index, looks) == live_stamp(object.id);
     }
 
     // Sets the object's size. Whatever the table says, nothing beyond the ring is read; and what the ring says of the

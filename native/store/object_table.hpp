@@ -122,21 +122,22 @@ public:
                             std::uint64_t max_object_size) {
         std::optional<Appendix> appendix = find_sections(ring);
         if (!appendix) throw core::LayoutMismatch(ring.name() + " is a ring without a storage");
-        const StoreFacts seen = *appendix->section<StoreFacts>(core::Section::store_facts);  // a private copy
+        const core::SectionEntry& table = appendix->entry(core::Section::object_table);
+        const core::SectionEntry& slots = appendix->entry(core::Section::participants);
+        const core::SectionEntry& facts = appendix->entry(core::Section::store_facts);
+        const auto check = [&](bool fits) {
+            if (!fits) throw core::LayoutMismatch(ring.name() + " has a damaged section directory");
+        };
+        check(facts.stride == sizeof(StoreFacts) && facts.count == 1);  // before they are read
+        const auto seen = core::private_copy(*appendix->section<StoreFacts>(core::Section::store_facts));
         const StoreGeometry g{seen.n_readers, seen.max_objects, seen.max_object_size};
         if (g.n_readers != n_readers || g.max_object_size != max_object_size)
             throw core::LayoutMismatch(ring.name() + " has a storage for " + std::to_string(g.n_readers) +
                                        " readers and objects of " + std::to_string(g.max_object_size) +
                                        " bytes; asked for were " + std::to_string(n_readers) + " readers and " +
                                        std::to_string(max_object_size) + " bytes");
-        const core::SectionEntry& table = appendix->entry(core::Section::object_table);
-        const core::SectionEntry& slots = appendix->entry(core::Section::participants);
-        const core::SectionEntry& facts = appendix->entry(core::Section::store_facts);
-        const bool fits = g.max_objects > 0 && g.max_objects <= kIdEnd && table.count == g.capacity() &&
-                          table.stride == g.stride() && slots.count == 1 + g.n_readers &&
-                          slots.stride == sizeof(core::ParticipantSlot) && facts.stride == sizeof(StoreFacts) &&
-                          facts.count == 1;
-        if (!fits) throw core::LayoutMismatch(ring.name() + " has a damaged section directory");
+        check(g.max_objects > 0 && g.max_objects <= kIdEnd && table.count == g.capacity() && table.stride == g.stride() &&
+              slots.count == 1 + g.n_readers && slots.stride == sizeof(core::ParticipantSlot));
         return {ring, ring_bytes, std::move(*appendix), g};
     }
 

@@ -45,10 +45,12 @@ private:
     // A successor owes no reads of what was stored before: nobody will tell it the addresses. Entry by entry, pinned, so
     // that none becomes another object's in between; what is referenced later is owed.
     void forgive() noexcept {
+        // What is missed here would be owed for ever. But the writer closes one entry at a time: if many seem to be
+        // closing, that is not its doing.
+        int patience = 1'000'000;
         for (std::uint64_t i = 0; i < table().capacity(); ++i) {
             add_pin(i);
-            constexpr int kPatience = 1'000'000;  // what is missed here would be owed for ever
-            if (is_live(settled_stamp(i, kPatience)))
+            if (is_live(settled_stamp(i, patience)))
                 core::store_release(table().claims(i, slot()).reads, core::load_acquire(table().entry(i).references));
             drop_pin(i);
         }

@@ -111,7 +111,8 @@ class MsgpackCodec:
 
         try:
             return self._decode(stream)
-        except (DecodeError, UnicodeError, RecursionError) as error:
+        # TypeError: a map with a key that no dict can have, as msgspec 0.18 tells it.
+        except (DecodeError, UnicodeError, RecursionError, TypeError) as error:
             raise CorruptMessage(
                 f"the message is no MessagePack; it was skipped: {error}"
             ) from None

@@ -52,6 +52,10 @@ class Peer:
             raise PeerGone(f"process {self.pid} ended with {parts[0]!r} instead of a word")
         return parts[0]
 
+    def has_spoken(self) -> bool:
+        """Whether it has said something, or ended, that was not heard yet."""
+        return self._link.has_word()
+
     def result(self, timeout: float = PATIENCE) -> Any:
         """What the role returned (its exception is raised here), once the process has ended."""
         kind, *parts = self._receive(timeout)

@@ -182,6 +182,9 @@ REFUSED: list[Any] = [
     # a dtype with objects, or in another spelling than numpy's own
     *([16, text, [0]] for text in ("O", "|O", "|O8", "i4,O", "object", "f4", "=f4", "(2,)f4")),
     [16, [["a"], ["O"], [0], [None], 8, False], [0]],
+    # times in units of zero seconds, by which numpy divides when they are compared
+    [16, "<M8[0s]", [1]],
+    [17, "<m8[000D]", bytes(8)],
     # a number where a constructor takes it for a size
     *([tag, 2**40] for tag in (5, 6, 7, 9, 18, 19)),
     [17, "<f8", 2**40],

@@ -89,9 +89,12 @@ class Handle:
                 f"the handle has format version {self.format_version}, this memlane reads "
                 f"version {FORMAT_VERSION}; use one version of memlane on both sides"
             )
-        if len(self.queue_id) != 32 or not set(self.queue_id) <= set("0123456789abcdef"):
+        digits = self.queue_id if isinstance(self.queue_id, str) else ""
+        if len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
             raise InvalidArgument(f"the handle's queue_id is no 32 hexadecimal digits: {self!r}")
         codec_of(self.serializer)
+        if not isinstance(self.local_reader_ranks, (list, tuple)):
+            raise InvalidArgument(f"the handle's ranks are no list: {self.local_reader_ranks!r}")
         for rank in self.local_reader_ranks:
             checked_rank(rank)
         if len(set(self.local_reader_ranks)) != len(self.local_reader_ranks):

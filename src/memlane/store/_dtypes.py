@@ -14,8 +14,11 @@ import numpy as np
 
 from memlane.errors import CorruptMessage
 
-# Numbers, times, and bytes of fixed length. Nothing that refers to objects, however spelled.
-_TEXT = re.compile(r"[<>|](?:[biufcSUV][0-9]{1,10}|[qQ]|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,2}\])?)")
+# Numbers, times, and bytes of fixed length. Nothing that refers to objects, however spelled; and no
+# time whose unit is zero seconds, by which numpy would divide.
+_TEXT = re.compile(
+    r"[<>|](?:[biufcSUV][0-9]{1,10}|[qQ]|[mM]8(?:\[(?:[1-9][0-9]{0,8})?[A-Za-z]{1,2}\])?)"
+)
 
 
 def describe(dtype: np.dtype[Any]) -> str | list[Any] | None:

@@ -77,11 +77,26 @@ class ShmObjectStorageHandle:
         except TypeError as error:
             raise InvalidType(f"a handle is read from text: {error}") from None
         try:
-            return _handle_of(fields)
+            handle = _handle_of(fields)
         except (TypeError, ValueError, KeyError) as error:
             if isinstance(error, InvalidArgument):
                 raise
             raise InvalidArgument(f"this text is not a handle of a storage: {error!r}") from None
+        handle.validate()
+        return handle
+
+    def validate(self) -> None:
+        """Raises unless every field is what a storage could have written there."""
+        try:
+            size, name = self.ring_buffer_handle
+            integer_from("data_buffer_size", size, 1)
+            segment_name(name)
+            integer_from("max_object_size", self.max_object_size, 1)
+            integer_from("n_readers", self.n_readers, 1)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"this handle was not made by a storage: {error}") from None
+        if not isinstance(self.serde_class, type):
+            raise InvalidArgument(f"the handle's serde is no class: {self.serde_class!r}")
 
 
 def _handle_of(fields: Any) -> ShmObjectStorageHandle:
@@ -96,8 +111,8 @@ def _handle_of(fields: Any) -> ShmObjectStorageHandle:
         raise InvalidArgument(f"no serde is registered here as {fields['serde']!r}")
     size, name = fields["ring_buffer_handle"]
     return ShmObjectStorageHandle(
-        max_object_size=integer_from("max_object_size", fields["max_object_size"], 1),
-        n_readers=integer_from("n_readers", fields["n_readers"], 1),
-        ring_buffer_handle=(integer_from("data_buffer_size", size, 1), segment_name(name)),
+        max_object_size=fields["max_object_size"],
+        n_readers=fields["n_readers"],
+        ring_buffer_handle=(size, name),
         serde_class=_serdes[fields["serde"]],
     )

@@ -102,9 +102,11 @@ class SingleWriterShmObjectStorage(ObjectReads):
         Raises:
             SegmentMissing: the storage is gone, or on another host.
             RankTaken: all readers have attached.
+            InvalidArgument: no storage made such a handle.
         """
         if not isinstance(handle, ShmObjectStorageHandle):
             raise InvalidType(f"a ShmObjectStorageHandle is needed, not {type(handle).__name__}")
+        handle.validate()
         size, name = handle.ring_buffer_handle
         ring = SingleWriterShmRingBuffer(size, name)
         try:

@@ -1,0 +1,140 @@
+// A reader of a ring, its chunks, descriptors and extents, while a peer writes anywhere into the file; and the writer
+// after that. What is read lies in the file; what is taken for it is no more than the file has.
+//
+// Record 0 tells which messages are sent and how they are read; the others are scribbles.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "broadcast/frames.hpp"
+#include "broadcast/ring_reader.hpp"
+#include "broadcast/ring_writer.hpp"
+#include "fuzz/scribbler.hpp"
+
+namespace memlane::fuzz {
+namespace {
+
+using namespace broadcast;
+
+const RingGeometry kGeometry{2, 8192, 2};
+constexpr std::uint64_t kSmall = 100;
+constexpr std::uint64_t kLarge = 20'000;
+
+std::shared_ptr<core::Segment> new_segment() {
+    static const std::string name = "memlane-fuzz-" + std::to_string(::getpid());
+    auto segment = core::Segment::create(plan_of(kGeometry), {}, name, {{0, kGeometry.total_bytes()}}, RingWriter::kSlot);
+    segment->remove_name();
+    return segment;
+}
+
+void send(RingWriter& writer, unsigned what) {
+    const bool is_large = what & 1;
+    const ChunkKind kind = what & 2 ? ChunkKind::frames : what & 4 ? ChunkKind::object : ChunkKind::plain;
+    const FrameTable table(is_large ? kLarge - 4400 : kSmall, {4096});
+    const std::uint64_t bytes = kind == ChunkKind::frames ? table.total() : is_large ? kLarge : kSmall;
+    std::vector<std::byte> message(bytes, std::byte{0xC0});
+    if (kind == ChunkKind::frames) {
+        const MessageHeader header = table.header();
+        std::memcpy(message.data(), &header, sizeof header);
+        std::memcpy(message.data() + sizeof header, table.sizes().data(), table.sizes().size_bytes());
+    }
+    const bool fits = bytes <= kGeometry.max_chunk_bytes;
+    if (writer.begin_nowait(fits ? bytes : 0).status != core::Status::ok) return;
+    if (fits) {
+        std::memcpy(writer.chunk(), message.data(), bytes);
+    } else {
+        const auto write = [&](std::uint64_t offset) { return os::write_at(writer.segment().file(), message.data(), bytes, offset); };
+        const auto look = [](core::LookReason) { return true; };
+        if (writer.spill(bytes, os::Deadline::after(0), write, look).status != core::Status::ok) return;
+    }
+    writer.publish(kind, bytes);
+}
+
+void touch(const std::byte* from, std::uint64_t bytes) {
+    const auto load = [&](std::uint64_t at) { static_cast<void>(*const_cast<const volatile std::byte*>(from + at)); };
+    for (std::uint64_t i = 0; i < bytes; i += 512) load(i);
+    if (bytes > 0) load(bytes - 1);
+}
+
+void copy(const RingReader& reader, const ChunkDescriptor& message, const Frame& frame) {
+    const std::unique_ptr<std::byte[]> own(new std::byte[frame.bytes]);
+    reader.copy_out(message, frame.offset, frame.bytes, own.get());
+}
+
+std::optional<FrameTable> table_of(const RingReader& reader, const ChunkDescriptor& message) {
+    return FrameTable::parse(message.length, [&](std::uint64_t offset, std::uint64_t bytes, void* to) {
+        return reader.copy_out(message, offset, bytes, to);
+    });
+}
+
+// The steps of bindings/ring_reader.hpp.
+void receive(RingReader& reader, bool is_view) {
+    if (reader.holds_next() || reader.begin_nowait().status != core::Status::ok) return;
+    const auto message = reader.descriptor();
+    if (!message) return reader.finish(0);
+    const bool is_extent = message->extent_bytes > 0;
+    const os::FileFacts file = os::facts_of(reader.segment().file());
+    FUZZ_CHECK(message->length <= (is_extent ? file.allocated : kGeometry.max_chunk_bytes));
+    if (!is_extent) reader.ensure(message->length);
+    if (message->kind != ChunkKind::frames) {
+        copy(reader, *message, {0, message->length});
+        return reader.finish(message->length);
+    }
+    const auto table = table_of(reader, *message);
+    if (!table) return reader.finish(0);
+    copy(reader, *message, table->stream());
+    if (!is_view) {
+        for (const Frame& frame : table->buffers()) copy(reader, *message, frame);
+        return reader.finish(message->length);
+    }
+    const auto place = reader.place(*message);
+    if (!place) return reader.finish(0);
+    FUZZ_CHECK(place->offset <= place->mapping->bytes() && message->length <= place->mapping->bytes() - place->offset);
+    const std::uint64_t held = reader.hold(message->length);
+    for (const Frame& frame : table->buffers()) touch(place->mapping->base() + place->offset + frame.offset, frame.bytes);
+    reader.release_held(held);
+}
+
+// An error of the system is an answer as good as any.
+template <class Step>
+void attempt(Step&& step) {
+    try {
+        step();
+    } catch (const core::ShmExhausted&) {
+    } catch (const std::system_error&) {
+    }
+}
+
+}  // namespace
+
+void try_input(Input input) {
+    if (input.size() < sizeof(Scribble)) return;
+    const unsigned sent = input[0] | input[1] << 8, read = input[2];
+    const auto segment = new_segment();
+    RingWriter writer(segment, kGeometry, kGeometry.max_chunk_bytes, input[3] & 1 ? 1 << 20 : 0);
+    RingReader reader(segment->join_same_mapping(1), kGeometry, 0);
+    send(writer, sent);
+    send(writer, sent >> 4);
+    const os::Mapping everything(segment->file(), os::facts_of(segment->file()).bytes);
+    const std::uint64_t header = plan_of(kGeometry).header_offset();
+    Scribbler peer(input.subspan(sizeof(Scribble)));
+    peer.add_region(reinterpret_cast<std::byte*>(segment->section<ChunkDescriptor>(core::Section::chunk_descriptors)), 128);
+    peer.add_region(segment->mapping()->base() + header, segment->bytes() - header);
+    peer.add_region(everything.base(), 64);
+    peer.add_region(everything.base(), everything.bytes());
+    if (everything.bytes() > segment->bytes())
+        peer.add_region(everything.base() + segment->bytes(), everything.bytes() - segment->bytes());
+    peer.begin();
+    for (unsigned i = 0; i < 4; ++i) {
+        attempt([&] { receive(reader, read >> i & 1); });
+        if (read >> 4 & 1) attempt([&] { send(writer, sent >> (8 + i)); });
+    }
+    attempt([&] { writer.blocking_slots(); });
+    attempt([&] { writer.release_reader(1); });
+    attempt([&] { send(writer, sent >> 12); });
+    for (std::size_t slot = 0; slot < 3; ++slot) attempt([&] { reader.participants().presence(slot); });
+    reader.announce_close();
+}
+
+}  // namespace memlane::fuzz
