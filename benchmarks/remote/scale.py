@@ -162,7 +162,7 @@ def table(c: Constants, nbytes: int) -> list[str]:
             most = 1e6 / max(call, io, wire, relay_io)
             lines.append(
                 f"| {hosts} | {shape.name} | {n} | {call:.0f} | {io:.0f} | {most:,.0f} "
-                f"| {n * nbytes / 1e6:,.2f} MB | {last:,.0f} |"
+                f"| {n * nbytes / 1e3:,.1f} kB | {last:,.0f} |"
             )
     return lines
 

@@ -11,6 +11,7 @@ from memlane._native import Encoder
 from memlane._serialization import Codec, codec_of
 from memlane.broadcast.blocks import write_block
 from memlane.broadcast.ends import LocalWriter
+from memlane.broadcast.remote import attending
 from memlane.broadcast.remote.end import deadline_of, remaining
 from memlane.broadcast.remote.joining import attach
 from memlane.broadcast.remote.message import decode
@@ -128,8 +129,9 @@ class NetworkWriter:
             self.remote.release_reader(rank)
 
     def relay_through(self, rank: int, ranks: list[int]) -> None:
-        """Reader `rank` will pass on what it gets to `ranks`, and tell of them."""
-        self.remote.relay_through(rank, ranks)
+        """Nothing is sent to `ranks` but by reader `rank`, one of them, which tells of them all."""
+        with self.remote._lock:
+            attending.relay_through(self.remote, rank, ranks)
 
     def secrets_for(self, rank: int | None) -> list[str]:
         if self._local is not None and rank in self._local.native.ranks:

@@ -354,11 +354,6 @@ class RemoteWriter(RemoteEnd):
         with self._lock:
             return [self.keys.reader_secrets[attending.place_for(self, rank).place]]
 
-    def relay_through(self, rank: int, ranks: list[int]) -> None:
-        """Nothing is sent to `ranks` but by reader `rank`, which is one of them."""
-        with self._lock:
-            attending.relay_through(self, rank, ranks)
-
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that is dead or absent."""
         with self, self._lock:
