@@ -57,6 +57,8 @@ def test_little_stays_on_the_board() -> None:
         for _ in range(3):
             for queue in on_ranks(MessageQueue.create_from_process_group, groups, *SMALL):
                 queue.close()
+            for src in range(2):
+                on_ranks(TcpGroup.broadcast_obj, groups, "said", src)
         kept = groups[0]._finalizer.peek()[2][0]._values
         assert len(kept) <= 2 + 3
         assert not any(b"buffer_handle" in value for value in kept.values() if type(value) is bytes)

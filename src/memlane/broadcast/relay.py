@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("memlane")
 
-# So often it is looked how far the readers are: while messages are on their way, and while so many
-# are that the writer may be waiting for room.
+# So often it is looked how far the readers are while so many messages are on their way that the
+# writer may wait for room (while there are fewer: every ACK_DELAY), and whether they live.
 _HURRY = 0.002
-_LOOK = 0.25  # and so often whether they live
+_LOOK = 0.25
 # The writer is told again now and then, in case the connection was lost meanwhile.
 _REPEAT = 1.0
 _ROWS = 64  # of a report that fits a frame of a reader
@@ -215,12 +215,13 @@ class Relay:
                 self._report()
             except ReaderDied as error:
                 self._let_go(error.rank)
+                self._report()
 
     def _let_go(self, rank: int) -> None:
         """The writer decides what becomes of the queue; the others here go on."""
-        self._dead.add(rank)
-        self.ring.native.release_reader(self._ranks.index(rank))
-        self._report()
+        if rank not in self._dead:
+            self._dead.add(rank)
+            self.ring.native.release_reader(self._ranks.index(rank))
 
     def _report(self) -> int:
         """Tells the writer what is new; how many messages the last reader has still to take."""
@@ -228,10 +229,9 @@ class Relay:
         rows, behind = [], 0
         for slot, rank in enumerate(self._ranks, start=1):
             who = participant(native, slot)
-            state = "dead" if rank in self._dead else who.state
-            if state == "dead" and rank not in self._dead:
+            if who.state == "dead":
                 self._let_go(rank)
-                return self._report()
+            state = "dead" if rank in self._dead else who.state
             rows.append(ReportRow(rank, who.pid, state, who.position))
             if state not in ("dead", "closed"):
                 behind = max(behind, native.position - who.position)
@@ -250,7 +250,7 @@ class Relay:
         """The reader in this process has closed; the relay ends with the last of the others."""
         self._is_orphan = True
         if self._thread.ident is None:
-            self.abandon()
+            self._close()
 
     def abandon(self) -> None:
         """Ends at once; to the readers, and to the writer, it looks like a death."""

@@ -64,6 +64,16 @@ class StoreCollectives(Collectives):
         finally:
             self._store.close(_encode(self._over))
 
+    def deliver(self, src: int, make: Callable[[], Any]) -> Any:
+        """`broadcast` as the only step of a call: whoever reads last clears it away."""
+        value = self.broadcast(src, make)
+        key = f"{self._call}/{self._step}"
+        has_read = self.rank != src and self._store.add(f"{key}/read", 1)
+        if self.size == 1 or has_read == self.size - 1:
+            self._store.delete(key)
+            self._store.delete(f"{key}/read")
+        return value
+
     # Steps ----------------------------------------------------------------------------------
 
     def _broadcast(self, src: int, outcome: Outcome | None) -> Outcome:

@@ -83,7 +83,7 @@ class TcpGroup:
         if src >= self.world_size:
             raise InvalidArgument(f"there is no rank {src} in a group of {self.world_size}")
         with self.collectives(self._timeout if timeout is None else timeout) as call:
-            packed = call.broadcast(src, lambda: _packed(obj))
+            packed = call.deliver(src, lambda: _packed(obj))
         return obj if src == self.rank else msgspec.msgpack.decode(packed)
 
     def collectives(self, timeout: float | None) -> StoreCollectives:
