@@ -69,8 +69,8 @@ sanitize: $(VENV)/.tools
 # The long runs: minutes to hours, not part of `make test`.
 soak: $(VENV)/.tools native-test
 	build/native/native/tests/ring_threads 100000000 8 16
-	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 $(PY) -m pytest -q --durations=10 \
-	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py
+	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_PUTS=100000 $(PY) -m pytest -q --durations=10 \
+	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py tests/fault/test_soak_puts.py
 	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_remote_soak.py tests/fault/test_remote_cable.py tests/unit/test_remote_strangers.py
 	MEMLANE_SOAK_SECONDS=180 MEMLANE_SOAK_STEPS=100000 MEMLANE_SOAK_LARGE=1 $(PY) -m pytest -q --durations=10 \
@@ -83,6 +83,7 @@ bench: $(VENV)/.tools native-test
 	    -Cbuild-dir=build/editable -e '.[bench]'
 	$(PY) -m benchmarks.foundation
 	$(PY) -m benchmarks.broadcast
+	$(PY) -m benchmarks.store
 
 # Rewrites the type stub of the native module.
 stub: $(VENV)/.tools

@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.broadcast import bars, measure, plan, plot, report
+from benchmarks import plot, report
+from benchmarks.broadcast import bars, measure, plan
 from benchmarks.broadcast.payloads import BY_NAME
 from benchmarks.broadcast.peers import PEERS
-from benchmarks.broadcast.results import CellResult, Results
+from benchmarks.broadcast.shown import COLUMNS, PANELS
 from benchmarks.machine import describe
+from benchmarks.results import CellResult, Results
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -49,7 +51,7 @@ def _say(line: str) -> None:
 
 
 def _show(cell: CellResult) -> None:
-    for line in report.table(cell):
+    for line in report.table(cell, COLUMNS):
         _say(line)
 
 
@@ -81,7 +83,7 @@ def main() -> None:
     if folder is not None:
         command = " ".join(["python -m benchmarks.broadcast", *sys.argv[1:]])
         report.write(folder / "broadcast.json", report.to_json(results, checked, command))
-        if picture := plot.svg(results):
+        if picture := plot.svg(results, PANELS):
             report.write(folder / "broadcast.svg", picture)
         _say(f"written to {folder}")
 

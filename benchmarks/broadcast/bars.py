@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from benchmarks.bars import Bar, against, missing
 from benchmarks.broadcast.peers import PEERS
-from benchmarks.broadcast.results import RATES, CellResult, Results
+from benchmarks.results import CellResult, Results
 
 COPY = "memlane"
 VIEW = "memlane view"
@@ -19,38 +19,11 @@ COPIERS = [peer.name for peer in PEERS if not peer.is_memlane and not peer.is_vi
 REFERENCE_COPY_GB_S = 28.0
 
 
-@dataclass(frozen=True)
-class Bar:
-    """`met` is None if the run has not measured it."""
-
-    promise: str
-    figures: str
-    met: bool | None
-
-
-def _missing(promise: str) -> Bar:
-    return Bar(promise, "not measured", None)
-
-
-def _against(
-    promise: str, cell: CellResult | None, measure: str, mine: str, others: list[str], factor: float
-) -> Bar:
-    """`mine` to the best of `others`: at most `factor` for times, at least for rates."""
-    other = cell.best(measure, others) if cell else None
-    ratio = cell.ratio(measure, mine, other) if cell and other else None
-    if cell is None or other is None or ratio is None:
-        return _missing(promise)
-    met = ratio >= factor if measure in RATES else ratio <= factor
-    values = (cell.peers[name].median(measure) or 0.0 for name in (mine, other))
-    shown = " against ".join(f"{value:.4g}" for value in values)
-    return Bar(promise, f"{ratio:.2f} x {other} ({shown})", met)
-
-
 def _above_floor(cell: CellResult | None, readers: int, factor: float) -> Bar:
     promise = f"dict, N={readers}: p50 <= {factor} x (futex + encode + decode)"
     mine = cell.peers[COPY].median("p50_us") if cell and COPY in cell.peers else None
     if cell is None or mine is None:
-        return _missing(promise)
+        return missing(promise)
     parts = [cell.floor.median(part) or 0.0 for part in ("futex_us", "encode_us", "decode_us")]
     shown = " + ".join(f"{part:.1f}" for part in parts)
     ratio = mine / sum(parts)
@@ -67,7 +40,7 @@ def _copy_speed(cell: CellResult | None) -> Bar:
     memcpy = cell.floor.median("memcpy_gb_s") if cell else None
     mine = cell.peers[COPY].median("gb_s") if cell and COPY in cell.peers else None
     if memcpy is None or mine is None:
-        return _missing(promise)
+        return missing(promise)
     needed = 12.0 * memcpy / REFERENCE_COPY_GB_S
     return Bar(promise, f"{mine:.2f} GB/s of {needed:.2f} (memcpy {memcpy:.1f})", mine >= needed)
 
@@ -75,29 +48,29 @@ def _copy_speed(cell: CellResult | None) -> Bar:
 def _idle(cell: CellResult | None) -> Bar:
     promise = "4 readers on an idle queue: < 0.5 % of one core"
     mine = cell.peers[COPY].median("idle_percent") if cell and COPY in cell.peers else None
-    return _missing(promise) if mine is None else Bar(promise, f"{mine:.3f} %", mine < 0.5)
+    return missing(promise) if mine is None else Bar(promise, f"{mine:.3f} %", mine < 0.5)
 
 
 def bars(results: Results) -> Iterator[Bar]:
     """All promises, in the order of the payloads."""
     one, four = results.cell("dict", 1), results.cell("dict", 4)
-    yield _against("dict, N=1: p50 below every peer that sleeps", one, "p50_us", COPY, SLEEPERS, 1)
+    yield against("dict, N=1: p50 below every peer that sleeps", one, "p50_us", COPY, SLEEPERS, 1)
     yield _above_floor(one, 1, 1.5)
     yield _above_floor(four, 4, 2.0)
     rate = "messages_s"
-    yield _against("dict, N=1: >= 2 x messages/s of the known design", one, rate, COPY, [KNOWN], 2)
+    yield against("dict, N=1: >= 2 x messages/s of the known design", one, rate, COPY, [KNOWN], 2)
     rest = [name for name in OTHERS if name != KNOWN]
-    yield _against("dict, N=1: >= 1.5 x messages/s of the best other", one, rate, COPY, rest, 1.5)
-    yield _against("dict, N=4: >= 1.3 x messages/s of the best", four, rate, COPY, OTHERS, 1.3)
+    yield against("dict, N=1: >= 1.5 x messages/s of the best other", one, rate, COPY, rest, 1.5)
+    yield against("dict, N=4: >= 1.3 x messages/s of the best", four, rate, COPY, OTHERS, 1.3)
     one, four = results.cell("array-1m", 1), results.cell("array-1m", 4)
-    yield _against(
+    yield against(
         "1 MiB array, N=1: p50 by copy <= 0.55 x best", one, "p50_us", COPY, COPIERS, 0.55
     )
-    yield _against("1 MiB array, N=1: p50 by view <= 0.4 x best", one, "p50_us", VIEW, OTHERS, 0.4)
+    yield against("1 MiB array, N=1: p50 by view <= 0.4 x best", one, "p50_us", VIEW, OTHERS, 0.4)
     yield _copy_speed(one)
-    yield _against("1 MiB array, N=4: >= 2 x GB/s of the best", four, "gb_s", COPY, COPIERS, 2)
+    yield against("1 MiB array, N=4: >= 2 x GB/s of the best", four, "gb_s", COPY, COPIERS, 2)
     large = results.cell("array-64m", 4)
     for name, factor in ((COPY, 2.5), (VIEW, 5)):
         promise = f"64 MiB array, N=4: slowest reader of {name} {factor} x faster than pyzmq"
-        yield _against(promise, large, "slowest_us", name, ["pyzmq"], 1 / factor)
+        yield against(promise, large, "slowest_us", name, ["pyzmq"], 1 / factor)
     yield _idle(results.cell("dict", 4))

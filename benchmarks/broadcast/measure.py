@@ -7,12 +7,13 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from benchmarks.broadcast.channel import Peer
+from benchmarks.broadcast.channel import Peer, Setting
 from benchmarks.broadcast.floor import Floor, pickle_us, rested_pickle_us
 from benchmarks.broadcast.payloads import MIB
 from benchmarks.broadcast.plan import Cell, Plan
-from benchmarks.broadcast.results import CellResult, Figures
-from benchmarks.broadcast.session import Session, Workspace
+from benchmarks.broadcast.worker import writer_main
+from benchmarks.results import CellResult, Figures
+from benchmarks.session import Session, Workspace
 
 Say = Callable[[str], None]
 
@@ -85,8 +86,15 @@ def run_cell(
                 leave_out(peer.name, why)
                 continue
             try:
+                setting = Setting(
+                    cell.payload,
+                    cell.readers,
+                    workspace.folder,
+                    workspace.prefix,
+                    workspace.new_name(),
+                )
                 session = stack.enter_context(
-                    Session(peer, cell.payload, cell.readers, cell.round_trips > 0, workspace)
+                    Session(writer_main, peer, setting, cell.round_trips > 0)
                 )
                 turns[peer.name] = _Turn(session, cell)
             except Exception as error:

@@ -1,16 +1,10 @@
 """One peer and its readers, from inside: the writer's process forks the readers and obeys orders.
 
-Orders come through a pipe; between two slices all processes sleep there, also those of peers that
-poll. What goes wrong in any of them is reported through the same pipe, and the process ends.
+Between two slices all processes sleep in the pipe of their orders, also those of peers that poll.
 """
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -19,16 +13,10 @@ from pathlib import Path
 from benchmarks.broadcast.board import Board
 from benchmarks.broadcast.channel import Channel, Peer, Setting
 from benchmarks.broadcast.payloads import same
+from benchmarks.processes import FORK, die_with_parent, lead_group, leave, obey, report_failure
 
-FORK = multiprocessing.get_context("fork")
 PAUSE = 0.001
 SETTLE = 0.15
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Nobody outlives the run, however it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _cpu_ns(pid: int) -> int:
@@ -188,40 +176,15 @@ class _Writer(_Process):
         super().close()
 
 
-def _obey(process: _Process, orders: Connection, failures: Connection) -> None:
-    """Until `close`; whatever fails goes to the run, which then ends this peer."""
-    order = ""
-    try:
-        while order != "close":
-            order, args = orders.recv()
-            orders.send(getattr(process, order)(*args))
-    except BaseException as error:
-        failures.send(_failure(error))
-        time.sleep(60)  # the run kills us
-
-
-def _failure(error: BaseException) -> Exception:
-    return RuntimeError(f"{type(error).__name__}: {error}")
-
-
 def _reader_main(reader: _Reader, orders: Connection, failures: Connection) -> None:
     die_with_parent()
-    _obey(reader, orders, failures)
-    _leave()
-
-
-def _leave() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    obey(reader, orders, failures)
+    leave()
 
 
 def writer_main(peer: Peer, setting: Setting, has_back: bool, orders: Connection) -> None:
     """The body of the process that `session.Session` starts; it leads a process group."""
-    os.setpgid(0, 0)
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    lead_group()
     try:
         channel = peer.channel(setting)
         back_setting = Setting(
@@ -245,7 +208,6 @@ def writer_main(peer: Peer, setting: Setting, has_back: bool, orders: Connection
         writer.start(readers, has_back)
         orders.send(None)
     except BaseException as error:
-        orders.send(_failure(error))
-        time.sleep(60)  # the run kills us
-    _obey(writer, orders, orders)
-    _leave()
+        report_failure(error, orders)
+    obey(writer, orders, orders)
+    leave()

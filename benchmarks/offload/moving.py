@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.broadcast.bars import Bar
-from benchmarks.broadcast.report import bar_lines, load_warning
+from benchmarks.bars import Bar
 from benchmarks.machine import describe
+from benchmarks.report import bar_lines, load_warning
 from memlane import copy_blocks
 
 SOURCE = Path(__file__).with_name("floor.cpp")

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -39,25 +40,40 @@ private:
     Py_buffer view_{};
 };
 
-// Copies the parts one behind the other to `target[offset:]`, large ones without the GIL. They must be `bytes` bytes.
+// Buffers that are one behind the other `bytes` bytes, or an error says how many they are.
+class Parts {
+public:
+    Parts(nb::handle parts, std::size_t bytes) : bytes_(bytes) {
+        std::size_t sum = 0;
+        for (const nb::handle part : parts) sum += parts_.emplace_back(part).size();
+        if (sum != bytes)
+            raise_error("InvalidArgument", nb::str("the parts of an object have {} bytes, {} were announced")
+                                               .attr("format")(sum, bytes));
+    }
+
+    // One copy; large ones without the GIL.
+    void copy_to(std::byte* at) const {
+        copying(bytes_, [&] {
+            for (const ByteView& part : parts_) {
+                SYNC_STEP(fill);
+                std::memcpy(at, part.data(), part.size());
+                at += part.size();
+            }
+        });
+    }
+
+private:
+    std::vector<ByteView> parts_;
+    std::size_t bytes_;
+};
+
 inline void copy_parts(nb::handle target, std::size_t offset, nb::handle parts, std::size_t bytes) {
     const ByteView to(target, ByteView::Access::write);
-    std::vector<ByteView> from;
-    std::size_t sum = 0;
-    for (const nb::handle part : parts) sum += from.emplace_back(part).size();
-    if (sum != bytes)
-        raise_error("InvalidArgument", nb::str("the parts of an object have {} bytes, {} were announced")
-                                           .attr("format")(sum, bytes));
-    if (offset > to.size() || sum > to.size() - offset)
-        raise_error("InvalidArgument", nb::str("{} bytes at {} do not fit {} bytes").attr("format")(sum, offset, to.size()));
-    copying(sum, [&] {
-        char* at = static_cast<char*>(to.data()) + offset;
-        for (const ByteView& part : from) {
-            SYNC_STEP(fill);
-            std::memcpy(at, part.data(), part.size());
-            at += part.size();
-        }
-    });
+    const Parts from(parts, bytes);
+    if (offset > to.size() || bytes > to.size() - offset)
+        raise_error("InvalidArgument",
+                    nb::str("{} bytes at {} do not fit {} bytes").attr("format")(bytes, offset, to.size()));
+    from.copy_to(static_cast<std::byte*>(to.data()) + offset);
 }
 
 }  // namespace memlane::bindings

@@ -21,7 +21,12 @@ namespace {
 
 template <class End>
 void bind_end(nb::class_<End>& end) {
-    end.def("pin", &End::pin, "address"_a, "id"_a, "The object, kept as it is; None unless that id is stored there.")
+    end.def("pin", &End::pin, "address"_a.none(), "id"_a.none(),
+            nb::sig("def pin(self, address: object, id: object) -> PinnedObject | None"),
+            "The object, kept as it is; None unless that id is stored there.")
+        .def("is_valid", &End::is_valid, "pinned"_a, "Was all that was read of it until now its own?")
+        .def("finish_read", &End::finish_read, "pinned"_a, "stands_in"_a,
+             "Counts a read, of a writer only if it stands in for a reader. False if it was not valid.")
         .def("count", &End::count, "view"_a, "One more read, of the object whose 4 count bytes these are.")
         .def("note_progress", &End::note_progress, "bytes"_a)
         .def("close", [](End& self) { self.finish(true); })
@@ -72,8 +77,7 @@ void bind_store(nb::module_& m) {
         .def("data", &PinnedObject::data, nb::sig("def data(self) -> memoryview"), "Metadata and data, read-only.")
         .def("count", &PinnedObject::count, nb::sig("def count(self) -> memoryview"), "The 4 count bytes.")
         .def("lease", &PinnedObject::lease)
-        .def_prop_ro("size", &PinnedObject::size)
-        .def_prop_ro("is_valid", &PinnedObject::is_valid)
+        .def_prop_ro("size", [](const PinnedObject& self) { return self.object().size; })
         .def("release", &PinnedObject::release);
 
     nb::class_<BoundStoreReader> reader(m, "StoreReader", "A reader's end of a storage; holds slot 1 + place.");
@@ -102,11 +106,14 @@ void bind_store(nb::module_& m) {
         .def("offer", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t address,
                          std::uint64_t size) { self.core().offer(id, address, size); }, "id"_a, "address"_a, "size"_a,
              "What was written there is an object from now on.")
+        .def("store", &BoundStoreWriter::store, "id"_a, "address"_a, "metadata"_a, "metadata_bytes"_a, "parts"_a, "bytes"_a,
+             "Fills an admitted place, and makes an object with one reference of it.")
         .def("refer", [](const BoundStoreWriter& self, std::uint32_t id,
                          std::uint32_t references) { if (self.core().knows(id)) self.core().refer(id, references); },
              "id"_a, "references"_a, "Sets how often every reader is to read it.")
         .def("is_read", &BoundStoreWriter::is_read, "id"_a, "view"_a, "references"_a,
              "Has every reader read the object with these count bytes so often?")
+        .def("has_been_read", &BoundStoreWriter::has_been_read, "id"_a, "references"_a, "The same of an object that is stored.")
         .def("evict", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().evict(id); }, "id"_a,
              "Its entry and space may be used again, which is counted once; False while somebody reads it.")
         .def("clear", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().clear(id); }, "id"_a,

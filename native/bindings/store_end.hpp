@@ -28,6 +28,16 @@ namespace nb = nanobind;
 using store::Object;
 using store::ObjectReader;
 
+// An address or id as Python code gives it: what has an index is a number, a bool is a mistake. None if it is negative or
+// beyond 63 bits, where nothing is stored.
+inline std::optional<std::uint64_t> number_from(const char* name, nb::handle value) {
+    if (!PyLong_CheckExact(value.ptr()))
+        return number_from(name, nb::module_::import_("memlane._checks").attr("integer")(name, value));
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    return overflow == 0 && number >= 0 ? std::optional<std::uint64_t>(number) : std::nullopt;
+}
+
 // Its bytes stay what they are until this and every buffer that was made of it are gone.
 class PinnedObject {
 public:
@@ -46,13 +56,7 @@ public:
     }
     nb::object count() const { return view_of(nb::cast(SharedBuffer(ring_, object_.offset, store::kCountBytes))); }
     ViewLease lease() const { return {lease_, ring_->base() + object_.offset, object_.size}; }
-    std::uint64_t size() const noexcept { return object_.size; }
-
-    // Was all that was read of it until now its own? False, too, once its end is closed.
-    bool is_valid() const noexcept {
-        const auto reader = end_.lock();
-        return reader && reader->is_valid(object_);
-    }
+    const Object& object() const noexcept { return object_; }
 
     // Buffers that still exist keep it.
     void release() noexcept { lease_.reset(); }
@@ -81,11 +85,18 @@ public:
     bool is_closed() const noexcept { return !core_; }
 
     // None unless it is stored under that id at that address.
-    std::optional<PinnedObject> pin(std::uint64_t address, std::uint32_t id) const {
-        const auto object = core().pin(address, id);
+    std::optional<PinnedObject> pin(nb::handle address, nb::handle id) const {
+        Core& end = core();
+        const auto at = number_from("address", address);
+        const auto number = number_from("monotonic_id", id);
+        if (!at || !number || *at / 2 >= end.table().ring_bytes() || *number >= store::kIdEnd) return std::nullopt;
+        const auto object = end.pin(*at, static_cast<std::uint32_t>(*number));
         if (!object) return std::nullopt;
         return PinnedObject(core_, *object);
     }
+
+    // Was all that was read of it until now its own?
+    bool is_valid(const PinnedObject& pinned) const { return core().is_valid(pinned.object()); }
 
     void note_progress(std::uint64_t bytes) const { core().note_progress(bytes); }
 
@@ -132,6 +143,15 @@ public:
     }
 
 protected:
+    // A read is over; `count_in_table(object)`: what it is there. False, and not counted, if it was not all the object's.
+    template <class CountInTable>
+    bool end_read(const PinnedObject& pinned, CountInTable&& count_in_table) const {
+        if (!is_valid(pinned)) return false;
+        count_in_table(pinned.object());
+        core().note_progress(pinned.object().size);
+        return true;
+    }
+
     // The object whose read count `bytes` is, pinned.
     std::optional<Object> object_of(const ByteView& bytes) const {
         const store::ObjectTable& table = core().table();
@@ -169,6 +189,9 @@ public:
     void count(nb::handle view) const {
         count_read(view, [&](const Object& object) { core().count(object); });
     }
+    bool finish_read(const PinnedObject& pinned, bool /*stands_in*/) const {
+        return end_read(pinned, [&](const Object& object) { core().count(object); });
+    }
 };
 
 class BoundStoreWriter : public StoreEnd<store::StoreWriter> {
@@ -177,6 +200,30 @@ public:
 
     void count(nb::handle view) const {
         count_read(view, [&](const Object& object) { core().stand_in(object); });
+    }
+    bool finish_read(const PinnedObject& pinned, bool stands_in) const {
+        return end_read(pinned, [&](const Object& object) {
+            if (stands_in) core().stand_in(object);
+        });
+    }
+
+    // An object, in a place that was admitted: 4 count bytes of 0, metadata, data; then the table, with one reference.
+    void store(std::uint32_t id, std::uint64_t address, nb::handle metadata, std::size_t metadata_bytes, nb::handle parts,
+               std::size_t bytes) const {
+        const Parts head(nb::make_tuple(metadata), metadata_bytes);
+        const Parts body(parts, bytes);
+        const auto ring = core().table().ring_mapping();  // another thread may close this end while the GIL is gone
+        std::byte* const at = ring->base() + core().table().offset_of(address) + sizeof(store::ChunkHeader);
+        std::memset(at, 0, store::kCountBytes);
+        head.copy_to(at + store::kCountBytes);
+        body.copy_to(at + store::kCountBytes + metadata_bytes);
+        core().offer(id, address, store::kCountBytes + metadata_bytes + bytes);
+        core().refer(id, 1);
+    }
+
+    // Of an object that the table knows.
+    bool has_been_read(std::uint32_t id, std::uint64_t references) const {
+        return core().is_read(id, static_cast<std::uint32_t>(std::min<std::uint64_t>(references, UINT32_MAX)));
     }
 
     // Have the reads of object `id` reached `references` of every reader? The table knows; of bytes that are no object
@@ -187,7 +234,7 @@ public:
         const store::ObjectTable& table = core().table();
         const std::uint64_t address = core::load_relaxed(table.entry(table.index_of(id)).address);
         if (core().knows(id) && bytes.data() == table.at(table.offset_of(address) + sizeof(store::ChunkHeader)))
-            return core().is_read(id, static_cast<std::uint32_t>(std::min<std::uint64_t>(references, UINT32_MAX)));
+            return has_been_read(id, references);
         std::int32_t count;
         std::memcpy(&count, bytes.data(), sizeof count);
         const std::uint64_t readers = table.geometry().n_readers;

@@ -298,8 +298,7 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
             case ELOOP: throw SegmentRefused(path + " is a symbolic link; segments never are");
             case EACCES:
             case EPERM: throw SegmentRefused(path + " may not be opened by this user");
-            case EISDIR:
-            case ENXIO:  // a socket
+            case EISDIR: case ENXIO:  // a directory, a socket
             case ENODEV: throw SegmentRefused(path + " is not a regular file");
             default: throw;
         }

@@ -275,8 +275,6 @@ class PinnedObject:
     def lease(self) -> ViewLease: ...
     @property
     def size(self) -> int: ...
-    @property
-    def is_valid(self) -> bool: ...
     def release(self) -> None: ...
 
 class StoreReader:
@@ -286,8 +284,16 @@ class StoreReader:
     def attach(ring: ByteRingSegment, n_readers: int, max_object_size: int) -> StoreReader:
         """Takes the next free place."""
 
-    def pin(self, address: int, id: int) -> PinnedObject | None:
+    def pin(self, address: object, id: object) -> PinnedObject | None:
         """The object, kept as it is; None unless that id is stored there."""
+
+    def is_valid(self, pinned: PinnedObject) -> bool:
+        """Was all that was read of it until now its own?"""
+
+    def finish_read(self, pinned: PinnedObject, stands_in: bool) -> bool:
+        """
+        Counts a read, of a writer only if it stands in for a reader. False if it was not valid.
+        """
 
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
@@ -328,11 +334,25 @@ class StoreWriter:
     def offer(self, id: int, address: int, size: int) -> None:
         """What was written there is an object from now on."""
 
+    def store(
+        self,
+        id: int,
+        address: int,
+        metadata: object,
+        metadata_bytes: int,
+        parts: object,
+        bytes: int,
+    ) -> None:
+        """Fills an admitted place, and makes an object with one reference of it."""
+
     def refer(self, id: int, references: int) -> None:
         """Sets how often every reader is to read it."""
 
     def is_read(self, id: int, view: object, references: int) -> bool:
         """Has every reader read the object with these count bytes so often?"""
+
+    def has_been_read(self, id: int, references: int) -> bool:
+        """The same of an object that is stored."""
 
     def evict(self, id: int) -> bool:
         """
@@ -351,8 +371,16 @@ class StoreWriter:
     def ghost_blockers(self) -> list[tuple[int, int, int]]:
         """The same of objects that were cleared and are still read."""
 
-    def pin(self, address: int, id: int) -> PinnedObject | None:
+    def pin(self, address: object, id: object) -> PinnedObject | None:
         """The object, kept as it is; None unless that id is stored there."""
+
+    def is_valid(self, pinned: PinnedObject) -> bool:
+        """Was all that was read of it until now its own?"""
+
+    def finish_read(self, pinned: PinnedObject, stands_in: bool) -> bool:
+        """
+        Counts a read, of a writer only if it stands in for a reader. False if it was not valid.
+        """
 
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
@@ -381,20 +409,45 @@ class StoreWriter:
 class ForeignMemory:
     """Memory that another object keeps alive."""
 
-    @staticmethod
-    def of_view(view: memoryview) -> ForeignMemory:
-        """What `view` shows, also after its release."""
+class ObjectMemory:
+    """The bytes of a stored object, given out piece by piece."""
 
-    def part(self, start: int, nbytes: int, readonly: bool) -> ForeignMemory:
-        """Some of it; writable for who knows no read-only memory (torch)."""
+    def __init__(self, shown: object, is_view: bool, allows_pickle: bool) -> None:
+        """
+        What `shown` shows, also after its release; pieces lie where they are, or are copied.
+        """
+
+    def tree(self) -> bytes:
+        """A copy of it."""
+
+    def take_array(self, itemsize: int, shape: object | None, is_writable: bool) -> object:
+        """The next piece, for an array. CorruptMessage if so much is not there."""
+
+    def take_bytes(self, length: object) -> bytes | memoryview: ...
+    def take_bytearray(self, length: object) -> bytearray: ...
+    def take_copy(self, length: object) -> bytearray | PooledBuffer:
+        """The next piece, in writable memory of its own."""
+
+    @property
+    def allows_pickle(self) -> bool:
+        """What it was made with, for who decodes."""
+
+    @property
+    def lies(self) -> bool:
+        """Are pieces left where they lie?"""
+
+    @lies.setter
+    def lies(self, arg: bool, /) -> None: ...
 
 def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
     """
     So many bytes of the memory of `owner`, which keeps them there; read-only.
     """
 
-def pooled_copy(view: memoryview) -> PooledBuffer:
-    """Its bytes in private, writable memory that is used again."""
+def survivor(box: list[object], lease: ViewLease) -> str | None:
+    """
+    The type of what leads to the lease's memory and is used beyond its block; None if nothing is.
+    """
 
 class BlockArray:
     """Memory as blocks: the first axis counts them."""

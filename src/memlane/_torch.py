@@ -100,20 +100,15 @@ def _rebuild_sparse(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def address_of(tensor: torch.Tensor) -> int:
-    """Of its memory; 0 for a tensor that has none of its own."""
-    return tensor.data_ptr() if _is_plain(tensor) else 0
-
-
 def _storage_uses(tensor: torch.Tensor) -> int:
-    # A count that torch does not document; without it no sharing is found.
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return 0 if count is None else int(count(tensor.untyped_storage()._cdata))
+    return _use_count(tensor.untyped_storage()._cdata)
 
 
+# A count that torch does not document; without it no sharing is found.
+_use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
 _UNSHARED = _storage_uses(_rebuild_tensor(bytearray(1), torch.uint8, (1,), False))
 
 
 def is_storage_shared(tensor: torch.Tensor) -> bool:
     """Is there another tensor or array on the memory of one that came in a message?"""
-    return _storage_uses(tensor) > _UNSHARED
+    return _use_count(tensor.untyped_storage()._cdata) > _UNSHARED

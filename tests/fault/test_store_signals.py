@@ -9,8 +9,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from memlane import StoreFull
+from memlane.store.index import ObjectIndex
 from tests.harness import Link, start
 from tests.stores import BytesSerde, Ring, Storage, store_of
 
@@ -116,19 +118,19 @@ def test_a_second_interruption_of_the_mending() -> None:
                 raise Alarm
             mend(chunk_id)
 
-        def fail(number: int) -> None:
-            Storage.increment_writer_flag(writer, number)
+        def fail(*place: Any) -> None:
+            ObjectIndex.add(writer._index, *place)
             raise ZeroDivisionError
 
         writer._index.forget = interrupted_twice  # type: ignore[method-assign]
-        writer.increment_writer_flag = fail  # type: ignore[method-assign]
+        writer._index.add = fail  # type: ignore[method-assign]
         for _ in range(2):
             try:
                 writer.put("k", b"value")
             except Alarm:
                 continue
             raise AssertionError("nothing was raised")
-        del writer.increment_writer_flag
+        del writer._index.add
         assert writer.get(*writer.put("k", b"value")) == b"value"
         assert attempts == [0, 0, 0]
         assert writer.statistics().puts == 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.broadcast import frames
+from benchmarks import frames
 from benchmarks.broadcast.channel import SLACK, Channel, Peer
 from benchmarks.broadcast.payloads import Payload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from multiprocessing.shared_memory import SharedMemory
 
-from benchmarks.broadcast import frames
+from benchmarks import frames
 from benchmarks.broadcast.channel import SLACK, Channel, Peer, Setting
 from benchmarks.broadcast.payloads import Payload
 

@@ -10,7 +10,7 @@ import pickle
 
 import zmq
 
-from benchmarks.broadcast import frames
+from benchmarks import frames
 from benchmarks.broadcast.channel import Channel, Peer
 from benchmarks.broadcast.payloads import Payload
 

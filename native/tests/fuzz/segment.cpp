@@ -3,6 +3,7 @@
 //
 // Record 0 tells what the file is, what it is attached as, and how long it is; the others are scribbles.
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -25,7 +26,10 @@ const std::string& name() {
 }
 
 struct Unlinked {
-    ~Unlinked() { ::unlink(("/dev/shm/" + name()).c_str()); }
+    ~Unlinked() {
+        std::error_code ignored;
+        std::filesystem::remove("/dev/shm/" + name(), ignored);
+    }
 };
 
 void put(store::StoreWriter& writer, std::uint32_t id) {

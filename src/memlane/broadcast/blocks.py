@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._failures import view_in_use
-from memlane._views import survivor
+from memlane._native import survivor
 from memlane.errors import ViewInUse
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """A value of its tree and the data beside it. See `_wire.py`.
 
-Nothing here trusts the bytes: every length is compared with the data that is there before memory is
-taken for it, no name is looked up anywhere but in tables, and an object of the data is used once.
+Nothing here trusts the bytes: no name is looked up anywhere but in tables, and memory is taken only
+for data that is there (`native/bindings/object_memory.hpp`).
 """
 
 from __future__ import annotations
@@ -14,107 +14,45 @@ from typing import Any
 
 import numpy as np
 
-from memlane._native import ForeignMemory, pooled_copy
+from memlane._native import ObjectMemory
 from memlane.errors import CorruptMessage, InvalidArgument
 from memlane.store import _registered, _wire
 from memlane.store._dtypes import dtype_of
 
-_MOST_DIMENSIONS = 64
-_LEAST_POOLED = 4096  # below, a copy costs less than looking for used memory
+
+def value_of(memory: ObjectMemory, node: Any) -> Any:
+    """What a node stands for; its arrays take the next pieces of `memory`."""
+    kind = type(node)
+    if kind in _wire.PLAIN:
+        return node
+    if kind is list:
+        return DECODERS[node[0]](memory, node)
+    if kind is dict:
+        return {
+            key: item if type(item) in _wire.PLAIN else value_of(memory, item)
+            for key, item in node.items()
+        }
+    if kind is bytes:
+        return memoryview(node) if memory.lies else node
+    raise CorruptMessage(f"there is a {kind.__name__} in it")
 
 
-class Decoding:
-    """One value on its way in; nothing writes to `data`, whether it may or not."""
-
-    __slots__ = ("_lying", "_next", "allows_pickle", "data")
-
-    def __init__(self, data: memoryview, *, is_view: bool, allows_pickle: bool) -> None:
-        self.data = data
-        self.allows_pickle = allows_pickle
-        self._next = 0
-        self._lying = ForeignMemory.of_view(data) if is_view else None  # arrays refer to it
-
-    def value(self, node: Any) -> Any:
-        kind = type(node)
-        if kind in _wire.PLAIN:
-            return node
-        if kind is list:
-            return DECODERS[node[0]](self, node)
-        if kind is dict:
-            return {
-                key: item if type(item) in _wire.PLAIN else self.value(item)
-                for key, item in node.items()
-            }
-        if kind is bytes:
-            return node if self._lying is None else memoryview(node)
-        raise CorruptMessage(f"there is a {kind.__name__} in it")
-
-    def hashable(self, node: Any) -> Any:
-        """A key or a member of a set: bytes stay bytes, because a memoryview ends with its view."""
-        lying, self._lying = self._lying, None
-        value = self.value(node)
-        self._lying = lying
-        return value
-
-    def array(
-        self, dtype: np.dtype[Any], shape: Any, order: Any = None, *, writable: bool = False
-    ) -> np.ndarray[Any, Any]:
-        """Of the next bytes of the data: where they lie, or copied."""
-        nbytes = dtype.itemsize * _count(shape)
-        memory: Any
-        if self._lying is None:
-            memory = self.private(nbytes)
-        else:
-            memory = self._lying.part(self._take(nbytes), nbytes, not writable)
-        if order is None:
-            return np.ndarray(shape, dtype, memory)
-        return np.ndarray(shape, dtype, memory, order=order)
-
-    def bytes(self, nbytes: Any) -> bytes | memoryview:
-        start = self._take(nbytes)
-        if self._lying is not None:
-            return memoryview(self._lying.part(start, nbytes, True))  # type: ignore[arg-type]
-        return bytes(self.data[start : start + nbytes])
-
-    def bytearray(self, nbytes: Any) -> bytearray:
-        start = self._take(nbytes)
-        return bytearray(self.data[start : start + nbytes])
-
-    def private(self, nbytes: Any) -> Any:
-        """A copy of the next bytes, whatever the mode."""
-        start = self._take(nbytes)
-        taken = self.data[start : start + nbytes]
-        return bytearray(taken) if nbytes < _LEAST_POOLED else pooled_copy(taken)
-
-    def _take(self, nbytes: Any) -> int:
-        """Where the next so many bytes start, if they are there."""
-        start = self._next
-        if type(nbytes) is not int or not 0 <= nbytes <= len(self.data) - start:
-            raise CorruptMessage(f"{nbytes} bytes are wanted where {len(self.data) - start} are")
-        self._next = start + nbytes + -nbytes % _wire.ALIGNMENT
-        return start
+def _hashable(memory: ObjectMemory, node: Any) -> Any:
+    """A key or a member of a set: bytes stay bytes, because a memoryview ends with its view."""
+    lies, memory.lies = memory.lies, False
+    value = value_of(memory, node)
+    memory.lies = lies
+    return value
 
 
-def _count(shape: Any) -> int:
-    """How many elements; numpy checks the product of an empty array's other lengths itself."""
-    if type(shape) is not list or len(shape) > _MOST_DIMENSIONS:
-        raise CorruptMessage("an array's shape is wrong")
-    count = 1
-    for length in shape:
-        if type(length) is not int or length < 0:
-            raise CorruptMessage(f"no array has the shape {shape}")
-        count *= length
-    return count
-
-
-def _sequence(kind: type) -> Callable[[Decoding, list[Any]], Any]:
-    def decode(decoding: Decoding, node: list[Any]) -> Any:
+def _sequence(kind: type) -> Callable[[ObjectMemory, list[Any]], Any]:
+    def decode(memory: ObjectMemory, node: list[Any]) -> Any:
         _, are_plain, items = _parts(node, 3)
         if type(items) is not list:
             raise CorruptMessage(f"a {kind.__name__} has no items")
         if not are_plain:
-            value = decoding.value if kind in (list, tuple) else decoding.hashable
-            items = [value(item) for item in items]
+            value = value_of if kind in (list, tuple) else _hashable
+            items = [value(memory, item) for item in items]
         return items if kind is list else kind(items)
 
     return decode
@@ -126,11 +64,12 @@ def _parts(node: list[Any], count: int) -> list[Any]:
     return node
 
 
-def _dict(decoding: Decoding, node: list[Any]) -> dict[Any, Any]:
+def _dict(memory: ObjectMemory, node: list[Any]) -> dict[Any, Any]:
     parts = iter(node)
     next(parts)
     return {
-        decoding.hashable(key): decoding.value(item) for key, item in zip(parts, parts, strict=True)
+        _hashable(memory, key): value_of(memory, item)
+        for key, item in zip(parts, parts, strict=True)
     }
 
 
@@ -141,50 +80,50 @@ def _content(node: list[Any]) -> bytes:
     return node[-1]
 
 
-def _int(decoding: Decoding, node: list[Any]) -> int:
+def _int(memory: ObjectMemory, node: list[Any]) -> int:
     return int.from_bytes(_content(_parts(node, 2)), "little", signed=True)
 
 
-def _str(decoding: Decoding, node: list[Any]) -> str:
+def _str(memory: ObjectMemory, node: list[Any]) -> str:
     return str(_content(_parts(node, 2)), "utf-8", "surrogatepass")
 
 
-def _complex(decoding: Decoding, node: list[Any]) -> complex:
+def _complex(memory: ObjectMemory, node: list[Any]) -> complex:
     _, real, imaginary = _parts(node, 3)
     return complex(real, imaginary)
 
 
-def _bytes(decoding: Decoding, node: list[Any]) -> bytes | memoryview:
-    return decoding.bytes(_parts(node, 2)[1])
+def _bytes(memory: ObjectMemory, node: list[Any]) -> bytes | memoryview:
+    return memory.take_bytes(_parts(node, 2)[1])
 
 
-def _bytearray(decoding: Decoding, node: list[Any]) -> bytearray:
-    return decoding.bytearray(_parts(node, 2)[1])
+def _bytearray(memory: ObjectMemory, node: list[Any]) -> bytearray:
+    return memory.take_bytearray(_parts(node, 2)[1])
 
 
-def _datetime(decoding: Decoding, node: list[Any]) -> datetime.datetime:
+def _datetime(memory: ObjectMemory, node: list[Any]) -> datetime.datetime:
     *numbers, fold, zone = _parts(node, 10)[1:]
-    return datetime.datetime(*numbers, decoding.value(zone), fold=fold)  # type: ignore[misc]
+    return datetime.datetime(*numbers, value_of(memory, zone), fold=fold)  # type: ignore[misc]
 
 
-def _date(decoding: Decoding, node: list[Any]) -> datetime.date:
+def _date(memory: ObjectMemory, node: list[Any]) -> datetime.date:
     return datetime.date(*_parts(node, 4)[1:])
 
 
-def _time(decoding: Decoding, node: list[Any]) -> datetime.time:
+def _time(memory: ObjectMemory, node: list[Any]) -> datetime.time:
     *numbers, fold, zone = _parts(node, 7)[1:]
-    return datetime.time(*numbers, decoding.value(zone), fold=fold)  # type: ignore[misc]
+    return datetime.time(*numbers, value_of(memory, zone), fold=fold)  # type: ignore[misc]
 
 
-def _timedelta(decoding: Decoding, node: list[Any]) -> datetime.timedelta:
+def _timedelta(memory: ObjectMemory, node: list[Any]) -> datetime.timedelta:
     return datetime.timedelta(*_parts(node, 4)[1:])
 
 
-def _timezone(decoding: Decoding, node: list[Any]) -> datetime.timezone:
-    return datetime.timezone(*(decoding.value(part) for part in node[1:]))
+def _timezone(memory: ObjectMemory, node: list[Any]) -> datetime.timezone:
+    return datetime.timezone(*(value_of(memory, part) for part in node[1:]))
 
 
-def _zone(decoding: Decoding, node: list[Any]) -> zoneinfo.ZoneInfo:
+def _zone(memory: ObjectMemory, node: list[Any]) -> zoneinfo.ZoneInfo:
     key = _parts(node, 2)[1]
     try:
         return zoneinfo.ZoneInfo(key)
@@ -192,29 +131,33 @@ def _zone(decoding: Decoding, node: list[Any]) -> zoneinfo.ZoneInfo:
         raise CorruptMessage(f"there is no time zone {key!r} here: {error}") from error
 
 
-def _array(decoding: Decoding, node: list[Any]) -> np.ndarray[Any, Any]:
-    _, dtype, shape, *order = node
-    return decoding.array(dtype_of(dtype), shape, *order)
+def _array(memory: ObjectMemory, node: list[Any]) -> np.ndarray[Any, Any]:
+    dtype = dtype_of(node[1])
+    shape = node[2]
+    piece: Any = memory.take_array(dtype.itemsize, shape, False)
+    if len(node) == 3:
+        return np.ndarray(shape, dtype, piece)
+    return np.ndarray(shape, dtype, piece, order=_parts(node, 4)[3])
 
 
-def _scalar(decoding: Decoding, node: list[Any]) -> Any:
+def _scalar(memory: ObjectMemory, node: list[Any]) -> Any:
     dtype = dtype_of(_parts(node, 3)[1])
     # A scalar with fields refers to its memory, and can be written to.
     return np.ndarray((1,), dtype, bytearray(_content(node)))[0]
 
 
-def _numpy_text(decoding: Decoding, node: list[Any]) -> np.str_:
-    text = decoding.value(_parts(node, 2)[1])
+def _numpy_text(memory: ObjectMemory, node: list[Any]) -> np.str_:
+    text = value_of(memory, _parts(node, 2)[1])
     if type(text) is not str:
         raise CorruptMessage(f"there is a {type(text).__name__} where text should be")
     return np.str_(text)
 
 
-def _numpy_bytes(decoding: Decoding, node: list[Any]) -> np.bytes_:
+def _numpy_bytes(memory: ObjectMemory, node: list[Any]) -> np.bytes_:
     return np.bytes_(_content(_parts(node, 2)))
 
 
-def _tensor(decoding: Decoding, node: list[Any]) -> Any:
+def _tensor(memory: ObjectMemory, node: list[Any]) -> Any:
     try:
         from memlane.store import _tensors
     except ImportError as error:
@@ -222,29 +165,30 @@ def _tensor(decoding: Decoding, node: list[Any]) -> Any:
             f"Unsupported object type 'torch.Tensor': this process cannot import torch ({error})"
         ) from error
     DECODERS[_wire.TENSOR] = _tensors.decode
-    return _tensors.decode(decoding, node)
+    return _tensors.decode(memory, node)
 
 
-def _object(decoding: Decoding, node: list[Any]) -> Any:
+def _object(memory: ObjectMemory, node: list[Any]) -> Any:
     _, name, fields = _parts(node, 3)
     registered = _registered.of_name(name)
     if type(fields) is not dict or fields.keys() != set(registered.fields):
         raise CorruptMessage(
             f"{name!r} has the fields {', '.join(registered.fields)} here, not {', '.join(fields)}"
         )
-    return registered.build({key: decoding.value(item) for key, item in fields.items()})
+    return registered.build({key: value_of(memory, item) for key, item in fields.items()})
 
 
-def _pickle(decoding: Decoding, node: list[Any]) -> Any:
-    if not decoding.allows_pickle:
+def _pickle(memory: ObjectMemory, node: list[Any]) -> Any:
+    if not memory.allows_pickle:
         raise InvalidArgument(
             "Unsupported object type: it was pickled, and only PickleMsgpackSerde unpickles"
         )
-    stream, *beside = [decoding.private(nbytes) for nbytes in _parts(node, 2)[1]]
+    pieces: list[Any] = [memory.take_copy(nbytes) for nbytes in _parts(node, 2)[1]]
+    stream, *beside = pieces
     return pickle.loads(stream, buffers=[memoryview(buffer) for buffer in beside])
 
 
-DECODERS: dict[int, Callable[[Decoding, list[Any]], Any]] = {
+DECODERS: dict[int, Callable[[ObjectMemory, list[Any]], Any]] = {
     _wire.LIST: _sequence(list),
     _wire.TUPLE: _sequence(tuple),
     _wire.SET: _sequence(set),

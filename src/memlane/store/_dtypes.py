@@ -21,8 +21,15 @@ _TEXT = re.compile(
 )
 
 
+# numpy has one object of each dtype of numbers in the machine's order, which most arrays have.
+_NUMBERS: dict[int, tuple[np.dtype[Any], str]] = {}
+
+
 def describe(dtype: np.dtype[Any]) -> str | list[Any] | None:
     """None if it is none of numpy's own, or has objects in it."""
+    known = _NUMBERS.get(id(dtype))
+    if known is not None:
+        return known[1]
     if dtype.names is not None:
         return _describe_fields(dtype)
     if dtype.subdtype is not None:
@@ -50,6 +57,10 @@ def _describe_fields(dtype: np.dtype[Any]) -> list[Any] | None:
 
 def dtype_of(tree: Any) -> np.dtype[Any]:
     """The dtype that an array or scalar was described with; CorruptMessage if it cannot be."""
+    return _of_text(tree) if type(tree) is str else _checked(tree)
+
+
+def _checked(tree: Any) -> np.dtype[Any]:
     try:
         dtype = _dtype_of(tree)
     except (OverflowError, TypeError, ValueError) as error:
@@ -59,6 +70,9 @@ def dtype_of(tree: Any) -> np.dtype[Any]:
     if dtype.subdtype is not None or not dtype.itemsize:
         raise CorruptMessage(f"no array can have the dtype {dtype}")
     return dtype
+
+
+_of_text = functools.lru_cache(maxsize=256)(_checked)
 
 
 def _dtype_of(tree: Any) -> np.dtype[Any]:
@@ -78,8 +92,12 @@ def _dtype_of(tree: Any) -> np.dtype[Any]:
     return np.dtype(fields, align=is_aligned is True)  # type: ignore[call-overload, no-any-return]
 
 
-@functools.lru_cache(maxsize=256)
 def _dtype_of_text(text: str) -> np.dtype[Any]:
     if not _TEXT.fullmatch(text):
         raise ValueError(f"{text!r} is no dtype of numbers, times or bytes")
     return np.dtype(text)
+
+
+for _character in "?bBhHiIlLqQefdgFDG":
+    _dtype: np.dtype[Any] = np.dtype(_character)
+    _NUMBERS[id(_dtype)] = (_dtype, str(describe(_dtype)))

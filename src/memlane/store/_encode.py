@@ -20,6 +20,11 @@ from memlane.store._dtypes import describe
 Piece = bytes | bytearray | memoryview
 
 
+# What stands for itself, and what of that is text.
+_QUICK = (_wire.PLAIN, frozenset((str,)))
+_CLOSER = (frozenset((float, bool, NoneType)), frozenset[type]())
+
+
 class Encoding:
     """One value on its way out.
 
@@ -29,12 +34,11 @@ class Encoding:
 
     __slots__ = ("_allows_pickle", "_plain", "_text", "nbytes", "pieces")
 
-    def __init__(self, *, allows_pickle: bool, looks_closer: bool = False) -> None:
+    def __init__(self, allows_pickle: bool, looks_closer: bool = False) -> None:
         self.pieces: list[Piece] = []
         self.nbytes = 0
         self._allows_pickle = allows_pickle
-        self._plain = frozenset((float, bool, NoneType)) if looks_closer else _wire.PLAIN
-        self._text = frozenset((str,)) & self._plain
+        self._plain, self._text = _CLOSER if looks_closer else _QUICK
 
     def node(self, value: object) -> Any:
         kind = type(value)

@@ -12,7 +12,7 @@ from memlane.errors import CorruptMessage
 from memlane.store import _wire
 
 if TYPE_CHECKING:
-    from memlane.store._decode import Decoding
+    from memlane._native import ObjectMemory
     from memlane.store._encode import Encoding
 
 # Numbers of every size, to stand for the dtypes that numpy has not (bfloat16, float8).
@@ -37,7 +37,13 @@ def _in_numpy(name: str, dtype: torch.dtype) -> np.dtype[Any]:
     return array.dtype
 
 
-_NUMPY = {name: _in_numpy(name, dtype) for name, dtype in _DTYPES.items()}
+def _read_as(name: str, dtype: torch.dtype) -> tuple[np.dtype[Any], int, torch.dtype | None]:
+    in_numpy = _in_numpy(name, dtype)
+    return in_numpy, in_numpy.itemsize, None if name in _IN_BOTH else dtype
+
+
+# Name -> the dtype of numpy that has its numbers, their size, and the dtype where it is another.
+_READ_AS = {name: _read_as(name, dtype) for name, dtype in _DTYPES.items()}
 
 
 def encode(encoding: Encoding, tensor: torch.Tensor) -> list[Any]:
@@ -64,14 +70,16 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{special or tensor.layout} on {tensor.device}"
 
 
-def decode(decoding: Decoding, node: list[Any]) -> torch.Tensor:
+def decode(memory: ObjectMemory, node: list[Any]) -> torch.Tensor:
     _, name, shape = node
-    dtype = _DTYPES.get(name)
-    if dtype is None:
+    found = _READ_AS.get(name)
+    if found is None:
         raise CorruptMessage(f"torch has no dtype {name!r} here")
+    in_numpy, itemsize, dtype = found
     try:
-        tensor = torch.from_numpy(decoding.array(_NUMPY[name], shape, writable=True))
-        return tensor if tensor.dtype is dtype else tensor.view(dtype)
+        piece: Any = memory.take_array(itemsize, shape, True)
+        tensor = torch.from_numpy(np.ndarray(shape, in_numpy, piece))
+        return tensor if dtype is None else tensor.view(dtype)
     except RuntimeError as error:
         raise CorruptMessage(f"no tensor of {name} has the shape {shape}: {error}") from error
 

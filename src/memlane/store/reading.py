@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memlane._checks import integer
 from memlane.errors import ObjectGone
-from memlane.store.positions import ID_MAX
 from memlane.store.views import ObjectView
 
 if TYPE_CHECKING:
     from memlane._native import PinnedObject, StoreReader, StoreWriter
-    from memlane.store.ring import SingleWriterShmRingBuffer
     from memlane.store.serde import ObjectSerde
 
 
 class ObjectReads:
     """What a storage does for who has an address and an id. Several threads may at once."""
 
-    ring_buffer: SingleWriterShmRingBuffer
     ser_de: ObjectSerde
     _end: StoreWriter | StoreReader
     _does_count: bool
@@ -37,8 +33,8 @@ class ObjectReads:
         pinned = self._pin(address, monotonic_id)
         try:
             value = self.ser_de.deserialize(pinned.data())
-            self._check_still_there(pinned, address, monotonic_id)
-            self._count(pinned)
+            if not self._finish(pinned):
+                raise self._gone(address, monotonic_id)
         finally:
             pinned.release()
         return value
@@ -54,28 +50,28 @@ class ObjectReads:
         return ObjectView(self, address, monotonic_id)
 
     def _pin(self, address: int, monotonic_id: int) -> PinnedObject:
-        at, number = integer("address", address), integer("monotonic_id", monotonic_id)
-        in_range = 0 <= at < 2 * self.ring_buffer.data_buffer_size and 0 <= number < ID_MAX
-        pinned = self._end.pin(at, number) if in_range else None
+        pinned = self._end.pin(address, monotonic_id)
         if pinned is None:
-            self._end.check()
-            raise self._gone(at, number)
+            raise self._gone(address, monotonic_id)
         return pinned
 
     def _decode_view(self, pinned: PinnedObject) -> Any:
-        # A serde of the known design has no views of its own.
-        decode = getattr(self.ser_de, "deserialize_view", self.ser_de.deserialize)
+        try:
+            decode = self.ser_de.deserialize_view
+        except AttributeError:  # a serde of the known design has no views of its own
+            decode = self.ser_de.deserialize
         return decode(pinned.data())
 
-    def _check_still_there(self, pinned: PinnedObject, address: int, number: int) -> None:
-        if not pinned.is_valid:
-            self._end.check()
-            raise self._gone(address, number)
-
-    def _count(self, pinned: PinnedObject) -> None:
+    def _finish(self, pinned: PinnedObject) -> bool:
+        """Counts the read. False, and not counted, if what was read was not the object's."""
+        if type(self).increment_reader_flag is ObjectReads.increment_reader_flag:
+            return self._end.finish_read(pinned, self._does_count)
+        if not self._end.is_valid(pinned):
+            return False
         if self._does_count:
             self.increment_reader_flag(pinned.count())
         self._end.note_progress(pinned.size)
+        return True
 
     def _gone(self, address: int, number: int) -> ObjectGone:
         return ObjectGone(

@@ -188,22 +188,30 @@ class SingleWriterShmRingBuffer:
         """
         most = self.data_buffer_size if nbytes is None else integer("nbytes", nbytes)
         with self._only_writer("free_buf"):
-            return self._free(is_free_fn, most)
+            return self._free(self._shown(is_free_fn), most)
 
-    def _free(self, is_free_fn: IsFree, most: int) -> list[int]:
+    def _shown(self, is_free_fn: IsFree) -> Callable[[int], bool]:
+        """The same question about the oldest chunk, whose data it is shown."""
+
+        def is_free(number: int) -> bool:
+            at = self._positions.metadata[number] % self.data_buffer_size + self.MD_SIZE
+            view = self._segment.view(at, self._positions.oldest_size() - self.MD_SIZE)
+            with released_after(view):
+                return is_free_fn(number, view)
+
+        return is_free
+
+    def _free(self, is_free: Callable[[int], bool], most: int) -> list[int]:
         positions, freed, sum_freed = self._positions, [], 0
         while positions.metadata and sum_freed < most:
             number, total = positions.id_start, positions.oldest_size()
-            at = positions.metadata[number] % self.data_buffer_size
-            view = self._segment.view(at + self.MD_SIZE, total - self.MD_SIZE)
-            with released_after(view):
-                if not is_free_fn(number, view):
-                    break
+            if not is_free(number):
+                break
             self._ending = number
             if not self._end_oldest(number):
                 break
-            freed.append(number)
             sum_freed += total
+            freed.append(number)
         return freed
 
     def _end_oldest(self, number: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeVar
 
+from memlane._native import ObjectMemory
 from memlane.errors import CorruptMessage, InvalidArgument, MemlaneError
 from memlane.store import _registered, _wire
 
@@ -63,13 +64,13 @@ class MsgpackSerde(ObjectSerde):
         # msgspec and the tables of types cost as much as memlane, and not everybody has a store.
         from msgspec import DecodeError, msgpack
 
-        from memlane.store._decode import Decoding
+        from memlane.store._decode import value_of
         from memlane.store._encode import Encoding
 
         self._pack = msgpack.Encoder().encode
         self._unpack = msgpack.Decoder().decode
         self._decode_error = DecodeError
-        self._decoding = Decoding
+        self._value_of = value_of
         self._encoding = Encoding
 
     @staticmethod
@@ -92,10 +93,10 @@ class MsgpackSerde(ObjectSerde):
         """
         try:
             try:
-                encoding = self._encoding(allows_pickle=self.allow_pickle)
+                encoding = self._encoding(self.allow_pickle)
                 tree = self._pack(encoding.node(value))
             except (OverflowError, UnicodeEncodeError):
-                encoding = self._encoding(allows_pickle=self.allow_pickle, looks_closer=True)
+                encoding = self._encoding(self.allow_pickle, looks_closer=True)
                 tree = self._pack(encoding.node(value))
         except RecursionError:
             raise InvalidArgument("it is nested too deeply, or contains itself") from None
@@ -112,7 +113,7 @@ class MsgpackSerde(ObjectSerde):
         `ValueError` for a type that is not registered here, and `CorruptMessage`, which is one,
         for what `serialize` has not written.
         """
-        return self._deserialize(data, is_view=False)
+        return self._deserialize(data, False)
 
     def deserialize_view(self, data: memoryview) -> Any:
         """The value; arrays, tensors and bytes are where they lie in `data`.
@@ -120,25 +121,12 @@ class MsgpackSerde(ObjectSerde):
         Arrays are read-only, tensors must not be written to (torch knows no read-only memory),
         and bytes are read-only memoryviews, except keys and members of sets. All else is a copy.
         """
-        return self._deserialize(data, is_view=True)
+        return self._deserialize(data, True)
 
-    def _deserialize(self, data: memoryview, *, is_view: bool) -> Any:
-        data = memoryview(data)
-        if data.ndim != 1 or data.format != "B":
-            data = data.cast("B")
-        start = _wire.HEADER.size
-        if len(data) < start:
-            raise CorruptMessage(f"{len(data)} bytes are no object")
-        magic, length = _wire.HEADER.unpack_from(data)
-        if magic != _wire.MAGIC:
-            raise CorruptMessage(f"it was not written by MsgpackSerde: it starts with {magic!r}")
-        end = start + length
-        if end > len(data):
-            raise CorruptMessage(f"its tree has {length} bytes, and there are {len(data)} in all")
-        beside = data[end + _wire.gap_behind_metadata(end) :]
-        decoding = self._decoding(beside, is_view=is_view, allows_pickle=self.allow_pickle)
+    def _deserialize(self, data: memoryview, is_view: bool) -> Any:
+        memory = ObjectMemory(data, is_view, self.allow_pickle)
         try:
-            return decoding.value(self._unpack(bytes(data[start:end])))
+            return self._value_of(memory, self._unpack(memory.tree()))
         except MemlaneError:
             raise
         except (

@@ -81,6 +81,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         self.is_writer = ring_buffer.is_writer
         self._reader_lock = reader_lock
         self._does_count = not self.is_writer or reader_lock is not None
+        own, known = type(self), SingleWriterShmObjectStorage
+        self._has_own_steps = any(getattr(own, step) is not getattr(known, step) for step in _STEPS)
         self._index = ObjectIndex()
         self._writer: StoreWriter | None = None
         segment = ring_buffer._segment
@@ -163,19 +165,27 @@ class SingleWriterShmObjectStorage(ObjectReads):
             ring = self.ring_buffer
             ring._new = ring.monotonic_id_end  # until it is there, or it is taken back
             place = self._make_room(writer, key, size)
-            with released_after(self._bytes_of(place, size)) as view:
-                view[: self.flag_bytes] = bytes(self.flag_bytes)
-                self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
-            writer.offer(place.id, place.address, size)
-            self.increment_writer_flag(place.id)
+            if self._has_own_steps:
+                self._fill(place, size, data, data_bytes, metadata, md_bytes)
+                writer.offer(place.id, place.address, size)
+                self.increment_writer_flag(place.id)
+            else:
+                parts = _checked_parts(data)
+                writer.store(place.id, place.address, metadata, md_bytes, parts, data_bytes)
+                self.writer_flag[place.id] = 1
             self._index.add(key, place.address, place.id)
             ring._new = None
             return place.address, place.id
 
-    def _bytes_of(self, place: Place, size: int) -> memoryview:
-        """Of a new chunk what the object takes; it may be padded."""
+    def _fill(
+        self, place: Place, size: int, data: Any, data_bytes: int, metadata: Any, md_bytes: int
+    ) -> None:
+        """What `StoreWriter.store` does, by the steps of a subclass."""
         ring = self.ring_buffer
-        return ring._segment.view(place.address % ring.data_buffer_size + ring.MD_SIZE, size)
+        at = place.address % ring.data_buffer_size + ring.MD_SIZE
+        with released_after(ring._segment.view(at, size)) as view:  # the chunk may be padded
+            view[: self.flag_bytes] = bytes(self.flag_bytes)
+            self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
 
     def _serialized(self, value: Any) -> tuple[Any, int, Any, int]:
         data, data_bytes, metadata, md_bytes = self.ser_de.serialize(value)
@@ -217,16 +227,22 @@ class SingleWriterShmObjectStorage(ObjectReads):
                 raise store_full(writer, self._index, key, size, ring, is_place=place is not None)
 
     def _free_oldest(self) -> list[int]:
-        return self.ring_buffer._free(self.default_is_free_check, 2 * self.max_object_size)
+        return self.ring_buffer._free(self._may_go, 2 * self.max_object_size)
+
+    def _may_go(self, number: int) -> bool:
+        """`default_is_free_check` of the oldest chunk; looks at its bytes only if it must."""
+        references = self.writer_flag.get(number)
+        is_replaced = type(self).default_is_free_check is not _default_is_free_check
+        if is_replaced or references is None or number not in self.id_index:
+            return self.ring_buffer._shown(self.default_is_free_check)(number)
+        return self._checked_writer().has_been_read(number, max(0, references))
 
     def copy_to_buffer(
         self, data: Any, data_bytes: int, metadata: Any, md_bytes: int, data_view: memoryview
     ) -> None:
         """Writes metadata, then data, behind the read count; the lengths must be true."""
-        if not isinstance(data, (bytes, list)):
-            raise InvalidArgument(f"Unsupported data type for serialization: {type(data)}")
+        parts = _checked_parts(data)
         copy_parts(data_view, self.flag_bytes, [metadata], md_bytes)
-        parts = data if isinstance(data, list) else [data]
         copy_parts(data_view, self.flag_bytes + md_bytes, parts, data_bytes)
 
     def increment_writer_flag(self, id: int) -> None:
@@ -333,3 +349,13 @@ class SingleWriterShmObjectStorage(ObjectReads):
             f"<SingleWriterShmObjectStorage {self.ring_buffer.handle()[1]} {role}{closed}, "
             f"{len(self.key_index)} objects, {self.n_readers} readers>"
         )
+
+
+def _checked_parts(data: Any) -> Any:
+    if not isinstance(data, (bytes, list)):
+        raise InvalidArgument(f"Unsupported data type for serialization: {type(data)}")
+    return data if isinstance(data, list) else [data]
+
+
+_STEPS = ("copy_to_buffer", "increment_writer_flag")
+_default_is_free_check = SingleWriterShmObjectStorage.default_is_free_check

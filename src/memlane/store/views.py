@@ -6,11 +6,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from memlane._failures import view_in_use
-from memlane._views import survivor
+from memlane._native import survivor
 from memlane.errors import InvalidType, Unsupported
 
 if TYPE_CHECKING:
-    from memlane._native import PinnedObject, ViewLease
+    from memlane._native import PinnedObject
     from memlane.store.reading import ObjectReads
 
 
@@ -20,18 +20,18 @@ class ObjectView:
     `storage` must live as long as the block, or its end is freed under it.
     """
 
+    __slots__ = ("_events", "_pinned", "_place", "_storage", "_value")
+
     def __init__(self, storage: ObjectReads, address: int, number: int) -> None:
         self._storage = storage
         self._place = (address, number)
-        self._value: Any = None
         self._pinned: PinnedObject | None = None
-        self._lease: ViewLease | None = None
         self._events: list[Any] = []
 
     def __enter__(self) -> Any:
         pinned = self._storage._pin(*self._place)
         self._value = self._storage._decode_view(pinned)
-        self._lease, self._pinned = pinned.lease(), pinned
+        self._pinned = pinned
         return self._value
 
     def release_after(self, stream_or_event: Any) -> None:
@@ -58,16 +58,16 @@ class ObjectView:
         self._events.append(stream_or_event)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        box, self._value = [self._value], None
         pinned, self._pinned = self._pinned, None
-        lease, self._lease = self._lease, None
-        if pinned is None or lease is None:
+        if pinned is None:
             return
+        box, self._value = [self._value], None
+        lease = pinned.lease()
         try:
             for event in self._events:
                 event.synchronize()
             if not self._storage.is_closed:
-                self._storage._count(pinned)
+                self._storage._finish(pinned)
         finally:
             pinned.release()
         if kind is not None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
-from benchmarks.broadcast.results import RATES, CellResult, Results
+from benchmarks.results import RATES, CellResult, Results
 
-# (payload, readers, measure, title, unit)
-PANELS = (
-    ("dict", 1, "p50_us", "one way, 225 B dict, 1 sleeping reader (less is better)", "us"),
-    ("dict", 4, "p50_us", "one way, 225 B dict, 4 sleeping readers (less is better)", "us"),
-    ("array-1m", 1, "gb_s", "1 MiB array, back to back, 1 reader (more is better)", "GB/s"),
-    ("array-1m", 4, "gb_s", "1 MiB array, back to back, 4 readers (more is better)", "GB/s"),
-)
+# Payload, readers, measure, title, unit.
+Panel = tuple[str, int, str, str, str]
 PANEL_WIDTH, ROW, TOP, GAP = 460, 20, 34, 24
 LABELS, VALUES = 120, 80
 OURS, THEIRS, TEXT = "#1a7f64", "#b5bcc4", "#24292f"
@@ -43,11 +39,11 @@ def _panel(cell: CellResult, measure: str, title: str, unit: str, x: int, y: int
     return lines
 
 
-def svg(results: Results) -> str | None:
+def svg(results: Results, panels: Sequence[Panel]) -> str | None:
     """The picture, or None if the run has nothing of it."""
     found = [
         (cell, measure, title, unit)
-        for payload, readers, measure, title, unit in PANELS
+        for payload, readers, measure, title, unit in panels
         if (cell := results.cell(payload, readers)) and cell.peers
     ]
     if not found:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.broadcast.bars import Bar
-from benchmarks.broadcast.results import CellResult, Figures, Results
+from benchmarks.bars import Bar
+from benchmarks.results import CellResult, Figures, Results
 
-COLUMNS = (
-    ("one way p50", "p50_us", "us"),
-    ("slowest p50", "slowest_us", "us"),
-    ("p99", "p99_us", "us"),
-    ("round trip", "round_trip_us", "us"),
-    ("messages/s", "messages_s", ""),
-    ("GB/s", "gb_s", ""),
-    ("idle", "idle_percent", "%"),
-)
+# Title, measure, unit.
+Column = tuple[str, str, str]
 NAME_WIDTH = 18
 WIDTH = 13
 # Above so many runnable processes per core others disturb the figures.
@@ -41,13 +34,13 @@ def _text(number: float | None, measure: str, unit: str) -> str:
     return f"{number:,.{1 if number < 1e4 else 0}f} {unit}"
 
 
-def table(cell: CellResult) -> Iterator[str]:
+def table(cell: CellResult, columns: Sequence[Column]) -> Iterator[str]:
     """The lines of one cell: the peers, then the floor."""
     readers = "1 reader" if cell.readers == 1 else f"{cell.readers} readers"
     yield f"\n{cell.title}, {readers}"
     shown = [
         column
-        for column in COLUMNS
+        for column in columns
         if any(value(figures, column[1]) is not None for figures in cell.peers.values())
     ]
     yield " " * NAME_WIDTH + "".join(f"{title:>{WIDTH}}" for title, _, _ in shown)

@@ -6,14 +6,13 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.broadcast.channel import Peer, Setting
-from benchmarks.broadcast.payloads import Payload
-from benchmarks.broadcast.worker import FORK, writer_main
+from benchmarks.processes import FORK
 
 SHM = Path("/dev/shm")
 TMP = Path(tempfile.gettempdir())
@@ -61,18 +60,15 @@ class Session:
     """A context manager; leaving it ends the processes, by force where they do not end."""
 
     def __init__(
-        self, peer: Peer, payload: Payload, readers: int, has_back: bool, workspace: Workspace
+        self, main: Callable[..., None], *args: object, open_seconds: float = OPEN_SECONDS
     ) -> None:
-        self.peer = peer
+        """Starts a process with `main(*args, orders)`, which answers once when it is open."""
         self._orders, there = FORK.Pipe()
-        setting = Setting(
-            payload, readers, workspace.folder, workspace.prefix, workspace.new_name()
-        )
-        self._process = FORK.Process(target=writer_main, args=(peer, setting, has_back, there))
+        self._process = FORK.Process(target=main, args=(*args, there))
         self._process.start()
         there.close()
         try:
-            self._answer(OPEN_SECONDS)
+            self._answer(open_seconds)
         except BaseException:
             self.kill()
             raise

@@ -1,0 +1,85 @@
+"""The peers in turns: in every round each has some slices, and the order moves on by one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from benchmarks.results import CellResult, Figures
+from benchmarks.session import Session, Workspace
+from benchmarks.store.channel import Peer, Setting
+from benchmarks.store.payloads import Payload
+from benchmarks.store.worker import writer_main
+
+Say = Callable[[str], None]
+
+TIMEOUT = 60.0
+SLICES = 5  # of a peer's turn
+HAND_OVERS = 9  # of a peer's turn
+
+
+def _us(times: list[int]) -> float:
+    return statistics.median(times) / 1e3
+
+
+class _Turn:
+    """One peer's open session, and the figures that it has collected."""
+
+    def __init__(self, session: Session) -> None:
+        self._ask = session.ask
+        self.figures = Figures()
+        self.figures.add("put_cold_us", _us(self._ask("first_lap", timeout=TIMEOUT)))
+        self._ask("slice", timeout=TIMEOUT)
+
+    def take(self) -> None:
+        times: dict[str, list[int]] = {}
+        for _ in range(SLICES):
+            for what, found in self._ask("slice", timeout=TIMEOUT).items():
+                times.setdefault(what, []).extend(found)
+        for what, found in times.items():
+            self.figures.add(f"{what}_us", _us(found))
+        ways = [self._ask("hand_over", timeout=TIMEOUT) for _ in range(HAND_OVERS)]
+        self.figures.add("way_us", _us(ways))
+
+
+def run_cell(
+    payload: Payload,
+    readers: int,
+    rounds: int,
+    peers: Sequence[Peer],
+    workspace: Workspace,
+    say: Say,
+) -> CellResult:
+    """All peers side by side; who fails or hangs is ended, reported and left out."""
+    result = CellResult(payload.name, payload.title, readers)
+    turns: dict[str, _Turn] = {}
+
+    def leave_out(name: str, why: object) -> None:
+        turns.pop(name, None)
+        result.skipped[name] = str(why)
+        say(f"  {name} is left out: {why}")
+
+    with ExitStack() as stack:
+        for peer in peers:
+            if why := peer.missing():
+                leave_out(peer.name, why)
+                continue
+            setting = Setting(
+                payload, readers, workspace.folder, workspace.prefix, workspace.new_name()
+            )
+            try:
+                session = Session(writer_main, peer, setting, open_seconds=peer.open_seconds)
+                turns[peer.name] = _Turn(stack.enter_context(session))
+            except Exception as error:
+                leave_out(peer.name, error)
+        for number in range(rounds):
+            names = list(turns)
+            start = number % max(len(names), 1)
+            for name in names[start:] + names[:start]:
+                try:
+                    turns[name].take()
+                except Exception as error:
+                    leave_out(name, error)
+    result.peers = {name: turn.figures for name, turn in turns.items()}
+    return result

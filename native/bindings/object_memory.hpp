@@ -1,0 +1,159 @@
+// The bytes of one stored object on its way in, given out piece by piece: where they lie, or copied.
+//
+// Nothing here trusts what the object says of itself: a piece is given out once, and memory is taken for it only after
+// its length was compared with the bytes that are there.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "bindings/buffer_pool.hpp"
+#include "bindings/failures.hpp"
+#include "bindings/foreign_memory.hpp"
+#include "bindings/gil.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+
+// A copy, writable and private, in memory that is used again.
+inline PooledBuffer pooled_copy(const void* from, std::size_t bytes) {
+    PooledBuffer copy(bytes);
+    copying(bytes, [&] { return std::memcpy(copy.memory(), from, bytes); });
+    return copy;
+}
+
+// Protected by the GIL.
+class ObjectMemory {
+public:
+    // The owner is a memoryview that nobody else has: it cannot be released, and is one more export of the object whose
+    // memory `shown` shows.
+    ObjectMemory(nb::handle shown, bool is_view, bool allows_pickle) : lies_(is_view), allows_pickle_(allows_pickle) {
+        const nb::object view = PyMemoryView_Check(shown.ptr()) ? nb::borrow(shown) : view_of(shown);
+        const Py_buffer* buffer = PyMemoryView_GET_BUFFER(view.ptr());
+        if (!PyBuffer_IsContiguous(buffer, 'C')) throw nb::value_error("the memory has gaps");
+        owner_ = view_of(buffer->obj == nullptr ? view : nb::borrow(buffer->obj));
+        memory_ = static_cast<std::byte*>(buffer->buf);
+        bytes_ = static_cast<std::size_t>(buffer->len);
+        if (bytes_ < sizeof(Header)) raise_corrupt("{} bytes are no object", bytes_);
+        Header header;
+        std::memcpy(&header, memory_, sizeof header);
+        if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0)
+            raise_corrupt("it was not written by MsgpackSerde: it starts with {}", nb::bytes(header.magic, sizeof kMagic));
+        if (header.tree_bytes > bytes_ - sizeof(Header))
+            raise_corrupt("its tree has {} bytes, and there are {} in all", header.tree_bytes, bytes_);
+        tree_end_ = sizeof(Header) + header.tree_bytes;
+        next_ = begin_ = std::min(core::align_up(kPreamble + tree_end_, kAlignment) - kPreamble, bytes_);
+    }
+
+    // A private copy of the tree.
+    nb::bytes tree() const { return nb::bytes(memory_ + sizeof(Header), tree_end_ - sizeof(Header)); }
+
+    // Memory for an array: of the next bytes, as many as its elements have.
+    nb::object array(std::size_t itemsize, nb::handle shape, bool is_writable) {
+        const std::size_t bytes = bytes_of(itemsize, shape);
+        std::byte* const at = take(bytes);
+        if (lies_) return nb::cast(ForeignMemory(owner_, at, bytes, !is_writable));
+        return copy_of(at, bytes);
+    }
+
+    nb::object bytes(nb::handle length) {
+        const std::size_t bytes = count_of(length);
+        std::byte* const at = take(bytes);
+        if (lies_) return view_of(nb::cast(ForeignMemory(owner_, at, bytes, true)));
+        return nb::bytes(at, bytes);
+    }
+
+    nb::object byte_array(nb::handle length) {
+        const std::size_t bytes = count_of(length);
+        return new_byte_array(take(bytes), bytes);
+    }
+
+    // Writable memory of one's own, wherever the others lie.
+    nb::object copy(nb::handle length) {
+        const std::size_t bytes = count_of(length);
+        return copy_of(take(bytes), bytes);
+    }
+
+    bool allows_pickle() const noexcept { return allows_pickle_; }
+    bool lies() const noexcept { return lies_; }
+    void set_lies(bool lies) noexcept { lies_ = lies; }
+
+private:
+    // As src/memlane/store/_wire.py has it.
+    struct [[gnu::packed]] Header {
+        char magic[4];
+        std::uint64_t tree_bytes;
+    };
+    static_assert(sizeof(Header) == 12);
+    static constexpr char kMagic[4] = {'m', 'l', 's', 1};
+    static constexpr std::size_t kAlignment = 64;
+    static constexpr std::size_t kPreamble = 12;  // of a chunk, before the object
+
+    static constexpr std::size_t kLeastPooled = 4096;  // below, a copy costs less than looking for used memory
+    static constexpr Py_ssize_t kMostDimensions = 64;
+    static constexpr std::size_t kTooMany = std::numeric_limits<std::size_t>::max();
+
+    template <class... Args>
+    [[noreturn]] static void raise_corrupt(const char* format, const Args&... args) {
+        raise_error("CorruptMessage", nb::str(format).attr("format")(args...));
+    }
+
+    std::byte* take(std::size_t bytes) {
+        const std::size_t left = bytes_ - next_;
+        if (bytes > left) raise_corrupt("{} bytes are wanted where {} are", bytes, left);
+        std::byte* const at = memory_ + next_;
+        next_ = begin_ + std::min(core::align_up(next_ - begin_ + bytes, kAlignment), bytes_ - begin_);
+        return at;
+    }
+
+    // A length from the tree; beyond 64 bits there are no bytes.
+    static std::size_t count_of(nb::handle number) {
+        if (PyLong_CheckExact(number.ptr())) {
+            int overflow = 0;
+            const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+            if (overflow > 0) return kTooMany;
+            if (overflow == 0 && value >= 0) return static_cast<std::size_t>(value);
+        }
+        raise_corrupt("there is no length {!r}", number);
+    }
+
+    // numpy checks the product of an empty array's other lengths itself.
+    static std::size_t bytes_of(std::size_t itemsize, nb::handle shape) {
+        if (!PyList_CheckExact(shape.ptr()) || PyList_GET_SIZE(shape.ptr()) > kMostDimensions)
+            raise_corrupt("an array's shape is wrong");
+        std::size_t bytes = itemsize;
+        bool is_empty = false;
+        for (const nb::handle length : nb::borrow<nb::list>(shape)) {
+            const std::size_t count = count_of(length);
+            is_empty = is_empty || count == 0;
+            if (__builtin_mul_overflow(bytes, count, &bytes) || count == kTooMany) bytes = kTooMany;
+        }
+        return is_empty ? 0 : bytes;
+    }
+
+    static nb::object new_byte_array(const std::byte* at, std::size_t bytes) {
+        return nb::steal(
+            PyByteArray_FromStringAndSize(reinterpret_cast<const char*>(at), static_cast<Py_ssize_t>(bytes)));
+    }
+
+    static nb::object copy_of(const std::byte* at, std::size_t bytes) {
+        return bytes < kLeastPooled ? new_byte_array(at, bytes) : nb::cast(pooled_copy(at, bytes));
+    }
+
+    nb::object owner_;
+    std::byte* memory_;
+    std::size_t bytes_;
+    bool lies_;
+    bool allows_pickle_;
+    std::size_t tree_end_;
+    std::size_t begin_;  // of the pieces
+    std::size_t next_;
+};
+
+}  // namespace memlane::bindings
