@@ -30,6 +30,8 @@ CLASSES = {
     "ShmExhausted": MemoryError,
     "SystemFault": OSError,
     "AccessDenied": PermissionError,
+    "AccessRefused": PermissionError,
+    "WriterUnreachable": ConnectionError,
     "OutOfMemory": MemoryError,
 }
 

@@ -210,11 +210,11 @@ def relay_through(writer: RemoteWriter, rank: int, ranks: list[int]) -> None:
             place_for(writer, other).via = relay
 
 
-def welcome(writer: RemoteWriter, sequence: int, piece: int) -> tuple[bytes]:
+def welcome(writer: RemoteWriter, sequence: int, piece: int) -> bytes:
     """What a reader hears first."""
     header = Header(What.WELCOME, writer.epoch, sequence, piece=piece)
     body = Welcome(os.getpid(), writer.options.window, writer.options.window_bytes)
-    return (control(header, body),)
+    return control(header, body)
 
 
 # Connections -------------------------------------------------------------------------------------

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
-from memlane.broadcast.remote.wire import PIECE, SMALL, Header, Kind, What, whole_header
+from memlane.broadcast.remote.wire import (
+    HEADER_BYTES,
+    PIECE,
+    SMALL,
+    Header,
+    Kind,
+    What,
+    whole_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +25,10 @@ if TYPE_CHECKING:
 
 Part = tuple[int, bytes | memoryview]
 """Some bytes of a message, and where in it they are."""
-Piece = tuple[bytes | zmq.Frame, ...]
-"""The parts of one frame on the wire: a header with its payload, or a header and its payload."""
+Piece = bytes | zmq.Frame
+"""A header and its payload."""
+
+_BLANK = memoryview(bytes(HEADER_BYTES + PIECE))
 
 
 class Message(NamedTuple):
@@ -34,24 +44,29 @@ def pieces_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> list[P
     """Copies what the encoder refers to, once, into memory that sending does not copy again."""
     kind = encoder.kind
     if total <= SMALL:
-        return [(encoder.joined(whole_header(epoch, sequence, kind, total)),)]
+        return [encoder.joined(whole_header(epoch, sequence, kind, total))]
     cut = [
         (offset + at, memoryview(part)[at : at + PIECE])
         for offset, part in _joined(encoder.parts())
         for at in range(0, len(part), PIECE)
     ]
-    return [
-        (
-            Header(What.MESSAGE, epoch, sequence, kind, i, len(cut), offset, total).pack(),
-            zmq.Frame(payload, copy=True),
-        )
-        for i, (offset, payload) in enumerate(cut)
-    ]
+    pieces: list[Piece] = []
+    for offset, payload in cut:
+        header = Header(
+            What.MESSAGE, epoch, sequence, kind, len(pieces), len(cut), offset, total
+        ).pack()
+        # Memory of libzmq, which pyzmq only makes as a copy of something, and then to be filled.
+        frame = zmq.Frame(_BLANK[: HEADER_BYTES + len(payload)], copy=True)
+        memory = memoryview(frame.buffer)
+        memory[:HEADER_BYTES] = header
+        memory[HEADER_BYTES:] = payload
+        pieces.append(frame)
+    return pieces
 
 
 def raw_piece(epoch: int, sequence: int) -> list[Piece]:
     """A message that says no more than that there was one."""
-    return [(whole_header(epoch, sequence, Kind.RAW, 0),)]
+    return [whole_header(epoch, sequence, Kind.RAW, 0)]
 
 
 def _joined(parts: Iterable[Part]) -> Iterator[Part]:

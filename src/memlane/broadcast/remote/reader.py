@@ -24,6 +24,7 @@ from memlane.broadcast.remote.wire import (
     HEADER_BYTES,
     MOST_CONTROL,
     PIECE,
+    SMALL,
     Absent,
     Header,
     Hello,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 # An acknowledgement may wait so long for company, if the reader waits, too.
 ACK_DELAY = 0.02
+_MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is in the cache
 ATTACH_SECONDS = 10.0
 _NOW = int(zmq.DONTWAIT)
 _RECONNECT_MS = 50
@@ -60,7 +62,7 @@ _CONNECT_MS = 1000
 
 
 class RemoteReader(RemoteEnd):
-    """Takes one writer's messages, each once and in order; undecoded, for whoever passes them on.
+    """Takes one writer's messages, each once and in order, undecoded.
 
     Args:
         handle: of the queue.
@@ -166,15 +168,13 @@ class RemoteReader(RemoteEnd):
         if cancel is not None and not hasattr(cancel, "is_set"):
             raise InvalidType("cancel must be a threading.Event or None")
         with self._lock:
-            message = self._next()
-        if message is not None:
-            return message
+            if (message := self._next()) is not None:
+                return message
         self.waits += 1
         stall = Stall(self._line)
         while True:
             with self._lock:
-                message = self._next()
-                if message is not None:
+                if (message := self._next()) is not None:
                     return message
                 self.check()
                 self._raise_end()
@@ -199,8 +199,8 @@ class RemoteReader(RemoteEnd):
         self.messages += 1
         self.bytes += size
         self.last_progress = time.monotonic()
-        is_many = self._taken - self._acked >= self._ack_messages
-        if is_many or self._unacked_bytes >= self._ack_bytes:
+        unacked = self._taken - self._acked
+        if unacked >= self._ack_messages or self._unacked_bytes >= self._ack_bytes:
             self._acknowledge()
         return message
 
@@ -220,53 +220,54 @@ class RemoteReader(RemoteEnd):
 
     def _say(self, what: What, sequence: int = 0) -> None:
         with suppress(zmq.Again):  # without a connection; the next hello says as much
-            self.socket.send(control(Header(what, self._epoch, sequence)), zmq.DONTWAIT)
+            self.socket.send(control(Header(what, self._epoch, sequence)), _NOW)
 
     # Frames -----------------------------------------------------------------------------------
 
     def _receive(self, *, until_whole: bool = False) -> None:
         """Reads what has come; with the lock."""
-        if self._has_news:
+        if self._has_news:  # said by the thread, which has used the socket
             self._has_news = False
             os.eventfd_read(self._news)
         while True:
             try:
-                first = receive(self.socket, _NOW)
+                frame = receive(self.socket, _NOW, False)
             except zmq.Again:
                 return
-            sequence, kind = whole_message(first, self._epoch)
-            if kind >= 0 and self._stream.pass_whole(sequence):
-                self._inbox.append(Message(sequence, kind, first[HEADER_BYTES:]))
+            if len(frame) > HEADER_BYTES + SMALL:  # a piece
+                self._hear(frame.buffer)
             else:
-                more = receive(self.socket, _NOW, False) if self.socket.get(zmq.RCVMORE) else None
-                self._hear(first, None if more is None else memoryview(more.buffer))
+                part = frame.bytes
+                sequence, kind = whole_message(part, self._epoch)
+                if kind >= 0 and self._stream.pass_whole(sequence):
+                    self._inbox.append(Message(sequence, kind, part[HEADER_BYTES:]))
+                else:
+                    self._hear(memoryview(part))
             if until_whole and self._inbox:
                 return
 
-    def _hear(self, first: bytes, payload: memoryview | None) -> None:
-        header = header_of(first)
+    def _hear(self, part: memoryview) -> None:
+        header = header_of(part)
         if header.what == What.MESSAGE:
             if header.epoch != self._epoch:
                 raise self._stream.foreign(header)
-            if payload is None:
-                payload = memoryview(first)[HEADER_BYTES:]
             try:
-                message = self._stream.add(header, payload)
+                message = self._stream.add(header, part[HEADER_BYTES:])
             except (CorruptMessage, MemoryError):
                 self._greet()  # from the frame that is wanted on, once more
                 raise
             if message is not None:
                 self._inbox.append(message)
         elif header.what == What.WELCOME:
-            self._be_welcome(header, body_of(first, Welcome))
+            self._be_welcome(header, body_of(part, Welcome))
         elif header.what == What.REFUSED:
-            self._failure = self._failure or _refusal(body_of(first, Refused), self.writer_pid)
+            self._failure = self._failure or _refusal(body_of(part, Refused), self.writer_pid)
         elif header.epoch != self._epoch:
             raise self._stream.foreign(header)
         elif header.what == What.READY:
             self._is_ready = True
         elif header.what == What.ABSENT:
-            self._absent = body_of(first, Absent).names
+            self._absent = body_of(part, Absent).names
         elif header.what == What.END:
             self._stream.end(header)
             self._is_ended = True
@@ -277,7 +278,7 @@ class RemoteReader(RemoteEnd):
         self._epoch = header.epoch
         self.writer_pid = welcome.pid
         self._ack_messages = max(1, welcome.window // 4)
-        self._ack_bytes = max(1, welcome.window_bytes // 4)
+        self._ack_bytes = max(1, min(welcome.window_bytes // 4, _MOST_UNACKED))
         self._stream.begin(header)
 
     # The writer's fate --------------------------------------------------------------------------

@@ -15,9 +15,9 @@ Every frame begins with a header, little-endian:
     32      8      offset of the piece in the message
     40      8      bytes of the message
 
-A message of at most `SMALL` bytes follows its header in the same ZeroMQ part. A larger one travels
-in pieces of at most `PIECE` bytes, each in a part of its own behind its header: the I/O thread then
-encrypts one piece while the peer decrypts the one before. Pieces leave out what is padding.
+The payload follows in the same ZeroMQ part. A message larger than `SMALL` bytes travels in pieces
+of at most `PIECE` bytes, so that libzmq encrypts one while its peer decrypts the one before.
+Pieces leave out what is padding.
 Everything else (`What`) has a body in MessagePack.
 """
 
@@ -101,7 +101,7 @@ def whole_header(epoch: int, sequence: int, kind: int, total: int) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, 1, kind, 0, epoch, sequence, 0, 1, 0, total)
 
 
-def header_of(part: bytes) -> Header:
+def header_of(part: bytes | memoryview) -> Header:
     """The header at the beginning of a frame; CorruptMessage if there is none."""
     if len(part) < HEADER_BYTES:
         raise CorruptMessage(f"a frame of {len(part)} bytes is shorter than its header")
@@ -187,7 +187,7 @@ def control(header: Header, body: msgspec.Struct | None = None) -> bytes:
     return header.pack() + (b"" if body is None else msgspec.msgpack.encode(body))
 
 
-def body_of(part: bytes, kind: type[Any]) -> Any:
+def body_of(part: bytes | memoryview, kind: type[Any]) -> Any:
     """The body of a frame that is no message; CorruptMessage if it is not one of `kind`."""
     try:
         return msgspec.msgpack.decode(memoryview(part)[HEADER_BYTES:], type=kind)

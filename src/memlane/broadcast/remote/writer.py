@@ -25,7 +25,7 @@ from memlane.broadcast.remote.peer import Peer
 from memlane.broadcast.remote.places import Keys, Porter
 from memlane.broadcast.remote.sockets import can_receive, receive, send, signal_of
 from memlane.broadcast.remote.windows import Windows
-from memlane.broadcast.remote.wire import Header, What, control, whole_header
+from memlane.broadcast.remote.wire import SMALL, Header, What, control, whole_header
 from memlane.errors import CorruptMessage, ReaderDied, TimedOut
 
 if TYPE_CHECKING:
@@ -165,15 +165,15 @@ class RemoteWriter(RemoteEnd):
                         send(self.socket, frame, _LAST)
                     except zmq.ZMQError as error:
                         _lost(peer, error)
-            self.outbox.add(size, [(frame,)])
+            self.outbox.add(size, [frame])
             self._settle(size)
 
     def _settle(self, size: int) -> None:
-        """After a message. What readers say can wait until room is short; but where the thread
-        sleeps, sending may have taken the signal that it sleeps for."""
+        """After a message. What readers say of small ones can wait until room is short; but where
+        the thread sleeps, sending may have taken the signal that it sleeps for."""
         self._credit -= 1
         self.room -= size
-        is_recent = time.monotonic() - self._served_at < RECENT / 2
+        is_recent = size <= SMALL and time.monotonic() - self._served_at < RECENT / 2
         if self._credit <= 0 or self.room < 0 or not is_recent:
             self._hear()
             self.windows.drop_taken()
@@ -181,19 +181,16 @@ class RemoteWriter(RemoteEnd):
 
     def _send_message(self, peer: Peer, message: Message, first: int = 0) -> None:
         for piece in message.pieces[first:]:
-            if not self._send(peer, *piece):
+            if not self._send(peer, piece):
                 return
 
-    def _send(self, peer: Peer, *parts: bytes | zmq.Frame) -> bool:
+    def _send(self, peer: Peer, frame: Piece) -> bool:
         """False if its connection is gone; what is lost is sent again when it comes back."""
         if peer.connection is None or peer.route is None:
             return False
         try:
             send(self.socket, peer.route, _MORE)
-            for part in parts[:-1]:
-                send(self.socket, part, _MORE)
-            last = parts[-1]
-            send(self.socket, last, _LAST, isinstance(last, bytes))
+            send(self.socket, frame, _LAST, isinstance(frame, bytes))
         except zmq.ZMQError as error:
             _lost(peer, error)
             return False
@@ -205,7 +202,7 @@ class RemoteWriter(RemoteEnd):
 
     def welcome(self, peer: Peer, sequence: int, piece: int) -> None:
         """Sends everything from that frame on."""
-        self._send(peer, *attending.welcome(self, sequence, piece))
+        self._send(peer, attending.welcome(self, sequence, piece))
         for message in self.outbox.since(sequence):
             self._send_message(peer, message, piece if message.sequence == sequence else 0)
         if self.everybody_is_here:
