@@ -22,7 +22,7 @@ from memlane import MsgpackSerde
 try:
     import lmdb
 except ImportError:
-    lmdb = None  # type: ignore[assignment]
+    lmdb = None
 
 
 class Parts(Channel):
