@@ -17,12 +17,12 @@ from memlane.groups.collectives import Deadline
 
 def is_process_group(group: object) -> bool:
     """Whatever its backend: only its store is used."""
-    return isinstance(group, dist.ProcessGroup)
+    return dist.is_available() and isinstance(group, dist.ProcessGroup)
 
 
 def is_torch_store(store: object) -> bool:
     """Of a group that is not torch's own, but keeps a store of torch's."""
-    return isinstance(store, dist.Store)
+    return dist.is_available() and isinstance(store, dist.Store)
 
 
 def store_of(group: Any) -> Any:
