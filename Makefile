@@ -73,6 +73,8 @@ soak: $(VENV)/.tools native-test
 	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py tests/fault/test_soak_puts.py
 	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_remote_soak.py tests/fault/test_remote_cable.py tests/unit/test_remote_strangers.py
+	MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 $(PY) -m pytest -q --durations=10 \
+	    tests/fault/test_offload_races.py tests/fault/test_offload_kills.py tests/fault/test_offload_every_call.py
 	MEMLANE_SOAK_SECONDS=180 MEMLANE_SOAK_STEPS=100000 MEMLANE_SOAK_LARGE=1 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_soak_store.py tests/fault/test_store_stopped.py tests/fault/test_store_large.py \
 	    tests/property/test_store_ring.py tests/property/test_store_is_a_dict.py

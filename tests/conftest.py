@@ -22,7 +22,7 @@ settings.register_profile("memlane", database=None, deadline=None)
 settings.load_profile("memlane")
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PREFIX = "memlane-"
+_PREFIX = ("memlane-", "vllm_offload_")
 _SECONDS = int(os.environ.get("MEMLANE_TEST_DEADLINE", "60"))  # longer under sanitizers
 _failed = pytest.StashKey[bool]()
 

@@ -7,6 +7,7 @@
 #include "bindings/copy_blocks.hpp"
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/offload.hpp"
 #include "bindings/serde.hpp"
 #include "bindings/shared_buffer.hpp"
 #include "bindings/store.hpp"
@@ -26,6 +27,7 @@ NB_MODULE(_native, m) {
     bindings::bind_broadcast(m);
     bindings::bind_store(m);
     bindings::bind_serde(m);
+    bindings::bind_offload(m);
     bindings::bind_copy_blocks(m);
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "core/layout.hpp"
@@ -79,6 +80,11 @@ public:
     bool take_all() { return os::try_lock(file_, os::LockKind::exclusive, {kLockBase, kLockSpan}); }
     // Does another description hold the slot? A system call (1.2 us).
     bool is_held_by_other(std::size_t slot) const { return os::is_locked(file_, byte_of(slot)); }
+
+    // For systems that give bytes of their own a meaning. Not to be called in a forked child.
+    bool take(os::LockKind kind, os::LockRange range) { return os::try_lock(file_, kind, range); }
+    void give_up(os::LockRange range) { os::unlock(file_, range); }
+    std::optional<os::LockRange> held_by_other(os::LockRange range) const { return os::find_lock(file_, range); }
 
     // Gives up everything held through this description at once. In a forked child it is closed already, and its
     // number may belong to somebody else by now.

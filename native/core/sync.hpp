@@ -32,6 +32,9 @@
 //   sweep     removing the name of a dead segment       that name, and no lock on it
 //   unlock    giving up a participant's lock            nothing: the kernel does the same
 //   fill      copying a piece of a message or object     a chunk that is not published, or no object
+//   reserve   taking a piece of a region's space        a region that is not complete: another goes on, or a new one is made
+//   populate  mapping pages of a region                 the same
+//   complete  saying that a region has all its space    the same
 //   spill     writing a piece of it behind the ring     space of the file, which goes with the file
 //
 // The marks are executable: nothing in a release build, a call of `sync_hook` in a build with

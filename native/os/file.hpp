@@ -113,15 +113,25 @@ inline FileFacts facts_of(const FileDescriptor& file) {
     return to_facts(s);
 }
 
-// Removes `path` only while it still names `file`; a name that is gone or names another file is left alone.
-inline void unlink_if_same(const FileDescriptor& file, const std::string& path) {
+// Of a descriptor that is somebody else's.
+inline std::uint64_t bytes_of(int fd) {
+    struct stat s{};
+    if (::fstat(fd, &s) != 0) throw_errno("cannot stat descriptor " + std::to_string(fd));
+    return static_cast<std::uint64_t>(s.st_size);
+}
+
+// Removes `path` only while it still names `file`; a name that is gone or names another file is left alone. True if
+// it was removed.
+inline bool unlink_if_same(const FileDescriptor& file, const std::string& path) {
     struct stat s{};
     if (::lstat(path.c_str(), &s) != 0) {
-        if (errno == ENOENT) return;
+        if (errno == ENOENT) return false;
         throw_errno("cannot stat " + path);
     }
-    if (!to_facts(s).is_same_file(facts_of(file))) return;
-    if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw_errno("cannot remove " + path);
+    if (!to_facts(s).is_same_file(facts_of(file))) return false;
+    if (::unlink(path.c_str()) == 0) return true;
+    if (errno != ENOENT) throw_errno("cannot remove " + path);
+    return false;
 }
 
 // What the directory lists, "." and ".." included.
@@ -148,6 +158,9 @@ inline void resize(const FileDescriptor& file, std::uint64_t bytes) {
     while (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0)
         if (errno != EINTR) throw_errno("cannot size a segment to " + std::to_string(bytes) + " bytes");
 }
+
+// Wakes whoever watches the file (os/watch.hpp), by an attribute that stays what it is.
+inline void ring_watchers(const FileDescriptor& file) noexcept { static_cast<void>(::fchmod(file.get(), 0600)); }
 
 // Of the file system; "very much" where it has no limit of its own or does not tell.
 inline std::uint64_t free_bytes(const FileDescriptor& file) noexcept {

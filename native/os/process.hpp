@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -51,6 +52,8 @@ inline std::uint64_t own_pid_namespace() noexcept {
     return ::stat("/proc/self/ns/pid", &s) == 0 ? static_cast<std::uint64_t>(s.st_ino) : 0;
 }
 
+inline std::int64_t own_pid() noexcept { return ::getpid(); }
+
 inline ProcessIdentity own_identity() noexcept {
     const auto pid = static_cast<std::uint64_t>(::getpid());
     return {pid, read_process_stat(pid).start_ticks, own_pid_namespace()};
@@ -65,6 +68,22 @@ inline Activity activity_of(const ProcessIdentity& who) noexcept {
     if (!stat.found || stat.start_ticks != who.start_ticks) return Activity::unknown;
     return stat.state == 'T' || stat.state == 't' ? Activity::stopped : Activity::running;
 }
+
+// Threads that are started while this exists take no signals: those are for the threads of the caller.
+class SignalsBlocked {
+public:
+    SignalsBlocked() noexcept {
+        sigset_t all;
+        ::sigfillset(&all);
+        ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    SignalsBlocked(const SignalsBlocked&) = delete;
+    SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+    ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+private:
+    sigset_t before_;
+};
 
 inline unsigned usable_cores() noexcept {
     cpu_set_t set;

@@ -28,6 +28,7 @@ from memlane.errors import (
     MemlaneError,
     ObjectGone,
     OutOfMemory,
+    OutsideCell,
     PairRefused,
     RankMissing,
     RankTaken,
@@ -48,7 +49,7 @@ from memlane.errors import (
     WrongProcess,
     WrongRole,
 )
-from memlane.offload import BlockTransfer, copy_blocks
+from memlane.offload import BlockTransfer, SharedOffloadRegion, copy_blocks
 from memlane.store import (
     MsgpackSerde,
     ObjectSerde,
@@ -81,6 +82,7 @@ __all__ = [
     "ObjectGone",
     "ObjectSerde",
     "OutOfMemory",
+    "OutsideCell",
     "PairRefused",
     "PickleMsgpackSerde",
     "QueueStatistics",
@@ -91,6 +93,7 @@ __all__ = [
     "SegmentExists",
     "SegmentMissing",
     "SegmentRefused",
+    "SharedOffloadRegion",
     "ShmExhausted",
     "ShmObjectStorageHandle",
     "ShmRingBuffer",

@@ -449,6 +449,114 @@ def survivor(box: list[object], lease: ViewLease) -> str | None:
     The type of what leads to the lease's memory and is used beyond its block; None if nothing is.
     """
 
+class RegionMap:
+    """All bytes of a region, as mmap.mmap has them."""
+
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None:
+        """This, and the views that exist already, keep the memory mapped."""
+
+    def size(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: int | slice) -> int | bytes: ...
+    def __setitem__(
+        self, key: int | slice, value: int | bytes | bytearray | memoryview
+    ) -> None: ...
+
+class RegionRows:
+    """
+    A region by blocks: `rows[b]` is a writable memoryview of one row; memoryview(rows) is 2-D.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, block: int) -> memoryview: ...
+
+class RegionFile:
+    """The file of a region, and this holder's place in it."""
+
+    def __init__(
+        self,
+        directory: str,
+        name: str,
+        total_bytes: int,
+        blocks: int,
+        workers: int,
+        cell_bytes: int,
+    ) -> None: ...
+    def enter(self, seconds: float) -> str:
+        """One try to create or join it: 'created', 'joined' or 'waiting'."""
+
+    def await_space(self, seconds: float) -> str:
+        """'complete', 'build' (it is on the caller) or 'waiting'."""
+
+    def publish(self) -> None:
+        """All the space is there."""
+
+    def map(self, in_huge_pages: bool) -> None: ...
+    def mark_mapped(self, participants: int, seconds: float) -> str:
+        """
+        Removes the name when that makes so many: 'removed', 'kept' or 'waiting'.
+        """
+
+    def leave(self, patience: float) -> tuple[bool, str]:
+        """Gives everything up. Was the name removed, and what could not be done?"""
+
+    def region_map(self) -> RegionMap: ...
+    def rows(self) -> RegionRows: ...
+    def memory(self) -> memoryview: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def allocated(self) -> int:
+        """Bytes that have their space."""
+
+    @property
+    def free(self) -> int:
+        """Bytes of its file system."""
+
+    @property
+    def builder(self) -> int:
+        """The pid of who reserves the space, or 0."""
+
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_own(self) -> bool: ...
+
+class Population:
+    """Threads that reserve and populate pages; they end with it."""
+
+    def __init__(
+        self,
+        region: RegionFile,
+        worker: int | None,
+        is_builder: bool,
+        in_huge_pages: bool,
+        threads: int,
+    ) -> None: ...
+    def wait(self, seconds: float) -> str:
+        """'reserved' (once), 'done' or 'working'; raises what went wrong."""
+
+    def stop(self) -> None: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def was_touched(self) -> bool: ...
+
+def await_bytes(fd: int, bytes: int, seconds: float) -> bool:
+    """Is the file so long?"""
+
+def usable_cores() -> int: ...
+
 class BlockArray:
     """Memory as blocks: the first axis counts them."""
 

@@ -64,6 +64,10 @@ class RankTaken(MemlaneError, ValueError):
     """Somebody has, or had, that reader's place."""
 
 
+class OutsideCell(MemlaneError, ValueError, AssertionError):
+    """A view would leave its worker's cell of a region; the next one begins where it would have."""
+
+
 class ViewInUse(MemlaneError, BufferError):
     """Something still refers to memory that is about to be given back."""
 
@@ -320,17 +324,19 @@ _FAULT_HINTS = {
 class ShmExhausted(MemlaneError, MemoryError):
     """Shared memory has no space for that; nothing was created, sent or changed."""
 
-    def __init__(self, need: int, free: int, cause: int = errno.ENOSPC) -> None:
+    def __init__(
+        self, need: int, free: int, cause: int = errno.ENOSPC, hint: str | None = None
+    ) -> None:
         self.need = need
         self.free = free
-        self.hint = _EXHAUSTION_HINTS.get(cause, _EXHAUSTION_HINTS[errno.ENOSPC])
+        self.hint = hint or _EXHAUSTION_HINTS.get(cause, _EXHAUSTION_HINTS[errno.ENOSPC])
         super().__init__(f"need {need} bytes of shared memory, {free} are free: {self.hint}")
 
 
 _EXHAUSTION_HINTS = {
     errno.ENOSPC: (
         "free space in /dev/shm or make it larger (docker: --shm-size; kubernetes: an emptyDir "
-        "with medium: Memory mounted at /dev/shm), or ask for fewer or smaller chunks"
+        "with medium: Memory mounted at /dev/shm), or ask for less"
     ),
     errno.EFBIG: "no file may be that large (see `ulimit -f`); ask for less, or raise the limit",
     errno.ENOMEM: (

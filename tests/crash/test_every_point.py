@@ -38,6 +38,11 @@ ROLES = {
     "sweeper": "creators.sweeper_dies",
     "storage writer": "stores.storer_dies",
     "storage reader": "stores.getter_dies",
+    "creator of a region": "regions.creator_dies",
+    "creator of a region that is joined": "regions.creator_dies_beside_another",
+    "only participant of a region": "regions.participant_dies",
+    "joiner of a region": "regions.joiner_dies",
+    "replacer of a dead region": "regions.replacer_dies",
 }
 pytestmark = pytest.mark.soak(seconds=300)
 

@@ -30,7 +30,7 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def holdings(prefix: str) -> Holdings:
+def holdings(prefix: str | tuple[str, ...]) -> Holdings:
     """What this process holds now, and the files in /dev/shm whose names start with ``prefix``."""
     return Holdings(
         segments=Counter(name for name in os.listdir(SHM) if name.startswith(prefix)),

@@ -2,5 +2,6 @@
 
 from memlane.offload.copy import copy_blocks
 from memlane.offload.cuda import BlockTransfer
+from memlane.offload.region import SharedOffloadRegion
 
-__all__ = ["BlockTransfer", "copy_blocks"]
+__all__ = ["BlockTransfer", "SharedOffloadRegion", "copy_blocks"]

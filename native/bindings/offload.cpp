@@ -1,0 +1,163 @@
+// The offload region for Python: RegionFile (its life), Population (its start-up), and the views of its memory.
+#include "bindings/offload.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+
+#include "bindings/gil.hpp"
+#include "bindings/region_views.hpp"
+#include "offload/population.hpp"
+#include "offload/region_file.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using offload::Cells;
+using offload::Population;
+using offload::RegionFile;
+using offload::Reserving;
+
+namespace {
+
+// Python looks after signals and deadlines after each.
+constexpr os::Nanoseconds kSlice = 100 * os::kMillisecond;
+
+os::Nanoseconds slice_of(double seconds) noexcept {
+    return std::clamp<os::Nanoseconds>(static_cast<os::Nanoseconds>(seconds * 1e9), 0, kSlice);
+}
+
+std::shared_ptr<RegionFile> new_region(std::string directory, const std::string& name, std::uint64_t total_bytes,
+                                       std::uint64_t blocks, std::uint64_t workers, std::uint64_t cell_bytes) {
+    return std::make_shared<RegionFile>(std::move(directory), name,
+                                        offload::RegionGeometry{total_bytes, blocks, workers, cell_bytes});
+}
+
+const char* enter(RegionFile& self, double seconds) {
+    const WithoutGil no_gil;
+    switch (self.enter(slice_of(seconds))) {
+        case offload::Entry::created: return "created";
+        case offload::Entry::joined: return "joined";
+        default: return "waiting";
+    }
+}
+
+const char* await_space(RegionFile& self, double seconds) {
+    const WithoutGil no_gil;
+    switch (self.await_space(slice_of(seconds))) {
+        case offload::Turn::complete: return "complete";
+        case offload::Turn::build: return "build";
+        default: return "waiting";
+    }
+}
+
+const char* mark_mapped(RegionFile& self, std::uint64_t participants, double seconds) {
+    const WithoutGil no_gil;
+    switch (self.mark_mapped(participants, slice_of(seconds))) {
+        case offload::Naming::removed: return "removed";
+        case offload::Naming::kept: return "kept";
+        default: return "waiting";
+    }
+}
+
+const char* wait(Population& self, double seconds) {
+    const WithoutGil no_gil;
+    switch (self.wait(slice_of(seconds))) {
+        case offload::Progress::done: return "done";
+        case offload::Progress::reserved: return "reserved";
+        default: return "working";
+    }
+}
+
+nb::tuple leave(RegionFile& self, double patience) {
+    const offload::Departure departure = [&] {
+        const WithoutGil no_gil;
+        return self.leave(static_cast<os::Nanoseconds>(patience * 1e9));
+    }();
+    return nb::make_tuple(departure.removed_name, departure.problem);
+}
+
+std::shared_ptr<Population> populate(const std::shared_ptr<RegionFile>& region, std::optional<std::uint64_t> worker,
+                                     bool is_builder, bool in_huge_pages, unsigned threads) {
+    const auto& g = region->geometry();
+    const WithoutGil no_gil;
+    if (is_builder && in_huge_pages)  // what is not populated is not reserved
+        return std::make_shared<Population>(region, Cells::whole(g.total_bytes), Reserving::by_populating, threads);
+    const Cells cells = worker ? Cells::of_worker(g, *worker) : Cells::whole(g.total_bytes);
+    return std::make_shared<Population>(region, cells, is_builder ? Reserving::ahead : Reserving::not_at_all, threads);
+}
+
+}  // namespace
+
+void bind_offload(nb::module_& m) {
+    static PyType_Slot map_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(RegionMap::get_buffer)}, {0, nullptr}};
+    nb::class_<RegionMap>(m, "RegionMap", nb::type_slots(map_slots), "All bytes of a region, as mmap.mmap has them.")
+        .def_prop_ro("closed", &RegionMap::is_closed)
+        .def("close", &RegionMap::close, "This, and the views that exist already, keep the memory mapped.")
+        .def("size", &RegionMap::size)
+        .def("__len__", &RegionMap::size)
+        .def("__getitem__", &RegionMap::get, "key"_a, nb::sig("def __getitem__(self, key: int | slice) -> int | bytes"))
+        .def("__setitem__", &RegionMap::set, "key"_a, "value"_a,
+             nb::sig("def __setitem__(self, key: int | slice, value: int | bytes | bytearray | memoryview) -> None"));
+
+    static PyType_Slot row_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(RegionRows::get_buffer)}, {0, nullptr}};
+    nb::class_<RegionRows>(m, "RegionRows", nb::type_slots(row_slots),
+                           "A region by blocks: `rows[b]` is a writable memoryview of one row; memoryview(rows) is 2-D.")
+        .def_prop_ro("shape", &RegionRows::shape, nb::sig("def shape(self) -> tuple[int, int]"))
+        .def_prop_ro("nbytes", &RegionRows::nbytes)
+        .def("__len__", &RegionRows::size)
+        .def("__getitem__", &RegionRows::row, "block"_a, nb::sig("def __getitem__(self, block: int) -> memoryview"));
+
+    nb::class_<RegionFile>(m, "RegionFile", "The file of a region, and this holder's place in it.")
+        .def(nb::new_(&new_region), "directory"_a, "name"_a, "total_bytes"_a, "blocks"_a, "workers"_a, "cell_bytes"_a)
+        .def("enter", &enter, "seconds"_a, "One try to create or join it: 'created', 'joined' or 'waiting'.")
+        .def("await_space", &await_space, "seconds"_a, "'complete', 'build' (it is on the caller) or 'waiting'.")
+        .def("publish", [](RegionFile& self) { const WithoutGil no_gil; self.publish(); }, "All the space is there.")
+        .def("map", [](RegionFile& self, bool in_huge_pages) {
+                 const WithoutGil no_gil;
+                 self.map();
+                 self.mapping()->advise_huge_pages(in_huge_pages);
+             }, "in_huge_pages"_a)
+        .def("mark_mapped", &mark_mapped, "participants"_a, "seconds"_a,
+             "Removes the name when that makes so many: 'removed', 'kept' or 'waiting'.")
+        .def("leave", &leave, "patience"_a, nb::sig("def leave(self, patience: float) -> tuple[bool, str]"),
+             "Gives everything up. Was the name removed, and what could not be done?")
+        .def("region_map", [](const RegionFile& self) { return RegionMap(self.mapping()); })
+        .def("rows", [](const RegionFile& self) {
+                 return RegionRows(self.mapping(), self.geometry().blocks, self.geometry().row_bytes());
+             })
+        .def("memory", [](const RegionFile& self) {
+                 return view_of(nb::cast(SharedBuffer(self.mapping(), 0, self.mapping()->bytes())));
+             }, nb::sig("def memory(self) -> memoryview"))
+        .def_prop_ro("address", [](const RegionFile& self) { return reinterpret_cast<std::uintptr_t>(self.mapping()->base()); })
+        .def_prop_ro("fd", [](const RegionFile& self) { return self.file().get(); })
+        .def_prop_ro("allocated", [](const RegionFile& self) { return os::facts_of(self.file()).allocated; },
+                     "Bytes that have their space.")
+        .def_prop_ro("free", [](const RegionFile& self) { return os::free_bytes(self.file()); }, "Bytes of its file system.")
+        .def_prop_ro("builder", &RegionFile::builder, "The pid of who reserves the space, or 0.")
+        .def_prop_ro("is_open", &RegionFile::is_open)
+        .def_prop_ro("is_own", &RegionFile::is_own);
+
+    nb::class_<Population>(m, "Population", "Threads that reserve and populate pages; they end with it.")
+        .def(nb::new_(&populate), "region"_a, "worker"_a.none(), "is_builder"_a, "in_huge_pages"_a, "threads"_a)
+        .def("wait", &wait, "seconds"_a, "'reserved' (once), 'done' or 'working'; raises what went wrong.")
+        .def("stop", [](Population& self) { const WithoutGil no_gil; self.stop(); })
+        .def_prop_ro("done", &Population::done)
+        .def_prop_ro("bytes", &Population::bytes)
+        .def_prop_ro("was_touched", &Population::was_touched);
+
+    m.def("await_bytes", [](int fd, std::uint64_t bytes, double seconds) {
+              const WithoutGil no_gil;
+              const os::FileWatch watch(fd);
+              if (os::bytes_of(fd) >= bytes) return true;
+              watch.wait(slice_of(seconds));
+              return os::bytes_of(fd) >= bytes;
+          }, "fd"_a, "bytes"_a, "seconds"_a, "Is the file so long?");
+    m.def("usable_cores", &os::usable_cores);
+}
+
+}  // namespace memlane::bindings

@@ -1,0 +1,227 @@
+// Start-up's long part: the space of the whole region is reserved, pages of the caller's own cells are populated. By
+// threads that need no interpreter; the caller looks in from time to time.
+//
+// Reserving (fallocate) only finds the pages: about a third of the work, and one thread at a time, because it holds the
+// inode's lock. Zeroing and mapping them happens in populating, which threads do side by side. So one thread reserves piece
+// after piece, and the others populate behind it: together hardly more processor time than populating alone.
+//
+// fallocate does not know that a mapping wants huge pages. Where they are wanted, populating is what reserves.
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/errors.hpp"
+#include "core/segment.hpp"
+#include "core/sync.hpp"
+#include "offload/region_file.hpp"
+#include "os/process.hpp"
+
+namespace memlane::offload {
+
+inline constexpr std::uint64_t kPiece = 32u << 20;  // between two looks at whether to stop
+
+enum class Reserving { not_at_all, ahead, by_populating };
+enum class Progress { working, reserved, done };
+
+// Ranges of the region: `count` of them, a stride apart; nothing of them lies behind `end`.
+struct Cells {
+    std::uint64_t offset;
+    std::uint64_t bytes;
+    std::uint64_t stride;
+    std::uint64_t count;
+    std::uint64_t end;
+
+    static Cells whole(std::uint64_t end) noexcept { return {0, kPiece, kPiece, (end + kPiece - 1) / kPiece, end}; }
+    static Cells of_worker(const RegionGeometry& g, std::uint64_t worker) noexcept {
+        if (g.workers == 1) return whole(g.blocks * g.row_bytes());
+        return {worker * g.cell_bytes, g.cell_bytes, g.row_bytes(), g.blocks, g.blocks * g.row_bytes()};
+    }
+    std::uint64_t begin_of(std::uint64_t i) const noexcept { return offset + i * stride; }
+    std::uint64_t end_of(std::uint64_t i) const noexcept { return std::min(begin_of(i) + bytes, end); }
+    std::uint64_t sum() const noexcept { return count == 0 ? 0 : (count - 1) * bytes + end_of(count - 1) - begin_of(count - 1); }
+};
+
+class Population {
+public:
+    // The region is mapped. With a reservation the caller builds it.
+    Population(std::shared_ptr<RegionFile> region, const Cells& cells, Reserving reserving, unsigned threads)
+        : region_(std::move(region)),
+          mapping_(region_->mapping()),
+          cells_(cells),
+          reserving_(reserving),
+          total_(region_->geometry().total_bytes) {
+        // Reserving makes the file grow; populating needs it grown. But its whole length is to be seen last, so it is one
+        // byte short, unless that byte has a page of its own.
+        const std::uint64_t grown = (total_ - 1) % os::Mapping::page_bytes() == 0 ? total_ : total_ - 1;
+        if (reserving == Reserving::by_populating && os::facts_of(region_->file()).bytes < grown)
+            os::resize(region_->file(), grown);
+        if (reserving != Reserving::ahead) reserved_ = total_;
+        const os::SignalsBlocked blocked;
+        const std::lock_guard guard(mutex_);
+        try {
+            for (unsigned i = 0; i < std::max(threads, 1u); ++i) {
+                threads_.emplace_back([this] { work(); });
+                ++running_;
+            }
+        } catch (const std::system_error&) {  // a limit of threads: fewer do it, too
+            if (threads_.empty()) throw;
+        }
+    }
+    Population(const Population&) = delete;
+    Population& operator=(const Population&) = delete;
+    ~Population() { stop(); }
+
+    // What is new after at most a slice; `reserved` comes once, unless it comes with `done`. Throws what went wrong.
+    Progress wait(os::Nanoseconds slice) {
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, std::chrono::nanoseconds(slice),
+                          [this] { return running_ == 0 || failure_ || is_reserved_news(); });
+        if (failure_) {
+            lock.unlock();
+            stop();
+            std::rethrow_exception(failure_);
+        }
+        if (running_ == 0) return Progress::done;
+        if (!is_reserved_news()) return Progress::working;
+        told_reserved_ = true;
+        return Progress::reserved;
+    }
+
+    std::uint64_t done() const {
+        const std::lock_guard guard(mutex_);
+        return done_;
+    }
+    std::uint64_t bytes() const noexcept { return cells_.sum(); }
+    // The kernel did not know how to populate: every page was written to instead.
+    bool was_touched() const {
+        const std::lock_guard guard(mutex_);
+        return touched_;
+    }
+
+    // Ends what is under way, at the latest after a piece for each thread. Nothing to end in a forked child, which has not
+    // got the threads.
+    void stop() noexcept {
+        if (!region_->is_own()) {
+            new std::vector<std::thread>(std::move(threads_));
+            return;
+        }
+        {
+            const std::lock_guard guard(mutex_);
+            stopping_ = true;
+        }
+        changed_.notify_all();
+        for (std::thread& thread : threads_)
+            if (thread.joinable()) thread.join();
+    }
+
+private:
+    void work() noexcept {
+        std::unique_lock lock(mutex_);
+        try {
+            while (!stopping_ && step(lock)) {
+            }
+        } catch (...) {
+            if (!lock.owns_lock()) lock.lock();
+            if (!failure_) failure_ = std::current_exception();
+            stopping_ = true;
+        }
+        if (!lock.owns_lock()) lock.lock();
+        --running_;
+        changed_.notify_all();
+    }
+
+    bool is_reserved_news() const noexcept {
+        return reserving_ == Reserving::ahead && reserved_ == total_ && !told_reserved_;
+    }
+
+    // One piece of work; false when there is none left.
+    bool step(std::unique_lock<std::mutex>& lock) {
+        if (!is_reserving_ && reserved_ < total_) {
+            is_reserving_ = true;
+            const std::uint64_t from = reserved_, bytes = std::min(kPiece, total_ - from);
+            lock.unlock();
+            reserve(from, bytes);
+            lock.lock();
+            is_reserving_ = false;
+            reserved_ = from + bytes;
+            changed_.notify_all();
+            return true;
+        }
+        if (next_ == cells_.count) {
+            if (reserved_ == total_) return false;
+            changed_.wait(lock);
+            return true;
+        }
+        // As many cells as make a piece, if they have their space.
+        const std::uint64_t from = next_;
+        const std::uint64_t to = std::min(cells_.count, from + std::max<std::uint64_t>(1, kPiece / cells_.bytes));
+        if (cells_.end_of(to - 1) > reserved_) {
+            changed_.wait(lock);
+            return true;
+        }
+        next_ = to;
+        lock.unlock();
+        std::uint64_t bytes = 0;
+        bool touched = false;
+        for (std::uint64_t i = from; i < to; ++i) {
+            touched |= !populate(cells_.begin_of(i), cells_.end_of(i) - cells_.begin_of(i));
+            bytes += cells_.end_of(i) - cells_.begin_of(i);
+        }
+        lock.lock();
+        done_ += bytes;
+        touched_ |= touched;
+        return true;
+    }
+
+    void reserve(std::uint64_t from, std::uint64_t bytes) {
+        SYNC_STEP(reserve);
+        const int error = os::reserve(region_->file(), from, bytes);
+        if (error == 0) return;
+        if (!core::is_exhaustion(error)) os::throw_errno("cannot reserve " + std::to_string(bytes) + " bytes", error);
+        throw core::ShmExhausted(error, total_, from + os::free_bytes(region_->file()));
+    }
+
+    bool populate(std::uint64_t from, std::uint64_t bytes) {
+        SYNC_STEP(populate);
+        try {
+            const bool again = reserving_ == Reserving::not_at_all && mapping_->was_populated(from);
+            if (again ? mapping_->populate_again(from, bytes) : mapping_->populate(from, bytes)) return true;
+        } catch (const std::system_error& error) {
+            // So it says that a page has no space and can get none.
+            if (error.code().value() == EFAULT) throw core::ShmExhausted(ENOSPC, total_, os::free_bytes(region_->file()));
+            throw;
+        }
+        if (reserving_ == Reserving::by_populating) reserve(from, bytes);
+        mapping_->touch(from, bytes);
+        return false;
+    }
+
+    std::shared_ptr<RegionFile> region_;
+    std::shared_ptr<os::Mapping> mapping_;
+    const Cells cells_;
+    const Reserving reserving_;
+    const std::uint64_t total_;
+
+    mutable std::mutex mutex_;  // protects everything below
+    std::condition_variable changed_;
+    std::uint64_t reserved_ = 0;  // from the beginning
+    bool is_reserving_ = false;
+    std::uint64_t next_ = 0;  // cell
+    std::uint64_t done_ = 0;
+    bool touched_ = false;
+    bool told_reserved_ = false;
+    bool stopping_ = false;
+    unsigned running_ = 0;
+    std::exception_ptr failure_;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace memlane::offload

@@ -1,0 +1,295 @@
+// The file of a region: who creates it and who joins, who reserves its space, who removes its name.
+//
+// A start goes through `enter`, `await_space` and `mark_mapped`; an end is `leave`. The first three never block longer than
+// the slice they are given: the caller looks after deadlines and signals in between, and asks again.
+//
+// Alive is a region whose geometry somebody holds. Locks of the geometry are taken before the file has its name (by its
+// creator), or under the lock of the name after it was seen alive (by who joins). The name is removed under the same
+// lock. So a file that is found without geometry under that lock is dead for good, and what is dead is never joined.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/errors.hpp"
+#include "core/liveness.hpp"
+#include "core/segment.hpp"
+#include "core/sync.hpp"
+#include "offload/region_layout.hpp"
+#include "os/clock.hpp"
+#include "os/mapping.hpp"
+#include "os/process.hpp"
+#include "os/watch.hpp"
+
+namespace memlane::offload {
+
+enum class Entry { waiting, created, joined };
+enum class Turn { waiting, complete, build };
+enum class Naming { waiting, kept, removed };
+
+struct Departure {
+    bool removed_name = false;
+    std::string problem;  // what could not be done
+};
+
+class RegionFile {
+public:
+    RegionFile(std::string directory, const std::string& name, const RegionGeometry& geometry)
+        : directory_(std::move(directory)), path_(directory_ + "/" + name), geometry_(geometry) {}
+    RegionFile(const RegionFile&) = delete;
+    RegionFile& operator=(const RegionFile&) = delete;
+    ~RegionFile() { leave(0); }
+
+    const std::string& path() const noexcept { return path_; }
+    const RegionGeometry& geometry() const noexcept { return geometry_; }
+    const os::FileDescriptor& file() const noexcept { return file_; }
+    const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
+    bool is_open() const noexcept { return file_.is_open(); }
+    bool is_own() const noexcept { return generation_ == core::fork_generation().load(std::memory_order_relaxed); }
+
+    // Tries once to create the region or to join it.
+    Entry enter(os::Nanoseconds slice) {
+        try {
+            file_ = os::open_existing(path_);
+        } catch (const std::system_error& error) {
+            if (error.code().value() == ENOENT) return create() ? Entry::created : Entry::waiting;
+            refuse(error);
+        }
+        check_owner();
+        lock_ = core::LivenessLock(file_);
+        SYNC_STEP(lock);
+        if (!take_name(slice)) return forget();
+        if (os::facts_of(file_).links == 0) return forget();
+        const std::optional<RegionGeometry> seen = geometry_of_others();
+        if (!seen) {
+            SYNC_STEP(sweep);
+            os::unlink_if_same(file_, path_);
+            return forget();
+        }
+        if (*seen != geometry_) throw_mismatch(*seen);
+        if ((os::facts_of(file_).mode & 07777) != 0600)
+            throw core::SegmentRefused(path_ + " does not have mode 0600, which regions have");
+        take_place();
+        let_name_go();
+        return Entry::joined;
+    }
+
+    // Is all the space there, or is it on the caller to reserve it (because it created the region, or because who did
+    // has died or failed)?
+    Turn await_space(os::Nanoseconds slice) {
+        if (const Turn turn = look_for_turn(); turn != Turn::waiting) return turn;
+        const os::FileWatch watch(file_.get());
+        const Turn turn = look_for_turn();
+        if (turn == Turn::waiting) watch.wait(slice);
+        return turn;
+    }
+
+    // The process that reserves the space now, or 0.
+    std::int64_t builder() const {
+        const auto lock = lock_.held_by_other({kBuilder, kPidSpan});
+        return lock ? lock->count : 0;
+    }
+
+    // By the builder, when every byte has its space.
+    void publish() {
+        SYNC_STEP(complete);
+        os::resize(file_, geometry_.total_bytes);
+        lock_.take(os::LockKind::shared, ready_lock());
+        is_ready_ = true;
+        is_builder_ = false;
+        lock_.give_up(builder_lock(os::own_pid()));
+        os::ring_watchers(file_);
+    }
+
+    // What lies beyond the file's end must not be touched before the file grows.
+    void map() {
+        try {
+            mapping_ = std::make_shared<os::Mapping>(file_, geometry_.total_bytes);
+        } catch (const std::system_error& error) {
+            if (error.code().value() == ENOMEM) throw core::ShmExhausted(ENOMEM, geometry_.total_bytes, 0);
+            throw;
+        }
+    }
+
+    // Removes the name once so many have mapped the region (0: never).
+    Naming mark_mapped(std::uint64_t participants, os::Nanoseconds slice) {
+        lock_.take(os::LockKind::exclusive, mapped_lock(member_));
+        if (participants == 0) return Naming::kept;
+        if (!take_name(slice)) return Naming::waiting;
+        bool removed = false;
+        std::uint64_t mapped = 1;
+        for (std::int64_t i = 0; i < kMostMembers && lock_.held_by_other({kMapped + i, kMostMembers - i}); ++i)
+            if (lock_.held_by_other(mapped_lock(i))) ++mapped;
+        if (mapped >= participants) {
+            SYNC_STEP(unlink);
+            removed = os::unlink_if_same(file_, path_);
+        }
+        let_name_go();
+        return removed ? Naming::removed : Naming::kept;
+    }
+
+    // Gives everything up; the last to leave removes the name. Waits for at most `patience` for somebody who is joining
+    // or leaving at this moment. In a forked child only its copies go.
+    Departure leave(os::Nanoseconds patience) noexcept {
+        Departure departure;
+        if (!is_open()) return departure;
+        if (is_own()) {
+            try {
+                depart(departure, patience);
+            } catch (const std::exception& error) {
+                departure.problem = error.what();
+            }
+        }
+        SYNC_STEP(unlock);
+        lock_.release();
+        if (is_own()) os::ring_watchers(file_);  // whoever waits for one of the locks
+        file_.close();
+        mapping_.reset();
+        return departure;
+    }
+
+private:
+    // Locked as a whole before it has a name.
+    bool create() {
+        file_ = os::create_unnamed(directory_);
+        lock_ = core::LivenessLock(file_);
+        SYNC_STEP(lock);
+        take_place();
+        is_builder_ = lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()));
+        SYNC_STEP(link);
+        try {
+            os::link_name(file_, path_);
+        } catch (const std::system_error& error) {
+            if (error.code().value() != EEXIST) throw;
+            forget();
+            return false;
+        }
+        // By its name, so that whoever looks at descriptors and mappings knows what it is.
+        os::FileDescriptor named = os::open_existing(path_);
+        if (os::facts_of(named).is_same_file(os::facts_of(file_))) file_ = std::move(named);
+        return true;
+    }
+
+    // Another look begins from nothing.
+    Entry forget() noexcept {
+        lock_.release();
+        if (file_.is_open()) os::ring_watchers(file_);
+        file_.close();
+        has_place_ = is_builder_ = is_ready_ = false;
+        return Entry::waiting;
+    }
+
+    void take_place() {
+        const std::int64_t pid = os::own_pid();
+        member_ = 0;
+        while (!lock_.take(os::LockKind::exclusive, member_lock(member_, pid)))
+            if (++member_ == kMostMembers) throw core::RankTaken(path_ + " has no place for another holder");
+        const auto numbers = geometry_.numbers();
+        for (std::size_t i = 0; i < numbers.size(); ++i)
+            lock_.take(os::LockKind::shared, number_lock(i, numbers[i]));
+        has_place_ = true;
+    }
+
+    void let_name_go() {
+        lock_.give_up(name_lock());
+        os::ring_watchers(file_);
+    }
+
+    std::optional<RegionGeometry> geometry_of_others() const {
+        std::uint64_t seen[4];
+        for (std::size_t i = 0; i < 4; ++i) {
+            const auto lock = lock_.held_by_other(number_lock(i, kNumberSpan - 1));
+            if (!lock) return std::nullopt;
+            seen[i] = static_cast<std::uint64_t>(lock->count);
+        }
+        return RegionGeometry{seen[0], seen[1], seen[2], seen[3]};
+    }
+
+    // A watch costs milliseconds when it ends, so there is one only if there is something to wait for.
+    bool take_name(os::Nanoseconds slice) {
+        if (lock_.take(os::LockKind::exclusive, name_lock())) return true;
+        const os::FileWatch watch(file_.get());
+        if (lock_.take(os::LockKind::exclusive, name_lock())) return true;
+        watch.wait(slice);
+        return false;
+    }
+
+    Turn look_for_turn() {
+        if (is_builder_) return Turn::build;
+        if (learns_complete()) return Turn::complete;
+        if (!lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()))) return Turn::waiting;
+        if (learns_complete()) {  // the builder was ready a moment ago
+            lock_.give_up(builder_lock(os::own_pid()));
+            return Turn::complete;
+        }
+        is_builder_ = true;
+        return Turn::build;
+    }
+
+    bool learns_complete() {
+        if (!lock_.held_by_other(ready_lock())) return false;
+        lock_.take(os::LockKind::shared, ready_lock());
+        is_ready_ = true;
+        return true;
+    }
+
+    void depart(Departure& departure, os::Nanoseconds patience) {
+        if (is_builder_) os::resize(file_, 0);  // who takes over needs the room
+        if (!has_place_ || os::facts_of(file_).links == 0) return;
+        const os::Nanoseconds give_up_at = os::monotonic_now() + patience;
+        while (!take_name(std::min(give_up_at - os::monotonic_now(), 100 * os::kMillisecond))) {
+            if (os::monotonic_now() < give_up_at) continue;
+            departure.problem = "somebody who is joining or leaving has been stopped in the middle of it";
+            return;
+        }
+        if (geometry_of_others()) return;
+        SYNC_STEP(unlink);
+        departure.removed_name = os::unlink_if_same(file_, path_);
+    }
+
+    void check_owner() const {
+        const os::FileFacts facts = os::facts_of(file_);
+        if (!facts.is_regular()) throw core::SegmentRefused(path_ + " is not a regular file");
+        if (facts.owner != ::geteuid())
+            throw core::SegmentRefused(path_ + " belongs to user " + std::to_string(facts.owner) + ", not to user " +
+                                       std::to_string(::geteuid()));
+    }
+
+    [[noreturn]] void refuse(const std::system_error& error) const {
+        switch (error.code().value()) {
+            case ELOOP: throw core::SegmentRefused(path_ + " is a symbolic link; regions never are");
+            case EACCES:
+            case EPERM: throw core::SegmentRefused(path_ + " may not be opened by this user");
+            case EISDIR:
+            case ENXIO:  // a socket
+            case ENODEV: throw core::SegmentRefused(path_ + " is not a regular file");
+            default: throw error;
+        }
+    }
+
+    [[noreturn]] void throw_mismatch(const RegionGeometry& seen) const {
+        std::set<std::int64_t> pids;
+        for (std::int64_t i = 0; i < kMostMembers && lock_.held_by_other(members_from(i)); ++i)
+            if (const auto member = lock_.held_by_other({kMembers + i * kPidSpan, kPidSpan})) pids.insert(member->count);
+        std::string text = path_ + " is in use with " + to_text(seen) + "; asked for were " + to_text(geometry_) + ". End";
+        for (const std::int64_t pid : pids) text += " pid " + std::to_string(pid) + ",";
+        throw core::LayoutMismatch(text + " or take another instance_id");
+    }
+
+    std::string directory_;
+    std::string path_;
+    RegionGeometry geometry_;
+    std::uint64_t generation_ = core::fork_generation().load();
+    os::FileDescriptor file_;     // mapped; bears no locks
+    core::LivenessLock lock_;     // all locks
+    std::shared_ptr<os::Mapping> mapping_;
+    std::int64_t member_ = 0;
+    bool has_place_ = false;
+    bool is_builder_ = false;
+    bool is_ready_ = false;
+};
+
+}  // namespace memlane::offload

@@ -1,0 +1,75 @@
+// Bytes of a region, and the locks beyond its end that say what it is and who uses it.
+//
+//   0                     row 0: block 0 of all workers    | worker 0 | worker 1 | ... | worker M-1 |
+//   row                   row 1                            each cell holds that block of all tensors of its worker
+//   ...
+//   blocks * row          bytes that nobody was promised, up to total_bytes
+//
+// All of the file is its users'. So there is no header: what a header would say, locks say, and they die with
+// their holders. A lock is found with its length (F_OFD_GETLK), so a length can carry a number.
+//
+//   kName                      exclusive   held for a moment by who joins, leaves, or removes the name
+//   kBuilder, pid bytes        exclusive   held by who reserves the space
+//   kReady                     shared      held by all who know that all the space is there
+//   member i, pid bytes        exclusive   held as long as that holder uses the region: the first free one
+//   kMapped + i                exclusive   held by member i once it has mapped the region
+//   number f, as many bytes    shared      the four numbers of the geometry: held by every holder
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "core/layout.hpp"
+#include "os/file_lock.hpp"
+
+namespace memlane::offload {
+
+inline constexpr std::uint64_t kMaxRegionBytes = std::uint64_t{1} << 58;
+inline constexpr std::int64_t kPidSpan = std::int64_t{1} << 23;  // twice what pid_max can be, so neighbours never touch
+inline constexpr std::int64_t kMostMembers = std::int64_t{1} << 16;
+
+inline constexpr std::int64_t kName = core::kLockBase;
+inline constexpr std::int64_t kReady = core::kLockBase + 1 * (std::int64_t{1} << 32);
+inline constexpr std::int64_t kBuilder = core::kLockBase + 2 * (std::int64_t{1} << 32);
+inline constexpr std::int64_t kMapped = core::kLockBase + 3 * (std::int64_t{1} << 32);
+inline constexpr std::int64_t kMembers = core::kLockBase + (std::int64_t{1} << 40);
+inline constexpr std::int64_t kNumbers = core::kLockBase + (std::int64_t{1} << 61);
+inline constexpr std::int64_t kNumberSpan = std::int64_t{1} << 59;
+
+struct RegionGeometry {
+    std::uint64_t total_bytes;
+    std::uint64_t blocks;
+    std::uint64_t workers;
+    std::uint64_t cell_bytes;  // of one block of one worker
+
+    std::uint64_t row_bytes() const noexcept { return cell_bytes * workers; }
+    std::array<std::uint64_t, 4> numbers() const noexcept { return {total_bytes, blocks, workers, cell_bytes}; }
+    bool operator==(const RegionGeometry&) const = default;
+};
+
+inline std::string to_text(const RegionGeometry& g) {
+    return std::to_string(g.total_bytes) + " bytes, " + std::to_string(g.blocks) + " blocks of " +
+           std::to_string(g.workers) + " workers, cells of " + std::to_string(g.cell_bytes) + " bytes";
+}
+
+constexpr os::LockRange name_lock() noexcept { return {kName, 1}; }
+constexpr os::LockRange ready_lock() noexcept { return {kReady, 1}; }
+constexpr os::LockRange builder_lock(std::int64_t pid) noexcept { return {kBuilder, pid}; }
+constexpr os::LockRange member_lock(std::int64_t member, std::int64_t pid) noexcept {
+    return {kMembers + member * kPidSpan, pid};
+}
+constexpr os::LockRange members_from(std::int64_t member) noexcept {
+    return {kMembers + member * kPidSpan, (kMostMembers - member) * kPidSpan};
+}
+constexpr os::LockRange mapped_lock(std::int64_t member) noexcept { return {kMapped + member, 1}; }
+constexpr os::LockRange number_lock(std::size_t field, std::uint64_t value) noexcept {
+    return {kNumbers + static_cast<std::int64_t>(field) * kNumberSpan, static_cast<std::int64_t>(value)};
+}
+
+static_assert(kBuilder + kPidSpan < kMapped && kMapped + kMostMembers < kMembers);
+static_assert(kMembers + kMostMembers * kPidSpan <= kNumbers);
+static_assert(kMaxRegionBytes < static_cast<std::uint64_t>(kNumberSpan));
+static_assert(kNumbers + 3 * kNumberSpan + (kNumberSpan - 1) > 0, "offsets of locks are signed 64-bit numbers");
+
+}  // namespace memlane::offload

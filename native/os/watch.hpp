@@ -1,0 +1,40 @@
+// Being woken when something happens to a file: it grows, its name goes, somebody closes it or rings (ring_watchers).
+#pragma once
+
+#include <poll.h>
+#include <sys/inotify.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "os/clock.hpp"
+#include "os/file.hpp"
+
+namespace memlane::os {
+
+// Register first, then look at what is waited for, then wait: what happens in between ends the wait. A user may have only
+// so many watches (fs.inotify.max_user_instances); without one, a wait just lasts to its end. A death closes the file a
+// moment before its locks go, so a wait for a lock is one in slices, too.
+class FileWatch {
+public:
+    explicit FileWatch(int file) noexcept : events_(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)) {
+        char path[48];
+        std::snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+        if (events_.is_open() && ::inotify_add_watch(events_.get(), path, IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE) < 0)
+            events_.close();
+    }
+
+    // Returns at an event, a signal, or when the time is over.
+    void wait(Nanoseconds span) const noexcept {
+        pollfd events{events_.get(), POLLIN, 0};
+        ::poll(&events, events_.is_open() ? 1 : 0, static_cast<int>(std::max<Nanoseconds>(span, 0) / kMillisecond));
+        char drained[4096];
+        while (events_.is_open() && ::read(events_.get(), drained, sizeof drained) > 0) {
+        }
+    }
+
+private:
+    FileDescriptor events_;
+};
+
+}  // namespace memlane::os

@@ -1,0 +1,155 @@
+// A region between holders in one process: who creates, who waits, who takes over, who removes the name. Under
+// ThreadSanitizer, too, which sees the threads that populate; the locks are the kernel's.
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "offload/population.hpp"
+#include "offload/region_file.hpp"
+
+using namespace memlane;
+using namespace memlane::offload;
+
+namespace {
+
+constexpr os::Nanoseconds kSlice = 100 * os::kMillisecond;
+constexpr RegionGeometry kShape{24 * (1u << 20) + 5, 6, 4, 1u << 20};
+
+std::string name() { return "memlane-test-region-" + std::to_string(os::own_pid()); }
+
+std::shared_ptr<RegionFile> holder(const RegionGeometry& g = kShape) {
+    return std::make_shared<RegionFile>("/dev/shm", name(), g);
+}
+
+bool is_named() { return ::access(("/dev/shm/" + name()).c_str(), F_OK) == 0; }
+
+void finish(Population& population) {
+    for (;;) {
+        const Progress state = population.wait(kSlice);
+        if (state == Progress::done) return;
+    }
+}
+
+// What memlane.offload._start does; true for the creator.
+bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::uint64_t participants = 0) {
+    Entry entry;
+    while ((entry = file->enter(kSlice)) == Entry::waiting) {
+    }
+    Turn turn;
+    while ((turn = file->await_space(kSlice)) == Turn::waiting) {
+    }
+    const bool builds = turn == Turn::build;
+    file->map();
+    Population population(file, Cells::of_worker(kShape, worker), builds ? Reserving::ahead : Reserving::not_at_all, 3);
+    finish(population);
+    CHECK(population.done() == population.bytes());
+    if (builds) file->publish();
+    while (file->mark_mapped(participants, kSlice) == Naming::waiting) {
+    }
+    return entry == Entry::created;
+}
+
+// All at once, in threads: one creates, all have the same bytes, and the last takes the name with it.
+void holders_at_once(std::uint64_t participants) {
+    std::vector<std::shared_ptr<RegionFile>> files;
+    for (int i = 0; i < 4; ++i) files.push_back(holder());
+    std::atomic<int> creators{0};
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < files.size(); ++i)
+        threads.emplace_back([&, i] { creators += start(files[i], i, participants); });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(creators == 1);
+    CHECK(is_named() == (participants == 0));
+    files[0]->mapping()->base()[kShape.total_bytes - 1] = std::byte{7};
+    for (const auto& file : files) {
+        CHECK(file->mapping()->base()[kShape.total_bytes - 1] == std::byte{7});
+        CHECK(os::facts_of(file->file()).allocated >= kShape.total_bytes);
+    }
+    threads.clear();
+    for (const auto& file : files)
+        threads.emplace_back([&file] { CHECK(file->leave(os::kSecond).problem.empty()); });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(!is_named());
+}
+
+// Who was to reserve the space gives up, and the one who waits goes on with the same file.
+void a_waiter_takes_over() {
+    const auto first = holder(), second = holder();
+    CHECK(first->enter(0) == Entry::created);
+    CHECK(first->await_space(0) == Turn::build);
+    CHECK(second->enter(0) == Entry::joined);
+    CHECK(second->await_space(0) == Turn::waiting);
+    CHECK(second->builder() == os::own_pid());
+    std::thread leaver([&] { CHECK(!first->leave(os::kSecond).removed_name); });
+    while (second->await_space(kSlice) != Turn::build) {
+    }
+    leaver.join();
+    CHECK(is_named());
+    CHECK(second->leave(os::kSecond).removed_name);
+}
+
+// A population that is given up in the middle ends its threads, and what was reserved goes with the file.
+void a_population_is_stopped() {
+    const auto file = holder();
+    CHECK(file->enter(0) == Entry::created);
+    CHECK(file->await_space(0) == Turn::build);
+    file->map();
+    Population population(file, Cells::whole(kShape.total_bytes), Reserving::ahead, 3);
+    population.stop();
+    CHECK(population.done() <= kShape.total_bytes);
+}
+
+void another_geometry_is_refused() {
+    const auto file = holder();
+    CHECK(file->enter(0) == Entry::created);
+    for (std::size_t i = 0; i < 4; ++i) {
+        auto numbers = kShape.numbers();
+        ++numbers[i];
+        bool refused = false;
+        try {
+            holder({numbers[0], numbers[1], numbers[2], numbers[3]})->enter(0);
+        } catch (const core::LayoutMismatch&) {
+            refused = true;
+        }
+        CHECK(refused);
+    }
+}
+
+// Writing to every page keeps what is there, also what is written meanwhile.
+void touching_keeps_what_is_there() {
+    const os::FileDescriptor file = os::create_unnamed("/dev/shm");
+    constexpr std::size_t bytes = 64 * 4096;
+    CHECK(os::reserve(file, 0, bytes) == 0);
+    const os::Mapping mapping(file, bytes);
+    std::memset(mapping.base(), 5, bytes);
+    std::atomic<bool> over{false};
+    std::thread writer([&] {
+        std::atomic_ref<unsigned char> first(reinterpret_cast<unsigned char&>(mapping.base()[4096]));
+        for (int i = 0; !over; ++i) {
+            const auto value = static_cast<unsigned char>(i);
+            first.store(value);
+            CHECK(first.load() == value);
+        }
+    });
+    for (int i = 0; i < 200; ++i) mapping.touch(0, bytes);
+    over = true;
+    writer.join();
+    for (std::size_t i = 0; i < bytes; ++i) CHECK(i == 4096 || mapping.base()[i] == std::byte{5});
+}
+
+}  // namespace
+
+int main() {
+    for (int i = 0; i < 10; ++i) {
+        holders_at_once(0);
+        holders_at_once(4);
+    }
+    a_waiter_takes_over();
+    a_population_is_stopped();
+    another_geometry_is_refused();
+    touching_keeps_what_is_there();
+    CHECK(!is_named());
+    return 0;
+}

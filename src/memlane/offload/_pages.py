@@ -1,0 +1,68 @@
+"""Of which size the pages of a region are: what its file system offers, and what was got."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, get_args
+
+from memlane.errors import InvalidArgument, SystemFault, Unsupported
+
+Pages = Literal["auto", "4k", "huge"]
+Rung = Literal["4k", "huge", "mixed"]
+
+
+def wants_huge(pages: str, directory: str) -> bool:
+    """Shall huge pages be asked for?
+
+    Raises:
+        InvalidArgument: `pages` is none of the three.
+        Unsupported: they are demanded, and the file system does not offer them.
+    """
+    if pages not in get_args(Pages):
+        raise InvalidArgument(f"pages must be one of {get_args(Pages)}, not {pages!r}")
+    if pages == "4k":
+        return False
+    offers = offers_huge(directory)
+    if pages == "huge" and not offers:
+        raise Unsupported(
+            f"{directory} offers no huge pages: mount it with huge=advise (mount -o "
+            f"remount,huge=advise {directory}; a container needs a tmpfs of its own mounted so), "
+            f"or take pages='auto'"
+        )
+    return offers
+
+
+def offers_huge(directory: str) -> bool:
+    """Is it mounted so that a mapping which asks for huge pages gets them?"""
+    try:
+        facts = os.stat(directory)
+    except OSError as error:
+        raise SystemFault(error.errno, f"no regions in {directory}: {error.strerror}") from None
+    device = f"{os.major(facts.st_dev)}:{os.minor(facts.st_dev)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == device:
+            return any(
+                option in ("huge=always", "huge=within_size", "huge=advise")
+                for option in fields[-1].split(",")
+            )
+    return False
+
+
+def rung_of(address: int, populated: int) -> Rung:
+    """What was got: of the mapping at `address`, of which so many bytes are populated."""
+    huge = 0
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(None, 1)[0]
+        if "-" in first and not first.endswith(":"):
+            if found:
+                break
+            found = int(first.split("-")[0], 16) == address
+        elif found and first == "ShmemPmdMapped:":
+            huge = int(line.split()[1]) * 1024
+    if huge == 0:
+        return "4k"
+    # The last page may be cut by the end of the file.
+    return "huge" if huge + (2 << 20) > populated else "mixed"

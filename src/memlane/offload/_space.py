@@ -1,0 +1,104 @@
+"""Is there room for a region? Asked before anything is reserved: nobody is told afterwards.
+
+A tmpfs that is full refuses to reserve more. A cgroup at its limit does not: the kernel kills a
+process of it instead, and a machine without memory does the same.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from memlane.errors import ShmExhausted
+
+_UNLIMITED = 1 << 60  # cgroup v1 says "unlimited" by a number beyond this
+_FEWER = "or ask for fewer blocks"
+
+
+def check(directory: str, need: int, fs_free: int, root: Path = Path("/")) -> None:
+    """Raises ShmExhausted if `need` more bytes are beyond the file system, the cgroup or memory.
+
+    `fs_free`: bytes that the file system of `directory` has; `root`: where /proc and /sys are.
+    """
+    cgroup_free, group = cgroup_room(root)
+    rooms = (
+        (
+            fs_free,
+            f"{directory} has no more; free some of it or make it larger (docker: --shm-size; "
+            f"kubernetes: an emptyDir with medium: Memory mounted at {directory}), {_FEWER}",
+        ),
+        (
+            cgroup_free,
+            f"the memory limit of cgroup {group} allows no more, and shared memory counts; raise "
+            f"it (docker: --memory; kubernetes: resources.limits.memory), {_FEWER}",
+        ),
+        (
+            memory_room(root),
+            f"this machine has no more memory available; end what uses it, {_FEWER}",
+        ),
+    )
+    free, hint = min(rooms, key=lambda room: room[0])
+    if need > free:
+        raise ShmExhausted(need, free, errno.ENOSPC, hint)
+
+
+def memory_room(root: Path = Path("/")) -> int:
+    """Bytes that the machine can still give: available memory and free swap."""
+    facts = {}
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, amount = line.partition(":")
+        facts[name] = amount
+    names = ("MemAvailable", "SwapFree")
+    return sum(int(facts[name].split()[0]) * 1024 for name in names if name in facts)
+
+
+def cgroup_room(root: Path = Path("/")) -> tuple[int, str]:
+    """Bytes until the tightest memory limit above this process, and whose limit that is.
+
+    What the group holds as clean file cache can be taken back, so it counts as free.
+    """
+    tightest = (_UNLIMITED, "")
+    for folder, names in _groups(root):
+        with suppress(OSError, ValueError, KeyError):
+            limit = (folder / names["limit"]).read_text().strip()
+            if limit == "max" or int(limit) >= _UNLIMITED:
+                continue
+            used = int((folder / names["used"]).read_text())
+            lines = (folder / "memory.stat").read_text().splitlines()
+            stat = {name: int(value) for name, value in map(str.split, lines)}
+            cache = stat[names["file"]] - stat.get(names["shmem"], 0)
+            tightest = min(tightest, (max(0, int(limit) - used + max(0, cache)), str(folder)))
+    return tightest
+
+
+_V2 = {"limit": "memory.max", "used": "memory.current", "file": "file", "shmem": "shmem"}
+_V1 = {
+    "limit": "memory.limit_in_bytes",
+    "used": "memory.usage_in_bytes",
+    "file": "total_cache",
+    "shmem": "total_shmem",
+}
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The memory cgroup of this process and those above it, and how their files are called."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root / "sys/fs/cgroup", _V2
+        elif "memory" in controllers.split(","):
+            top, names = root / "sys/fs/cgroup/memory", _V1
+        else:
+            continue
+        # In a container the path may be the host's, which is not there: its own group is the top.
+        folder = top / path.lstrip("/")
+        while folder != top:
+            yield folder, names
+            folder = folder.parent
+        yield top, names

@@ -1,0 +1,135 @@
+"""How a holder of a region starts: enter, wait for the space or reserve it, populate.
+
+The native calls last a tenth of a second at most; in between Python sees to signals, deadlines
+and the caller's `progress`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memlane._native import Population, RegionFile
+from memlane.errors import TimedOut
+from memlane.offload import _pages, _space
+
+Progress = Callable[[int, int], object]
+_SLICE = 0.1
+_log = logging.getLogger("memlane.offload")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a holder asked for."""
+
+    directory: str
+    path: str
+    total_bytes: int
+    rank: int | None
+    participants: int | None
+    threads: int
+    in_huge_pages: bool
+    progress: Progress | None
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Started:
+    """What it got."""
+
+    is_creator: bool
+    pages: _pages.Rung
+
+
+def start(file: RegionFile, plan: Plan) -> Started:
+    """Brings `file` to where it is mapped and populated. Whatever fails, the caller leaves it."""
+    is_creator = _enter(file, plan) == "created"
+    is_builder = _await_space(file, plan) == "build"
+    if is_builder:
+        # What a builder that died had reserved is there already.
+        _space.check(plan.directory, plan.total_bytes - file.allocated, file.free)
+    file.map(plan.in_huge_pages)
+    if not is_builder:
+        _mark_mapped(file, plan)
+    began = time.monotonic()
+    population = Population(file, plan.rank, is_builder, plan.in_huge_pages, plan.threads)
+    try:
+        _populate(file, population, plan, is_builder)
+    finally:
+        population.stop()
+    _log.debug(
+        "%s: %d bytes populated in %.3f s by %d threads%s",
+        plan.path,
+        population.bytes,
+        time.monotonic() - began,
+        plan.threads,
+        ", page by page (no MADV_POPULATE_WRITE)" if population.was_touched else "",
+    )
+    rung: _pages.Rung = "4k"
+    if plan.in_huge_pages:
+        rung = _pages.rung_of(file.address, population.bytes)
+    return Started(is_creator, rung)
+
+
+def _enter(file: RegionFile, plan: Plan) -> str:
+    deadline = time.monotonic() + plan.timeout
+    while (entry := file.enter(_SLICE)) == "waiting":
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"could not join {plan.path} within {plan.timeout} s: somebody who is joining or "
+                f"leaving it has been stopped in the middle of that",
+                plan.timeout,
+            )
+    return entry
+
+
+def _await_space(file: RegionFile, plan: Plan) -> str:
+    """Waits as long as the space grows, but not longer than the timeout without that."""
+    seen = -1
+    deadline = 0.0
+    while (turn := file.await_space(_SLICE)) == "waiting":
+        if (allocated := file.allocated) != seen:
+            seen, deadline = allocated, time.monotonic() + plan.timeout
+        elif time.monotonic() > deadline:
+            raise TimedOut(
+                f"the space of {plan.path} is not complete: {allocated} of {plan.total_bytes} "
+                f"bytes, and none more for {plan.timeout} s; pid {file.builder} reserves it",
+                plan.timeout,
+            )
+    return turn
+
+
+def _mark_mapped(file: RegionFile, plan: Plan) -> None:
+    deadline = time.monotonic() + plan.timeout
+    while (naming := file.mark_mapped(plan.participants or 0, _SLICE)) == "waiting":
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"could not remove the name {plan.path} within {plan.timeout} s: somebody who is "
+                f"joining or leaving has been stopped in the middle of that",
+                plan.timeout,
+            )
+    if naming == "removed":
+        _log.info(
+            "removed the name %s (%d bytes): all %d participants have mapped it",
+            plan.path,
+            plan.total_bytes,
+            plan.participants,
+        )
+
+
+def _populate(file: RegionFile, population: Population, plan: Plan, is_builder: bool) -> None:
+    """The others are let in as soon as all the space is there."""
+    total = population.bytes
+    told = -1
+    state = "working"
+    while state != "done":
+        state = population.wait(_SLICE)
+        if is_builder and state != "working":
+            file.publish()
+            _mark_mapped(file, plan)
+            is_builder = False
+        if plan.progress is not None and (done := population.done) != told:
+            told = done
+            plan.progress(done, total)

@@ -1,0 +1,387 @@
+"""SharedOffloadRegion: one mapping of KV-cache blocks for all workers of an instance."""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from memlane._checks import integer, integer_from
+from memlane._native import RegionFile, await_bytes, usable_cores
+from memlane.errors import (
+    Closed,
+    InvalidArgument,
+    InvalidType,
+    OutsideCell,
+    TimedOut,
+    Unsupported,
+    WrongProcess,
+)
+from memlane.offload import _pages, _start
+from memlane.offload._page_locks import PageLocks
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import torch
+
+    from memlane._native import RegionMap, RegionRows
+
+V = TypeVar("V")
+MAX_REGION_BYTES = 1 << 58
+_LEAVE_PATIENCE = 1.0
+_MOST_THREADS = 16
+_log = logging.getLogger("memlane.offload")
+
+
+class SharedOffloadRegion:
+    """Blocks of all workers of an instance in one file of shared memory, mapped by each of them.
+
+    Args:
+        instance_id: what the file is named after; the same in all processes of the instance.
+        total_size_bytes: of the file; at least num_blocks * num_workers * cpu_page_size.
+        num_blocks: rows; each holds that block of all workers.
+        rank: of this worker; None maps the whole for a scheduler or a tier, without a cell.
+        num_workers: cells in a row.
+        cpu_page_size: bytes of a cell: one block of all tensors of one worker.
+        participants: how many regions will be made of this instance. Once so many have mapped it,
+            its name is removed, so that nothing stays behind however they end.
+        directory, prefix: where the file is, and the beginning of its name.
+        progress: called in this thread with (bytes populated, bytes to populate) as they grow.
+        pages: "4k", "huge", or "auto" for huge ones if the file system offers them; what was got
+            is in `pages`.
+        threads: that reserve and populate; by default this worker's share of the cores.
+        timeout: seconds to wait for others, or None. The space of a large region may take longer:
+            that is waited for as long as it grows.
+
+    Raises:
+        InvalidArgument: a ValueError; sizes that do not fit, an id that cannot be part of a name.
+        LayoutMismatch: a ValueError; the instance lives, with another geometry.
+        SegmentRefused: a PermissionError; what bears the name is not a file of this user's.
+        ShmExhausted: a MemoryError; the file system, the cgroup or the machine has no such space.
+        TimedOut: others are joining or reserving, and do not come to an end.
+
+    Cell `w` of block `b` lies at (b * num_workers + w) * cpu_page_size. The first to come creates
+    the file and reserves all its space; each holder populates the pages of its own cells. A file
+    that nobody holds any more was left by a run that died, and is replaced.
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        total_size_bytes: int,
+        num_blocks: int,
+        rank: int | None,
+        num_workers: int,
+        cpu_page_size: int,
+        *,
+        participants: int | None = None,
+        directory: str | os.PathLike[str] = "/dev/shm",
+        prefix: str = "vllm_offload_",
+        progress: _start.Progress | None = None,
+        pages: _pages.Pages = "auto",
+        threads: int | None = None,
+        timeout: float | None = 30.0,
+    ) -> None:
+        self.page_size = mmap.PAGESIZE
+        self.num_blocks = integer_from("num_blocks", num_blocks, 1)
+        self.num_workers = integer_from("num_workers", num_workers, 1)
+        self.cpu_page_size = integer_from("cpu_page_size", cpu_page_size, 1)
+        self.total_size_bytes = integer_from("total_size_bytes", total_size_bytes, 1)
+        self.rank = None if rank is None else integer_from("rank", rank, 0)
+        self._row_stride = self.cpu_page_size * self.num_workers
+        self._check_sizes()
+        if participants is not None:
+            participants = integer_from("participants", participants, 1)
+        if progress is not None and not callable(progress):
+            raise InvalidType("progress must be callable with two numbers")
+        file_name = _file_name(instance_id, prefix)
+        where = _absolute(directory)
+        self.mmap_path = f"{where}/{file_name}"
+        plan = _start.Plan(
+            where,
+            self.mmap_path,
+            self.total_size_bytes,
+            self.rank,
+            participants,
+            self._share_of_cores() if threads is None else integer_from("threads", threads, 1),
+            _pages.wants_huge(pages, where),
+            progress,
+            _seconds(timeout),
+        )
+        if self.rank is not None:
+            self._worker_offset = self.rank * self.cpu_page_size
+            self._worker_area_end = self._worker_offset + self.cpu_page_size
+
+        file = RegionFile(
+            where,
+            file_name,
+            self.total_size_bytes,
+            self.num_blocks,
+            self.num_workers,
+            self.cpu_page_size,
+        )
+        try:
+            started = _start.start(file, plan)
+        except BaseException:
+            file.leave(_LEAVE_PATIENCE)
+            raise
+        self._file = file
+        self._creator = started.is_creator
+        self.pages = started.pages
+        self.fd: int | None = file.fd
+        self.mmap_obj: RegionMap | None = file.region_map()
+        self._locks = PageLocks(
+            file.address, self.total_size_bytes, self._row_stride, self.mmap_path
+        )
+        self._whole: torch.Tensor | None = None
+        self._views: list[Any] = []
+        self._finalizer = weakref.finalize(
+            self,
+            _release,
+            file,
+            self._locks,
+            self.mmap_obj,
+            f"{self.mmap_path} ({self.total_size_bytes} bytes)",
+        )
+        _log.info(
+            "%s %s (%d bytes, pages: %s)",
+            "created" if self._creator else "joined",
+            self.mmap_path,
+            self.total_size_bytes,
+            self.pages,
+        )
+        if pages == "huge" and self.pages != "huge":
+            _log.warning("%s has huge pages only in part: memory is fragmented", self.mmap_path)
+
+    def _check_sizes(self) -> None:
+        if self.rank is not None and self.rank >= self.num_workers:
+            raise InvalidArgument(f"rank {self.rank} is not below num_workers {self.num_workers}")
+        if self.num_blocks * self._row_stride > self.total_size_bytes:
+            raise InvalidArgument(
+                f"{self.num_blocks} blocks of {self.num_workers} cells of {self.cpu_page_size} "
+                f"bytes are {self.num_blocks * self._row_stride} bytes, more than "
+                f"total_size_bytes {self.total_size_bytes}"
+            )
+        if self.total_size_bytes >= MAX_REGION_BYTES:
+            raise InvalidArgument(f"{self.total_size_bytes} bytes are more than a region can have")
+
+    def _share_of_cores(self) -> int:
+        sharing = 1 if self.rank is None else self.num_workers
+        return max(1, min(_MOST_THREADS, usable_cores() // sharing))
+
+    # Memory ---------------------------------------------------------------------------------
+
+    @property
+    def _base(self) -> torch.Tensor | None:
+        """The whole as an int8 tensor; None after `cleanup`."""
+        if self._whole is None and self._file.is_open:
+            self._whole = _torch("_base").frombuffer(self._file.memory(), dtype=_torch("").int8)
+        return self._whole
+
+    def create_next_view(self, tensor_page_size: int) -> torch.Tensor:
+        """The worker's next tensor: int8, (num_blocks, tensor_page_size), stride (row stride, 1).
+
+        Raises:
+            OutsideCell: a ValueError and an AssertionError; it would leave the worker's cell, or
+                there is no rank. The next view begins where it would have begun before.
+        """
+        as_strided = _torch("create_next_view").as_strided
+        size = self._checked_next(tensor_page_size)
+        view: torch.Tensor = as_strided(
+            self._base,
+            (self.num_blocks, size),
+            (self._row_stride, 1),
+            self._worker_offset,
+        )
+        return self._advanced(view, size)
+
+    def create_next_array(self, tensor_page_size: int) -> np.ndarray[Any, np.dtype[np.int8]]:
+        """As `create_next_view`, with the same offset, as a numpy array. Needs no torch."""
+        size = self._checked_next(tensor_page_size)
+        array: np.ndarray[Any, np.dtype[np.int8]] = np.ndarray(
+            (self.num_blocks, size),
+            np.int8,
+            self._file.memory(),
+            self._worker_offset,
+            (self._row_stride, 1),
+        )
+        return self._advanced(array, size)
+
+    def _checked_next(self, tensor_page_size: int) -> int:
+        self._check_usable()
+        size = integer("tensor_page_size", tensor_page_size)
+        if self.rank is None:
+            raise OutsideCell("a region without a rank has no cell to make views of")
+        if size < 1:
+            raise OutsideCell(f"tensor_page_size must be at least 1, not {size}")
+        end = self._worker_offset + size
+        if end > self._worker_area_end:
+            raise OutsideCell(
+                f"Worker offset {end} exceeds worker area end {self._worker_area_end} (overflowed "
+                f"by {end - self._worker_area_end} bytes): the tensors of one block must fit a "
+                f"cell of {self.cpu_page_size} bytes"
+            )
+        return size
+
+    def _advanced(self, view: V, size: int) -> V:
+        self._worker_offset += size
+        self._views.append(view)
+        return view
+
+    def create_kv_memoryview(self) -> RegionRows:
+        """All blocks without a copy: `view[b]` is a writable memoryview of the row of block b.
+
+        `len(view)` is num_blocks; `memoryview(view)` has two dimensions.
+        """
+        self._check_usable()
+        return self._file.rows()
+
+    def _check_usable(self) -> None:
+        if not self._file.is_open:
+            raise Closed(f"the region {self.mmap_path} was cleaned up")
+        if not self._file.is_own:
+            raise WrongProcess(
+                "this region was opened by the process that forked this one; only cleanup() may "
+                "be called here. Make a new region in the child"
+            )
+
+    # Page-locking ---------------------------------------------------------------------------
+
+    @property
+    def is_pinned(self) -> bool:
+        """Is the region page-locked? May be set by who registers `_base.data_ptr()` himself."""
+        return self._locks.is_locked
+
+    @is_pinned.setter
+    def is_pinned(self, value: bool) -> None:
+        if value and not self._locks.is_locked:
+            self._locks.take_over()
+        elif not value:
+            self._locks.forget()
+
+    def pin(self) -> bool:
+        """Page-locks the whole region for the GPU; False, and a WARNING, where that cannot be.
+
+        Raises:
+            InvalidArgument: cells are not whole pages.
+        """
+        self._check_usable()
+        if self.cpu_page_size % self.page_size:
+            raise InvalidArgument(
+                f"cells of {self.cpu_page_size} bytes are not whole pages of {self.page_size} "
+                f"bytes, and only whole pages can be locked"
+            )
+        return self._locks.is_locked or self._locks.lock()
+
+    def unpin(self) -> None:
+        """The pages may be swapped and moved again."""
+        self._check_usable()
+        self._locks.unlock()
+
+    # End ------------------------------------------------------------------------------------
+
+    def cleanup(self) -> None:
+        """Gives everything up; the last holder removes the file. Idempotent.
+
+        Views that are still alive keep the memory mapped, but not the region alive.
+        """
+        self._views.clear()
+        self._whole = None
+        self.mmap_obj = None
+        self.fd = None
+        self._creator = False
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        self._check_usable()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+    def __repr__(self) -> str:
+        who = "whole" if self.rank is None else f"rank {self.rank} of {self.num_workers}"
+        state = "" if self._file.is_open else " cleaned up"
+        return (
+            f"<SharedOffloadRegion {self.mmap_path} {who}{state}, {self.num_blocks} blocks, "
+            f"{self.total_size_bytes} bytes>"
+        )
+
+
+def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -> None:
+    """Like cleanup, by the finalizer too: locks of pages go before the mapping does."""
+    if file.is_own:  # in a forked child CUDA cannot be used, and nothing is locked
+        locks.unlock()
+    locks.forget()
+    memory.close()
+    removed, problem = file.leave(_LEAVE_PATIENCE)
+    if removed:
+        _log.info("removed %s", what)
+    if problem:
+        _log.warning("%s may stay until its next start replaces it: %s", what, problem)
+
+
+def _file_name(instance_id: object, prefix: object) -> str:
+    """One name in the directory, whatever is in the id."""
+    for what, text in (("instance_id", instance_id), ("prefix", prefix)):
+        if not isinstance(text, str):
+            raise InvalidType(f"{what} must be a string, not {type(text).__name__}")
+        if "/" in text or "\0" in text or ".." in text:
+            raise InvalidArgument(f"{what} {text!r} cannot be part of a file's name")
+    if not instance_id:
+        raise InvalidArgument("instance_id must not be empty")
+    name = f"{prefix}{instance_id}.mmap"
+    try:
+        length = len(os.fsencode(name))
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"instance_id {instance_id!r} cannot be part of a name") from None
+    if length > 255:
+        raise InvalidArgument(f"{name[:40]!r}... has {length} bytes; a file's name has at most 255")
+    return name
+
+
+def _absolute(directory: object) -> str:
+    """The name is removed much later, from wherever this process is by then."""
+    if not isinstance(directory, (str, os.PathLike)):
+        raise InvalidType(f"directory must be a path, not {type(directory).__name__}")
+    return os.path.abspath(os.fsdecode(directory))
+
+
+def _seconds(timeout: float | None) -> float:
+    if timeout is None:
+        return math.inf
+    if not isinstance(timeout, (int, float)):
+        raise InvalidType("timeout must be a number of seconds or None")
+    if math.isnan(timeout):
+        raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
+    return float(timeout)
+
+
+def _torch(what: str) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise Unsupported(
+            f"{what} needs torch, which cannot be imported here ({error}); create_next_array "
+            f"gives numpy arrays"
+        ) from None
+    return torch
+
+
+def _wait_for_file_size(fd: int, expected_size: int, timeout: float = 30.0) -> None:
+    """Returns once the file is at least that long; TimedOut if it is not in time."""
+    deadline = time.monotonic() + timeout
+    while not await_bytes(fd, expected_size, max(0.0, deadline - time.monotonic())):
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"the file is not {expected_size} bytes long, but {os.fstat(fd).st_size}, after "
+                f"{timeout} s",
+                timeout,
+            )

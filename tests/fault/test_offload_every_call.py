@@ -1,0 +1,122 @@
+"""A holder is killed before each system call of its life, from the first to the last.
+
+The points of `tests/crash` are those that were thought of; here the kernel itself stops the process
+at a call (ptrace), so none is left out. ``MEMLANE_SOAK_CALLS=1`` takes every call in one run; by
+default it is every third, beginning at another one each time.
+"""
+
+import ctypes
+import os
+import random
+import signal
+
+import pytest
+
+from memlane import TimedOut
+from tests.harness import Link, Peer, start
+from tests.regions import new_id, path_of, region_of
+
+STEP = int(os.environ.get("MEMLANE_SOAK_CALLS", "3"))
+_TRACEME, _DETACH, _SYSCALL, _SETOPTIONS = 0, 17, 24, 0x4200
+_MARK_CALLS = 1  # a stop at a system call is told from a signal
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def trace(request: int, pid: int, data: int = 0) -> None:
+    if _libc.ptrace(request, pid, None, ctypes.c_void_p(data)) != 0:
+        raise OSError(ctypes.get_errno(), "ptrace")
+
+
+def living(_link: Link, instance: str, participants: int | None) -> None:
+    trace(_TRACEME, 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    region_of(instance, 0, threads=1, participants=participants).cleanup()
+    os._exit(0)
+
+
+def comes_to_call(peer: Peer, number: int) -> bool:
+    """Lets it run until it is about to make that call; False if it came to its end before."""
+    os.waitpid(peer.pid, os.WUNTRACED)  # it has stopped itself
+    trace(_SETOPTIONS, peer.pid, _MARK_CALLS)
+    for _ in range(2 * number - 1):  # a stop before each call and one behind it
+        trace(_SYSCALL, peer.pid)
+        found = os.waitid(os.P_PID, peer.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        if found is None or found.si_code in (os.CLD_EXITED, os.CLD_KILLED):
+            return False
+        os.waitpid(peer.pid, os.WUNTRACED)
+    return True
+
+
+def is_refused() -> bool:
+    if (pid := os.fork()) == 0:
+        os._exit(_libc.ptrace(_TRACEME, 0, None, None) != 0)
+    return os.waitpid(pid, 0)[1] != 0
+
+
+@pytest.mark.skipif(is_refused(), reason="this machine does not let a test trace its children")
+@pytest.mark.soak(seconds=120)
+@pytest.mark.parametrize("participants", [None, 1])
+def test_death_before_every_call(participants: int | None) -> None:
+    """The next start works at once, sees no old bytes, and leaves nothing."""
+    instance = new_id()
+    left = 0
+    number = random.randrange(STEP)
+    has_more = True
+    while has_more:
+        number += STEP
+        peer = start(living, instance, participants)
+        if has_more := comes_to_call(peer, number):
+            peer.kill()
+        else:
+            assert peer.join() == 0
+            assert not path_of(instance).exists()
+        left += path_of(instance).exists()
+        with region_of(instance, 1, threads=1, participants=participants) as region:
+            assert region._creator
+            assert not any(region.mmap_obj[:])
+        assert not path_of(instance).exists()
+    print(f"some {number} calls; before {left} of them a death leaves a file for the next start")
+    assert number > 50
+    assert 0 < left < number
+
+
+def starting(_link: Link, instance: str) -> None:
+    trace(_TRACEME, 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    region = region_of(instance, 0, threads=1)
+    is_named = path_of(instance).stat().st_ino == os.fstat(region.fd or 0).st_ino
+    region.cleanup()
+    os._exit(0 if is_named else 1)
+
+
+@pytest.mark.skipif(is_refused(), reason="this machine does not let a test trace its children")
+@pytest.mark.soak(seconds=120)
+def test_start_beside_one_that_is_stopped_at_a_call() -> None:
+    """Stopped is not dead: another joins, waits or creates, and nobody is robbed."""
+    instance = new_id()
+    waits = starts = 0
+    number = random.randrange(STEP)
+    while True:
+        number += STEP
+        peer = start(starting, instance)
+        has_more = comes_to_call(peer, number)
+        try:
+            other = region_of(instance, 1, threads=1, timeout=0.02)
+            starts += 1
+        except TimedOut:
+            other = None
+            waits += 1
+        if not has_more:
+            break
+        trace(_DETACH, peer.pid)
+        if peer.join() != 0:
+            raise AssertionError(f"stopped at call {number} it lost its file to another")
+        if other is not None:
+            assert path_of(instance).exists()
+            other.cleanup()
+        assert not path_of(instance).exists()
+    peer.join()
+    if other is not None:
+        other.cleanup()
+    assert waits > 5
+    assert starts > 5

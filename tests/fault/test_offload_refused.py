@@ -1,0 +1,222 @@
+"""R14: what bears a region's name and is no file of this user's is refused, and left as it is."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memlane import SegmentRefused, WrongProcess
+from tests.harness import Link, holdings, start, surplus
+from tests.queues import refuses
+from tests.regions import new_id, path_of, region_of
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize("to", ["a file", "nowhere"])
+def test_symbolic_link(tmp_path: Path, to: str) -> None:
+    target = tmp_path / "target"
+    if to == "a file":
+        target.write_bytes(b"precious")
+    instance = new_id()
+    path_of(instance).symlink_to(target)
+    try:
+        with refuses(PermissionError, match="symbolic link") as caught:
+            region_of(instance)
+        assert isinstance(caught.value, SegmentRefused)
+        assert target.exists() == (to == "a file")
+        assert path_of(instance).is_symlink()
+    finally:
+        path_of(instance).unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_file_of_another_user() -> None:
+    """Though root could open it, and nobody holds it."""
+    instance = new_id()
+    path_of(instance).write_bytes(b"theirs")
+    os.chown(path_of(instance), NOBODY, NOBODY)
+    try:
+        with refuses(PermissionError, match=str(NOBODY)):
+            region_of(instance)
+        assert path_of(instance).read_bytes() == b"theirs"
+    finally:
+        path_of(instance).unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_live_region_of_another_user() -> None:
+    instance = new_id()
+
+    def role(_link: Link) -> None:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        with refuses(PermissionError):
+            region_of(instance, 1)
+
+    with region_of(instance):
+        start(role).result()
+        assert path_of(instance).exists()
+
+
+def test_live_region_of_another_mode() -> None:
+    """Somebody has opened it for others."""
+    instance = new_id()
+    with region_of(instance):
+        path_of(instance).chmod(0o666)
+        with refuses(PermissionError, match="0600"):
+            region_of(instance, 1)
+        path_of(instance).chmod(0o600)
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def directory(path: Path) -> None:
+    path.mkdir(0o700)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+@pytest.mark.parametrize("make", [fifo, directory, unix_socket])
+def test_no_file(make: Callable[[Path], None]) -> None:
+    instance = new_id()
+    make(path_of(instance))
+    try:
+        with refuses(PermissionError, match="regular file"):
+            region_of(instance)
+    finally:
+        path_of(instance).rmdir() if make is directory else path_of(instance).unlink()
+
+
+def few_descriptors(_link: Link) -> tuple[int, int]:
+    import resource
+
+    instance = new_id()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(number) for number in os.listdir("/proc/self/fd"))
+    while (first := os.dup(0)) < highest:
+        pass
+    os.close(first)
+    failed = succeeded = 0
+    with region_of(instance):
+        for joins in (True, False):
+            name = instance if joins else new_id()
+            before = holdings("vllm_offload_")
+            for spare in range(8):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (first + spare, hard))
+                try:
+                    region_of(name, 1).cleanup()
+                    succeeded += 1
+                except OSError:
+                    failed += 1
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+                assert not surplus(before, holdings("vllm_offload_"))
+    return failed, succeeded
+
+
+def test_without_descriptors() -> None:
+    """R8: however few there are: an OSError and nothing left, or success."""
+    failed, succeeded = start(few_descriptors).result()
+    assert failed > 0
+    assert succeeded > 0
+
+
+def test_limit_of_file_size() -> None:
+    def role(_link: Link) -> None:
+        import resource
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        instance = new_id()
+        with refuses(MemoryError, match="ulimit -f"):
+            region_of(instance)
+        assert not path_of(instance).exists()
+
+    start(role).result()
+
+
+def test_interrupted_wait() -> None:
+    """Ctrl-C ends a start that waits for others; nothing of it stays."""
+    from tests.regions import half_created
+
+    instance = new_id()
+    creator = start(half_created, instance)
+    creator.hear()
+
+    def role(link: Link) -> None:
+        link.tell()
+        with pytest.raises(KeyboardInterrupt):
+            region_of(instance)
+        assert instance not in Path("/proc/self/maps").read_text()
+
+    waiter = start(role)
+    waiter.hear()
+    waiter.until_asleep()
+    os.kill(waiter.pid, signal.SIGINT)
+    waiter.result()
+    creator.tell("give up")
+    creator.result()
+    assert not path_of(instance).exists()
+
+
+def test_forked_child() -> None:
+    """Cleanup there releases the child's copies alone; the parent does not notice."""
+    instance = new_id()
+    region = region_of(instance)
+    region.create_next_array(1)[:] = 3
+
+    def role(_link: Link) -> None:
+        with refuses(RuntimeError) as caught:
+            region.create_next_array(1)
+        assert isinstance(caught.value, WrongProcess)
+        with refuses(WrongProcess):
+            region.pin()
+        assert region.mmap_obj[0] == 3
+        region.cleanup()
+        region.cleanup()
+        assert region.fd is None
+        with region_of(instance, 1) as other:
+            assert not other._creator
+            assert other.mmap_obj[0] == 3
+
+    start(role).result()
+    assert path_of(instance).exists()
+    start(lambda _link: None).result()  # a child that just exits
+    assert path_of(instance).exists()
+    with region_of(instance, 1) as other:
+        assert not other._creator
+    region.cleanup()
+    assert not path_of(instance).exists()
+
+
+def test_parent_dies_and_its_forked_child_lives() -> None:
+    """The child has the mapping, but holds nothing: the file is dead, and replaced."""
+    instance = new_id()
+
+    def role(link: Link) -> None:
+        region = region_of(instance)
+        region.create_next_array(1)[:] = 3
+        if (child := os.fork()) == 0:
+            signal.pause()
+            os._exit(0)
+        link.tell(child)
+        link.hear()
+
+    parent = start(role)
+    child = parent.hear()
+    parent.kill()
+    with region_of(instance) as region:
+        assert region._creator
+        assert region.mmap_obj[0] == 0
+    os.kill(child, signal.SIGKILL)

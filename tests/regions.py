@@ -1,0 +1,89 @@
+"""Offload regions for tests, in this process and in others."""
+
+import ctypes
+import itertools
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memlane import SharedOffloadRegion
+from memlane._native import RegionFile
+from tests.harness import Link, Remote, serve, start
+
+Region = SharedOffloadRegion
+PAGE = mmap.PAGESIZE
+_numbers = itertools.count()
+
+
+def new_id() -> str:
+    """An instance that nobody else has."""
+    return f"test-{os.getpid()}-{next(_numbers)}"
+
+
+def region_of(
+    instance: str,
+    rank: int | None = 0,
+    *,
+    blocks: int = 4,
+    workers: int = 2,
+    cell: int = PAGE,
+    extra: int = 0,
+    **options: Any,
+) -> Region:
+    """A region of `blocks` rows of `workers` cells, and `extra` bytes behind them."""
+    total = blocks * workers * cell + extra
+    return Region(instance, total, blocks, rank, workers, cell, **options)
+
+
+def path_of(instance: str) -> Path:
+    return Path(f"/dev/shm/vllm_offload_{instance}.mmap")
+
+
+@contextmanager
+def mapped(path: str | Path) -> Iterator[mmap.mmap]:
+    """The same file as any process maps it that knows nothing of memlane."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        yield memory
+
+
+def populated_pages(path: str | Path) -> list[bool]:
+    """Which pages of the file hold something: reserved alone they do not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with mapped(path) as memory:
+        count = -(-len(memory) // PAGE)
+        found = (ctypes.c_ubyte * count)()
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), found) == 0
+        return [bool(one & 1) for one in found]
+
+
+def file_of(instance: str, *, blocks: int = 4, workers: int = 2, cell: int = PAGE) -> RegionFile:
+    """The file alone, at whatever step of its start the test wants it."""
+    name = f"vllm_offload_{instance}.mmap"
+    return RegionFile("/dev/shm", name, blocks * workers * cell, blocks, workers, cell)
+
+
+def serving(link: Link, instance: str, rank: int | None, options: dict[str, Any]) -> None:
+    """Role: a region that does what it is asked to do."""
+    with region_of(instance, rank, **options) as region:
+        serve(link, region, region._creator)
+
+
+def start_region(
+    instance: str, rank: int | None = 0, method: str = "fork", **options: Any
+) -> Remote:
+    """A region in a process of its own, started; its greeting is whether it is the creator."""
+    return Remote(start(serving, instance, rank, options, method=method))
+
+
+def half_created(link: Link, instance: str) -> None:
+    """Role: has created the file, and reserves nothing."""
+    file = file_of(instance)
+    assert file.enter(0.1) == "created"
+    assert file.await_space(0) == "build"
+    link.tell()
+    link.hear()
+    file.leave(1.0)

@@ -1,0 +1,103 @@
+"""Sizes and names that cannot be: a ValueError, and nothing is created."""
+
+import os
+from typing import Any
+
+import pytest
+
+from memlane import SharedOffloadRegion
+from tests.queues import refuses
+from tests.regions import PAGE, new_id, path_of, region_of
+
+GOOD: dict[str, Any] = {
+    "total_size_bytes": 8 * PAGE,
+    "num_blocks": 4,
+    "rank": 0,
+    "num_workers": 2,
+    "cpu_page_size": PAGE,
+}
+SIZES = [
+    {"rank": 2},
+    {"rank": -1},
+    {"num_blocks": 0},
+    {"num_blocks": -4},
+    {"num_blocks": 5},
+    {"num_workers": 0},
+    {"num_workers": -1},
+    {"num_workers": 3},
+    {"cpu_page_size": 0},
+    {"cpu_page_size": PAGE + 1},
+    {"total_size_bytes": 0},
+    {"total_size_bytes": -8 * PAGE},
+    {"total_size_bytes": 8 * PAGE - 1},
+    {"total_size_bytes": 1 << 58},
+    {"num_blocks": 1 << 40, "cpu_page_size": 1 << 40},
+    {"participants": 0},
+    {"threads": 0},
+    {"pages": "2m"},
+    {"timeout": float("nan")},
+]
+
+
+@pytest.fixture(autouse=True)
+def _creates_nothing() -> Any:
+    before = sorted(os.listdir("/dev/shm"))
+    yield
+    assert sorted(os.listdir("/dev/shm")) == before
+
+
+@pytest.mark.parametrize("wrong", SIZES, ids=str)
+def test_sizes(wrong: dict[str, Any]) -> None:
+    """R11."""
+    with refuses(ValueError):
+        SharedOffloadRegion(new_id(), **{**GOOD, **wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rank": 0.0}, {"num_blocks": "4"}, {"num_workers": True}, {"progress": 3}, {"timeout": "1"}],
+    ids=str,
+)
+def test_types(wrong: dict[str, Any]) -> None:
+    with refuses(TypeError):
+        SharedOffloadRegion(new_id(), **{**GOOD, **wrong})
+
+
+@pytest.mark.parametrize(
+    "instance",
+    ["a/b", "..", "../x", "a..b/", "/", "", "nul\0", "x" * 256, "\udcff\ud800"],
+    ids=ascii,
+)
+def test_ids(instance: str) -> None:
+    """R13."""
+    with refuses(ValueError):
+        region_of(instance)
+
+
+def test_longest_id() -> None:
+    """As long as a file's name can be."""
+    instance = "x" * (255 - len("vllm_offload_.mmap"))
+    region_of(instance).cleanup()
+    with refuses(ValueError):
+        region_of(instance + "x")
+
+
+def test_id_of_another_type() -> None:
+    with refuses(TypeError):
+        region_of(7)  # type: ignore[arg-type]
+
+
+def test_relative_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name goes, wherever the process has gone meanwhile."""
+    monkeypatch.chdir("/dev")
+    region = region_of(instance := new_id(), directory="shm", timeout=None)
+    assert region.mmap_path == str(path_of(instance))
+    monkeypatch.chdir("/")
+    region.cleanup()
+    with refuses(TypeError):
+        region_of(new_id(), directory=3)
+
+
+def test_directory_that_is_not_there() -> None:
+    with refuses(OSError):
+        region_of(new_id(), directory="/dev/shm/nowhere")

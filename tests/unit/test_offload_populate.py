@@ -1,0 +1,203 @@
+"""Start-up: whose pages are populated, by what, and what the caller hears of it."""
+
+import ctypes
+import platform
+import struct
+import threading
+
+import pytest
+
+from memlane._native import Population
+from tests.harness import Aside, Link, start, unshare_refusal, until
+from tests.queues import refuses
+from tests.regions import PAGE, file_of, mapped, new_id, path_of, populated_pages, region_of
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_each_rank_its_own_cells(workers: int, threads: int) -> None:
+    """The creator, too, leaves the cells of others to them; all the space is reserved."""
+    instance = new_id()
+    shape = {"blocks": 5, "workers": workers, "cell": 2 * PAGE, "threads": threads}
+    regions = []
+    for rank in range(workers):
+        regions.append(region_of(instance, rank, **shape))  # type: ignore[arg-type]
+        pages = populated_pages(path_of(instance))
+        for number, is_populated in enumerate(pages):
+            assert is_populated == (number // 2 % workers <= rank), number
+        assert path_of(instance).stat().st_blocks * 512 == regions[0].total_size_bytes
+    for region in regions:
+        region.cleanup()
+
+
+def test_the_whole() -> None:
+    """Without a rank everything, up to the last byte."""
+    instance = new_id()
+    with region_of(instance, None, extra=PAGE + 1):
+        assert all(populated_pages(path_of(instance)))
+
+
+def test_a_joiner_maps_what_is_there() -> None:
+    """No page fault is left to him, for reading or for writing."""
+    instance = new_id()
+    with region_of(instance, None, blocks=64, cell=16 * PAGE):
+
+        def role(_link: Link) -> tuple[int, int]:
+            with region_of(instance, None, blocks=64, cell=16 * PAGE) as region:
+                address = region._file.address
+                flags = []
+                with open("/proc/self/pagemap", "rb") as pagemap:
+                    pagemap.seek(address // PAGE * 8)
+                    for _ in range(region.total_size_bytes // PAGE):
+                        flags.append(struct.unpack("Q", pagemap.read(8))[0] >> 63)
+                return sum(flags), len(flags)
+
+        there, all_of_them = start(role).result()
+        assert there == all_of_them == 64 * 2 * 16
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_progress(rank: int | None) -> None:
+    """(bytes populated, bytes to populate): growing, in this thread, and in the end all."""
+    heard: list[tuple[int, int, threading.Thread]] = []
+
+    def progress(done: int, total: int) -> None:
+        heard.append((done, total, threading.current_thread()))
+
+    blocks, cell = 24, 2 * MIB
+    with region_of(new_id(), rank, blocks=blocks, cell=cell, progress=progress):
+        pass
+    total = blocks * cell * (2 if rank is None else 1)
+    assert {one[1] for one in heard} == {total}
+    assert {one[2] for one in heard} == {threading.current_thread()}
+    amounts = [one[0] for one in heard]
+    assert amounts == sorted(set(amounts))
+    assert amounts[-1] == total
+
+
+def test_progress_that_raises() -> None:
+    """R8: the start fails with that error, and leaves nothing; the next one works."""
+    instance = new_id()
+
+    def progress(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        region_of(instance, progress=progress)
+    assert not path_of(instance).exists()
+    region_of(instance).cleanup()
+
+
+def test_others_are_let_in_before_the_creator_has_populated() -> None:
+    """What they need is the space; the creator's own pages are his affair."""
+    instance = new_id()
+    is_in = threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        if done == total:
+            assert is_in.wait(10)
+
+    creator = Aside(region_of, instance, 0, progress=progress)
+    until(path_of(instance).exists)
+    other = region_of(instance, 1)
+    is_in.set()
+    creator.result().cleanup()
+    other.cleanup()
+
+
+def without_populate() -> None:
+    """From here on this process has the madvise of a kernel before 5.14."""
+    number, audit = {"x86_64": (28, 0xC000003E), "aarch64": (233, 0xC00000B7)}[platform.machine()]
+    del audit
+    load, equals, at_least, give = 0x20, 0x15, 0x35, 0x06
+    steps = [
+        (load, 0, 0, 0),  # the call
+        (equals, 0, 4, number),
+        (load, 0, 0, 32),  # its third argument
+        (at_least, 0, 2, 22),
+        (at_least, 1, 0, 24),
+        (give, 0, 0, 0x00050000 | 22),  # EINVAL
+        (give, 0, 0, 0x7FFF0000),
+    ]
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
+    buffer = ctypes.create_string_buffer(code)
+    program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(buffer))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+    assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_kernel_without_populate(rank: int | None) -> None:
+    """Every page is written to, and what is there stays."""
+    instance = new_id()
+
+    def role(_link: Link) -> list[bool]:
+        without_populate()
+        with region_of(instance, 0) as first:
+            first.mmap_obj[:] = b"\7" * first.total_size_bytes
+            file = file_of(instance)
+            assert file.enter(1) == "joined"
+            assert file.await_space(1) == "complete"
+            file.map(False)
+            population = Population(file, rank, False, False, 2)
+            while population.wait(1) != "done":
+                pass
+            assert population.was_touched
+            population.stop()
+            file.leave(1)
+            with mapped(first.mmap_path) as memory:
+                assert bytes(memory) == b"\7" * first.total_size_bytes
+        with region_of(instance, rank):
+            return populated_pages(path_of(instance))
+
+    pages = start(role).result()
+    assert pages == [rank is None or number % 2 == rank for number in range(8)]
+
+
+def test_huge_pages_that_are_not_offered() -> None:
+    """Demanded: refused, with what to do; nothing is created."""
+    instance = new_id()
+    with refuses(NotImplementedError, match="huge=advise"):
+        region_of(instance, pages="huge")
+    assert not path_of(instance).exists()
+    with region_of(instance) as region:
+        assert region.pages == "4k"
+
+
+def in_huge_pages(_link: Link, pages: str, rank: int | None) -> tuple[str, int, str]:
+    import os
+    import subprocess
+
+    subprocess.run(["mount", "-o", "remount,huge=advise", "/dev/shm"], check=True)
+    instance = new_id()
+    with region_of(instance, rank, blocks=16, cell=MIB, extra=1, pages=pages) as region:
+        os.fsync(region.fd or 0)
+        file_bytes = path_of(instance).stat().st_blocks * 512
+        with region_of(instance, 1, blocks=16, cell=MIB, extra=1, pages=pages) as other:
+            region.create_kv_memoryview()[3][MIB] = 9
+            assert other.create_next_array(1)[3, 0] == 9
+            assert all(populated_pages(path_of(instance)))
+            return region.pages, file_bytes, other.pages
+
+
+@pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+@pytest.mark.parametrize("pages", ["auto", "huge", "4k"])
+@pytest.mark.parametrize("rank", [None, 0])
+def test_huge_pages(pages: str, rank: int | None) -> None:
+    """Where the file system offers them they are got, unless small ones are asked for."""
+    if rank == 0 and pages == "4k":
+        pytest.skip("then nobody populates the other cells")
+    from tests.harness import private_shm
+
+    got, file_bytes, joined = start(
+        in_huge_pages, pages, rank, method="spawn", command=private_shm("128m")
+    ).result()
+    assert file_bytes >= 32 * MIB + 1
+    if pages == "4k":
+        assert (got, joined) == ("4k", "4k")
+    else:
+        assert got == "huge"
+        assert joined == "huge"
