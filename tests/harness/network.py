@@ -1,5 +1,6 @@
 """A network of a test's own: a host beside this one, and a cable that can be pulled."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-_NAME = "memlane"
+_count = itertools.count()
 
 
 @cache
@@ -63,8 +64,10 @@ class Neighbour:
 @contextmanager
 def neighbour() -> Iterator[Neighbour]:
     """One that is gone after the block, with its cable."""
-    name = f"{_NAME}{os.getpid() % 10_000}"  # names of interfaces have 15 characters
-    net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+    # Name and address are free again only a while after the end. Names have 15 characters at most.
+    count = next(_count) % 50
+    name = f"ml{os.getpid() % 1_000_000}n{count}"
+    net = f"10.{200 + count}.{os.getpid() % 250}"
     one = Neighbour(name, f"{net}.1", f"{net}.2", ("ip", "netns", "exec", name, sys.executable))
     _ip("netns", "add", name)
     try:
