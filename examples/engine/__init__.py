@@ -4,23 +4,25 @@ Run it with `PYTHONPATH=examples python -m engine`. What it shows is data moveme
 random numbers. Every step goes like this:
 
     scheduler                                     workers (each holds its heads and MLP columns)
-      decide what runs
+      decide what runs, and in which blocks
       put new images into the store
-      broadcast the decision  ───────────────────▶  take it, look at its images in the store,
-                                                    embed its tokens
+      broadcast the decision  ───────────────────▶  take it, move blocks of the KV cache from and to
+                                                    the offload region, look at images in the store,
+                                                    embed the tokens
       per layer: add up       ◀── partial sums ───  compute the shard's part of the layer
                  broadcast the total ────────────▶  add it to the hidden state
       elect the next tokens   ◀── votes ──────────  best token of the shard's vocabulary
 
 The decision, a dict of a few hundred bytes for all workers, is what memlane's broadcast is made
 for. Images, up to 3 MB each and the same ones again and again, are what its object store is made
-for: the decision only says where they are. The partial sums and totals stand in for the all-reduce
-that GPUs do among themselves.
+for: the decision only says where they are. The KV cache of a worker is a pool of blocks, a small
+one: sequences take turns, and the blocks of those who are paused are in memlane's offload region.
+The partial sums and totals stand in for the all-reduce that GPUs do among themselves.
 
 Read `worker.py` and `scheduler.py` for memlane's broadcast, `image_store.py` for its object store,
-`batching.py` for what is decided, `model.py` and `kv_cache.py` for the transformer, `trace.py` for
-requests as a real service got them, and `live.py` for who does what meanwhile, which the
-`statistics` of queue and store tell.
+`offload.py` for its offload region, `batching.py` and `paging.py` for what is decided, `model.py`
+and `kv_cache.py` for the transformer, `trace.py` for requests as a real service got them, and
+`live.py` for who does what meanwhile, which the `statistics` of queue and store tell.
 """
 
 import os

@@ -12,14 +12,22 @@ from memlane import MemlaneError
 from .arguments import parse_arguments
 from .batching import Batcher
 from .model import ModelConfig
+from .paging import Pools
 from .progress import Progress
 from .reference import run_reference
 from .scheduler import Engine, WorkerDied
-from .summary import print_images, print_line, print_requests, print_segments, print_summary
+from .summary import (
+    print_images,
+    print_line,
+    print_offload,
+    print_requests,
+    print_segments,
+    print_summary,
+)
 
 MAX_STEP_TOKENS = 128
 MOST_CHECKED_STEPS = 1000
-"""So many steps are computed a second time, in a single process: half a minute at worst."""
+"""So many steps the single process computes at most, to compare: half a minute at worst."""
 PROMISED_SECONDS = 1.0
 """Within this time memlane tells of a death."""
 
@@ -40,8 +48,8 @@ def main() -> int:
 
 def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
     """Answer all requests, print a summary, and compare with a single process."""
-    batcher, progress = _batcher(arguments), Progress()
-    with Engine(config, arguments.workers, _store_bytes(arguments)) as engine:
+    batcher, progress = _batcher(arguments, arguments.pools), Progress()
+    with _engine(config, arguments) as engine:
         _print_start(engine, arguments)
         with _view(engine, batcher, progress, arguments):
             for _ in engine.generate(batcher, progress):
@@ -55,19 +63,21 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
     print_summary(progress, seconds, broadcast, engine.reports)
     if engine.images is not None and store is not None:
         print_images(engine.images, store, engine.reports)
+    if engine.region is not None:
+        print_offload(engine.region, engine.region_starts, batcher.blocks, engine.reports)
     if arguments.workload.scaled is not None:
         print_requests(progress)
     clean = print_segments(engine.segments)
-    right = _compare(config, arguments, batcher, progress)
+    right = _compare(config, arguments, batcher)
     return 0 if clean and right else 1
 
 
 def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
     """Kill a worker in the middle, and show what the user of such an engine sees."""
-    batcher, progress = _batcher(arguments), Progress()
+    batcher, progress = _batcher(arguments, arguments.pools), Progress()
     victim = arguments.workers // 2
     killed = None
-    with Engine(config, arguments.workers, _store_bytes(arguments)) as engine:
+    with _engine(config, arguments) as engine:
         _print_start(engine, arguments)
         pid = engine.pid(victim)
         try:
@@ -109,21 +119,23 @@ def _view(
     return LiveView(engine, batcher, progress)
 
 
-def _compare(
-    config: ModelConfig, arguments: argparse.Namespace, batcher: Batcher, progress: Progress
-) -> bool:
-    """Print whether a single process elects the same tokens; True if so."""
-    reference = _batcher(arguments)
-    joined = progress.joined[:MOST_CHECKED_STEPS]
-    run_reference(config, arguments.workers, reference, joined)
-    all_steps = len(joined) == len(progress.joined)
-    differing = []
-    for number, theirs in enumerate(reference.sequences):
-        ours = batcher.sequences[number].tokens
-        if theirs.tokens != (ours if all_steps else ours[: len(theirs.tokens)]):
+def _compare(config: ModelConfig, arguments: argparse.Namespace, batcher: Batcher) -> bool:
+    """Print whether a single process, which never moves a block, elects the same; True if so."""
+    reference = _batcher(arguments, None)
+    run_reference(config, arguments.workers, reference, MOST_CHECKED_STEPS)
+    differing, generated, compared = [], 0, 0
+    for number, (theirs, ours) in enumerate(
+        zip(reference.sequences, batcher.sequences, strict=True)
+    ):
+        # Where the reference was cut short, as much of it as there is.
+        as_far = None if theirs.is_finished else len(theirs.tokens)
+        if theirs.tokens != ours.tokens[:as_far]:
             differing.append(number)
-    extent = "" if all_steps else f" in the first {len(joined)} of {len(progress.joined)} steps"
-    same = f"the same tokens{extent}"
+        generated += ours.new_tokens
+        compared += theirs.new_tokens
+    same = "the same tokens"
+    if compared < generated:
+        same += f", as far as compared: {compared} of {generated}"
     print_line("single process", f"differs for requests {differing}" if differing else same)
     return not differing
 
@@ -139,13 +151,21 @@ def _print_start(engine: Engine, arguments: argparse.Namespace) -> None:
         print_line("images", f"{workload.images}, in a store of {arguments.store_mib} MiB")
 
 
+def _engine(config: ModelConfig, arguments: argparse.Namespace) -> Engine:
+    return Engine(config, arguments.workers, arguments.pools, _store_bytes(arguments))
+
+
 def _store_bytes(arguments: argparse.Namespace) -> int:
     return 0 if arguments.workload.images is None else arguments.store_mib << 20
 
 
-def _batcher(arguments: argparse.Namespace) -> Batcher:
-    requests = arguments.workload.requests
-    return Batcher(requests, max_batch=arguments.batch, max_step_tokens=MAX_STEP_TOKENS)
+def _batcher(arguments: argparse.Namespace, pools: Pools | None) -> Batcher:
+    return Batcher(
+        arguments.workload.requests,
+        max_batch=arguments.batch,
+        max_step_tokens=MAX_STEP_TOKENS,
+        pools=pools,
+    )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ import argparse
 import math
 from pathlib import Path
 
+from .batching import pools_for
 from .image_store import MAX_OBJECT_BYTES
 from .model import ModelConfig
+from .paging import BLOCK_SIZE, PoolTooSmall
 from .trace import TOKEN_SCALES, Scale, TraceError, TraceLine, read_trace
 from .workload import Workload, prompts_workload, trace_workload, with_images
 
@@ -21,7 +23,7 @@ LEAST_STORE_MIB = -(-MAX_OBJECT_BYTES // (1 << 20))
 
 
 def parse_arguments(config: ModelConfig) -> argparse.Namespace:
-    """Return workers, batch, store_mib, kill_worker and plain as given, and the `workload`."""
+    """Return what was given, and with it the `workload` and the `pools` of blocks."""
     parser = _parser(config)
     arguments = parser.parse_args()
     mode, others = ("--prompts", DEFAULTS.keys() - {"tokens"})
@@ -35,6 +37,15 @@ def parse_arguments(config: ModelConfig) -> argparse.Namespace:
     if arguments.images is None:
         arguments.images = IMAGES if arguments.trace is None else 0
     arguments.workload = with_images(_workload(arguments), arguments.images)
+    try:
+        arguments.pools = pools_for(
+            arguments.workload.requests,
+            arguments.batch,
+            device=arguments.device_blocks,
+            offload=not arguments.no_offload,
+        )
+    except PoolTooSmall as error:
+        parser.error(f"argument --device-blocks: {error}")
     return arguments
 
 
@@ -64,8 +75,9 @@ def _parser(config: ModelConfig) -> argparse.ArgumentParser:
         type=_positive,
         default=8,
         metavar="N",
-        help="sequences in a step, at most (default: %(default)s)",
+        help="sequences at work at a time, at most (default: %(default)s)",
     )
+    _add_pools(parser)
     parser.add_argument(
         "--store-mib",
         type=_store_mib,
@@ -85,6 +97,22 @@ def _parser(config: ModelConfig) -> argparse.ArgumentParser:
     )
     _add_work(parser)
     return parser
+
+
+def _add_pools(parser: argparse.ArgumentParser) -> None:
+    pools = parser.add_mutually_exclusive_group()
+    pools.add_argument(
+        "--device-blocks",
+        type=_positive,
+        metavar="N",
+        help=f"blocks of {BLOCK_SIZE} tokens in the KV cache of each worker; who does not fit is "
+        "paused, the blocks in the offload region (default: a third of what would do without)",
+    )
+    pools.add_argument(
+        "--no-offload",
+        action="store_true",
+        help="as many blocks as may be needed, and no offload region",
+    )
 
 
 def _add_work(parser: argparse.ArgumentParser) -> None:

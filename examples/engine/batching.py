@@ -1,21 +1,23 @@
-"""Continuous batching: which sequences run in the next step, and with which tokens.
+"""Continuous batching: which sequences run in the next step, with which tokens, in which blocks.
 
-Nothing here knows of processes, queues, stores or clocks. The engine and the reference run drive
-the same `Batcher`, so they make the same decisions as long as they get the same tokens, and let
-the same requests join.
+Nothing here knows of processes, queues, stores or clocks.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 from .images import Image
+from .paging import BlockTables, Pair, Pools, blocks_of, plan_pools
 
 END_OF_TEXT = ord("\n")
 """As a newline ends a prompt in the prompts file, a generated one ends its sequence."""
 
+SLICE_STEPS = 4
+"""After so many steps those on the device make room for those who are not, if they must."""
 
 Run = tuple[int, int, bytes]
 """One sequence's share of a step: its number, the position of the first token, the tokens."""
@@ -35,8 +37,15 @@ class Decision(TypedDict):
     sent_ns: int
     """`time.monotonic_ns()` just before the broadcast; the clock is the same in all processes."""
     run: list[Run]
+    tables: list[list[int]]
+    """For each run the blocks on the device that have the sequence's tokens, those of this step
+    included."""
+    swap_out: list[Pair]
+    """Blocks to be copied from the device to the offload region, before anything else."""
+    swap_in: list[Pair]
+    """Blocks to be copied back, after that."""
     drop: list[int]
-    """Finished sequences, whose keys and values the workers may forget."""
+    """Finished sequences, which the workers may forget."""
     images: list[ImageReference]
     """Of the sequences that join in this step. The pixels are in the store, and not sent."""
 
@@ -54,6 +63,11 @@ class Request:
     may_end_early: bool = True
     """Whether `END_OF_TEXT` ends it. In a trace it is known how long each answer was."""
     image: Image | None = None
+
+    @property
+    def most_computed(self) -> int:
+        """How many tokens it may come to in the caches. The last one is generated and never run."""
+        return len(self.prompt) + self.new_tokens - 1
 
 
 @dataclass
@@ -83,6 +97,7 @@ class Counts(NamedTuple):
     waiting: int
     """They have arrived, and there is no room in the batch yet."""
     running: int
+    paused: int
     finished: int
 
 
@@ -96,28 +111,40 @@ def admit_all(_number: int, _request: Request) -> bool:
 
 
 class Batcher:
-    """Sequences join whenever there is room in the batch, and leave when they are finished.
+    """Sequences are at work from when there is room in the batch until they are finished.
 
     Prefill and decode are the same thing here: a sequence runs the tokens that are not computed
-    yet. That is a prompt (or as much of it as the step has room for) or the one token that the
-    previous step generated.
+    yet. That is a prompt, chunk by chunk, or the one token that the previous step generated. Where
+    a prompt is cut depends on nothing but its length, so neither does what is computed for it.
+
+    If not all who are at work fit the device's blocks, some are paused. They take turns.
     """
 
     def __init__(
-        self, requests: Iterable[Request], *, max_batch: int, max_step_tokens: int
+        self,
+        requests: SequenceOf[Request],
+        *,
+        max_batch: int,
+        max_step_tokens: int,
+        pools: Pools | None = None,
     ) -> None:
         """Take the requests, in the order of their arrivals.
 
-        A step runs up to `max_batch` sequences and `max_step_tokens` tokens in all.
+        Up to `max_batch` sequences are at work at a time. A step runs `max_step_tokens` tokens at
+        most, of one prompt a quarter of that. None as pools is for a device with room for all.
         """
         self.sequences = [Sequence(request, bytearray(request.prompt)) for request in requests]
+        self.blocks = BlockTables(pools or pools_for(requests, max_batch, offload=False))
         self._max_batch = max_batch
         self._max_step_tokens = max_step_tokens
+        self._chunk_tokens = max(1, max_step_tokens // 4)
         self._waiting = deque(range(len(self.sequences)))
-        self._running: list[int] = []
+        self._at_work: list[int] = []
+        """Those at the front run first."""
         self._finished: list[int] = []
         """Since the last decision."""
         self._finished_ever = 0
+        self._paused = 0
         self._step = 0
 
     @property
@@ -127,20 +154,22 @@ class Batcher:
 
     @property
     def next_arrival(self) -> float | None:
-        """When the first of those arrives that do not run yet; None if all do or did."""
+        """When the first of those arrives that are not at work yet; None if all are or were."""
         return self.sequences[self._waiting[0]].request.arrival if self._waiting else None
 
     def counts(self, elapsed: float) -> Counts:
         """Count the requests `elapsed` seconds after the start; any thread may ask."""
         # Where requests get last is looked at first, so that no difference is negative.
         finished = self._finished_ever
+        paused = self._paused
         started = self.joined
         arrived = bisect_right(self.sequences, elapsed, key=lambda one: one.request.arrival)
         arrived = max(arrived, started)
         return Counts(
             to_come=len(self.sequences) - arrived,
             waiting=arrived - started,
-            running=started - finished,
+            running=started - finished - paused,
+            paused=paused,
             finished=finished,
         )
 
@@ -151,23 +180,30 @@ class Batcher:
         None when there is nothing to run before the next arrival, if there is one.
         """
         while (
-            len(self._running) < self._max_batch
+            len(self._at_work) < self._max_batch
             and (arrival := self.next_arrival) is not None
             and arrival <= elapsed
             and admit(self._waiting[0], self.sequences[self._waiting[0]].request)
         ):
-            self._running.append(self._waiting.popleft())
-        if not self._running:
+            self._at_work.append(self._waiting.popleft())
+        if not self._at_work:
             return None
-        run: list[Run] = []
-        room = self._max_step_tokens
-        for number in self._running:  # the oldest first: none can starve
-            sequence = self.sequences[number]
-            tokens = bytes(sequence.tokens[sequence.computed : sequence.computed + room])
-            if tokens:
-                run.append((number, sequence.computed, tokens))
-                room -= len(tokens)
-        decision = Decision(step=self._step, sent_ns=0, run=run, drop=self._finished, images=[])
+        self._take_turns()
+        run = self._choose()
+        ends = {number: position + len(tokens) for number, position, tokens in run}
+        others = [number for number in reversed(self._at_work) if number not in ends]
+        moves = self.blocks.make_room(ends, others)
+        self._paused = sum(map(self.blocks.is_paused, self._at_work))
+        decision = Decision(
+            step=self._step,
+            sent_ns=0,
+            run=run,
+            tables=[self.blocks.table(number) for number in ends],
+            swap_out=moves.swap_out,
+            swap_in=moves.swap_in,
+            drop=self._finished,
+            images=[],
+        )
         self._step += 1
         self._finished = []
         return decision
@@ -186,7 +222,36 @@ class Batcher:
             sequence.tokens.append(token)
             new += 1
             if sequence.is_finished:
-                self._running.remove(number)
+                self._at_work.remove(number)
+                self.blocks.drop(number)
                 self._finished.append(number)
                 self._finished_ever += 1
         return new
+
+    def _take_turns(self) -> None:
+        """Let who has no blocks go first, if the others have had their steps: none can starve."""
+        if self._step % SLICE_STEPS == 0:
+            self._at_work.sort(key=self.blocks.is_on_device)  # which is stable
+
+    def _choose(self) -> list[Run]:
+        """Fill the step and the device from the front. Where the device is full it ends."""
+        run: list[Run] = []
+        room, blocks = self._max_step_tokens, self.blocks.pools.device
+        for number in self._at_work:
+            sequence = self.sequences[number]
+            at = sequence.computed
+            tokens = bytes(sequence.tokens[at : at + self._chunk_tokens])
+            blocks -= blocks_of(at + len(tokens))
+            if blocks < 0:
+                break
+            if len(tokens) <= room:
+                run.append((number, at, tokens))
+                room -= len(tokens)
+        return run
+
+
+def pools_for(
+    requests: SequenceOf[Request], max_batch: int, *, device: int | None = None, offload: bool
+) -> Pools:
+    """Return pools for a `Batcher` of these requests, as `plan_pools` does."""
+    return plan_pools([one.most_computed for one in requests], max_batch, device, offload)

@@ -1,45 +1,39 @@
-"""The keys and values of running sequences, for the heads that one worker holds."""
+"""The keys and values of sequences on the device, for the heads that one worker holds."""
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float32]
+from .paging import BLOCK_SIZE, blocks_of
 
-FIRST_CAPACITY = 64
+Array = npt.NDArray[np.float32]
 
 
 class KVCache:
-    """One growing buffer per sequence and layer, of shape (2, heads, capacity, head_dim)."""
+    """A pool of blocks. Which of them a sequence has is not known here: its table comes along."""
 
-    def __init__(self, layers: int, heads: int, head_dim: int) -> None:
-        """Start with no sequence."""
-        self._layers = layers
-        self._empty = np.empty((2, heads, 0, head_dim), np.float32)
-        self._buffers: dict[int, list[Array]] = {}
+    def __init__(self, blocks: int, layers: int, heads: int, head_dim: int) -> None:
+        """Take memory for so many blocks."""
+        self.blocks: Array = np.empty((blocks, layers, 2, heads, BLOCK_SIZE, head_dim), np.float32)
+        """On the first axis the blocks; a block is contiguous, all layers in it."""
 
     def extend(
-        self, sequence: int, layer: int, position: int, keys: Array, values: Array
+        self, table: list[int], layer: int, position: int, keys: Array, values: Array
     ) -> tuple[Array, Array]:
         """Store keys and values, each (heads, rows, head_dim), from `position` on.
 
-        Returns all keys and all values of the sequence so far, without a copy.
+        Returns all keys and all values of the sequence so far, gathered from its blocks. They are
+        laid out in the same way wherever the blocks lie, so the arithmetic that follows is the
+        same to the last bit.
         """
-        buffers = self._buffers.setdefault(sequence, [self._empty] * self._layers)
-        end = position + keys.shape[1]
-        if end > buffers[layer].shape[2]:
-            buffers[layer] = _grown(buffers[layer], max(end, 2 * position, FIRST_CAPACITY))
-        stored = buffers[layer]
-        stored[0, :, position:end] = keys
-        stored[1, :, position:end] = values
-        return stored[0, :, :end], stored[1, :, :end]
-
-    def drop(self, sequence: int) -> None:
-        """Forget a finished sequence."""
-        del self._buffers[sequence]
-
-
-def _grown(buffer: Array, capacity: int) -> Array:
-    pairs, heads, length, head_dim = buffer.shape
-    larger = np.empty((pairs, heads, capacity, head_dim), np.float32)
-    larger[:, :, :length] = buffer
-    return larger
+        at, end = position, position + keys.shape[1]
+        while at < end:
+            within = slice(at % BLOCK_SIZE, min(BLOCK_SIZE, at % BLOCK_SIZE + end - at))
+            count = within.stop - within.start
+            rows = slice(at - position, at - position + count)
+            block = self.blocks[table[at // BLOCK_SIZE], layer]
+            block[0, :, within] = keys[:, rows]
+            block[1, :, within] = values[:, rows]
+            at += count
+        parts = [self.blocks[block, layer] for block in table[: blocks_of(end)]]
+        gathered = np.concatenate(parts, axis=2)  # the one copy
+        return gathered[0, :, :end], gathered[1, :, :end]

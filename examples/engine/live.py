@@ -67,7 +67,7 @@ class LiveView(Live):
         text.append("━" * done, "green").append("━" * (BAR_WIDTH - done), "dim")
         _add_label(text, "")
         text.append(f"{counts.finished} finished, {counts.running} running, ")
-        text.append(f"{counts.waiting} waiting, {counts.to_come} to come")
+        text.append(f"{counts.paused} paused, {counts.waiting} waiting, {counts.to_come} to come")
         _add_label(text, "per second")
         text.append(self._rates())
         _add_label(text, "step")
@@ -78,6 +78,10 @@ class LiveView(Live):
         text.append(f"{quantiles(latencies, 1e6, 'us')} from enqueue to dequeued")
         _add_label(text, "sent")
         text.append(f"{broadcast.messages} messages, {broadcast.bytes / 1e6:.2f} MB")
+        blocks = self._batcher.blocks
+        _add_label(text, "KV cache")
+        text.append(f"{blocks.used} of {blocks.pools.device} blocks used on each device; ")
+        text.append(f"sequences paused {blocks.pauses} times")
         if self._engine.images is not None:
             store = self._engine.images.statistics()
             _add_label(text, "images")

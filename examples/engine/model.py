@@ -3,6 +3,9 @@
 Heads, MLP columns and vocabulary are split over the workers as in Megatron-LM. Attention and MLP
 read the same input (the parallel block of GPT-J and PaLM) instead of one after the other, so a
 layer needs one reduction and not two. The weights are random, from a fixed seed.
+
+Matrices are multiplied run by run: BLAS may round otherwise when there are more rows. So what
+comes out for a sequence is the same to the last bit, whoever runs beside it, in whatever steps.
 """
 
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ import numpy.typing as npt
 from .batching import Decision
 from .images import GRID, TOKENS, UNIT, Pixels
 from .kv_cache import Array, KVCache
+from .paging import BLOCK_SIZE
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class ModelConfig:
         return self.heads * self.head_dim
 
 
+FLOAT_BYTES = 4
+
 CELLS = UNIT // GRID
 """Every patch of an image is shrunk to CELLS x CELLS in each of three channels."""
 
@@ -49,16 +55,18 @@ class Batch:
 
     def __init__(self, decision: Decision, config: ModelConfig) -> None:
         """Lay out the runs of a decision."""
-        self.runs: list[tuple[int, int, slice]] = []
-        """Sequence, position of the first row, rows."""
+        self.runs: list[_Rows] = []
         tokens = bytearray()
         positions: list[int] = []
-        for sequence, position, chunk in decision["run"]:
-            self.runs.append((sequence, position, slice(len(tokens), len(tokens) + len(chunk))))
+        for (sequence, position, chunk), table in zip(
+            decision["run"], decision["tables"], strict=True
+        ):
+            rows = slice(len(tokens), len(tokens) + len(chunk))
+            self.runs.append(_Rows(sequence, position, rows, table))
             tokens += chunk
             positions += range(position, position + len(chunk))
         self.tokens = np.frombuffer(tokens, np.uint8)
-        self.last_rows = [rows.stop - 1 for _, _, rows in self.runs]
+        self.last_rows = [run.rows.stop - 1 for run in self.runs]
         # Rotary position embedding: every pair of numbers in a head turns at a speed of its own.
         half = config.head_dim // 2
         angles = np.array(positions)[:, None] * 10_000.0 ** (-np.arange(half) / half)
@@ -72,15 +80,18 @@ class Shard:
     then to the hidden state), then `vote`. A sequence's image is shown to `see` before its first.
     """
 
-    def __init__(self, config: ModelConfig, rank: int, world: int) -> None:
-        """Draw the whole model and keep this shard; a real engine would load only its own."""
+    def __init__(self, config: ModelConfig, rank: int, world: int, blocks: int) -> None:
+        """Draw the whole model and keep this shard; a real engine would load only its own.
+
+        The cache has so many blocks.
+        """
         heads = _share(config.heads, rank, world)
         columns = _share(config.mlp_columns, rank, world)
         vocabulary = _share(config.vocabulary, rank, world)
         self._heads = heads.stop - heads.start
         self._head_dim = config.head_dim
         self._first_token = vocabulary.start
-        self._cache = KVCache(config.layers, self._heads, config.head_dim)
+        self.cache = KVCache(blocks, config.layers, self._heads, config.head_dim)
 
         random = np.random.default_rng(config.seed)
 
@@ -117,7 +128,7 @@ class Shard:
     def embed(self, batch: Batch) -> Array:
         """Return the hidden state before the first layer, (rows, hidden); every shard has it."""
         hidden: Array = self._embedding[batch.tokens]
-        for sequence, position, rows in batch.runs:
+        for sequence, position, rows, _ in batch.runs:
             if position < TOKENS and sequence in self._seen:
                 seen = self._seen[sequence][position : position + rows.stop - rows.start]
                 hidden[rows.start : rows.start + len(seen)] = seen
@@ -127,31 +138,31 @@ class Shard:
         """Return this shard's partial sum of a layer, (rows, hidden), and cache keys and values."""
         weights = self._layers[layer]
         normed = _rms_norm(hidden)
-        qkv = (normed @ weights.qkv).reshape(-1, 3, self._heads, self._head_dim)
+        qkv = _product(normed, weights.qkv, batch).reshape(-1, 3, self._heads, self._head_dim)
         qkv = qkv.transpose(1, 2, 0, 3)  # three times (heads, rows, head_dim)
         queries, keys = _rotate(qkv[:2], batch)
         values = qkv[2]
         attended = np.empty_like(queries)
-        for sequence, position, rows in batch.runs:
-            all_keys, all_values = self._cache.extend(
-                sequence, layer, position, keys[:, rows], values[:, rows]
+        for _, position, rows, table in batch.runs:
+            all_keys, all_values = self.cache.extend(
+                table, layer, position, keys[:, rows], values[:, rows]
             )
             attended[:, rows] = _attend(queries[:, rows], all_keys, all_values, position)
         attended = attended.transpose(1, 0, 2).reshape(len(hidden), -1)
-        attention: Array = attended @ weights.attention_out
-        mlp: Array = np.maximum(normed @ weights.up, 0) @ weights.down
-        return attention + mlp
+        attention = _product(attended, weights.attention_out, batch)
+        activated = np.maximum(_product(normed, weights.up, batch), 0)
+        return attention + _product(activated, weights.down, batch)
 
     def vote(self, hidden: Array, batch: Batch) -> Votes:
         """Choose this shard's best token to follow the last row of each run."""
-        logits = _rms_norm(hidden[batch.last_rows]) @ self._head
+        rows = _rms_norm(hidden[batch.last_rows])
+        logits = (rows[:, None] @ self._head)[:, 0]  # row by row
         best = logits.argmax(axis=1)
         return Votes(best + self._first_token, logits.max(axis=1))
 
     def drop(self, sequences: list[int]) -> None:
-        """Forget the images, keys and values of finished sequences."""
+        """Forget the images of finished sequences. Whose blocks are whose is not known here."""
         for sequence in sequences:
-            self._cache.drop(sequence)
             self._seen.pop(sequence, None)
 
 
@@ -170,6 +181,16 @@ def elect(votes: list[Votes]) -> list[int]:
     return [int(tokens[winner, run]) for run, winner in enumerate(winners)]
 
 
+class _Rows(NamedTuple):
+    """Where a run is in a batch, and in the cache."""
+
+    sequence: int
+    position: int
+    """Of the first row, in the sequence."""
+    rows: slice
+    table: list[int]
+
+
 class _Layer(NamedTuple):
     """One shard's weights of a layer; those on the way in are split by columns, out by rows."""
 
@@ -179,8 +200,23 @@ class _Layer(NamedTuple):
     down: Array
 
 
+def block_bytes(config: ModelConfig, world: int) -> int:
+    """Return the size of a block in the cache of the worker that holds the most heads."""
+    shares = [_share(config.heads, rank, world) for rank in range(world)]
+    heads: int = max(share.stop - share.start for share in shares)
+    return config.layers * 2 * heads * BLOCK_SIZE * config.head_dim * FLOAT_BYTES
+
+
 def _share(total: int, rank: int, world: int) -> slice:
     return slice(total * rank // world, total * (rank + 1) // world)
+
+
+def _product(rows: Array, weights: Array, batch: Batch) -> Array:
+    """Multiply rows and weights, each run by itself."""
+    product = np.empty((len(rows), weights.shape[1]), np.float32)
+    for run in batch.runs:
+        np.matmul(rows[run.rows], weights, out=product[run.rows])
+    return product
 
 
 def _patches_of(pixels: Pixels) -> Array:

@@ -19,8 +19,6 @@ class Progress:
         """Generated so far."""
         self.computed_tokens = 0
         """Run through the model so far, prompts included."""
-        self.joined = array("q")
-        """Per step, how many requests had joined by then; with that the run can be repeated."""
         self.steps = array("d")
         """Per step, how long it took: from the decision until its tokens were elected."""
         self.latencies = array("d")
@@ -50,5 +48,4 @@ class Progress:
             if sequence.new_tokens == 1:
                 self.first_tokens.append(now - sequence.request.arrival)
         self.tokens += new
-        self.joined.append(batcher.joined)
         self.steps.append(now - decided)

@@ -1,29 +1,26 @@
 """The same model in one process, to check the engine against.
 
-It uses the same shards, the same batches and the same order of additions, and none of the queues.
-It sees the images as the requests brought them, and not in the store. So the tokens are equal to
-the last bit, or something went wrong between the processes.
+It uses the same shards and the same order of additions, and nothing else of what the engine does:
+no queues, no store (it sees the images as the requests brought them), and a cache with room for
+all, so that no block is ever moved. It has steps of its own, for nothing depends on who runs
+beside whom (see `model.py`). So the tokens are equal, or something went wrong on the way.
 """
 
 import math
-from collections.abc import Iterable
-from functools import partial
 
-from .batching import Batcher, Request
+from .batching import Batcher
 from .model import Batch, ModelConfig, Shard, combine, elect
 
 
 def run_reference(
-    config: ModelConfig, workers: int, batcher: Batcher, joined: Iterable[int]
+    config: ModelConfig, workers: int, batcher: Batcher, most_steps: int | None = None
 ) -> None:
-    """Run the engine's steps; for each of them it is said how many requests had joined.
-
-    Ends early if there is nothing to run in one of them: the tokens differ by then.
-    """
-    shards = [Shard(config, rank, workers) for rank in range(workers)]
-    for count in joined:
+    """Run all requests to their end, from the start on; or `most_steps` steps."""
+    shards = [Shard(config, rank, workers, batcher.blocks.pools.device) for rank in range(workers)]
+    steps = 0
+    while steps != most_steps:
         first_new = batcher.joined
-        decision = batcher.decide(math.inf, partial(_has_joined, count))
+        decision = batcher.decide(math.inf)
         if decision is None:
             return
         for number in range(first_new, batcher.joined):
@@ -37,7 +34,4 @@ def run_reference(
         for layer in range(config.layers):
             hidden = hidden + combine([shard.block(layer, hidden, batch) for shard in shards])
         batcher.accept(decision, elect([shard.vote(hidden, batch) for shard in shards]))
-
-
-def _has_joined(count: int, number: int, _request: Request) -> bool:
-    return number < count
+        steps += 1

@@ -1,10 +1,12 @@
 """The scheduler's side: starts the workers, broadcasts each decision, and combines the answers."""
 
 import multiprocessing
+import secrets
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,9 +14,11 @@ from memlane import Closed, Handle, MessageQueue, QueueStatistics, ReaderDied, W
 
 from .batching import Batcher, Decision, Request
 from .image_store import ImageWriter
-from .model import ModelConfig, combine, elect
+from .model import ModelConfig, block_bytes, combine, elect
+from .offload import RegionPlan, RegionStart
+from .paging import Pools
 from .progress import Progress
-from .worker import CHUNK_BYTES, START_SECONDS, Ballot, Report, run_worker
+from .worker import CHUNK_BYTES, START_SECONDS, Assignment, Ballot, Ready, Report, run_worker
 
 CLOSE_SECONDS = 5.0
 """How long a worker may take to leave before it is killed."""
@@ -38,21 +42,32 @@ class Engine:
 
     One queue broadcasts from the scheduler to all workers. One queue per worker carries its
     answers back; the worker creates it, for whoever writes a queue creates it. If there are
-    images, one store has them for all.
+    images, one store has them for all. If the device's blocks may not do, the workers have an
+    offload region, which they make among themselves: the scheduler only says what goes where.
     """
 
-    def __init__(self, config: ModelConfig, workers: int, store_bytes: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, workers: int, pools: Pools, store_bytes: int = 0
+    ) -> None:
         """Start the workers and wait until all are connected.
 
-        `store_bytes` is the size of the store for images; 0 is for none.
+        `pools` must be those of the `Batcher` that is to decide. `store_bytes` is the size of the
+        store for images; 0 is for none.
         """
         self.reports: list[Report] = []
         """What each worker measured; complete after the `with` block if all left in order."""
         self.segments: list[str] = []
         """Names of all shared memory. The queues' are gone from /dev/shm once all are ready, the
-        store's when the engine closes."""
+        store's when the engine closes; the region's once all workers have mapped it."""
+        self.region: RegionPlan | None = None
+        if pools.region:
+            instance, cell_bytes = secrets.token_hex(16), block_bytes(config, workers)
+            self.region = RegionPlan(instance, pools.region, workers, cell_bytes)
+        self.region_starts: list[RegionStart] = []
+        """By rank; empty without a region."""
         self.images = ImageWriter(store_bytes, workers) if store_bytes else None
         self._config = config
+        self._pools = pools
         self._processes: list[SpawnProcess] = []
         self._answers: list[MessageQueue] = []
         self._broadcast = MessageQueue(workers, workers, max_chunk_bytes=CHUNK_BYTES)
@@ -137,14 +152,17 @@ class Engine:
         return self.images.refer(number, request.image)
 
     def _spawn(self, rank: int, workers: int) -> Connection:
-        """Start one worker; its answer queue's handle will come through the returned pipe."""
+        """Start one worker; that it is `Ready` will come through the returned pipe."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         broadcast = self._broadcast.export_handle(rank)
         images = None if self.images is None else self.images.handle()
+        assignment = Assignment(
+            self._config, rank, workers, self._pools.device, broadcast, images, self.region
+        )
         process = context.Process(
             target=run_worker,
-            args=(self._config, rank, workers, broadcast, images, theirs),
+            args=(assignment, theirs),
             name=f"worker-{rank}",
         )
         process.start()
@@ -157,11 +175,15 @@ class Engine:
             if not pipe.poll(START_SECONDS):
                 raise TimeoutError(f"worker {rank} did not start within {START_SECONDS:.0f} s")
             try:
-                handle: Handle = pipe.recv()
+                ready: Ready = pipe.recv()
             except EOFError:
                 raise WorkerDied(rank, self.pid(rank), "it did not start") from None
-        self._note_segment(handle)
-        self._answers.append(MessageQueue.create_from_handle(handle, 0))
+        self._note_segment(ready.answers)
+        self._answers.append(MessageQueue.create_from_handle(ready.answers, 0))
+        if ready.region is not None:
+            self.region_starts.append(ready.region)
+            if (name := Path(ready.region.path).name) not in self.segments:
+                self.segments.append(name)
 
     def _note_segment(self, handle: Handle) -> None:
         if handle.buffer_handle is not None:

@@ -9,6 +9,8 @@ import numpy as np
 from memlane import QueueStatistics, StoreStatistics
 
 from .image_store import ImageWriter
+from .offload import RegionPlan, RegionStart
+from .paging import BLOCK_SIZE, BlockTables
 from .progress import Progress
 from .worker import Report
 
@@ -66,6 +68,40 @@ def print_images(images: ImageWriter, store: StoreStatistics, reports: list[Repo
     print_line(
         "image reads",
         f"{len(views)} views, {quantiles(views, 1e6, 'us')} to have the pixels, none copied",
+    )
+
+
+def print_offload(
+    plan: RegionPlan, starts: list[RegionStart], blocks: BlockTables, reports: list[Report]
+) -> None:
+    """Print what was moved between device and region, how fast, and how the region started."""
+    device, region = blocks.pools
+    print_line(
+        "KV cache",
+        f"{device} blocks of {BLOCK_SIZE} tokens on each device, {region} in the region;"
+        f" sequences paused {blocks.pauses} times",
+    )
+    out = [call for report in reports for call in report.moved.swap_out]
+    back = [call for report in reports for call in report.moved.swap_in]
+    out_bytes, in_bytes = (sum(nbytes for nbytes, _ in calls) for calls in (out, back))
+    print_line(
+        "blocks moved",
+        f"{(out_bytes + in_bytes) / 1e9:.3f} GB by all workers"
+        f" ({out_bytes / 1e9:.3f} out, {in_bytes / 1e9:.3f} back)",
+    )
+    if calls := out + back:
+        rate = np.median([nbytes / ns for nbytes, ns in calls])
+        overall = (out_bytes + in_bytes) / sum(ns for _, ns in calls)
+        print_line(
+            "copy_blocks",
+            f"{len(calls)} calls of {(out_bytes + in_bytes) / len(calls) / 1e3:.0f} kB on average:"
+            f" p50 {rate:.2f} GB/s, {overall:.2f} GB/s over all",
+        )
+    seconds = max(start.seconds for start in starts)
+    print_line(
+        "offload region",
+        f"{plan.total_bytes / 1e6:.2f} MB in cells of {plan.cell_bytes} bytes,"
+        f" started in {seconds:.3f} s (the slowest worker)",
     )
 
 

@@ -13,12 +13,33 @@ from .batching import Decision
 from .image_store import ImageReader
 from .kv_cache import Array
 from .model import Batch, ModelConfig, Shard, Votes
+from .offload import Moved, Offload, RegionPlan, RegionStart
 
 CHUNK_BYTES = 1 << 20
 """Room for one message; the largest are the sums of a full step, about 64 KiB."""
 
 START_SECONDS = 60.0
 """How long processes wait for each other at the start; imports take their time on a busy host."""
+
+
+class Assignment(NamedTuple):
+    """What a worker is told when it starts."""
+
+    config: ModelConfig
+    rank: int
+    world: int
+    blocks: int
+    """Of the KV cache that its device has."""
+    broadcast: Handle
+    images: ShmObjectStorageHandle | None
+    region: RegionPlan | None
+
+
+class Ready(NamedTuple):
+    """What a worker tells as soon as it has everything."""
+
+    answers: Handle
+    region: RegionStart | None
 
 
 class Ballot(NamedTuple):
@@ -31,7 +52,7 @@ class Ballot(NamedTuple):
 
 @dataclass
 class Report:
-    """What a worker measured while it read broadcast and store; its last answer of all."""
+    """What a worker measured of broadcast, store and region; its last answer of all."""
 
     waiting_ns: int = 0
     """Time spent inside `dequeue`."""
@@ -39,39 +60,39 @@ class Report:
     """CPU time of the whole process meanwhile, unpickling of the messages included."""
     view_ns: list[int] = field(default_factory=list)
     """Per image that was shown, how long it took until its pixels could be looked at."""
+    moved: Moved = field(default_factory=Moved)
+    """What it copied between device and offload region."""
 
 
-def run_worker(
-    config: ModelConfig,
-    rank: int,
-    world: int,
-    broadcast_handle: Handle,
-    images_handle: ShmObjectStorageHandle | None,
-    pipe: Connection,
-) -> None:
+def run_worker(assignment: Assignment, pipe: Connection) -> None:
     """Compute steps until the scheduler closes the broadcast, then report and leave.
 
     Exits with code 1 when the scheduler dies, which the queues notice by themselves.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the scheduler, and that ends us
-    shard = Shard(config, rank, world)
+    config, rank, world, blocks, broadcast_handle, images_handle, plan = assignment
+    shard = Shard(config, rank, world, blocks)
+    device = shard.cache.blocks
     try:
         with (
+            closing(Offload(plan, rank, device)) if plan else nullcontext() as offload,
             MessageQueue.create_from_handle(broadcast_handle, rank) as broadcast,
             MessageQueue(1, 1, max_chunk_bytes=CHUNK_BYTES) as answers,
             closing(ImageReader(images_handle)) if images_handle else nullcontext() as images,
         ):
-            pipe.send(answers.export_handle())
+            pipe.send(Ready(answers.export_handle(), offload.start if offload else None))
             pipe.close()
             broadcast.wait_until_ready(START_SECONDS)
             answers.wait_until_ready(START_SECONDS)
             inbox = _Inbox(broadcast)
             try:
                 while True:
-                    _step(config, shard, inbox, images, answers)
+                    _step(config, shard, inbox, images, offload, answers)
             except Closed:
                 if images is not None:
                     inbox.report.view_ns = images.view_ns
+                if offload is not None:
+                    inbox.report.moved = offload.moved
                 answers.enqueue(inbox.report)
     except BrokenPipeError:
         raise SystemExit(f"worker {rank} leaves: the scheduler died at the start") from None
@@ -84,10 +105,13 @@ def _step(
     shard: Shard,
     inbox: "_Inbox",
     images: ImageReader | None,
+    offload: Offload | None,
     answers: MessageQueue,
 ) -> None:
     decision, latency_ns = inbox.take_decision()
     shard.drop(decision["drop"])
+    if offload is not None:
+        offload.move(decision)
     if images is not None:
         images.show(decision["images"], shard.see)
     batch = Batch(decision, config)

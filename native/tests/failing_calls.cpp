@@ -1,4 +1,5 @@
-// Makes the k-th system call of one library fail, with an errno of choice: a library to be put before libc by LD_PRELOAD.
+// Makes the k-th of one system call of one library fail, with an errno of choice: to be put before libc by LD_PRELOAD.
+// The k-th of that call, not of all: threads may come to theirs in any order.
 //
 // It counts the calls that the watched library makes while it is armed (known by their return addresses; so the library
 // must not be compiled with tail calls), and tells their names. Nobody else's calls are counted or fail.
@@ -33,7 +34,9 @@ std::uintptr_t first_watched = 0;
 std::uintptr_t last_watched = 0;
 std::atomic<bool> is_armed{false};
 std::atomic<int> calls{0};
-std::atomic<int> to_fail{0};
+std::atomic<int> named{0};  // of the call that is to fail
+int to_fail = 0;
+const char* call_to_fail = "";
 int with_error = 0;
 const char* names[kMostCalls];
 
@@ -43,7 +46,7 @@ bool fails(const char* name, void* from) {
     if (!is_armed.load() || at < first_watched || at >= last_watched) return false;
     const int number = calls.fetch_add(1) + 1;
     if (number <= kMostCalls) names[number - 1] = name;
-    return number == to_fail.load();
+    return std::strcmp(name, call_to_fail) == 0 && named.fetch_add(1) + 1 == to_fail;
 }
 
 }  // namespace
@@ -68,9 +71,11 @@ int failing_calls_watch(const char* part) {
     return last_watched == 0 ? -1 : 0;
 }
 
-// Counts from now on, and has the `number`-th call (from 1; 0: none) fail with `error`.
-void failing_calls_arm(int number, int error) {
+// Counts from now on, and has the `number`-th `call` (from 1; 0: none) fail with `error`. `call` must stay.
+void failing_calls_arm(const char* call, int number, int error) {
     calls = 0;
+    named = 0;
+    call_to_fail = call;
     to_fail = number;
     with_error = error;
     is_armed = true;

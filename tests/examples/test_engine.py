@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from memlane import MessageQueue
 from tests.examples.demo import PROMPTS, command, environment, run, write_prompts
 
 CONFIG = ModelConfig()
+BLOCKS = 64
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def test_killed_worker_is_named_and_nothing_is_left(workers: int, prompts_file: 
     assert killed is not None
     assert f"{killed[1]} died" in finished.stdout
     assert f"exit codes {[0] * (workers - 1)}" in finished.stdout
-    assert f"nothing left of {workers + 2} segments" in finished.stdout  # the store has one
+    assert (
+        f"nothing left of {workers + 3} segments" in finished.stdout
+    )  # one each of store and region
 
 
 def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str) -> None:
@@ -122,6 +124,7 @@ def test_prompts_file_without_prompts_is_a_clear_error(tmp_path: Path) -> None:
         ("--images", "-1"),
         ("--images", "101"),
         ("--store-mib", "2"),
+        ("--device-blocks", "0"),
     ],
 )
 def test_wrong_number_is_a_clear_error(arguments: tuple[str, str]) -> None:
@@ -214,8 +217,8 @@ def compute(shards: list[Shard], decision: Decision) -> tuple[Array, list[int]]:
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_shards_together_are_the_whole_model(workers: int) -> None:
-    shards = [Shard(CONFIG, rank, workers) for rank in range(workers)]
-    whole = [Shard(CONFIG, 0, 1)]
+    shards = [Shard(CONFIG, rank, workers, BLOCKS) for rank in range(workers)]
+    whole = [Shard(CONFIG, 0, 1, BLOCKS)]
     batches = batcher(PROMPTS)
     while (decision := batches.decide(0.0)) is not None:
         hidden, tokens = compute(shards, decision)
@@ -229,16 +232,34 @@ def test_shards_together_are_the_whole_model(workers: int) -> None:
 def test_caches_and_chunks_change_nothing(chunk: int) -> None:
     """A text byte by byte or in chunks, beside another, gives what it gives alone and at once."""
     text = b"All happy families are alike; every unhappy family is unhappy in its own way."
-    alone, _ = compute([Shard(CONFIG, 0, 1)], decision([(0, 0, text)]))
-    shards = [Shard(CONFIG, 0, 1)]
+    alone, _ = compute([Shard(CONFIG, 0, 1, BLOCKS)], decision([(0, 0, text)]))
+    shards = [Shard(CONFIG, 0, 1, BLOCKS)]
     for start in range(0, len(text), chunk):
         other = (8, start // chunk, b"x")
         beside, _ = compute(shards, decision([other, (3, start, text[start : start + chunk])]))
     np.testing.assert_allclose(beside[1], alone[0], rtol=0, atol=1e-3)
 
 
+def test_who_runs_beside_changes_not_one_bit() -> None:
+    """So a sequence has the same tokens whether it was paused or not."""
+    text = b"All happy families are alike; every unhappy"
+    others = [(number, 0, text[number:]) for number in range(4, 7)]
+    for cut in (1, 20):
+        alone, beside = [Shard(CONFIG, 0, 1, BLOCKS)], [Shard(CONFIG, 0, 1, BLOCKS)]
+        for start in range(0, len(text), cut):
+            run = (3, start, text[start : start + cut])
+            hidden, (token,) = compute(alone, decision([run]))
+            crowd, tokens = compute(beside, decision([*others[:2], run, *others[2:]]))
+            np.testing.assert_array_equal(crowd[2], hidden[0])
+            assert tokens[2] == token
+
+
 def decision(runs: list[Run]) -> Decision:
-    return Decision(step=0, sent_ns=0, run=runs, drop=[], images=[])
+    """Each sequence has eight blocks of its own."""
+    tables = [list(range(8 * (number % 8), 8 * (number % 8) + 8)) for number, _, _ in runs]
+    return Decision(
+        step=0, sent_ns=0, run=runs, tables=tables, swap_out=[], swap_in=[], drop=[], images=[]
+    )
 
 
 def test_batcher_runs_each_token_once_within_its_limits() -> None:
@@ -282,7 +303,7 @@ def test_decision_is_a_few_hundred_bytes() -> None:
 
 def test_reference_finishes_every_sequence() -> None:
     batches = batcher(PROMPTS)
-    run_reference(CONFIG, 2, batches, repeat(len(PROMPTS)))
+    run_reference(CONFIG, 2, batches)
     for sequence in batches.sequences:
         assert sequence.new_tokens == 6 or generated(sequence).endswith(b"\n")
 
@@ -295,13 +316,13 @@ def test_requests_run_only_after_they_have_arrived() -> None:
     )
     assert batches.decide(0.4) is None
     assert batches.next_arrival == 0.5
-    assert batches.counts(0.4) == Counts(to_come=3, waiting=0, running=0, finished=0)
+    assert batches.counts(0.4) == Counts(to_come=3, waiting=0, running=0, paused=0, finished=0)
     for number in (0, 1):
         step = batches.decide(0.5)
         assert step is not None
         assert [sequence for sequence, _, _ in step["run"]] == [number]
         assert batches.counts(0.5) == Counts(
-            to_come=1, waiting=1 - number, running=1, finished=number
+            to_come=1, waiting=1 - number, running=1, paused=0, finished=number
         )
         assert batches.accept(step, [ord("x")]) == 1
     assert batches.decide(1.9) is None

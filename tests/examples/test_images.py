@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from engine.model import Shard
 from engine.reference import run_reference
 from memlane import StoreFull
 from tests.examples.demo import PROMPTS, run, write_prompts
-from tests.examples.test_engine import CONFIG, batcher, compute, decision, generated
+from tests.examples.test_engine import BLOCKS, CONFIG, batcher, compute, decision, generated
 from tests.examples.test_trace import GOOD, replay, write_trace
 from tests.harness import start
 
@@ -47,7 +47,7 @@ def test_image_is_put_once_and_read_by_every_worker_for_every_request(tmp_path: 
     assert f"{put / 1e6:.1f} MB put, {(inline - put) / 1e6:.1f} MB saved" in finished.stdout
     assert f"{inline / 1e6:.1f} MB)" in finished.stdout
     assert re.search(r"image reads +10 views, p50 \d+ us, p99 \d+ us", finished.stdout)
-    assert "nothing left of 4 segments" in finished.stdout
+    assert "nothing left of 5 segments" in finished.stdout
     assert "single process      the same tokens\n" in finished.stdout
 
 
@@ -75,7 +75,7 @@ def test_without_images_there_is_no_store(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     assert "image" not in finished.stdout
     assert "store" not in finished.stdout
-    assert "nothing left of 2 segments" in finished.stdout
+    assert "nothing left of 3 segments" in finished.stdout
 
 
 def test_trace_is_replayed_with_images(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_worker_that_dies_over_an_image_is_named(tmp_path: Path) -> None:
     assert finished.returncode == 1
     ready = re.search(r"ready \(pids \d+, (\d+);", finished.stdout)
     assert ready is not None
-    assert f"engine: worker 1 (pid {ready[1]}) died" in finished.stderr
-    assert len(finished.stderr.splitlines()) == 1
+    *_, last = finished.stderr.splitlines()  # the other may tell, too, if it was still starting
+    assert last.startswith(f"engine: worker 1 (pid {ready[1]}) died")
 
 
 def with_image(prompt: bytes, image: Image) -> Request:
@@ -124,7 +124,7 @@ def small(value: int) -> Image:
 
 def answers(*requests: Request) -> list[bytes]:
     batches = Batcher(requests, max_batch=3, max_step_tokens=16)
-    run_reference(CONFIG, 2, batches, repeat(len(requests)))
+    run_reference(CONFIG, 2, batches)
     return [generated(sequence) for sequence in batches.sequences]
 
 
@@ -144,7 +144,7 @@ def test_tokens_depend_on_the_image() -> None:
 def test_image_may_be_run_in_several_steps(chunk: int) -> None:
     (image,) = islice(draw_images(), 1)
     text = PLACEHOLDERS + PROMPTS[0]
-    whole, parts = Shard(CONFIG, 0, 1), Shard(CONFIG, 0, 1)
+    whole, parts = Shard(CONFIG, 0, 1, BLOCKS), Shard(CONFIG, 0, 1, BLOCKS)
     whole.see(3, image.pixels)
     parts.see(3, image.pixels)
     alone, _ = compute([whole], decision([(0, 0, b"xy"), (3, 0, text)]))

@@ -36,7 +36,7 @@ def test_terminal_gets_a_live_view_and_the_summary(few: str) -> None:
         assert screen.until_end() == 0, screen.shown
     assert HIDE_CURSOR in screen.shown
     view, _, summary = screen.shown.rpartition(SHOW_CURSOR)
-    assert "4 finished, 0 running, 0 waiting, 0 to come" in view.rpartition(TITLE)[2]
+    assert "4 finished, 0 running, 0 paused, 0 waiting, 0 to come" in view.rpartition(TITLE)[2]
     workers = rows(view)
     assert list(workers) == screen.pids
     for row in workers.values():

@@ -136,7 +136,7 @@ def test_replay_answers_every_request_no_earlier_than_it_arrives(tmp_path: Path)
 def replay(link: Link, requests: list[Request], victim: int | None) -> Progress | str:
     """Role: an engine that answers; a worker may be killed while there is nothing to do."""
     batcher, progress = Batcher(requests, max_batch=2, max_step_tokens=16), Progress()
-    with Engine(ModelConfig(), 2) as engine:
+    with Engine(ModelConfig(), 2, batcher.blocks.pools) as engine:
         try:
             for _ in engine.generate(batcher, progress):
                 if victim is not None and batcher.counts(0.0).finished:
@@ -162,7 +162,7 @@ def test_engine_rests_until_the_next_arrival() -> None:
 def resting_cpu(link: Link, requests: list[Request]) -> float:
     """Role: CPU seconds of the scheduler from the end of the first step to that of the second."""
     batcher, progress = Batcher(requests, max_batch=2, max_step_tokens=16), Progress()
-    with Engine(ModelConfig(), 2) as engine:
+    with Engine(ModelConfig(), 2, batcher.blocks.pools) as engine:
         first, second = (time.process_time() for _ in engine.generate(batcher, progress))
     return second - first
 

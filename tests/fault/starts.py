@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memlane import MessageQueue, ShmRingBuffer
+from memlane import MessageQueue, SharedOffloadRegion, ShmRingBuffer
 from tests.harness import Failing
 from tests.stores import BytesSerde, Ring, Storage
 
@@ -223,6 +223,34 @@ def eviction(failing: Failing) -> None:
         assert reader.get(*first) == bytes(52)
 
 
+def region_of(rank: int | None) -> SharedOffloadRegion:
+    """8 blocks of two workers, a page each. One thread, so that its calls come in one order."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return SharedOffloadRegion(
+        "faults", 16 * page, 8, rank, 2, page, prefix="memlane-", threads=1, timeout=30
+    )
+
+
+def region(failing: Failing) -> None:
+    """A region is made, populated, and given up by its only holder."""
+    with failing("create"):
+        made = region_of(None)
+    made.create_kv_memoryview()[3][:4] = b"seen"
+    with failing("close"):
+        made.cleanup()
+
+
+def joined_region(failing: Failing) -> None:
+    """A worker joins a region that is there, and leaves it."""
+    with region_of(None) as made:
+        with failing("attach"):
+            joined = region_of(1)
+        joined.create_next_array(8)[3, :4] = 7
+        assert bytes(made.create_kv_memoryview()[3][made.page_size :][:4]) == bytes([7] * 4)
+        with failing("close"):
+            joined.cleanup()
+
+
 SCENARIOS = {
     one.__name__.replace("_", " "): one
     for one in (
@@ -241,5 +269,7 @@ SCENARIOS = {
         attached_storage,
         successor,
         eviction,
+        region,
+        joined_region,
     )
 }

@@ -11,6 +11,7 @@ import pickle
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,7 @@ from benchmarks.store.channel import Channel, Peer
 from benchmarks.store.payloads import to_arrays, to_tensors
 from memlane import MsgpackSerde
 
-try:
-    import lmdb
-except ImportError:
-    lmdb = None
+HAS_LMDB = find_spec("lmdb") is not None
 
 
 class Parts(Channel):
@@ -32,6 +30,8 @@ class Parts(Channel):
         self._folder = Path(tempfile.mkdtemp(prefix=self.setting.name + "_", dir="/dev/shm"))
 
     def _open(self) -> Any:
+        import lmdb
+
         payload = self.setting.payload
         return lmdb.open(
             str(self._folder),
@@ -106,7 +106,7 @@ class SameSerde(Parts):
 
 
 def _missing() -> str | None:
-    return None if lmdb is not None else "lmdb is not installed (pip install 'memlane[bench]')"
+    return None if HAS_LMDB else "lmdb is not installed (pip install 'memlane[bench]')"
 
 
 PEERS = (Peer("lmdb", Parts, _missing), Peer("lmdb, our serde", SameSerde, _missing))

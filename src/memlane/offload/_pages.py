@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal, get_args
 
-from memlane.errors import InvalidArgument, SystemFault, Unsupported
+from memlane.errors import InvalidArgument, Unsupported, system_fault
 
 Pages = Literal["auto", "4k", "huge"]
 Rung = Literal["4k", "huge", "mixed"]
@@ -38,9 +38,11 @@ def offers_huge(directory: str) -> bool:
     try:
         facts = os.stat(directory)
     except OSError as error:
-        raise SystemFault(error.errno, f"no regions in {directory}: {error.strerror}") from None
+        raise system_fault(
+            error.errno or 0, f"no regions in {directory}: {error.strerror}"
+        ) from None
     device = f"{os.major(facts.st_dev)}:{os.minor(facts.st_dev)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in _lines_of("/proc/self/mountinfo"):
         fields = line.split()
         if fields[2] == device:
             return any(
@@ -54,7 +56,7 @@ def rung_of(address: int, populated: int) -> Rung:
     """What was got: of the mapping at `address`, of which so many bytes are populated."""
     huge = 0
     found = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in _lines_of("/proc/self/smaps"):
         first = line.split(None, 1)[0]
         if "-" in first and not first.endswith(":"):
             if found:
@@ -66,3 +68,10 @@ def rung_of(address: int, populated: int) -> Rung:
         return "4k"
     # The last page may be cut by the end of the file.
     return "huge" if huge + (2 << 20) > populated else "mixed"
+
+
+def _lines_of(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError as error:
+        raise system_fault(error.errno or 0, f"{path} cannot be read: {error.strerror}") from None
