@@ -11,6 +11,7 @@ from memlane.broadcast import (
     QueueStatistics,
     ReaderStatistics,
     ShmRingBuffer,
+    in_the_same_node_as,
 )
 from memlane.errors import (
     AccessDenied,
@@ -20,6 +21,7 @@ from memlane.errors import (
     ConcurrentUse,
     CopyFailed,
     CorruptMessage,
+    GroupFailed,
     InvalidArgument,
     InvalidType,
     LayoutMismatch,
@@ -28,6 +30,7 @@ from memlane.errors import (
     OutOfMemory,
     OutsideCell,
     PairRefused,
+    RankMissing,
     RankTaken,
     ReaderDied,
     SegmentExists,
@@ -68,6 +71,7 @@ __all__ = [
     "ConcurrentUse",
     "CopyFailed",
     "CorruptMessage",
+    "GroupFailed",
     "Handle",
     "InvalidArgument",
     "InvalidType",
@@ -82,6 +86,7 @@ __all__ = [
     "PairRefused",
     "PickleMsgpackSerde",
     "QueueStatistics",
+    "RankMissing",
     "RankTaken",
     "ReaderDied",
     "ReaderStatistics",
@@ -109,4 +114,5 @@ __all__ = [
     "WrongProcess",
     "WrongRole",
     "copy_blocks",
+    "in_the_same_node_as",
 ]

@@ -129,6 +129,35 @@ class AccessRefused(MemlaneError, PermissionError):
     """One side of a connection could not prove to be who the handle says; nothing was attached."""
 
 
+# The group ------------------------------------------------------------------------------------
+
+
+class RankMissing(TimedOut):
+    """Ranks of a group did not come to a collective call in time.
+
+    Attributes:
+        ranks: those, as positions in the group.
+    """
+
+    def __init__(
+        self, message: str, ranks: tuple[int, ...] = (), timeout: float | None = None
+    ) -> None:
+        super().__init__(message, timeout)
+        self.ranks = ranks
+
+
+class GroupFailed(MemlaneError, RuntimeError):
+    """A collective call came to nothing because of another rank, or of the group itself.
+
+    Attributes:
+        rank: that rank, None if it is the group.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 # The data --------------------------------------------------------------------------------------
 
 

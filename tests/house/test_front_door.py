@@ -39,7 +39,7 @@ def test_named_targets_exist() -> None:
 
 def test_named_files_exist() -> None:
     """Every path that the documents name is there."""
-    for document in ROOT.glob("*.md"):
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for path in re.findall(
             r"`((?:native|src|tests|examples|benchmarks|verification)/[\w./-]+)`",
             document.read_text(),

@@ -33,6 +33,8 @@ CLASSES = {
     "AccessRefused": PermissionError,
     "WriterUnreachable": ConnectionError,
     "OutOfMemory": MemoryError,
+    "RankMissing": TimeoutError,
+    "GroupFailed": RuntimeError,
 }
 
 

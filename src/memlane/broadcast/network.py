@@ -11,11 +11,13 @@ from memlane._native import Encoder
 from memlane._serialization import Codec, codec_of
 from memlane.broadcast.blocks import write_block
 from memlane.broadcast.ends import LocalWriter
+from memlane.broadcast.remote import attending
 from memlane.broadcast.remote.end import deadline_of, remaining
 from memlane.broadcast.remote.joining import attach
 from memlane.broadcast.remote.message import decode
 from memlane.broadcast.remote.options import RemoteOptions
 from memlane.broadcast.remote.outbox import pieces_of, raw_piece
+from memlane.broadcast.remote.reader import RemoteReader
 from memlane.broadcast.remote.wire import SMALL
 from memlane.broadcast.remote.writer import RemoteWriter
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
@@ -126,6 +128,11 @@ class NetworkWriter:
         else:
             self.remote.release_reader(rank)
 
+    def relay_through(self, rank: int, ranks: list[int]) -> None:
+        """Nothing is sent to `ranks` but by reader `rank`, one of them, which tells of them all."""
+        with self.remote._lock:
+            attending.relay_through(self.remote, rank, ranks)
+
     def secrets_for(self, rank: int | None) -> list[str]:
         if self._local is not None and rank in self._local.native.ranks:
             return []
@@ -218,7 +225,7 @@ class NetworkReader:
     def __init__(self, handle: Handle, rank: int) -> None:
         self.rank = rank
         self._codec = codec_of(handle.serializer)
-        self.remote = attach(handle, rank)
+        self.remote = attach(handle, rank, RemoteReader)
         self.wait_until_ready = self.remote.wait_until_ready
         self.check = self.remote.check
         self.close = self.remote.close

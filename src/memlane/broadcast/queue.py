@@ -11,6 +11,7 @@ from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
+from memlane.broadcast.grouping import create_from_process_group
 from memlane.broadcast.handle import Handle, checked_rank, checked_ranks
 from memlane.broadcast.ring import ShmRingBuffer, ring_geometry
 from memlane.broadcast.socket import receive_pickled
@@ -156,6 +157,8 @@ class MessageQueue:
         queue = MessageQueue.__new__(MessageQueue)
         queue._setup(handle, geometry, None, end)
         return queue
+
+    create_from_process_group = staticmethod(create_from_process_group)
 
     def _setup(
         self,

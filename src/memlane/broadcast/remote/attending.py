@@ -20,6 +20,7 @@ from memlane.broadcast.remote.wire import (
     Header,
     Hello,
     Refused,
+    Report,
     Welcome,
     What,
     body_of,
@@ -53,9 +54,12 @@ def hear(writer: RemoteWriter, route: bytes, parts: list[zmq.Frame]) -> None:
         take(writer, peer, header.sequence)
     elif header.what == What.ASK:
         writer.tell(peer, What.ABSENT, body=Absent(writer.everybody_absent()))
+    elif header.what == What.REPORT:
+        _note_report(writer, peer, body_of(part, Report))
     elif header.what == What.BYE:
         peer.state = "closed"
         peer.connection = peer.lost_since = None
+        _note_end_of_relay(writer, peer)
     elif len(part) >= HEADER_BYTES:
         raise CorruptMessage(f"a reader sent a frame of kind {header.what}")
 
@@ -71,6 +75,39 @@ def take(writer: RemoteWriter, peer: Peer, sequence: int) -> None:
         peer.taken_bytes = writer.outbox.end_of(sequence)
         peer.taken = sequence
         peer.last_progress = time.monotonic()
+
+
+def _note_report(writer: RemoteWriter, relay: Peer, report: Report) -> None:
+    """What a relay says of the readers behind it: of those only that are said to be there."""
+    told = []
+    for row in report.rows:
+        known = [p for p in writer.peers if p.rank == row.rank and relay in (p, p.via)]
+        if not known or row.taken > writer.outbox.next:
+            raise CorruptMessage(f"{relay.name(writer.local_ranks)} reports of reader {row.rank}")
+        told.append((known[0], row))
+    for peer, row in told:
+        if peer.state == "absent" and row.state != "absent":
+            peer.state, peer.session = "running", relay.session
+            peer.last_progress = time.monotonic()
+            writer.note_attendance()
+        if peer.state != "running":
+            continue
+        peer.pid, peer.address = row.pid, relay.address
+        if row.taken > peer.taken:
+            take(writer, peer, row.taken)
+        if row.state == "dead":
+            _die(writer, peer, "its process ended")
+        elif row.state == "closed" and peer is relay:
+            peer.has_left = True
+        elif row.state == "closed":
+            peer.state = "closed"
+
+
+def _note_end_of_relay(writer: RemoteWriter, relay: Peer) -> None:
+    for peer in writer.peers:
+        if peer.via is relay and peer.state == "running":
+            how = relay.died or "it has closed"
+            _die(writer, peer, f"{relay.name(writer.local_ranks)} no longer relays to it: {how}")
 
 
 def _greet(writer: RemoteWriter, route: bytes, frame: zmq.Frame, hello: Hello) -> None:
@@ -165,6 +202,14 @@ def place_for(writer: RemoteWriter, rank: int) -> Peer:
     return free[-1]
 
 
+def relay_through(writer: RemoteWriter, rank: int, ranks: list[int]) -> None:
+    """Keeps the places of `ranks`, which reader `rank`, one of them, will speak for."""
+    relay = place_for(writer, rank)
+    for other in ranks:
+        if other != rank:
+            place_for(writer, other).via = relay
+
+
 def welcome(writer: RemoteWriter, sequence: int, piece: int) -> bytes:
     """What a reader hears first."""
     header = Header(What.WELCOME, writer.epoch, sequence, piece=piece)
@@ -217,6 +262,7 @@ def _die(writer: RemoteWriter, peer: Peer, why: str) -> None:
     peer.state = "dead"
     peer.died = why
     peer.connection = None
+    _note_end_of_relay(writer, peer)
 
 
 def release(writer: RemoteWriter, rank: int) -> None:

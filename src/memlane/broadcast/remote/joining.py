@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from memlane.broadcast.remote.peer import usual_place
 from memlane.broadcast.remote.reader import PlaceTaken, RemoteReader
@@ -11,8 +11,10 @@ from memlane.errors import InvalidArgument, RankTaken
 if TYPE_CHECKING:
     from memlane.broadcast.handle import Handle
 
+R = TypeVar("R", bound=RemoteReader)
 
-def attach(handle: Handle, rank: int) -> RemoteReader:
+
+def attach(handle: Handle, rank: int, kind: type[R]) -> R:
     """Reader `rank`, in the first place that is free for it, its usual one first.
 
     Raises as `RemoteReader` does.
@@ -27,7 +29,7 @@ def attach(handle: Handle, rank: int) -> RemoteReader:
     refused: PlaceTaken | None = None
     for secret in (*secrets[first:], *secrets[:first]):
         try:
-            return RemoteReader(handle, rank, secret)
+            return kind(handle, rank, secret)
         except PlaceTaken as error:
             refused = error
     if len(secrets) > 1:

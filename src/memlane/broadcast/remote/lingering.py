@@ -32,11 +32,12 @@ def close(
     """Returns when every reader has everything, at the latest after `bound` seconds."""
     deadline = time.monotonic() + bound
     with ExitStack() as stack:
-        kept = [
-            stack.enter_context(socket.socket(fileno=os.dup(one.descriptor)))
-            for one in connections
-            if one is not None and one.is_open
-        ]
+        kept = []
+        for connection in connections:
+            if connection is not None and connection.is_open:
+                with suppress(OSError):  # its reader had the end already, and has closed it since
+                    copy = socket.socket(fileno=os.dup(connection.descriptor))
+                    kept.append(stack.enter_context(copy))
         listener.close(linger=int(bound * 1000))
         context.term()
         poller = select.poll()

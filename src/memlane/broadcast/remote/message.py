@@ -65,7 +65,7 @@ def decode(message: Message, codec: Codec) -> Any:
         case Kind.OBJECT:
             return codec.decode(memory)  # type: ignore[arg-type]
         case Kind.FRAMES:
-            stream, buffers = _split(memoryview(memory))
+            stream, buffers = split(memoryview(memory))
             return codec.decode_parts(stream, buffers)
         case _:
             raise CorruptMessage(
@@ -76,7 +76,7 @@ def decode(message: Message, codec: Codec) -> Any:
 _BROKEN = "the message does not hold an object that memlane wrote; it was skipped"
 
 
-def _split(memory: memoryview) -> tuple[bytes, list[PooledBuffer]]:
+def split(memory: memoryview) -> tuple[bytes, list[PooledBuffer]]:
     """The stream of a message and the buffers beside it, as `FrameTable` lays them out."""
     if len(memory) < _HEAD.size:
         raise CorruptMessage(_BROKEN)

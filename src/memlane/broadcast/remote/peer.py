@@ -30,11 +30,13 @@ class Peer:
     taken_bytes: int = 0
     last_progress: float = 0.0
     died: str = field(default="")  # why it counts as dead
+    via: Peer | None = None  # the relay that passes messages on to it
+    has_left: bool = False  # it has closed, but relays to others still
 
     @property
     def is_waited_for(self) -> bool:
         """Does the writer keep messages for it?"""
-        return self.state in ("absent", "running")
+        return self.state in ("absent", "running") and not self.has_left
 
     @property
     def is_lost(self) -> bool:
@@ -51,6 +53,8 @@ class Peer:
         if self.state == "absent":
             return f"{self.name(ranks)} (never attached)"
         facts = [f"pid {self.pid} at {self.address}", self.state]
+        if self.via is not None:
+            facts.append(f"behind {self.via.name(ranks)}'s relay")
         if self.lost_since is not None:
             facts.append(f"without a connection for {time.monotonic() - self.lost_since:.1f} s")
         facts.append(f"{sent - self.taken} behind")
@@ -62,7 +66,7 @@ class Peer:
         return ReaderStatistics(
             rank=self.rank if self.rank is not None else usual_rank(self.place, ranks),
             pid=self.pid if was_here else None,
-            state="unknown" if self.is_lost else self.state,
+            state="closed" if self.has_left else "unknown" if self.is_lost else self.state,
             behind=sent - self.taken if self.is_waited_for else 0,
             last_progress=self.last_progress if was_here else None,
             is_waiting=False,

@@ -55,6 +55,7 @@ class What(IntEnum):
     ACK = 17  # everything before this sequence was taken
     ASK = 18
     BYE = 19
+    REPORT = 20  # of a relay, of the readers behind it
 
 
 class Kind(IntEnum):
@@ -143,6 +144,21 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     taken: int  # messages before this sequence were taken
     sequence: int  # the first frame that is wanted
     piece: int
+
+
+class ReportRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """One reader behind a relay."""
+
+    rank: int
+    pid: int
+    state: str  # as in `ReaderStatistics`
+    taken: int  # messages before this sequence were taken
+
+
+class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What a relay knows of the readers behind it, its own among them."""
+
+    rows: list[ReportRow]
 
 
 class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

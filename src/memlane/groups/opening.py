@@ -1,0 +1,52 @@
+"""From a caller's group to a collective call in it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from memlane._checks import integer_from
+from memlane.errors import InvalidArgument, InvalidType
+from memlane.groups.broadcasts import BroadcastCollectives
+from memlane.groups.collectives import Collectives, Deadline, checked_timeout
+from memlane.groups.stores import StoreCollectives
+from memlane.groups.tcp import TcpGroup
+
+
+def collectives_of(group: Any, timeout: float | None) -> Collectives:
+    """One collective call of `group`: torch's process group, a TcpGroup, or any like object.
+
+    Raises:
+        InvalidType: it is no group, or not one that this process is in.
+        RankMissing: the group's store did not answer in time.
+    """
+    timeout = checked_timeout(timeout)
+    if isinstance(group, TcpGroup):
+        return group.collectives(timeout)
+    deadline = Deadline(timeout)
+    if "torch.distributed" in sys.modules:  # else it cannot be one of torch's
+        from memlane.groups import torch_store
+
+        if torch_store.is_process_group(group):
+            store = torch_store.TorchStore(torch_store.store_of(group), deadline)
+            return StoreCollectives(store, *_place(group.rank(), group.size()), deadline)
+        own_store = getattr(group, "store", None)
+        if torch_store.is_torch_store(own_store):
+            store = torch_store.TorchStore(own_store, deadline)
+            return StoreCollectives(store, *_place(group.rank, group.world_size), deadline)
+    try:
+        rank, size = _place(group.rank, group.world_size)
+    except AttributeError:
+        raise InvalidType(
+            f"{type(group).__name__} is no group that this process is in: neither a process group "
+            f"of torch nor an object with rank, world_size and broadcast_obj(obj, src)"
+        ) from None
+    return BroadcastCollectives(group, rank, size, deadline)
+
+
+def _place(rank: object, size: object) -> tuple[int, int]:
+    ranks = integer_from("world_size", size, 1)
+    own = integer_from("rank", rank, 0)
+    if own >= ranks:
+        raise InvalidArgument(f"rank {own} in a group of {ranks}")
+    return own, ranks

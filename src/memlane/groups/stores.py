@@ -1,0 +1,179 @@
+"""Collective calls through a store of keys and values that all ranks reach.
+
+A store tells who is missing, and a wait in it that was given up harms nobody; a collective of a
+communication library does neither. Nothing from a store is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from memlane.errors import GroupFailed, RankMissing
+from memlane.groups.collectives import (
+    SLICE,
+    Collectives,
+    Deadline,
+    Outcome,
+    Waiting,
+    missing_error,
+)
+
+_encode = msgspec.msgpack.encode
+
+
+class Store(Protocol):
+    """Keys and values, for one collective call on one rank."""
+
+    def add(self, key: str, number: int) -> int: ...
+    def set(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str, timeout: float) -> bytes | None:
+        """None if the key is not there in time."""
+
+    def has(self, key: str) -> bool: ...
+    def delete(self, key: str) -> None: ...
+    def close(self, over: bytes) -> None:
+        """Whoever still waits for a key that was given up gets `over`."""
+
+
+class StoreCollectives(Collectives):
+    """One collective call through a store.
+
+    Every rank counts its calls in the store, and keys begin with that number, so that calls never
+    see each other's keys, whatever becomes of one. Whoever leaves a call by an error says so under
+    the number of that call: who still waits in it, or comes later, learns it at once. A rank
+    deletes the keys that it has set as soon as a gather has shown that everybody has read them;
+    what stays of a call is the list that ended its last gather.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
+        super().__init__(rank, size, deadline)
+        self._store = store
+        self._own: list[str] = []
+        self._step = 0
+        self._over: dict[str, Any] = {"over": [rank, (), f"rank {rank} has left the call"]}
+        self._call = f"memlane/{store.add(f'memlane/calls/{rank}', 1)}"
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        try:
+            # What came from others they know, and a board that does not answer cannot be told.
+            if kind is not None and not issubclass(kind, (GroupFailed, RankMissing)):
+                self._leave((), f"rank {self.rank} of the group failed: {kind.__name__}: {error}")
+        finally:
+            self._store.close(_encode(self._over))
+
+    def deliver(self, src: int, make: Callable[[], Any]) -> Any:
+        """`broadcast` as the only step of a call: whoever reads last clears it away."""
+        value = self.broadcast(src, make)
+        key = f"{self._call}/{self._step}"
+        has_read = self.rank != src and self._store.add(f"{key}/read", 1)
+        if self.size == 1 or has_read == self.size - 1:
+            self._store.delete(key)
+            self._store.delete(f"{key}/read")
+        return value
+
+    # Steps ----------------------------------------------------------------------------------
+
+    def _broadcast(self, src: int, outcome: Outcome | None) -> Outcome:
+        key = self._begin()
+        if outcome is None:
+            value: Outcome = self._take(key, lambda: [src])
+            return value
+        self._post(key, outcome)
+        return outcome
+
+    def _scatter(self, src: int, outcomes: Sequence[Outcome] | None) -> Outcome:
+        key = self._begin()
+        if outcomes is None:
+            value: Outcome = self._take(f"{key}/{self.rank}", lambda: [src])
+            return value
+        for rank, outcome in enumerate(outcomes):
+            if rank != src:
+                self._post(f"{key}/{rank}", outcome)
+        return outcomes[src]
+
+    def _gather(self, outcome: Outcome) -> list[Outcome]:
+        """Rank 0 collects: 2 * size messages, where everybody from everybody were size ** 2."""
+        key = self._begin()
+        posts = [f"{key}/{rank}" for rank in range(self.size)]
+
+        def missing() -> list[int]:
+            return [rank for rank in range(self.size) if not self._store.has(posts[rank])]
+
+        spent = self._own
+        self._own = []
+        self._post(posts[self.rank], outcome)
+        if self.rank == 0:
+            outcomes = [outcome, *(self._take(post, missing) for post in posts[1:])]
+            self._post(f"{key}/all", outcomes)
+            spent.append(posts[0])
+        else:
+            outcomes = self._take(f"{key}/all", lambda: missing() or [0])
+            spent += self._own
+            self._own = []
+        for old in spent:
+            self._store.delete(old)
+        return list(outcomes)
+
+    # Keys -----------------------------------------------------------------------------------
+
+    def _begin(self) -> str:
+        self._look_for_leavers()
+        self._step += 1
+        return f"{self._call}/{self._step}"
+
+    def _post(self, key: str, value: object) -> None:
+        self._own.append(key)
+        self._store.set(key, _encode(value))
+
+    def _take(self, key: str, missing: Callable[[], list[int]]) -> Any:
+        """The value of `key`, which those that `missing` names have not set yet."""
+        waiting = Waiting(self.rank)
+        while True:
+            left = self.deadline.left(SLICE)
+            value = self._store.get(key, left)
+            if value is not None:
+                return self._unless_over(_decoded(value))
+            self._look_for_leavers()
+            if self.deadline.left() == 0:
+                absent = missing()
+                value = self._store.get(key, 0)  # it may have come since, and those have moved on
+                if value is not None:
+                    return self._unless_over(_decoded(value))
+                self._look_for_leavers()  # who left last has put something under what is missing
+                error = missing_error(self.size, absent, self.deadline.timeout)
+                self._leave(absent, f"rank {self.rank} {error}")
+                raise error
+            waiting.report(missing)
+
+    def _leave(self, missing: Sequence[int], text: str) -> None:
+        self._over = {"over": [self.rank, missing, text]}
+        self._store.set(f"{self._call}/left", _encode(self._over))
+
+    def _look_for_leavers(self) -> None:
+        if not self._store.has(f"{self._call}/left"):
+            return
+        value = self._store.get(f"{self._call}/left", 0)
+        if value is not None:
+            self._unless_over(_decoded(value))
+
+    def _unless_over(self, value: Any) -> Any:
+        """`value`, unless somebody has left the call and says so in its place."""
+        if not isinstance(value, dict) or "over" not in value:
+            return value
+        self._over = value
+        rank, missing, text = value["over"]
+        if self.rank in missing:
+            text = f"{text}; this is rank {self.rank}, which came too late: call again on all ranks"
+        if missing:
+            raise RankMissing(text, tuple(missing), self.deadline.timeout)
+        raise GroupFailed(text, rank)
+
+
+def _decoded(value: bytes) -> Any:
+    try:
+        return msgspec.msgpack.decode(value)
+    except msgspec.MsgspecError as error:
+        raise GroupFailed(f"the group's store holds what no rank has written: {error}") from None

@@ -1,0 +1,132 @@
+"""TcpGroup: a group of processes for who has no torch."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from memlane._checks import integer_from
+from memlane.errors import Closed, InvalidArgument, InvalidType, WrongProcess
+from memlane.groups.board import Board, BoardStore, address_of
+from memlane.groups.collectives import Deadline, checked_timeout
+from memlane.groups.keys import group_keys
+from memlane.groups.stores import StoreCollectives
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class TcpGroup:
+    """Processes that meet at rank 0's address, to build queues with each other.
+
+    Args:
+        host: address, or name, of rank 0's host as all ranks reach it; rank 0 listens there only.
+        port: its port; 0 on rank 0 lets the kernel choose, and `port` tells which.
+        rank: of this process, from 0 to world_size - 1.
+        world_size: processes in the group.
+        secret: at least 16 random bytes (`secrets.token_hex()`), the same on all ranks. Give it
+            as an environment variable or a file, not on a command line.
+        timeout: of `broadcast_obj`, in seconds.
+
+    Raises:
+        InvalidArgument: numbers that do not fit, or a short secret.
+        SystemFault: rank 0 cannot listen there; the host is not known.
+
+    Everything on the wire is encrypted, and authenticated both ways by the secret (CurveZMQ):
+    strangers can connect, but neither read, write nor be counted. What travels is plain data
+    (MessagePack), never pickled. Rank 0 keeps the others' data in a thread of its own; when it
+    closes, it waits some seconds for who is in the middle of a call.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        *,
+        secret: str | bytes,
+        timeout: float | None = 300.0,
+    ) -> None:
+        self.world_size = integer_from("world_size", world_size, 1)
+        self.rank = integer_from("rank", rank, 0)
+        if self.rank >= self.world_size:
+            raise InvalidArgument(f"rank {rank} in a group of {world_size}")
+        self.port = integer_from("port", port, 0)
+        if self.port > 65535 or (self.port == 0 and self.rank != 0):
+            raise InvalidArgument(f"port {port}: the others must know rank 0's port")
+        self._timeout = checked_timeout(timeout)
+        self._keys = group_keys(secret)
+        self._pid = os.getpid()
+        board = Board(host, self.port, self._keys) if self.rank == 0 else None
+        if board is not None:
+            self.port = board.port
+        self._address, _ = address_of(host, self.port)
+        self._context = zmq.Context()
+        self._finalizer = weakref.finalize(self, _close, board, self._context, self._pid)
+
+    def broadcast_obj(self, obj: Any, src: int, timeout: float | None = None) -> Any:
+        """Returns `obj` of rank `src` on all ranks. Plain data only: what MessagePack has.
+
+        All ranks call it in one order. `src` does not wait for the others.
+
+        Raises:
+            InvalidType: it is no plain data.
+            RankMissing: `src`, or rank 0, did not come within `timeout` seconds (None: the
+                group's).
+        """
+        src = integer_from("src", src, 0)
+        if src >= self.world_size:
+            raise InvalidArgument(f"there is no rank {src} in a group of {self.world_size}")
+        with self.collectives(self._timeout if timeout is None else timeout) as call:
+            packed = call.deliver(src, lambda: _packed(obj))
+        return obj if src == self.rank else msgspec.msgpack.decode(packed)
+
+    def collectives(self, timeout: float | None) -> StoreCollectives:
+        """One collective call of this group."""
+        if os.getpid() != self._pid:
+            raise WrongProcess(
+                "this group belongs to the process that forked this one; make a new one"
+            )
+        if not self._finalizer.alive:
+            raise Closed("this group is closed")
+        deadline = Deadline(timeout)
+        store = BoardStore(self._context, self._address, self._keys, self.rank, deadline)
+        try:
+            return StoreCollectives(store, self.rank, self.world_size, deadline)
+        except BaseException:
+            store.close(b"")
+            raise
+
+    def close(self) -> None:
+        """Idempotent. On rank 0 it ends the others' calls, too: close there last."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self._finalizer.alive else " closed"
+        return f"<TcpGroup {self._address} rank {self.rank} of {self.world_size}{state}>"
+
+
+def _packed(obj: object) -> bytes:
+    try:
+        return msgspec.msgpack.encode(obj)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidType(f"a group's objects must be plain data: {error}") from None
+
+
+def _close(board: Board | None, context: zmq.Context[zmq.Socket[bytes]], pid: int) -> None:
+    if os.getpid() != pid:  # a forked child has neither the threads nor a say
+        return
+    if board is not None:
+        board.close()
+    context.destroy()

@@ -1,0 +1,91 @@
+"""Ranks on other hosts: here each is a mount namespace with a /dev/shm of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memlane import MessageQueue, in_the_same_node_as
+from memlane.broadcast import grouping
+from memlane.groups import TcpGroup
+from tests.groups import SECRET, SMALL, groups_of, member, on_ranks
+from tests.harness import PATIENCE, Aside, Link, Peer, private_shm, start, unshare_refusal
+from tests.queues import segments
+
+pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+
+
+def elsewhere(port: int, rank: int, size: int, call: Callable[..., Any]) -> Peer:
+    """A rank on a host of its own."""
+    command = private_shm("64m")
+    return start(member, port, rank, size, call, method="spawn", command=command)
+
+
+def nodes(_link: Link, group: TcpGroup) -> list[list[bool]]:
+    return [in_the_same_node_as(group, source, timeout=PATIENCE) for source in range(3)]
+
+
+def test_in_the_same_node() -> None:
+    """Two ranks here and one elsewhere, although they share host name and addresses."""
+    before = segments()
+    with TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as group:
+        here = start(member, group.port, 1, 3, nodes)
+        there = elsewhere(group.port, 2, 3, nodes)
+        own = Aside(nodes, None, group)
+        expected = [[True, True, False], [True, True, False], [False, False, True]]
+        assert own.result() == expected
+        assert here.result() == expected
+        assert there.result() == expected
+    assert segments() == before
+
+
+def one_queue_each(_link: Link | None, group: TcpGroup) -> list[object]:
+    """Every rank writes a queue of its own in turn; what this one reads of the others."""
+    read: list[object] = []
+    for writer in range(group.world_size):
+        with MessageQueue.create_from_process_group(
+            group, *SMALL, writer, timeout=PATIENCE, connect_ip="127.0.0.1"
+        ) as queue:
+            if group.rank == writer:
+                queue.enqueue({"from": writer})
+                read.append((queue.n_local_reader, queue.n_remote_reader))
+            else:
+                read.append((queue._is_local_reader, queue.dequeue(PATIENCE)))
+            group.broadcast_obj("all have read", writer)
+    return read
+
+
+def test_queues_over_hosts() -> None:
+    """Who shares the writer's memory reads from it, the others over the network."""
+    before = segments()
+    with TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as group:
+        here = start(member, group.port, 1, 3, one_queue_each)
+        there = elsewhere(group.port, 2, 3, one_queue_each)
+        from_ = [{"from": rank} for rank in range(3)]
+        own = Aside(one_queue_each, None, group).result()
+        assert own == [(1, 1), (True, from_[1]), (True, from_[2])]  # the last behind a relay
+        assert here.result() == [(True, from_[0]), (1, 1), (True, from_[2])]
+        assert there.result() == [(False, from_[0]), (False, from_[1]), (0, 2)]
+    assert segments() == before
+
+
+def test_handles_carry_one_secret_each() -> None:
+    """What a rank gets to know lets it in, and nobody else."""
+    handles: list[Any] = []
+
+    def peek(_link: Link | None, group: TcpGroup) -> None:
+        with MessageQueue.create_from_process_group(
+            group, *SMALL, timeout=PATIENCE, connect_ip="127.0.0.1"
+        ) as queue:
+            handles.append(queue.handle)
+            if group.rank:
+                queue.dequeue(PATIENCE)
+            else:
+                queue.enqueue(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "_is_here", lambda _name: False)
+        with groups_of("tcp", 3) as groups:
+            on_ranks(lambda group: peek(None, group), groups)
+    readers = [handle for handle in handles if len(handle.remote_reader_keys) == 1]
+    assert len({handle.remote_reader_keys[0] for handle in readers}) == 2

@@ -1,0 +1,187 @@
+"""Ranks that do not come, come late, or die in a collective call: the others say who, in time."""
+
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
+from memlane.broadcast import grouping
+from memlane.groups import TcpGroup
+from tests.groups import KINDS, SECRET, SMALL, errors_of, groups_of, member, on_ranks, queues_over
+from tests.harness import PATIENCE, Aside, Link, start, until
+from tests.queues import segments, sweep
+
+create = MessageQueue.create_from_process_group
+SHORT = 1.0
+BOUND = 2.0
+"""Seconds that an error may come behind the deadline: a slice of waiting, and a busy machine."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("absent", range(3))
+def test_rank_that_does_not_come(kind: str, absent: int) -> None:
+    """Everybody else raises within the deadline, and names it; nothing stays behind."""
+    before = segments()
+    with groups_of(kind, 3) as groups:
+        present = [group for rank, group in enumerate(groups) if rank != absent]
+        begun = time.monotonic()
+        errors = errors_of(create, present, *SMALL, timeout=SHORT)
+        assert SHORT <= time.monotonic() - begun <= SHORT + BOUND
+        if kind == "foreign":  # which can only broadcast, in a fixed order
+            errors = [e for e in errors if f"rank {absent} of" in str(e)] or errors
+        for error in errors:
+            assert isinstance(error, RankMissing), repr(error)
+            assert error.ranks == (absent,), str(error)
+            assert f"waiting for rank {absent}" in str(error)
+        assert segments() == before
+        if kind == "foreign":  # its broadcasts wait for ever; let the threads end
+            groups[absent]._said.update({call: {"error": "the test ends"} for call in range(20)})
+            with groups[absent]._news:
+                groups[absent]._news.notify_all()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "torch"])
+def test_several_that_do_not_come(kind: str) -> None:
+    """All of them are named, by all who came."""
+    with groups_of(kind, 5) as groups:
+        errors = errors_of(in_the_same_node_as, groups[:3:2], 0, timeout=SHORT)
+        for error in errors:
+            assert error.ranks == (1, 3, 4)  # type: ignore[attr-defined]
+            assert "ranks 1, 3 and 4 of a group of 5" in str(error)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "torch"])
+@pytest.mark.parametrize("late", [0, 2])
+def test_rank_that_comes_too_late(kind: str, late: int) -> None:
+    """It learns at once that the others are gone; when all call again, all is well."""
+    with groups_of(kind, 3) as groups:
+        present = [group for rank, group in enumerate(groups) if rank != late]
+        errors_of(create, present, *SMALL, timeout=SHORT)
+        begun = time.monotonic()
+        (error,) = errors_of(create, [groups[late]], *SMALL, timeout=PATIENCE)
+        assert time.monotonic() - begun < BOUND
+        assert isinstance(error, RankMissing)
+        assert f"this is rank {late}, which came too late" in str(error)
+        with queues_over(groups, 1) as queues:
+            queues[1].enqueue("together")
+            assert queues[late].dequeue(PATIENCE) == "together"
+
+
+@pytest.mark.parametrize("kind", ["tcp", "torch"])
+def test_error_reaches_who_waits(kind: str) -> None:
+    """Whoever leaves a call by an error between its steps ends the others' waits, too."""
+
+    def leave(group: Any) -> None:
+        from memlane.groups import collectives_of
+
+        with collectives_of(group, PATIENCE) as call:
+            call.gather(lambda: 0)
+            if call.rank == 1:
+                raise KeyboardInterrupt
+            call.gather(lambda: 1)
+
+    with groups_of(kind, 3) as groups:
+        begun = time.monotonic()
+        errors = errors_of(leave, groups)
+        assert time.monotonic() - begun < BOUND
+        assert isinstance(errors[1], KeyboardInterrupt)
+        for error in errors[0], errors[2]:
+            assert isinstance(error, GroupFailed)
+            assert error.rank == 1
+            assert "KeyboardInterrupt" in str(error)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "torch"])
+def test_log_names_who_is_awaited(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One line when it is due, and it begins with the culprit."""
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING, "memlane"):
+        patch.setenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "0.3")
+        with groups_of(kind, 3) as groups:
+            errors_of(in_the_same_node_as, groups[:2], 0, timeout=1.5)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith("rank 2 kept rank 0 of the group") for line in lines), lines
+
+
+def call_when_told(link: Link, group: TcpGroup) -> None:
+    link.tell()
+    link.hear()
+    with create(group, *SMALL, timeout=PATIENCE) as queue:
+        link.tell(queue.dequeue(PATIENCE))
+
+
+def test_processes(method: str) -> None:
+    """Real ones; a rank that is killed before the call is named, without it a new group works."""
+    before = segments()
+    with TcpGroup("127.0.0.1", 0, 0, 3, secret=SECRET) as group:
+        peers = [
+            start(member, group.port, rank, 3, call_when_told, method=method) for rank in (1, 2)
+        ]
+        for peer in peers:
+            peer.hear()
+            peer.tell("go")
+        with create(group, *SMALL, timeout=PATIENCE) as queue:
+            assert segments() == before
+            queue.enqueue("to processes")
+            for peer in peers:
+                assert peer.hear() == "to processes"
+                peer.result()
+
+
+def die_with_probe(link: Link, group: TcpGroup) -> None:
+    ring = grouping.ShmRingBuffer
+
+    def make(*arguments: Any) -> Any:
+        made = ring(*arguments)
+        link.tell(made.shared_memory.name)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return made
+
+    grouping.ShmRingBuffer = make  # type: ignore[assignment, misc]
+    in_the_same_node_as(group, 1, timeout=PATIENCE)
+
+
+def test_source_is_killed_with_its_probe() -> None:
+    """The others name it; what it leaves is swept by the next creation of any segment."""
+    before = segments()
+    with TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET) as group:
+        peer = start(member, group.port, 1, 2, die_with_probe)
+        waiting = Aside(in_the_same_node_as, group, 1, timeout=2.0)
+        probe = peer.hear()
+        assert peer.join() == -signal.SIGKILL
+        assert segments() - before == {probe}
+        with pytest.raises(RankMissing, match="waiting for rank 1"):
+            waiting.result()
+        sweep()
+        assert segments() == before
+
+
+def test_rank_0_is_killed() -> None:
+    """With it goes the board; the others say so, in time."""
+    peer = start(hold_board)
+    port = peer.hear()
+    with TcpGroup("127.0.0.1", port, 1, 2, secret=SECRET) as group:
+        waiting = Aside(in_the_same_node_as, group, 0, timeout=1.0)
+        assert peer.hear() == "rank 1 waits"
+        peer.kill()
+        with pytest.raises(RankMissing, match="waiting for rank 0, which keeps the group's board"):
+            waiting.result()
+
+
+def hold_board(link: Link) -> None:
+    with TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET) as group:
+        link.tell(group.port)
+        board = group._finalizer.peek()[2][0]  # type: ignore[index]
+        until(lambda: board._waiting, "rank 1 waits at the board")
+        link.tell("rank 1 waits")
+        link.hear()
+
+
+def test_nothing_runs_between_calls() -> None:
+    """A group of somebody else leaves no thread when its broadcasts return in time."""
+    with groups_of("foreign", 2) as groups:
+        for _ in range(2):
+            on_ranks(in_the_same_node_as, groups, 0, timeout=PATIENCE)

@@ -1,0 +1,202 @@
+"""Deaths and stops behind a relay, in real processes on a host of their own.
+
+The other host is a mount namespace with a /dev/shm of its own, in which a process forks the ranks.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from memlane import MessageQueue, ReaderDied, WriterDied
+from memlane.groups import TcpGroup
+from tests.groups import SECRET, SMALL, member
+from tests.harness import (
+    PATIENCE,
+    Aside,
+    Link,
+    Peer,
+    Remote,
+    dismiss,
+    private_shm,
+    serve,
+    start,
+    unshare_refusal,
+    until,
+)
+from tests.queues import BOUND, fill, segments
+
+pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+RANKS = [1, 2, 3]
+SIZE = 4
+
+
+def over(group: TcpGroup, writer_rank: int = 0) -> MessageQueue:
+    return MessageQueue.create_from_process_group(
+        group, *SMALL, writer_rank, timeout=PATIENCE, connect_ip="127.0.0.1", remote_window=8
+    )
+
+
+def end_of(link: Link, group: TcpGroup) -> None:
+    """A rank that does what it is asked to do."""
+    queue = over(group)
+    serve(link, queue, os.getpid())
+
+
+def host(link: Link, port: int) -> None:
+    """Forks the ranks, and passes on what they are asked and what they answer."""
+    started = {rank: start(member, port, rank, SIZE, end_of) for rank in RANKS}
+    peers = {rank: Remote(peer) for rank, peer in started.items()}
+    link.tell({rank: peer.pid for rank, peer in peers.items()})
+    while (request := link.hear(timeout=10 * PATIENCE)) is not None:
+        rank, call, *arguments = request
+        try:
+            link.tell(peers[rank].call(call, *arguments))
+        except Exception as error:
+            link.tell(error)
+    dismiss()
+
+
+class Elsewhere:
+    """The readers of the other host."""
+
+    def __init__(self, peer: Peer, pids: dict[int, int]) -> None:
+        self.peer, self.pids = peer, pids
+
+    def call(self, rank: int, call: str, *arguments: Any) -> Any:
+        self.peer.tell((rank, call, *arguments))
+        answer = self.peer.hear()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self, rank: int) -> float:
+        moment = time.monotonic()
+        os.kill(self.pids[rank], signal.SIGKILL)
+        return moment
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[MessageQueue, Elsewhere]]:
+    """The writer here, three readers there, the first of them relaying."""
+    before = segments()
+    with TcpGroup("127.0.0.1", 0, 0, SIZE, secret=SECRET) as group:
+        making = Aside(over, group)
+        there = start(host, group.port, method="spawn", command=private_shm("64m"))
+        writer = making.result()
+        assert segments() == before
+        elsewhere = Elsewhere(there, there.hear())
+        yield writer, elsewhere
+        writer.close()
+        there.tell(None)
+        there.result()
+
+
+def send(writer: MessageQueue, there: Elsewhere, message: object, ranks: list[int]) -> None:
+    """One message, and its receipt by those ranks."""
+    writer.enqueue(message, 1.0)
+    for rank in ranks:
+        assert there.call(rank, "dequeue", PATIENCE) == message
+
+
+def test_a_killed_reader() -> None:
+    """The writer names it within a second; the others there go on."""
+    with two_hosts() as (writer, there):
+        killed = there.kill(3)
+        with pytest.raises(ReaderDied) as caught:
+            until(lambda: send(writer, there, "meanwhile", [1, 2]))
+        assert time.monotonic() - killed < BOUND + 1.0  # the calls above take their time
+        assert (caught.value.rank, caught.value.pid) == (3, there.pids[3])
+        writer.release_reader(3)
+        writer.enqueue("after", PATIENCE)
+        for rank in (1, 2):
+            while there.call(rank, "dequeue", PATIENCE) != "after":
+                pass
+
+
+def test_a_killed_reader_of_an_idle_writer() -> None:
+    """The relay looks at its readers also when nothing is sent."""
+    with two_hosts() as (writer, there):
+        killed = there.kill(2)
+        until(lambda: [r.rank for r in writer.statistics().readers if r.state == "dead"] == [2])
+        assert time.monotonic() - killed < BOUND + 1.0
+
+
+def test_a_killed_relay() -> None:
+    """To the writer all of that host's readers are dead, to them the writer is."""
+    with two_hosts() as (writer, there):
+        writer.enqueue("before", PATIENCE)
+        for rank in RANKS:
+            assert there.call(rank, "dequeue", PATIENCE) == "before"
+        there.kill(1)
+        for rank in (2, 3):
+            with pytest.raises(WriterDied):
+                there.call(rank, "dequeue", PATIENCE)
+        until(lambda: all(row.state == "dead" for row in writer.statistics().readers))
+        with pytest.raises(ReaderDied):
+            writer.enqueue("nobody there", PATIENCE)
+        for rank in RANKS:
+            writer.release_reader(rank)
+        writer.enqueue("nobody there", PATIENCE)
+
+
+def test_a_stopped_reader() -> None:
+    """It is not dead: the writer waits, and says for whom."""
+    with two_hosts() as (writer, there):
+        os.kill(there.pids[2], signal.SIGSTOP)
+        sent = fill(writer)
+        for rank in (1, 3):  # as far ahead of it as the relay's ring lets them
+            for number in range(SMALL[1]):
+                assert there.call(rank, "dequeue", PATIENCE) == number
+        with pytest.raises(TimeoutError, match=r"for reader 2 \(pid \d+ at .*reader 1's relay"):
+            until(lambda: writer.enqueue("more", 0.5))
+        os.kill(there.pids[2], signal.SIGCONT)
+        for number in range(sent):
+            assert there.call(2, "dequeue", PATIENCE) == number
+
+
+def until_all_are_ready(group: TcpGroup) -> None:
+    for rank in range(SIZE):
+        group.broadcast_obj(None, rank)
+
+
+def writing(link: Link, group: TcpGroup) -> None:
+    with over(group, 3) as queue:
+        until_all_are_ready(group)
+        queue.enqueue("complete")
+        link.tell(os.getpid())
+        link.hear()
+
+
+def reading(_link: Link, group: TcpGroup) -> list[str]:
+    queue = over(group, 3)
+    until_all_are_ready(group)
+    seen: list[str] = [queue.dequeue(PATIENCE)]
+    try:
+        queue.dequeue(PATIENCE)
+    except WriterDied as error:
+        seen.append(type(error).__name__)
+    queue.close()
+    return seen
+
+
+def pair(_link: Link, port: int) -> list[list[str]]:
+    peers = [start(member, port, rank, SIZE, reading) for rank in (1, 2)]
+    return [peer.result() for peer in peers]
+
+
+def test_a_killed_writer() -> None:
+    """Everybody behind the relay gets what was complete, then hears of the death."""
+    with TcpGroup("127.0.0.1", 0, 0, SIZE, secret=SECRET) as group:
+        own = Aside(reading, None, group)
+        there = start(pair, group.port, method="spawn", command=private_shm("64m"))
+        writer = start(member, group.port, 3, SIZE, writing)
+        writer.hear()
+        time.sleep(0.2)  # what it has sent is on its way
+        writer.kill()
+        assert own.result() == ["complete", "WriterDied"]
+        assert there.result() == [["complete", "WriterDied"]] * 2

@@ -1,0 +1,229 @@
+"""TcpGroup: memlane's own group, and who is kept out of it."""
+
+import errno
+import pickle
+import socket
+from typing import Any
+
+import pytest
+import zmq
+
+from memlane import Closed, GroupFailed, MessageQueue, RankMissing, SystemFault
+from memlane.groups import TcpGroup, board
+from memlane.groups.keys import group_keys
+from tests.groups import SECRET, SMALL, groups_of, on_ranks
+from tests.harness import PATIENCE, Aside, until
+from tests.queues import refuses
+
+DATA = {"text": "ü", "bytes": b"\0", "list": [1, None, 2.5, True]}
+
+
+def test_broadcast_obj() -> None:
+    """Plain data from any rank, in order; tuples come back as lists."""
+    with groups_of("tcp", 3) as groups:
+        for src in range(3):
+            given = [DATA if rank == src else None for rank in range(3)]
+            calls = [Aside(g.broadcast_obj, obj, src) for g, obj in zip(groups, given, strict=True)]
+            assert [call.result() for call in calls] == [DATA] * 3
+        first, *others = on_ranks(TcpGroup.broadcast_obj, groups, (1, (2,)), 0)
+        assert first == (1, (2,))
+        assert others == [[1, [2]]] * 2
+
+
+def test_what_is_no_plain_data() -> None:
+    """Only what needs no code to be decoded."""
+    with groups_of("tcp", 1) as (group,), refuses(TypeError):
+        group.broadcast_obj(object(), 0)
+
+
+def test_source_does_not_wait() -> None:
+    """The others may come later."""
+    with groups_of("tcp", 2) as (first, second):
+        first.broadcast_obj("early", 0)
+        first.broadcast_obj("bird", 0)
+        assert [second.broadcast_obj(None, 0) for _ in range(2)] == ["early", "bird"]
+
+
+def test_source_that_does_not_come() -> None:
+    with groups_of("tcp", 2) as (first, _), refuses(TimeoutError, match="waiting for rank 1") as e:
+        first.broadcast_obj(None, 1, timeout=0.2)
+    assert isinstance(e.value, RankMissing)
+    assert (e.value.ranks, e.value.timeout) == ((1,), 0.2)
+
+
+def test_little_stays_on_the_board() -> None:
+    """Calls do not pile up in rank 0's memory: of each stays its last list, no handle."""
+    with groups_of("tcp", 2) as groups:
+        for _ in range(3):
+            for queue in on_ranks(MessageQueue.create_from_process_group, groups, *SMALL):
+                queue.close()
+            for src in range(2):
+                on_ranks(TcpGroup.broadcast_obj, groups, "said", src)
+        kept = groups[0]._finalizer.peek()[2][0]._values
+        assert len(kept) <= 2 + 3
+        assert not any(b"buffer_handle" in value for value in kept.values() if type(value) is bytes)
+
+
+@pytest.mark.parametrize("secret", ["another secret of the tests", b"\xff" * 16])
+def test_another_secret(secret: str | bytes) -> None:
+    """Who does not know the secret is not answered, and is told what may be wrong."""
+    with groups_of("tcp", 2) as (first, second):
+        with (
+            TcpGroup("127.0.0.1", first.port, 1, 2, secret=secret) as stranger,
+            refuses(TimeoutError, match="its group has another secret") as caught,
+        ):
+            stranger.broadcast_obj(None, 0, timeout=0.3)
+        assert caught.value.ranks == (0,)  # type: ignore[attr-defined]
+        first.broadcast_obj("for members", 0)
+        assert second.broadcast_obj(None, 0) == "for members"
+
+
+def connect(context: Any, port: int, curve: str) -> Any:
+    """A socket of a stranger's making."""
+    client = context.socket(zmq.DEALER)
+    client.linger = 0
+    keys = group_keys(SECRET)
+    if curve != "none":
+        client.curve_serverkey = keys.board.public
+        client.curve_publickey, client.curve_secretkey = (
+            keys.member if curve == "member" else zmq.curve_keypair()
+        )
+    client.connect(f"tcp://127.0.0.1:{port}")
+    return client
+
+
+class Bomb:
+    went_off = False
+
+    def __reduce__(self) -> Any:
+        return setattr, (Bomb, "went_off", True)
+
+
+@pytest.mark.parametrize("curve", ["none", "own key", "member"])
+def test_nothing_is_ever_unpickled(curve: str) -> None:
+    """A stranger is not heard, even one who knows the board's key; a member's pickle is no data."""
+    with groups_of("tcp", 2) as (first, second), zmq.Context() as context:
+        with connect(context, first.port, curve) as client:
+            for junk in pickle.dumps(Bomb()), b"", b"\xc1", b"\x94\x01\xa3set\xa1k\xa1v":
+                client.send(junk)
+            heard = bool(client.poll(300))
+            assert heard == (curve == "member")  # the last of those is a request
+            first.broadcast_obj("goes on", 0)
+            assert second.broadcast_obj(None, 0) == "goes on"
+        assert ("k" in first._finalizer.peek()[2][0]._values) == (curve == "member")
+    assert not Bomb.went_off
+
+
+def test_plain_tcp_stranger() -> None:
+    """Bytes of no protocol at all, and connections that say nothing, harm nobody."""
+    with groups_of("tcp", 2) as (first, second):
+        strangers = [socket.create_connection(("127.0.0.1", first.port)) for _ in range(8)]
+        strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100_000))
+        first.broadcast_obj(1, 0)
+        assert second.broadcast_obj(None, 0) == 1
+        for each in strangers:
+            each.close()
+
+
+@pytest.mark.parametrize("secret", ["", "short", b"fifteen bytes.."])
+def test_short_secret(secret: str | bytes) -> None:
+    with refuses(ValueError, match="at least 16 bytes"):
+        TcpGroup("127.0.0.1", 0, 0, 1, secret=secret)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("127.0.0.1", 0, 1, 1),
+        ("127.0.0.1", 0, 1, 2),
+        ("127.0.0.1", -1, 0, 1),
+        ("127.0.0.1", 65536, 0, 1),
+        ("127.0.0.1", 0, -1, 1),
+        ("127.0.0.1", 0, 0, 0),
+    ],
+)
+def test_numbers_that_do_not_fit(arguments: Any) -> None:
+    with refuses(ValueError):
+        TcpGroup(*arguments, secret=SECRET)
+
+
+def test_port_that_is_taken() -> None:
+    with groups_of("tcp", 1) as (group,), refuses(OSError, match="cannot listen") as caught:
+        TcpGroup("127.0.0.1", group.port, 0, 1, secret=SECRET)
+    assert isinstance(caught.value, SystemFault)
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_host_that_is_not_known() -> None:
+    with refuses(OSError, match="is not known"):
+        TcpGroup("no.such.host.invalid", 1, 0, 1, secret=SECRET)
+
+
+def test_address_of_another_host() -> None:
+    """Rank 0 listens on the given address only, or not at all."""
+    with refuses(OSError, match="cannot listen"):
+        TcpGroup("192.0.2.1", 0, 0, 1, secret=SECRET)
+
+
+def test_ipv6() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with (
+        TcpGroup("::1", 0, 0, 2, secret=SECRET) as first,
+        TcpGroup("::1", first.port, 1, 2, secret=SECRET) as second,
+    ):
+        first.broadcast_obj(6, 0)
+        assert second.broadcast_obj(None, 0) == 6
+
+
+def test_secret_is_not_shown() -> None:
+    with groups_of("tcp", 1) as (group,):
+        shown = repr(group) + repr(group._keys)
+        keys = group_keys(SECRET)
+        for secret in SECRET, keys.board.secret.decode(), keys.member.secret.decode():
+            assert secret not in shown
+
+
+def test_closed() -> None:
+    with groups_of("tcp", 2) as groups:
+        for group in groups:
+            group.close()
+            group.close()
+            assert "closed" in repr(group)
+            with refuses(Closed):
+                group.broadcast_obj(None, 0)
+
+
+def test_dropped() -> None:
+    """The last reference takes thread and sockets with it (the fixture of all tests looks)."""
+    TcpGroup("127.0.0.1", 0, 0, 1, secret=SECRET).broadcast_obj(1, 0)
+
+
+def test_rank_0_closes_last() -> None:
+    """Its close waits for who is in the middle of a call, so nobody's call breaks at its end."""
+    with groups_of("tcp", 2) as (first, second):
+        call = second.collectives(PATIENCE)
+        closing = Aside(first.close).until_blocked()
+        assert call.broadcast(1, lambda: "the board still works") == "the board still works"
+        call.__exit__(None, None, None)
+        closing.result()
+
+
+def test_rank_0_closes_under_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits then for what cannot come any more learns it at once."""
+    monkeypatch.setattr(board, "_PARTING", 0.3)
+    with groups_of("tcp", 2) as (first, second):
+        waiting = Aside(second.broadcast_obj, None, 0, timeout=PATIENCE)
+        until(lambda: first._finalizer.peek()[2][0]._waiting, "rank 1 waits at the board")
+        first.close()
+        with refuses(GroupFailed, match="rank 0 closed the group"):
+            waiting.result()
+
+
+def test_rank_0_does_not_wait_for_the_dead() -> None:
+    """Nor for a call that was simply dropped."""
+    with groups_of("tcp", 2) as (first, second):
+        second.collectives(PATIENCE)._store._socket.close(linger=0)
+        first.close()

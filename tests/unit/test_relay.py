@@ -1,0 +1,259 @@
+"""Readers of one remote host: one of them receives for all."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlane import CorruptMessage, MessageQueue, WriterClosed
+from memlane.broadcast import grouping
+from memlane.broadcast.remote import attending, wire
+from memlane.broadcast.remote.wire import ReportRow
+from tests.groups import groups_of, on_ranks, queues_over
+from tests.harness import PATIENCE, Aside, until
+from tests.queues import refuses, segments
+from tests.relays import bytes_sent, relayed_queue
+from tests.remotes import Cable, remote_queue, remote_writer
+
+LARGE = np.arange(300_000, dtype=np.int32)
+MESSAGES: list[Any] = [
+    None,
+    {"plain": [1, 2.5, "text"]},
+    b"bytes",
+    b"many bytes" * 10_000,
+    (1, {2}, complex(3, 4)),
+    ["text" * 30_000, {1, 2}],
+    LARGE,
+    {"a": LARGE[:2000].copy(), "b": LARGE[::2].copy(), "c": {3}},
+    MessageQueue,
+]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and bool((one == other).all())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other) and type(one) is type(other)
+
+
+def test_objects() -> None:
+    """Every kind of message, small and larger than a chunk, arrives as it was sent, everywhere."""
+
+    def read(reader: MessageQueue) -> list[Any]:
+        return [reader.dequeue(PATIENCE) for _ in MESSAGES]
+
+    with relayed_queue() as (writer, readers):
+        reading = [Aside(read, reader) for reader in readers]
+        for message in MESSAGES:
+            writer.enqueue(message, PATIENCE)
+        for each in reading:
+            assert all(map(same, MESSAGES, each.result()))
+
+
+def test_nothing_is_decoded_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What executes code does so in the readers only, once in each."""
+    with relayed_queue(2) as (writer, readers):
+        writer.enqueue(Counted())
+        until(lambda: writer.statistics().readers[0].behind == 1)
+        relay = readers[0]._reader._relay  # type: ignore[union-attr]
+        until(lambda: relay.ring.native.position == 1, "it is in the ring")
+        assert Counted.made == 0
+        for reader in readers:
+            reader.dequeue(PATIENCE)
+        assert Counted.made == 2
+
+
+class Counted:
+    made = 0
+
+    def __reduce__(self) -> Any:
+        return _count, ()
+
+
+def _count() -> None:
+    Counted.made += 1
+
+
+def test_one_stream_for_eight() -> None:
+    """Bytes on the wire for 8 readers behind a relay: at most 1.05 of those for one reader."""
+    payload = bytes(100_000)
+
+    def cost(queue: Any) -> int:
+        with queue as (writer, readers):
+            before = bytes_sent(writer)
+            for _ in range(20):
+                writer.enqueue(payload, PATIENCE)
+                for reader in readers:
+                    assert reader.dequeue(PATIENCE) == payload
+            until(lambda: bytes_sent(writer) - before >= 20 * len(payload))
+            return bytes_sent(writer) - before
+
+    one, eight = cost(remote_queue(1)), cost(relayed_queue(8))
+    assert one >= 20 * len(payload)
+    assert eight <= 1.05 * one
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_lag_is_seen(slow: int) -> None:
+    """The writer waits for the slowest reader behind the relay, and names it."""
+    with relayed_queue(3, remote_window=4) as (writer, readers):
+        for number in range(4):
+            writer.enqueue(number, PATIENCE)
+        for rank in {0, 1, 2} - {slow}:
+            assert [readers[rank].dequeue(PATIENCE) for _ in range(4)] == [0, 1, 2, 3]
+        behind = [4 if rank == slow else 0 for rank in range(3)]
+        until(lambda: [row.behind for row in writer.statistics().readers] == behind)
+        with refuses(TimeoutError, match=rf"reader {slow} \(pid \d+ at .*, 4 behind"):
+            writer.enqueue("too much", 0.1)
+        assert readers[slow].dequeue(PATIENCE) == 0
+        writer.enqueue("enough", PATIENCE)
+        assert [readers[slow].dequeue(PATIENCE) for _ in range(4)] == [1, 2, 3, "enough"]
+
+
+def test_more_than_the_ring_and_the_window() -> None:
+    """Nothing is lost, repeated or out of order when everything is full."""
+    count = 500
+
+    def read(reader: MessageQueue) -> list[int]:
+        return [reader.dequeue(PATIENCE) for _ in range(count)]
+
+    with relayed_queue(3, remote_window=8) as (writer, readers):
+        reading = [Aside(read, reader) for reader in readers]
+        for number in range(count):
+            writer.enqueue(number, PATIENCE)
+        for each in reading:
+            assert each.result() == list(range(count))
+        until(lambda: not any(row.behind for row in writer.statistics().readers))
+
+
+def test_writer_closes() -> None:
+    """Everybody gets what was sent, then the end."""
+    with relayed_queue(3) as (writer, readers):
+        for number in range(10):
+            writer.enqueue(number, PATIENCE)
+            for reader in readers:
+                assert reader.dequeue(PATIENCE) == number
+        writer.enqueue("last")
+        writer.close()
+        for reader in readers:
+            assert reader.dequeue(PATIENCE) == "last"
+            with refuses(WriterClosed):
+                reader.dequeue(PATIENCE)
+
+
+def test_reader_closes() -> None:
+    """One behind the relay is not waited for any more; nor is the one beside it."""
+    with relayed_queue(3, remote_window=2) as (writer, readers):
+        readers[1].close()
+        until(lambda: writer.statistics().readers[1].state == "closed")
+        for number in range(6):
+            writer.enqueue(number, PATIENCE)
+            assert readers[0].dequeue(PATIENCE) == number
+            assert readers[2].dequeue(PATIENCE) == number
+        readers[0].close()
+        until(lambda: writer.statistics().readers[0].state == "closed")
+        for number in range(6):
+            writer.enqueue(number, PATIENCE)
+            assert readers[2].dequeue(PATIENCE) == number
+        readers[2].close()
+        until(lambda: writer.statistics().readers[2].state == "closed")
+        for number in range(6):
+            writer.enqueue(number, PATIENCE)
+
+
+def test_chunk_filled_by_hand() -> None:
+    """As on one host: the bytes are no object, and that is said once to everybody."""
+    with relayed_queue(2) as (writer, readers):
+        with writer.acquire_write(PATIENCE) as chunk:
+            chunk[:3] = b"abc"
+        writer.enqueue("next")
+        for reader in readers:
+            with refuses(CorruptMessage):
+                reader.dequeue(PATIENCE)
+            assert reader.dequeue(PATIENCE) == "next"
+
+
+def test_connection_that_comes_back() -> None:
+    """A cut between the hosts loses nothing and repeats nothing, for nobody behind the relay."""
+    with remote_writer() as first:
+        cable = Cable(first.export_handle(0))
+    with cable:
+
+        def through(handle: Any) -> Any:
+            cable._to = ("127.0.0.1", int(handle.remote_subscribe_addr.rpartition(":")[2]))
+            handle.remote_subscribe_addr = cable.handle.remote_subscribe_addr
+            return handle
+
+        with relayed_queue(2, through, remote_liveness=PATIENCE) as (writer, readers):
+            for number in range(60):
+                if number % 20 == 10:
+                    cable.cut(mend=True)
+                writer.enqueue(number, PATIENCE)
+                for reader in readers:
+                    assert reader.dequeue(PATIENCE) == number
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ReportRow(7, 1, "dead", 0),
+        ReportRow(2, 1, "dead", 0),
+        ReportRow(1, 1, "running", 1000),
+    ],
+)
+def test_reports_that_cannot_be(row: ReportRow) -> None:
+    """A relay speaks for the readers that the writer has put behind it, and of what was sent."""
+    with (
+        remote_writer(3) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader,
+    ):
+        writer._writer.relay_through(0, [0, 1])  # type: ignore[union-attr]
+        remote = writer._writer.remote  # type: ignore[union-attr]
+        with remote._lock, refuses(CorruptMessage):
+            attending._note_report(remote, remote.peers[0], wire.Report([row]))
+        assert [r.state for r in writer.statistics().readers] == ["running", "absent", "absent"]
+        reader.close()
+
+
+def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the remote readers that share memory one connects; `relay=False` connects them all."""
+    monkeypatch.setattr(
+        grouping, "_same_node", lambda group, source: [r == source for r in range(group.size)]
+    )
+    before = segments()
+    with groups_of("tcp", 4) as groups:
+        for relay, connections in (True, 1), (False, 3):
+            with queues_over(groups, 2, relay=relay, connect_ip="127.0.0.1") as queues:
+                assert segments() == before
+                peers = queues[2]._writer.remote.peers
+                assert sum(peer.connection is not None for peer in peers) == connections
+                queues[2].enqueue("hello")
+                for rank in (0, 1, 3):
+                    assert queues[rank].dequeue(PATIENCE) == "hello"
+                rows = queues[2].statistics().readers
+                assert {row.rank for row in rows} == {0, 1, 3}
+    assert segments() == before
+
+
+def test_hosts_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who shares memory with whom is tried by all at once; a host of one needs no relay."""
+    from memlane.groups import collectives_of
+
+    def hosts(group: Any) -> Any:
+        with collectives_of(group, PATIENCE) as call:
+            return grouping._hosts_of(call, [1, 2, 3])
+
+    with groups_of("tcp", 4) as groups:
+        assert on_ranks(hosts, groups) == [{1: [1, 2, 3]}] * 4
+        monkeypatch.setattr(grouping, "_is_here", lambda _name: False)
+        assert on_ranks(hosts, groups) == [{}] * 4
+
+
+def test_idle_relay_sleeps() -> None:
+    """Writer, relay and 8 readers that wait: together well below the load of one that polls."""
+    with relayed_queue(8):
+        before = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - before < 0.05
