@@ -8,13 +8,23 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: demo test native-build native-test hooks fuzz fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
+.PHONY: demo test first-half second-half native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
 	PYTHONPATH=examples $(PY) -m engine --kill-worker
 
-test: native-test fuzz-test python-test
+# On two cores two halves of about the same length run at once. `native-test`, `fuzz-test` and `python-test` are the parts.
+test: fuzz-build hooks
+	$(MAKE) --no-print-directory -j2 --output-sync=line first-half second-half
+
+first-half:
+	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
+	tests/own_shm.sh $(PY) -m tests.fuzz --seconds 20 --jobs 1
+	tests/own_shm.sh $(PY) -m pytest -q tests/house tests/property tests/examples
+
+second-half:
+	tests/own_shm.sh $(PY) -m pytest -q tests/unit tests/crash tests/fault
 
 native-build: $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/native -G Ninja -DMEMLANE_NATIVE_TESTS=ON \
@@ -38,11 +48,13 @@ python-test: $(VENV)/.tools hooks
 	$(PY) -m pytest -q
 
 # Hostile bytes: what decodes them gets seeds, then changed ones for so many seconds per target, two targets at a time.
-fuzz: $(VENV)/.tools native-build
-	$(VENV)/bin/cmake --build build/native --target fuzz
+fuzz: fuzz-build
 	$(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
-fuzz-test: FUZZ_SECONDS := 10
+fuzz-build: $(VENV)/.tools native-build
+	$(VENV)/bin/cmake --build build/native --target fuzz
+
+fuzz-test: FUZZ_SECONDS := 20
 fuzz-test: fuzz
 
 lint: $(VENV)/.tools

@@ -43,7 +43,10 @@ void fail() { failing = 1; }
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a driver that knows batches, and with one that does not."""
     folder = tmp_path_factory.mktemp("cudart")
-    source, built = folder / "fake.cpp", folder / f"libcudart-{request.param}.so"
+    source, built = (
+        folder / "fake.cpp",
+        folder / f"libstandin-{request.param}.so",
+    )  # none that page-locking finds
     source.write_text(SOURCE)
     command = ["g++", "-shared", "-fPIC", f"-DVERSION={request.param}", "-o", built, source]
     subprocess.run(command, check=True)
