@@ -51,7 +51,10 @@ def address_of(handle: Handle) -> tuple[str, int]:
 
 
 class Cable:
-    """A way through the network that a test can cut: connections through it end at once."""
+    """A way through the network that a test can cut: connections through it end at once.
+
+    The end of what one side says is passed on as that, and the other side may still speak.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self._to = address_of(handle)
@@ -59,6 +62,7 @@ class Cable:
         self._port = self._listener.getsockname()[1]
         self.handle = replace(handle, remote_subscribe_addr=f"tcp://{HERE}:{self._port}")
         self._pairs: dict[socket.socket, socket.socket] = {}
+        self._silent: set[socket.socket] = set()  # these have said all they will
         self._is_cut = False
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
@@ -94,7 +98,8 @@ class Cable:
 
     def _carry(self) -> None:
         while not self._closing:
-            ready, _, _ = select.select([self._listener, self._woken, *self._pairs], [], [])
+            speaking = self._pairs.keys() - self._silent
+            ready, _, _ = select.select([self._listener, self._woken, *speaking], [], [])
             with self._lock:
                 for end in ready:
                     if end is self._listener:
@@ -116,13 +121,18 @@ class Cable:
 
     def _pass_on(self, end: socket.socket) -> None:
         other = self._pairs[end]
-        data = b""
-        with suppress(OSError):
+        try:
             data = end.recv(1 << 16)
-        if data:
-            with suppress(OSError):
+            if data:
                 other.sendall(data)
                 return
+            self._silent.add(end)
+            other.shutdown(socket.SHUT_WR)
+            if other not in self._silent:
+                return
+        except OSError:  # one of them was reset
+            pass
         for one in (end, other):
             del self._pairs[one]
+            self._silent.discard(one)
             one.close()

@@ -43,10 +43,8 @@ void fail() { failing = 1; }
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a driver that knows batches, and with one that does not."""
     folder = tmp_path_factory.mktemp("cudart")
-    source, built = (
-        folder / "fake.cpp",
-        folder / f"libstandin-{request.param}.so",
-    )  # none that page-locking finds
+    # It stays in this process, and page-locking takes what is called libcudart for the real one.
+    source, built = folder / "fake.cpp", folder / f"libstandin-{request.param}.so"
     source.write_text(SOURCE)
     command = ["g++", "-shared", "-fPIC", f"-DVERSION={request.param}", "-o", built, source]
     subprocess.run(command, check=True)
