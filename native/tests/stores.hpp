@@ -33,8 +33,12 @@ struct Store {
     std::uint64_t payload_bytes() const noexcept { return size() - store::kCountBytes; }
 
     void put(std::uint32_t id) const {
+        CHECK(writer->admits(id, address_of(id), bytes));
+        fill(id);
+    }
+    // Of an object that was admitted.
+    void fill(std::uint32_t id) const {
         const std::uint64_t address = address_of(id);
-        CHECK(writer->admits(id, address, bytes));
         store::write_header(ring->mapping()->base() + address,
                             {static_cast<std::int32_t>(id), static_cast<std::int32_t>(bytes)});
         std::memset(payload(address) - store::kCountBytes, 0, store::kCountBytes);
