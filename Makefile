@@ -21,10 +21,10 @@ test: fuzz-build hooks
 first-half:
 	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
 	tests/own_shm.sh $(PY) -m tests.fuzz --seconds 20 --jobs 1
-	tests/own_shm.sh $(PY) -m pytest -q tests/house tests/property tests/examples
+	tests/own_shm.sh $(PY) -m pytest -q tests/house tests/unit tests/property tests/examples
 
 second-half:
-	tests/own_shm.sh $(PY) -m pytest -q tests/unit tests/crash tests/fault
+	tests/own_shm.sh $(PY) -m pytest -q tests/crash tests/fault
 
 native-build: $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/native -G Ninja -DMEMLANE_NATIVE_TESTS=ON \
