@@ -98,6 +98,9 @@ bench: $(VENV)/.tools native-test
 	$(PY) -m benchmarks.foundation
 	$(PY) -m benchmarks.broadcast
 	$(PY) -m benchmarks.store
+	$(PY) -m benchmarks.offload.startup
+	$(PY) -m benchmarks.offload.moving
+	$(PY) -m benchmarks.remote
 
 # Rewrites the type stub of the native module.
 stub: $(VENV)/.tools

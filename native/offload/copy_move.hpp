@@ -12,8 +12,8 @@
 // such runs would cost more than it saves where there are none.
 //
 // The work is cut into units of a mebibyte that the threads take from one counter, so a thread that is kept from its
-// core delays the end by one unit. Threads are started for each call: starting and joining one costs about 30 us, a
-// mebibyte 100 us; and a pool would have to be thought of at every fork.
+// core delays the end by one unit. Threads are started for each call, which should cost
+// little beside a mebibyte each (100 us; not measured), and a pool would have to be thought of at every fork.
 #pragma once
 
 #include <algorithm>

@@ -83,7 +83,8 @@ def _use(value: Any) -> None:
         for item in value:
             _use(item)
     elif isinstance(value, np.ndarray) and 0 < value.size < 1000:
-        with suppress(ValueError, OverflowError):  # a letter or time that Python has not
+        # A letter or time that Python has not; numpy has a SystemError for some letters.
+        with suppress(ValueError, OverflowError, SystemError):
             value.tolist()
         np.array_equal(value, value)
     elif "torch" in sys.modules and isinstance(value, torch.Tensor) and value.numel() < 1000:
