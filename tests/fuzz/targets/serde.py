@@ -104,11 +104,11 @@ def change(content: bytes, dice: random.Random) -> bytes:
         tree = _changed(tree, dice, dice.randint(0, 6))
     data = _changed_data(data, dice)
     try:
-        packed = msgpack.encode(tree)
-    except (TypeError, OverflowError, RecursionError, ValueError):
+        packed = msgpack.encode(tree)  # may be huge: parts of it stand in it many times
+        head = _wire.HEADER.pack(_wire.MAGIC, len(packed)) + packed
+        return head + bytes(_wire.gap_behind_metadata(len(head))) + data
+    except (TypeError, OverflowError, RecursionError, ValueError, MemoryError, struct.error):
         return engine.change(content, dice)
-    head = _wire.HEADER.pack(_wire.MAGIC, len(packed)) + packed
-    return head + bytes(_wire.gap_behind_metadata(len(head))) + data
 
 
 def _changed_data(data: bytes, dice: random.Random) -> bytes:
