@@ -20,7 +20,7 @@ test: fuzz-build hooks
 
 first-half:
 	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
-	tests/own_shm.sh $(PY) -m tests.fuzz --seconds 20 --jobs 1
+	tests/own_shm.sh $(PY) -m tests.fuzz --seconds 20 --jobs 2
 	tests/own_shm.sh $(PY) -m pytest -q tests/house tests/unit tests/property tests/examples
 
 second-half:
