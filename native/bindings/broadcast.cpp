@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <new>
+
 #include "bindings/ring_reader.hpp"
 #include "bindings/ring_segment.hpp"
 #include "bindings/ring_writer.hpp"
@@ -19,6 +21,16 @@ namespace {
 
 const nb::sig kParticipant("def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]");
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
+
+nb::tuple blank_bytes(std::size_t nbytes) {
+    if (nbytes > PY_SSIZE_T_MAX) throw std::bad_alloc();
+    const auto length = static_cast<Py_ssize_t>(nbytes);
+    const nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, length));
+    if (!text.is_valid()) throw nb::python_error();
+    const nb::object view = nb::steal(PyMemoryView_FromMemory(PyBytes_AS_STRING(text.ptr()), length, PyBUF_WRITE));
+    if (!view.is_valid()) throw nb::python_error();
+    return nb::make_tuple(text, view);
+}
 
 }  // namespace
 
@@ -65,8 +77,8 @@ void bind_broadcast(nb::module_& m) {
              "Its bytes; until clear() the message refers to the object's memory.")
         .def("clear", [](const Encoder& self) { self.message().clear(); })
         .def("joined", &Encoder::joined, "header"_a, "The whole message behind a header.")
-        .def("parts", &Encoder::parts, nb::sig("def parts(self) -> list[tuple[int, bytes | memoryview]]"),
-             "(offset in the message, bytes there) of every piece, until clear().")
+        .def("settled", &Encoder::settled, nb::sig("def settled(self) -> bytes | PooledBuffer"),
+             "The whole message in memory that nobody changes any more: one copy, none of bytes.")
         .def_prop_ro("kind", [](const Encoder& self) { return static_cast<int>(self.kind()); })
         .def_prop_ro("nbytes", &Encoder::bytes);
 
@@ -80,6 +92,9 @@ void bind_broadcast(nb::module_& m) {
 
     m.def("pooled", [](std::size_t nbytes) { return PooledBuffer(nbytes); }, "nbytes"_a,
           "Private, writable memory that is used again; what it holds is anything.");
+
+    m.def("blank_bytes", &blank_bytes, "nbytes"_a, nb::sig("def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]"),
+          "Bytes to be filled through the view, before anybody else sees them; the view must not outlive them.");
 
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,

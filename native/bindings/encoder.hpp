@@ -5,7 +5,10 @@
 #include <nanobind/nanobind.h>
 
 #include <cstring>
+#include <utility>
 
+#include "bindings/buffer_pool.hpp"
+#include "bindings/gil.hpp"
 #include "bindings/outgoing.hpp"
 #include "bindings/plain.hpp"
 #include "broadcast/ring_layout.hpp"
@@ -47,34 +50,29 @@ public:
         if (!text.is_valid()) throw nb::python_error();
         char* const to = PyBytes_AS_STRING(text.ptr());
         std::memcpy(to, header.c_str(), before);
-        std::uint64_t end = 0;
-        message().for_each_part(message().table(), [&](std::uint64_t at, std::uint64_t part, const void* from) {
-            std::memset(to + before + end, 0, at - end);  // padding
-            std::memcpy(to + before + at, from, part);
-            end = at + part;
-            return 0;
-        });
+        write(to + before);
         return nb::borrow<nb::bytes>(text);
     }
 
-    // (offset in the message, bytes there) of every piece, in order; views of memory that is the object's until clear().
-    nb::list parts() const {
-        nb::list parts;
-        message().for_each_part(message().table(), [&](std::uint64_t at, std::uint64_t size, const void* from) {
-            // The table of sizes is the message's own only while this runs.
-            const bool is_own = kind_ == ChunkKind::frames && parts.size() < 2;
-            const auto length = static_cast<Py_ssize_t>(size);
-            PyObject* const part =
-                is_own ? PyBytes_FromStringAndSize(static_cast<const char*>(from), length)
-                       : PyMemoryView_FromMemory(const_cast<char*>(static_cast<const char*>(from)), length, PyBUF_READ);
-            if (part == nullptr) throw nb::python_error();
-            parts.append(nb::make_tuple(at, nb::steal(part)));
-            return 0;
-        });
-        return parts;
+    // The whole message in memory that nobody changes any more: the object itself if it is bytes, else one copy.
+    nb::object settled() const {
+        if (kind_ == ChunkKind::bytes) return nb::borrow(message().first_piece());
+        PooledBuffer copy(bytes());
+        copying(copy.bytes(), [&] { write(static_cast<char*>(copy.memory())); });
+        return nb::cast(std::move(copy));
     }
 
 private:
+    void write(char* to) const {
+        std::uint64_t end = 0;
+        message().for_each_part(message().table(), [&](std::uint64_t at, std::uint64_t size, const void* from) {
+            std::memset(to + end, 0, at - end);  // padding
+            std::memcpy(to + at, from, size);
+            end = at + size;
+            return 0;
+        });
+    }
+
     const nb::object encode_;
     const nb::object encode_plain_;
     const nb::object outgoing_;

@@ -45,6 +45,9 @@ public:
         return false;
     }
 
+    // The object that was written first; there is one.
+    nb::handle first_piece() const noexcept { return pieces_.front().obj; }
+
     bool has_buffers() const noexcept { return !buffers_.empty(); }
     std::uint64_t stream_bytes() const noexcept { return stream_bytes_; }
 

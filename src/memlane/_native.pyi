@@ -98,8 +98,10 @@ class Encoder:
     def joined(self, header: bytes) -> bytes:
         """The whole message behind a header."""
 
-    def parts(self) -> list[tuple[int, bytes | memoryview]]:
-        """(offset in the message, bytes there) of every piece, until clear()."""
+    def settled(self) -> bytes | PooledBuffer:
+        """
+        The whole message in memory that nobody changes any more: one copy, none of bytes.
+        """
 
     @property
     def kind(self) -> int: ...
@@ -119,6 +121,11 @@ class PooledBuffer:
 def pooled(nbytes: int) -> PooledBuffer:
     """
     Private, writable memory that is used again; what it holds is anything.
+    """
+
+def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]:
+    """
+    Bytes to be filled through the view, before anybody else sees them; the view must not outlive them.
     """
 
 class RingWriter:

@@ -16,6 +16,7 @@ from memlane import (
     TimedOut,
     WrongRole,
 )
+from memlane.broadcast.remote.wire import PIECE, SMALL
 from memlane.testing import stalls
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import drain, fill, refuses
@@ -45,7 +46,9 @@ OBJECTS: dict[str, Any] = {
     "empty bytes": b"",
     "bytes": b"x" * 100_000,
     "bytes of many pieces": bytes(range(256)) * 4000,
-    "just a piece": b"y" * (64 * 1024),
+    "just a piece": b"y" * PIECE,
+    "a byte more": b"y" * (PIECE + 1),
+    "just small": b"s" * SMALL,
     "large bytes in a dict": {"data": b"z" * 300_000},
     "array": np.arange(200_000, dtype=np.float64),
     "arrays": [np.ones((3, 5000), np.int16), "between", np.zeros(4096, np.uint8)],

@@ -12,6 +12,7 @@ Which calls may come when is as in `native/bindings/end.hpp`: a second call rais
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import select
@@ -24,6 +25,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import zmq
+import zmq.utils.garbage
 
 from memlane._settings import warning_interval
 from memlane.errors import (
@@ -237,4 +239,12 @@ def _after_fork() -> None:
                 end._drop_inherited()
 
 
+def _at_exit() -> None:
+    """Registered after pyzmq's collector registered its own end, and so called before that: what
+    libzmq still holds of lent memory must be given back while somebody takes it."""
+    for end in list(_ends):
+        end.abandon()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memlane._native import pooled
+from memlane._native import blank_bytes, pooled
 from memlane.broadcast.remote.wire import Header, Kind
 from memlane.errors import CorruptMessage
 
@@ -34,7 +34,11 @@ class Assembly:
 
     def __init__(self, first: Header) -> None:
         self.first = first
-        self._memory = memoryview(pooled(first.total))  # type: ignore[arg-type]
+        self._whole: bytes | memoryview
+        if first.kind == Kind.BYTES:
+            self._whole, self._memory = blank_bytes(first.total)
+        else:
+            self._whole = self._memory = memoryview(pooled(first.total))  # type: ignore[arg-type]
 
     def add(self, header: Header, payload: memoryview) -> Message | None:
         """The whole message once its last piece is there."""
@@ -48,7 +52,7 @@ class Assembly:
         self._memory[header.offset : end] = payload
         if header.piece + 1 < header.pieces:
             return None
-        return Message(header.sequence, header.kind, self._memory)
+        return Message(header.sequence, header.kind, self._whole)
 
 
 def decode(message: Message, codec: Codec) -> Any:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-import zmq
-
 from memlane.broadcast.remote.wire import (
-    HEADER_BYTES,
     PIECE,
     SMALL,
     Header,
@@ -18,17 +15,16 @@ from memlane.broadcast.remote.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from memlane._native import Encoder
 
 
-Part = tuple[int, bytes | memoryview]
-"""Some bytes of a message, and where in it they are."""
-Piece = bytes | zmq.Frame
-"""A header and its payload."""
+class Piece(NamedTuple):
+    """What is sent at once: a header and what it announces."""
 
-_BLANK = memoryview(bytes(HEADER_BYTES + PIECE))
+    head: bytes  # with the payload behind it, if that is small
+    payload: memoryview | None  # of memory that nobody changes any more
 
 
 class Message(NamedTuple):
@@ -41,50 +37,25 @@ class Message(NamedTuple):
 
 
 def pieces_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> list[Piece]:
-    """Copies what the encoder refers to, once, into memory that sending does not copy again."""
+    """Of a large message: views of its bytes, which libzmq sends from where they lie. Bytes stay
+    the caller's object, which cannot change; everything else is copied, once."""
     kind = encoder.kind
     if total <= SMALL:
-        return [encoder.joined(whole_header(epoch, sequence, kind, total))]
-    cut = [
-        (offset + at, memoryview(part)[at : at + PIECE])
-        for offset, part in _joined(encoder.parts())
-        for at in range(0, len(part), PIECE)
+        return [Piece(encoder.joined(whole_header(epoch, sequence, kind, total)), None)]
+    memory = memoryview(encoder.settled())  # type: ignore[arg-type]
+    count = -(-total // PIECE)
+    return [
+        Piece(
+            Header(What.MESSAGE, epoch, sequence, kind, n, count, n * PIECE, total).pack(),
+            memory[n * PIECE : (n + 1) * PIECE],
+        )
+        for n in range(count)
     ]
-    pieces: list[Piece] = []
-    for offset, payload in cut:
-        header = Header(
-            What.MESSAGE, epoch, sequence, kind, len(pieces), len(cut), offset, total
-        ).pack()
-        # Memory of libzmq, which pyzmq only makes as a copy of something, and then to be filled.
-        frame = zmq.Frame(_BLANK[: HEADER_BYTES + len(payload)], copy=True)
-        memory = memoryview(frame.buffer)
-        memory[:HEADER_BYTES] = header
-        memory[HEADER_BYTES:] = payload
-        pieces.append(frame)
-    return pieces
 
 
 def raw_piece(epoch: int, sequence: int) -> list[Piece]:
     """A message that says no more than that there was one."""
-    return [whole_header(epoch, sequence, Kind.RAW, 0)]
-
-
-def _joined(parts: Iterable[Part]) -> Iterator[Part]:
-    """The same, but short neighbours (a table, a stream) as one, with the padding between them."""
-    begin, joined = 0, bytearray()
-    for offset, part in parts:
-        if len(part) <= SMALL:
-            if not joined:
-                begin = offset
-            joined += bytes(offset - begin - len(joined))
-            joined += part
-            continue
-        if joined:
-            yield begin, bytes(joined)
-            joined = bytearray()
-        yield offset, part
-    if joined:
-        yield begin, bytes(joined)
+    return [Piece(whole_header(epoch, sequence, Kind.RAW, 0), None)]
 
 
 class Outbox:

@@ -24,7 +24,6 @@ from memlane.broadcast.remote.wire import (
     HEADER_BYTES,
     MOST_CONTROL,
     PIECE,
-    SMALL,
     Absent,
     Header,
     Hello,
@@ -231,28 +230,33 @@ class RemoteReader(RemoteEnd):
             os.eventfd_read(self._news)
         while True:
             try:
-                frame = receive(self.socket, _NOW, False)
+                part = receive(self.socket, _NOW)
             except zmq.Again:
                 return
-            if len(frame) > HEADER_BYTES + SMALL:  # a piece
-                self._hear(frame.buffer)
+            sequence, kind = whole_message(part, self._epoch)
+            if kind >= 0 and self._stream.pass_whole(sequence):
+                self._inbox.append(Message(sequence, kind, part[HEADER_BYTES:]))
             else:
-                part = frame.bytes
-                sequence, kind = whole_message(part, self._epoch)
-                if kind >= 0 and self._stream.pass_whole(sequence):
-                    self._inbox.append(Message(sequence, kind, part[HEADER_BYTES:]))
-                else:
-                    self._hear(memoryview(part))
+                self._hear(part, self._more())
             if until_whole and self._inbox:
                 return
 
-    def _hear(self, part: memoryview) -> None:
+    def _more(self) -> memoryview | None:
+        """What follows in the same frame, the last part of it."""
+        payload = None
+        while self.socket.get(zmq.RCVMORE):
+            payload = receive(self.socket, _NOW, False).buffer
+        return payload
+
+    def _hear(self, part: bytes, payload: memoryview | None) -> None:
         header = header_of(part)
         if header.what == What.MESSAGE:
             if header.epoch != self._epoch:
                 raise self._stream.foreign(header)
             try:
-                message = self._stream.add(header, part[HEADER_BYTES:])
+                if payload is None:
+                    payload = memoryview(part)[HEADER_BYTES:]
+                message = self._stream.add(header, payload)
             except (CorruptMessage, MemoryError):
                 self._greet()  # from the frame that is wanted on, once more
                 raise

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # What `zmq.Socket` adds to these (tracking, serializing) costs as much as they do.
 send: Callable[..., Any] = _Plain.send
-"""send(socket, part, flags, copy=True)"""
+"""send(socket, part, flags, copy=True); for what is sent without a copy see `lending`."""
 receive: Callable[..., Any] = _Plain.recv
 """receive(socket, flags, copy=True); raises `zmq.Again` if nothing is there"""
 

@@ -15,9 +15,9 @@ Every frame begins with a header, little-endian:
     32      8      offset of the piece in the message
     40      8      bytes of the message
 
-The payload follows in the same ZeroMQ part. A message larger than `SMALL` bytes travels in pieces
-of at most `PIECE` bytes, so that libzmq encrypts one while its peer decrypts the one before.
-Pieces leave out what is padding.
+The payload of a message of at most `SMALL` bytes follows in the same ZeroMQ part. A larger message
+travels in pieces of at most `PIECE` bytes, so that libzmq encrypts one while its peer decrypts the
+one before; the payload of a piece is a second part, so that it can be sent from where it lies.
 Everything else (`What`) has a body in MessagePack.
 """
 
@@ -33,7 +33,7 @@ from memlane.errors import CorruptMessage
 
 VERSION = 1
 SMALL = 8 * 1024
-PIECE = 64 * 1024
+PIECE = 512 * 1024
 MOST_CONTROL = 4 * 1024
 """Bytes of a frame that is no message; a reader sends no others."""
 

@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from memlane._failures import names_of
-from memlane.broadcast.remote import address, attending, lingering, tcp
+from memlane.broadcast.remote import address, attending, lending, lingering, tcp
 from memlane.broadcast.remote.end import (
     SLICE,
     RemoteEnd,
@@ -102,6 +102,7 @@ class RemoteWriter(RemoteEnd):
                 "(insecure_network=True): whoever reaches the network can read along and send",
                 self.endpoint.text,
             )
+        lending.begin()
         self._thread.start()
 
     def live_beside(
@@ -165,7 +166,7 @@ class RemoteWriter(RemoteEnd):
                         send(self.socket, frame, _LAST)
                     except zmq.ZMQError as error:
                         _lost(peer, error)
-            self.outbox.add(size, [frame])
+            self.outbox.add(size, [Piece(frame, None)])
             self._settle(size)
 
     def _settle(self, size: int) -> None:
@@ -184,25 +185,32 @@ class RemoteWriter(RemoteEnd):
             if not self._send(peer, piece):
                 return
 
-    def _send(self, peer: Peer, frame: Piece) -> bool:
+    def _send(self, peer: Peer, piece: Piece) -> bool:
         """False if its connection is gone; what is lost is sent again when it comes back."""
         if peer.connection is None or peer.route is None:
             return False
         try:
             send(self.socket, peer.route, _MORE)
-            send(self.socket, frame, _LAST, isinstance(frame, bytes))
+            if piece.payload is None:
+                send(self.socket, piece.head, _LAST)
+            else:
+                send(self.socket, piece.head, _MORE)
+                send(self.socket, piece.payload, _LAST, False)
         except zmq.ZMQError as error:
             _lost(peer, error)
             return False
         return True
 
+    def _send_control(self, peer: Peer, frame: bytes) -> None:
+        self._send(peer, Piece(frame, None))
+
     def tell(self, peer: Peer, what: What, sequence: int = 0, body: object = None) -> None:
         """A frame that is no message."""
-        self._send(peer, control(Header(what, self.epoch, sequence), body))  # type: ignore[arg-type]
+        self._send_control(peer, control(Header(what, self.epoch, sequence), body))  # type: ignore[arg-type]
 
     def welcome(self, peer: Peer, sequence: int, piece: int) -> None:
         """Sends everything from that frame on."""
-        self._send(peer, attending.welcome(self, sequence, piece))
+        self._send_control(peer, attending.welcome(self, sequence, piece))
         for message in self.outbox.since(sequence):
             self._send_message(peer, message, piece if message.sequence == sequence else 0)
         if self.everybody_is_here:
@@ -383,6 +391,7 @@ class RemoteWriter(RemoteEnd):
         else:
             self.socket.close(0)
             self._context.term()
+        lending.end()
 
     def _drop_inherited(self) -> None:
         tcp.close_inherited(self.endpoint.host, self.endpoint.port, as_writer=True)
