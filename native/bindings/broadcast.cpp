@@ -94,7 +94,7 @@ void bind_broadcast(nb::module_& m) {
           "Private, writable memory that is used again; what it holds is anything.");
 
     m.def("blank_bytes", &blank_bytes, "nbytes"_a, nb::sig("def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]"),
-          "Bytes to be filled through the view, before anybody else sees them; the view must not outlive them.");
+          "Bytes to be filled through the view, before anybody sees them; it must not outlive them.");
 
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,

@@ -125,7 +125,7 @@ def pooled(nbytes: int) -> PooledBuffer:
 
 def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]:
     """
-    Bytes to be filled through the view, before anybody else sees them; the view must not outlive them.
+    Bytes to be filled through the view, before anybody sees them; it must not outlive them.
     """
 
 class RingWriter:

@@ -18,7 +18,7 @@ from memlane.broadcast.remote.message import decode
 from memlane.broadcast.remote.options import RemoteOptions
 from memlane.broadcast.remote.outbox import pieces_of, raw_piece
 from memlane.broadcast.remote.reader import RemoteReader
-from memlane.broadcast.remote.wire import SMALL
+from memlane.broadcast.remote.wire import SMALL, Kind
 from memlane.broadcast.remote.writer import RemoteWriter
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
 from memlane.errors import Closed, WrongRole
@@ -87,8 +87,9 @@ class NetworkWriter:
         with remote:
             try:
                 size = encoder.encode(obj)
-                remote.check()  # pickling may have forked
-                if self._local is None and size <= min(SMALL, remote.room):
+                if encoder.kind != Kind.PLAIN:
+                    remote.check()  # pickling may have forked
+                if size <= SMALL and size <= remote.room and self._local is None:
                     remote.publish_small(encoder, size)
                     return
                 has_waited = size > remote.room and remote.reserve(size, deadline, timeout)
@@ -236,7 +237,7 @@ class NetworkReader:
         return self.remote.socket
 
     def receive(self, timeout: float | None, cancel: threading.Event | None) -> Any:
-        deadline = deadline_of(timeout)
+        deadline = None if timeout is None else deadline_of(timeout)
         with self.remote:
             message = self.remote.take(timeout, cancel, deadline)
             return decode(message, self._codec)
@@ -266,7 +267,7 @@ class NetworkReader:
             "reader",
             self.rank,
             os.getpid(),
-            remote.messages,
+            remote.taken,
             remote.bytes,
             remote.waits,
             0,

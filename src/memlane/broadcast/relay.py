@@ -62,7 +62,7 @@ class _Stream(RemoteReader):
     """Takes messages, and leaves it to the relay to say what was read."""
 
     def _acknowledge(self) -> None:
-        self._acked, self._unacked_bytes = self._taken, 0
+        self._note_acknowledged()
 
     @property
     def many(self) -> int:
@@ -73,7 +73,9 @@ class _Stream(RemoteReader):
         with self._lock, suppress(zmq.Again):  # without a connection; it is told again
             for first in range(0, len(rows), _ROWS):
                 body = Report(rows[first : first + _ROWS])
-                self.socket.send(control(Header(What.REPORT, self._epoch), body), zmq.DONTWAIT)
+                self.socket.send(
+                    control(Header(What.REPORT, self._stream.epoch), body), zmq.DONTWAIT
+                )
 
 
 class _Passing:

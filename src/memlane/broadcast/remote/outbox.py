@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from memlane.broadcast.remote.sockets import LAST, MORE, send
 from memlane.broadcast.remote.wire import (
     PIECE,
     SMALL,
@@ -18,13 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memlane._native import Encoder
+    from memlane.broadcast.remote.sockets import AnySocket
 
 
 class Piece(NamedTuple):
     """What is sent at once: a header and what it announces."""
 
     head: bytes  # with the payload behind it, if that is small
-    payload: memoryview | None  # of memory that nobody changes any more
+    payload: memoryview | None = None  # of memory that nobody changes any more
+
+    def send(self, socket: AnySocket) -> None:
+        """The rest of a frame whose route was sent."""
+        if self.payload is None:
+            send(socket, self.head, LAST)
+        else:
+            send(socket, self.head, MORE)
+            send(socket, self.payload, LAST, False)
 
 
 class Message(NamedTuple):
@@ -41,7 +51,7 @@ def pieces_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> list[P
     the caller's object, which cannot change; everything else is copied, once."""
     kind = encoder.kind
     if total <= SMALL:
-        return [Piece(encoder.joined(whole_header(epoch, sequence, kind, total)), None)]
+        return [Piece(encoder.joined(whole_header(epoch, sequence, kind, total)))]
     memory = memoryview(encoder.settled())  # type: ignore[arg-type]
     count = -(-total // PIECE)
     return [
@@ -55,7 +65,7 @@ def pieces_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> list[P
 
 def raw_piece(epoch: int, sequence: int) -> list[Piece]:
     """A message that says no more than that there was one."""
-    return [Piece(whole_header(epoch, sequence, Kind.RAW, 0), None)]
+    return [Piece(whole_header(epoch, sequence, Kind.RAW, 0))]
 
 
 class Outbox:

@@ -33,7 +33,6 @@ from memlane.broadcast.remote.wire import (
     body_of,
     control,
     header_of,
-    whole_message,
 )
 from memlane.errors import (
     Cancelled,
@@ -82,7 +81,7 @@ class RemoteReader(RemoteEnd):
         endpoint = address.endpoint_of(handle.remote_subscribe_addr or "")
         super().__init__(f"reader-{rank}")
         self.rank = rank
-        self.messages = self.bytes = self.waits = 0
+        self.taken = self.bytes = self.waits = 0
         self.last_progress = time.monotonic()
         self.writer_pid = 0
         self.endpoint = endpoint
@@ -91,15 +90,13 @@ class RemoteReader(RemoteEnd):
         self._session = os.urandom(16)
         self._bound = handle.remote_liveness
         self._stream = Stream()
-        self._epoch = 0
         self._inbox: deque[Message] = deque()
         self._failure: MemlaneError | None = None  # what every call raises once all is taken
         self._absent: list[str] | None = None
         self._is_ready = self._is_ended = False
         self._watch = Watch(endpoint.text, self._bound)
-        self._taken = self._acked = 0
-        self._unacked_bytes = 0
-        self._ack_messages = self._ack_bytes = 1
+        self._ack_messages = self._ack_bytes = 1  # so many more, and they are acknowledged
+        self._acked = self._ack_at = self._ack_at_bytes = 0
         self._has_news = False
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.socket = self._connecting()
@@ -135,7 +132,7 @@ class RemoteReader(RemoteEnd):
     def _attach(self) -> None:
         deadline = time.monotonic() + ATTACH_SECONDS
         patience = time.monotonic() + self._bound
-        while not self._epoch:
+        while not self._stream.epoch:
             with self._lock:
                 self._receive()
                 self.check()
@@ -166,18 +163,17 @@ class RemoteReader(RemoteEnd):
         """
         if cancel is not None and not hasattr(cancel, "is_set"):
             raise InvalidType("cancel must be a threading.Event or None")
-        with self._lock:
-            if (message := self._next()) is not None:
-                return message
-        self.waits += 1
-        stall = Stall(self._line)
+        stall = None
         while True:
             with self._lock:
-                if (message := self._next()) is not None:
-                    return message
+                if self._inbox or self._receive(until_whole=True):
+                    return self._next()
                 self.check()
                 self._raise_end()
                 pause = self._acknowledge_later()
+                if stall is None:
+                    self.waits += 1
+                    stall = Stall(self._line)
                 stall.speak()
             if cancel is not None and cancel.is_set():
                 raise Cancelled
@@ -186,30 +182,27 @@ class RemoteReader(RemoteEnd):
                 raise TimedOut(f"gave up after {timeout} s waiting for {self._writer()}", timeout)
             self._sleep(self._call_poller, pause if left is None else min(left, pause))
 
-    def _next(self) -> Message | None:
-        if not self._inbox:
-            self._receive(until_whole=True)
-            if not self._inbox:
-                return None
+    def _next(self) -> Message:
         message = self._inbox.popleft()
-        size = len(message.memory)
-        self._taken = message.sequence + 1
-        self._unacked_bytes += size
-        self.messages += 1
-        self.bytes += size
+        self.taken = message.sequence + 1
+        self.bytes += len(message.memory)
         self.last_progress = time.monotonic()
-        unacked = self._taken - self._acked
-        if unacked >= self._ack_messages or self._unacked_bytes >= self._ack_bytes:
+        if self.taken >= self._ack_at or self.bytes >= self._ack_at_bytes:
             self._acknowledge()
         return message
 
     def _acknowledge(self) -> None:
-        self._say(What.ACK, self._taken)
-        self._acked, self._unacked_bytes = self._taken, 0
+        self._say(What.ACK, self.taken)
+        self._note_acknowledged()
+
+    def _note_acknowledged(self) -> None:
+        self._acked = self.taken
+        self._ack_at = self.taken + self._ack_messages
+        self._ack_at_bytes = self.bytes + self._ack_bytes
 
     def _acknowledge_later(self) -> float:
         """Acknowledges if it is time; how long to sleep at most."""
-        if self._taken == self._acked:
+        if self.taken == self._acked:
             return SLICE
         left = ACK_DELAY - (time.monotonic() - self.last_progress)
         if left > 0:
@@ -219,12 +212,12 @@ class RemoteReader(RemoteEnd):
 
     def _say(self, what: What, sequence: int = 0) -> None:
         with suppress(zmq.Again):  # without a connection; the next hello says as much
-            self.socket.send(control(Header(what, self._epoch, sequence)), _NOW)
+            self.socket.send(control(Header(what, self._stream.epoch, sequence)), _NOW)
 
     # Frames -----------------------------------------------------------------------------------
 
-    def _receive(self, *, until_whole: bool = False) -> None:
-        """Reads what has come; with the lock."""
+    def _receive(self, *, until_whole: bool = False) -> bool:
+        """Reads what has come, with the lock; is there a whole message?"""
         if self._has_news:  # said by the thread, which has used the socket
             self._has_news = False
             os.eventfd_read(self._news)
@@ -232,14 +225,14 @@ class RemoteReader(RemoteEnd):
             try:
                 part = receive(self.socket, _NOW)
             except zmq.Again:
-                return
-            sequence, kind = whole_message(part, self._epoch)
-            if kind >= 0 and self._stream.pass_whole(sequence):
-                self._inbox.append(Message(sequence, kind, part[HEADER_BYTES:]))
+                return bool(self._inbox)
+            message = self._stream.whole(part)
+            if message is not None:
+                self._inbox.append(message)
             else:
                 self._hear(part, self._more())
             if until_whole and self._inbox:
-                return
+                return True
 
     def _more(self) -> memoryview | None:
         """What follows in the same frame, the last part of it."""
@@ -251,7 +244,7 @@ class RemoteReader(RemoteEnd):
     def _hear(self, part: bytes, payload: memoryview | None) -> None:
         header = header_of(part)
         if header.what == What.MESSAGE:
-            if header.epoch != self._epoch:
+            if header.epoch != self._stream.epoch:
                 raise self._stream.foreign(header)
             try:
                 if payload is None:
@@ -266,7 +259,7 @@ class RemoteReader(RemoteEnd):
             self._be_welcome(header, body_of(part, Welcome))
         elif header.what == What.REFUSED:
             self._failure = self._failure or _refusal(body_of(part, Refused), self.writer_pid)
-        elif header.epoch != self._epoch:
+        elif header.epoch != self._stream.epoch:
             raise self._stream.foreign(header)
         elif header.what == What.READY:
             self._is_ready = True
@@ -277,12 +270,12 @@ class RemoteReader(RemoteEnd):
             self._is_ended = True
 
     def _be_welcome(self, header: Header, welcome: Welcome) -> None:
-        if self._epoch not in (0, header.epoch):
+        if self._stream.epoch not in (0, header.epoch):
             raise self._stream.foreign(header)
-        self._epoch = header.epoch
         self.writer_pid = welcome.pid
         self._ack_messages = max(1, welcome.window // 4)
         self._ack_bytes = max(1, min(welcome.window_bytes // 4, _MOST_UNACKED))
+        self._ack_at = self._ack_at_bytes = 0
         self._stream.begin(header)
 
     # The writer's fate --------------------------------------------------------------------------
@@ -365,7 +358,7 @@ class RemoteReader(RemoteEnd):
             os.getpid(),
             self._session,
             "" if self._handle.remote_server_key else self._secret,
-            self._taken,
+            self.taken,
             sequence,
             piece,
         )
@@ -376,7 +369,7 @@ class RemoteReader(RemoteEnd):
         self.socket.disable_monitor()
         self._monitor.close(0)
         linger = 0
-        if announce and self._watch.is_connected and self._epoch and not self._is_ended:
+        if announce and self._watch.is_connected and self._stream.epoch and not self._is_ended:
             self._say(What.BYE)
             linger = int(1000 * min(self._bound, 1.0))
         self.socket.close(linger)

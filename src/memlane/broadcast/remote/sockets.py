@@ -11,6 +11,9 @@ from zmq.backend import Socket as _Plain
 if TYPE_CHECKING:
     AnySocket = zmq.Socket[bytes]
 
+MORE = int(zmq.SNDMORE | zmq.DONTWAIT)
+LAST = int(zmq.DONTWAIT)
+
 # What `zmq.Socket` adds to these (tracking, serializing) costs as much as they do.
 send: Callable[..., Any] = _Plain.send
 """send(socket, part, flags, copy=True); for what is sent without a copy see `lending`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memlane.broadcast.remote.message import Assembly, Message
-from memlane.broadcast.remote.wire import Header
+from memlane.broadcast.remote.wire import HEADER_BYTES, MESSAGE, QUICK, Header
 from memlane.errors import CorruptMessage
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class Stream:
     """
 
     def __init__(self) -> None:
+        self.epoch = 0  # of the writer, once it is known
         self.wanted: Place = (0, 0)  # the frame that was not seen yet
         self.is_welcome = False
         self._expected: Place = (0, 0)  # the frame that comes next on this connection
@@ -32,6 +33,7 @@ class Stream:
             raise CorruptMessage(
                 f"the writer goes on with message {place}, but {self.wanted} is wanted"
             )
+        self.epoch = welcome.epoch
         self._expected = place
         self.is_welcome = True
 
@@ -55,12 +57,21 @@ class Stream:
             self.wanted = self._expected
         return message
 
-    def pass_whole(self, sequence: int) -> bool:
-        """Is a message that came in one piece the next? Then it counts as seen."""
-        if not self._expected == self.wanted == (sequence, 0):
-            return False
+    def whole(self, part: bytes) -> Message | None:
+        """What `add` would say of the next message if it is all in that part, as most are, but
+        sooner; None for everything else, and no change."""
+        if len(part) <= HEADER_BYTES:
+            return None
+        begin, kind, _, epoch, sequence, _, _, _, total = QUICK.unpack_from(part)
+        if (
+            begin != MESSAGE
+            or epoch != self.epoch
+            or len(part) != HEADER_BYTES + total
+            or not self._expected == self.wanted == (sequence, 0)
+        ):
+            return None
         self._expected = self.wanted = (sequence + 1, 0)
-        return True
+        return Message(sequence, kind, part[HEADER_BYTES:])
 
     def _put(self, header: Header, payload: memoryview) -> Message | None:
         if header.pieces == 1:

@@ -116,21 +116,9 @@ def header_of(part: bytes | memoryview) -> Header:
     return Header(what, epoch, sequence, kind, piece, pieces, offset, total)
 
 
-_QUICK = Struct("<5sBHQQIIQQ")
-_MESSAGE = _MAGIC + bytes((VERSION, What.MESSAGE))
-
-
-_NO_MESSAGE = (-1, -1)
-
-
-def whole_message(part: bytes, epoch: int) -> tuple[int, int]:
-    """(sequence, kind) of a message in one part, which most are; for all others see `header_of`."""
-    if len(part) <= HEADER_BYTES:
-        return _NO_MESSAGE
-    begin, kind, _, its_epoch, sequence, _, _, _, total = _QUICK.unpack_from(part)
-    if begin != _MESSAGE or its_epoch != epoch or len(part) != HEADER_BYTES + total:
-        return _NO_MESSAGE
-    return sequence, kind
+QUICK = Struct("<5sBHQQIIQQ")
+"""A header with its first five bytes, those of a message being `MESSAGE`, as one."""
+MESSAGE = _MAGIC + bytes((VERSION, What.MESSAGE))
 
 
 class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ from memlane.broadcast.remote.end import (
 from memlane.broadcast.remote.outbox import Message, Outbox, Piece
 from memlane.broadcast.remote.peer import Peer
 from memlane.broadcast.remote.places import Keys, Porter
-from memlane.broadcast.remote.sockets import can_receive, receive, send, signal_of
+from memlane.broadcast.remote.sockets import LAST, MORE, can_receive, receive, send, signal_of
 from memlane.broadcast.remote.windows import Windows
 from memlane.broadcast.remote.wire import SMALL, Header, What, control, whole_header
 from memlane.errors import CorruptMessage, ReaderDied, TimedOut
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 # acknowledgements need not wake the thread.
 RECENT = 0.1
 _MOST_AT_ONCE = 1000  # frames that are read before somebody else gets the lock
-_MORE = int(zmq.SNDMORE | zmq.DONTWAIT)
-_LAST = int(zmq.DONTWAIT)
 
 
 class RemoteWriter(RemoteEnd):
@@ -162,11 +160,11 @@ class RemoteWriter(RemoteEnd):
             for peer in self.peers:
                 if peer.connection is not None:
                     try:
-                        send(self.socket, peer.route, _MORE)
-                        send(self.socket, frame, _LAST)
+                        send(self.socket, peer.route, MORE)
+                        send(self.socket, frame, LAST)
                     except zmq.ZMQError as error:
                         _lost(peer, error)
-            self.outbox.add(size, [Piece(frame, None)])
+            self.outbox.add(size, [Piece(frame)])
             self._settle(size)
 
     def _settle(self, size: int) -> None:
@@ -190,27 +188,21 @@ class RemoteWriter(RemoteEnd):
         if peer.connection is None or peer.route is None:
             return False
         try:
-            send(self.socket, peer.route, _MORE)
-            if piece.payload is None:
-                send(self.socket, piece.head, _LAST)
-            else:
-                send(self.socket, piece.head, _MORE)
-                send(self.socket, piece.payload, _LAST, False)
+            send(self.socket, peer.route, MORE)
+            piece.send(self.socket)
         except zmq.ZMQError as error:
             _lost(peer, error)
             return False
         return True
 
-    def _send_control(self, peer: Peer, frame: bytes) -> None:
-        self._send(peer, Piece(frame, None))
-
     def tell(self, peer: Peer, what: What, sequence: int = 0, body: object = None) -> None:
         """A frame that is no message."""
-        self._send_control(peer, control(Header(what, self.epoch, sequence), body))  # type: ignore[arg-type]
+        frame = control(Header(what, self.epoch, sequence), body)  # type: ignore[arg-type]
+        self._send(peer, Piece(frame))
 
     def welcome(self, peer: Peer, sequence: int, piece: int) -> None:
         """Sends everything from that frame on."""
-        self._send_control(peer, attending.welcome(self, sequence, piece))
+        self._send(peer, Piece(attending.welcome(self, sequence, piece)))
         for message in self.outbox.since(sequence):
             self._send_message(peer, message, piece if message.sequence == sequence else 0)
         if self.everybody_is_here:
@@ -303,7 +295,7 @@ class RemoteWriter(RemoteEnd):
         self._served_at = time.monotonic()
         for _ in range(_MOST_AT_ONCE):
             try:
-                route = receive(self.socket, _LAST)
+                route = receive(self.socket, LAST)
             except zmq.Again:
                 return
             parts = self.socket.recv_multipart(copy=False)
