@@ -22,12 +22,21 @@ namespace {
 const nb::sig kParticipant("def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]");
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
 
+// The C library maps every allocation of so many bytes anew, whose pages are then faulted in one by one: for 64 MiB that
+// took longer than the copy into them.
+constexpr std::size_t kAlwaysMapped = 32u << 20;
+
 nb::tuple blank_bytes(std::size_t nbytes) {
     if (nbytes > PY_SSIZE_T_MAX) throw std::bad_alloc();
     const auto length = static_cast<Py_ssize_t>(nbytes);
     const nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, length));
     if (!text.is_valid()) throw nb::python_error();
-    const nb::object view = nb::steal(PyMemoryView_FromMemory(PyBytes_AS_STRING(text.ptr()), length, PyBUF_WRITE));
+    char* const memory = PyBytes_AS_STRING(text.ptr());
+    if (nbytes > kAlwaysMapped) {
+        char* const begin = memory + (-reinterpret_cast<std::uintptr_t>(memory) & (core::kPage - 1));
+        os::prefer_huge_pages(begin, nbytes - static_cast<std::size_t>(begin - memory));
+    }
+    const nb::object view = nb::steal(PyMemoryView_FromMemory(memory, length, PyBUF_WRITE));
     if (!view.is_valid()) throw nb::python_error();
     return nb::make_tuple(text, view);
 }

@@ -133,7 +133,7 @@ class RemoteEnd(ABC):
     def __enter__(self) -> None:
         """Begins a call."""
         self.check()
-        if not self._call_lock.acquire(blocking=False):
+        if not self._call_lock.acquire(False):
             raise ConcurrentUse(
                 "another call on this end is under way; one thread at a time may use it"
             )
