@@ -72,10 +72,10 @@ def test_stops_delays_and_losses() -> None:
     for number in range(ROUNDS):
         dice = random.Random(number)
         with (
-            neighbour() as there,
+            neighbour(seed=number) as there,
             remote_writer(connect_ip=there.here, remote_window=100) as writer,
         ):
-            there.lose(1, dice.choice([0, 1, 5]))
+            there.lose(1, dice.choice([0, 1, 5]), jitter_ms=0.5)
             reader = reader_over(there, writer)
             reader.begin(read_numbered)
             writes = Aside(write_numbered, writer, 1000)
@@ -88,4 +88,5 @@ def test_stops_delays_and_losses() -> None:
             writer.close()
             read, error, _ = reader.outcome()
             assert (read, type(error).__name__) == (1000, "WriterClosed")
+            assert there.cable.counts().lost > 0
             reader.call("close")
