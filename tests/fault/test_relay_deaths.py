@@ -137,8 +137,9 @@ def test_a_killed_relay() -> None:
             with pytest.raises(WriterDied):
                 there.call(rank, "dequeue", PATIENCE)
         until(lambda: all(row.state == "dead" for row in writer.statistics().readers))
-        with pytest.raises(ReaderDied):
+        with pytest.raises(ReaderDied, match="its connection ended") as caught:
             writer.enqueue("nobody there", PATIENCE)
+        assert (caught.value.rank, caught.value.pid) == (1, there.pids[1])  # and not whom it served
         for rank in RANKS:
             writer.release_reader(rank)
         writer.enqueue("nobody there", PATIENCE)
