@@ -121,8 +121,10 @@ def _pulled_for_a_while(
         cable.pull()
         plug.start()
 
-    batcher, progress = _run(crew, workload, pull)
-    plug.join()
+    try:
+        batcher, progress = _run(crew, workload, pull)
+    finally:
+        plug.cancel()  # it has done so, unless the run came to another end
     longest = max(progress.steps)
     print_line("recovered", f"one step took {longest:.2f} s, and nobody was given up")
     return _compare(batcher, expected) and longest >= PULLED_SECONDS
