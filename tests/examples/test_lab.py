@@ -101,16 +101,21 @@ def test_a_cable_loses() -> None:
 def test_a_cable_is_pulled_and_plugged() -> None:
     """What is on its way is lost, too."""
     with neighbour() as there, echo(there) as end:
-        there.cable.set(delay_ms=10)
+        there.cable.set(delay_ms=40)
         send(end, range(1))
-        assert received(end, 0.2) == [0]
+        assert received(end, 0.4) == [0]
         send(end, range(1, 2))
-        there.cable.pull()
+        time.sleep(0.02)  # it is in the cable now
+        there.pull()
+        there.plug()
         send(end, range(2, 3))
-        assert received(end) == []
-        there.cable.plug()
+        assert received(end, 0.2) == [2]
+        there.pull()
         send(end, range(3, 4))
-        assert received(end) == [3]
+        assert received(end, 0.2) == []
+        there.plug()
+        send(end, range(4, 5))
+        assert received(end, 0.2) == [4]
 
 
 def test_hosts_do_not_share_memory() -> None:
