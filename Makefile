@@ -8,11 +8,15 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: demo test first-half second-half native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
+.PHONY: demo demo-hosts test first-half second-half native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
 	PYTHONPATH=examples $(PY) -m engine --kill-worker
+
+# The demo on two hosts, both on this machine, with a cable between them that is pulled. Needs root; about 20 seconds.
+demo-hosts: $(VENV)/.installed
+	PYTHONPATH=examples $(PY) -m engine.hosts
 
 # On two cores two halves of about the same length run at once. `native-test`, `fuzz-test` and `python-test` are the parts.
 test: fuzz-build hooks

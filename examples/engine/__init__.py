@@ -19,10 +19,12 @@ for: the decision only says where they are. The KV cache of a worker is a pool o
 one: sequences take turns, and the blocks of those who are paused are in memlane's offload region.
 The partial sums and totals stand in for the all-reduce that GPUs do among themselves.
 
-Read `worker.py` and `scheduler.py` for memlane's broadcast, `image_store.py` for its object store,
-`offload.py` for its offload region, `batching.py` and `paging.py` for what is decided, `model.py`
-and `kv_cache.py` for the transformer, `trace.py` for requests as a real service got them, and
-`live.py` for who does what meanwhile, which the `statistics` of queue and store tell.
+Read `worker.py`, `crew.py` and `scheduler.py` for memlane's broadcast, `image_store.py` for its
+object store, `offload.py` for its offload region, `batching.py` and `paging.py` for what is
+decided, `model.py` and `kv_cache.py` for the transformer, `trace.py` for requests as a real service
+got them, and `live.py` for who does what meanwhile, which the `statistics` of queue and store tell.
+Scheduler and workers do not know who is on which host: `local.py` starts workers on this one,
+`remote.py` on several, and `hosts.py` shows that on two (`python -m engine.hosts`, as root).
 """
 
 import os

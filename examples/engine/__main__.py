@@ -11,11 +11,13 @@ from memlane import MemlaneError
 
 from .arguments import parse_arguments
 from .batching import Batcher
+from .crew import WorkerDied
+from .local import LocalCrew
 from .model import ModelConfig
 from .paging import Pools
 from .progress import Progress
 from .reference import run_reference
-from .scheduler import Engine, WorkerDied
+from .scheduler import Engine
 from .summary import (
     print_images,
     print_line,
@@ -49,25 +51,25 @@ def main() -> int:
 def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
     """Answer all requests, print a summary, and compare with a single process."""
     batcher, progress = _batcher(arguments, arguments.pools), Progress()
-    with _engine(config, arguments) as engine:
-        _print_start(engine, arguments)
-        with _view(engine, batcher, progress, arguments):
-            for _ in engine.generate(batcher, progress):
+    with _crew(config, arguments) as crew:
+        _print_start(crew, arguments)
+        with _view(crew, batcher, progress, arguments):
+            for _ in Engine(config, crew).generate(batcher, progress):
                 pass
             seconds = progress.elapsed()
-        broadcast = engine.statistics()
-        store = None if engine.images is None else engine.images.statistics()
-    if any(engine.exit_codes):
-        print(f"engine: the workers left with exit codes {engine.exit_codes}", file=sys.stderr)
+        broadcast = crew.broadcast.statistics()
+        store = None if crew.images is None else crew.images.statistics()
+    if any(crew.exit_codes):
+        print(f"engine: the workers left with exit codes {crew.exit_codes}", file=sys.stderr)
         return 1
-    print_summary(progress, seconds, broadcast, engine.reports)
-    if engine.images is not None and store is not None:
-        print_images(engine.images, store, engine.reports)
-    if engine.region is not None:
-        print_offload(engine.region, engine.region_starts, batcher.blocks, engine.reports)
+    print_summary(progress, seconds, broadcast, crew.reports)
+    if crew.images is not None and store is not None:
+        print_images(crew.images, store, crew.reports)
+    if crew.region is not None:
+        print_offload(crew.region, crew.region_starts, batcher.blocks, crew.reports)
     if arguments.workload.scaled is not None:
         print_requests(progress)
-    clean = print_segments(engine.segments)
+    clean = print_segments(crew.segments)
     right = _compare(config, arguments, batcher)
     return 0 if clean and right else 1
 
@@ -77,12 +79,12 @@ def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
     batcher, progress = _batcher(arguments, arguments.pools), Progress()
     victim = arguments.workers // 2
     killed = None
-    with _engine(config, arguments) as engine:
-        _print_start(engine, arguments)
-        pid = engine.pid(victim)
+    with _crew(config, arguments) as crew:
+        _print_start(crew, arguments)
+        pid = crew.pid(victim)
         try:
-            with _view(engine, batcher, progress, arguments):
-                for _ in engine.generate(batcher, progress):
+            with _view(crew, batcher, progress, arguments):
+                for _ in Engine(config, crew).generate(batcher, progress):
                     # In the middle: when half of the requests have been started.
                     if killed is None and 2 * len(progress.queued) >= len(batcher.sequences):
                         step = len(progress.steps) - 1
@@ -99,14 +101,14 @@ def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
             print("engine: it finished before the kill", file=sys.stderr)
             return 1
     print_line("from kill to error", f"{1e3 * seconds:.1f} ms (promised: {PROMISED_SECONDS:.0f} s)")
-    others = [code for rank, code in enumerate(engine.exit_codes) if rank != victim]
+    others = [code for rank, code in enumerate(crew.exit_codes) if rank != victim]
     print_line("the other workers", f"left with exit codes {others}")
-    clean = print_segments(engine.segments)
+    clean = print_segments(crew.segments)
     return 0 if named and seconds < PROMISED_SECONDS and not any(others) and clean else 1
 
 
 def _view(
-    engine: Engine, batcher: Batcher, progress: Progress, arguments: argparse.Namespace
+    crew: LocalCrew, batcher: Batcher, progress: Progress, arguments: argparse.Namespace
 ) -> AbstractContextManager[object]:
     """Return a live view if there is a terminal for it, else something that does nothing."""
     if arguments.plain or sys.stdout is None or not sys.stdout.isatty():
@@ -116,7 +118,7 @@ def _view(
     except ImportError as error:
         print_line("live view", f"none ({error}); `make demo` or pip install rich, or --plain")
         return nullcontext()
-    return LiveView(engine, batcher, progress)
+    return LiveView(crew, batcher, progress)
 
 
 def _compare(config: ModelConfig, arguments: argparse.Namespace, batcher: Batcher) -> bool:
@@ -140,10 +142,10 @@ def _compare(config: ModelConfig, arguments: argparse.Namespace, batcher: Batche
     return not differing
 
 
-def _print_start(engine: Engine, arguments: argparse.Namespace) -> None:
+def _print_start(crew: LocalCrew, arguments: argparse.Namespace) -> None:
     workload = arguments.workload
     print(f"memlane engine: {workload.title}")
-    pids = ", ".join(str(engine.pid(rank)) for rank in range(arguments.workers))
+    pids = ", ".join(str(crew.pid(rank)) for rank in range(arguments.workers))
     print_line("workers", f"{arguments.workers} ready (pids {pids}; scheduler {os.getpid()})")
     if workload.scaled is not None:
         print_line("scaled", workload.scaled)
@@ -151,8 +153,8 @@ def _print_start(engine: Engine, arguments: argparse.Namespace) -> None:
         print_line("images", f"{workload.images}, in a store of {arguments.store_mib} MiB")
 
 
-def _engine(config: ModelConfig, arguments: argparse.Namespace) -> Engine:
-    return Engine(config, arguments.workers, arguments.pools, _store_bytes(arguments))
+def _crew(config: ModelConfig, arguments: argparse.Namespace) -> LocalCrew:
+    return LocalCrew(config, arguments.workers, arguments.pools, _store_bytes(arguments))
 
 
 def _store_bytes(arguments: argparse.Namespace) -> int:

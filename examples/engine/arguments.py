@@ -72,7 +72,7 @@ def _parser(config: ModelConfig) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--batch",
-        type=_positive,
+        type=positive,
         default=8,
         metavar="N",
         help="sequences at work at a time, at most (default: %(default)s)",
@@ -103,7 +103,7 @@ def _add_pools(parser: argparse.ArgumentParser) -> None:
     pools = parser.add_mutually_exclusive_group()
     pools.add_argument(
         "--device-blocks",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"blocks of {BLOCK_SIZE} tokens in the KV cache of each worker; who does not fit is "
         "paused, the blocks in the offload region (default: a third of what would do without)",
@@ -119,7 +119,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     work = parser.add_mutually_exclusive_group()
     work.add_argument(
         "--prompts",
-        type=_read_prompts,
+        type=read_prompts,
         default=str(PROMPTS),
         metavar="FILE",
         help="text file with one prompt per line (default: %(default)s)",
@@ -140,13 +140,13 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"tokens to generate per prompt, at most (default: {DEFAULTS['tokens']})",
     )
     parser.add_argument(
         "--requests",
-        type=_positive,
+        type=positive,
         metavar="N",
         help=f"requests of the trace to replay, at most (default: {DEFAULTS['requests']})",
     )
@@ -166,7 +166,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _read_prompts(path: str) -> list[bytes]:
+def read_prompts(path: str) -> list[bytes]:
     """Return the lines that are not empty; their bytes are the tokens."""
     try:
         prompts = [line for line in Path(path).read_bytes().splitlines() if line]
@@ -186,7 +186,8 @@ def _read_trace(path: str) -> tuple[Path, list[TraceLine]]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Return the number, if it is one that counts something."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
@@ -199,7 +200,7 @@ def _images(text: str) -> int:
 
 
 def _store_mib(text: str) -> int:
-    number = _positive(text)
+    number = positive(text)
     if number < LEAST_STORE_MIB:
         raise argparse.ArgumentTypeError(f"the largest image needs {LEAST_STORE_MIB} MiB")
     return number

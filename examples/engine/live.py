@@ -14,8 +14,8 @@ from rich.text import Text
 from memlane import QueueStatistics, ReaderStatistics
 
 from .batching import Batcher
+from .crew import Crew
 from .progress import Progress
-from .scheduler import Engine
 from .summary import quantiles
 
 REFRESHES_PER_SECOND = 4
@@ -40,16 +40,16 @@ class LiveView(Live):
     by an exception, too.
     """
 
-    def __init__(self, engine: Engine, batcher: Batcher, progress: Progress) -> None:
+    def __init__(self, crew: Crew, batcher: Batcher, progress: Progress) -> None:
         """Look at the three; change nothing about them."""
-        self._engine = engine
+        self._crew = crew
         self._batcher = batcher
         self._progress = progress
         self._counted: deque[tuple[float, int, int, int]] = deque(maxlen=RATE_REFRESHES + 1)
         super().__init__(get_renderable=self._draw, refresh_per_second=REFRESHES_PER_SECOND)
 
     def _draw(self) -> Panel:
-        broadcast = self._engine.statistics()
+        broadcast = self._crew.broadcast.statistics()
         text = Text(no_wrap=True, overflow="ellipsis")
         self._add_run(text, broadcast)
         text.append(
@@ -82,8 +82,8 @@ class LiveView(Live):
         _add_label(text, "KV cache")
         text.append(f"{blocks.used} of {blocks.pools.device} blocks used on each device; ")
         text.append(f"sequences paused {blocks.pauses} times")
-        if self._engine.images is not None:
-            store = self._engine.images.statistics()
+        if self._crew.images is not None:
+            store = self._crew.images.statistics()
             _add_label(text, "images")
             text.append(f"{store.objects} stored, {store.bytes / 1e6:.2f} MB; ")
             text.append(f"{store.puts} puts, {store.hits} hits, {store.evictions} evictions")

@@ -65,7 +65,7 @@ class Report:
 
 
 def run_worker(assignment: Assignment, pipe: Connection) -> None:
-    """Compute steps until the scheduler closes the broadcast, then report and leave.
+    """Be a worker on the scheduler's host, with all that its memory makes possible.
 
     Exits with code 1 when the scheduler dies, which the queues notice by themselves.
     """
@@ -82,22 +82,34 @@ def run_worker(assignment: Assignment, pipe: Connection) -> None:
         ):
             pipe.send(Ready(answers.export_handle(), offload.start if offload else None))
             pipe.close()
-            broadcast.wait_until_ready(START_SECONDS)
-            answers.wait_until_ready(START_SECONDS)
-            inbox = _Inbox(broadcast)
-            try:
-                while True:
-                    _step(config, shard, inbox, images, offload, answers)
-            except Closed:
-                if images is not None:
-                    inbox.report.view_ns = images.view_ns
-                if offload is not None:
-                    inbox.report.moved = offload.moved
-                answers.enqueue(inbox.report)
+            work(config, shard, broadcast, answers, images, offload)
     except BrokenPipeError:
         raise SystemExit(f"worker {rank} leaves: the scheduler died at the start") from None
     except MemlaneError as error:
         raise SystemExit(f"worker {rank} leaves: {error}") from None
+
+
+def work(
+    config: ModelConfig,
+    shard: Shard,
+    broadcast: MessageQueue,
+    answers: MessageQueue,
+    images: ImageReader | None = None,
+    offload: Offload | None = None,
+) -> None:
+    """Compute steps until the scheduler closes the broadcast, then report."""
+    broadcast.wait_until_ready(START_SECONDS)
+    answers.wait_until_ready(START_SECONDS)
+    inbox = _Inbox(broadcast)
+    try:
+        while True:
+            _step(config, shard, inbox, images, offload, answers)
+    except Closed:
+        if images is not None:
+            inbox.report.view_ns = images.view_ns
+        if offload is not None:
+            inbox.report.moved = offload.moved
+        answers.enqueue(inbox.report)
 
 
 def _step(

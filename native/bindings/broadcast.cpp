@@ -135,8 +135,10 @@ void bind_broadcast(nb::module_& m) {
         .def("counters", [](Writer& self) { return counters_of(self.readable(), RingWriter::kSlot); }, kCounters);
 
     nb::class_<Reader>(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.")
-        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::size_t>(), "ring"_a,
-             "ranks"_a, "codec"_a, "reader"_a)
+        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::size_t, nb::object>(),
+             "ring"_a, "ranks"_a, "codec"_a, "reader"_a, "origin"_a.none(),
+             nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, "
+                     "origin: tuple[int, str] | None) -> None"))
         .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "The next object, decoded.")
         .def("receive_view", &Reader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def receive_view(self, timeout: float | None, cancel: object | None) -> tuple[object, ViewLease | None]"),
@@ -154,6 +156,8 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("ranks", &Reader::ranks)
         .def_prop_ro("absent_elsewhere", [](Reader& self) { return self.readable().participants().absent_elsewhere(); })
         .def_prop_ro("place", &Reader::place, "Of the reader among the local ones.")
+        .def_prop_ro("origin", &Reader::origin, nb::sig("def origin(self) -> tuple[int, str] | None"),
+                     "If this ring is a relay's: pid and address of the writer whose messages it passes on.")
         .def("participant",
              [](Reader& self, std::size_t slot) { return participant_of(self.readable(), 1 + self.place(), slot); }, "slot"_a,
              kParticipant)

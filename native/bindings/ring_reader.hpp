@@ -21,14 +21,18 @@ using broadcast::RingReader;
 
 class Reader : public End<Reader, RingReader> {
 public:
-    Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader)
+    Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader,
+           nb::object origin)
         : End(ring.segment(), std::move(ranks), ring.geometry(), reader, ring.reserved()),
           decode_(codec.attr("decode")),
           decode_parts_(codec.attr("decode_parts")),
           decode_plain_(codec.attr("decode_plain")),
+          origin_(std::move(origin)),
           place_(reader) {}
 
     std::size_t place() const noexcept { return place_; }
+
+    nb::object origin() const { return origin_; }
 
     nb::object receive(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
@@ -224,6 +228,7 @@ private:
     const nb::object decode_;
     const nb::object decode_parts_;
     const nb::object decode_plain_;
+    const nb::object origin_;
     const std::size_t place_;
     nb::object chunk_;  // of the open block
 

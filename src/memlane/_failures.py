@@ -25,7 +25,7 @@ from memlane.errors import (
 )
 
 if TYPE_CHECKING:
-    from memlane._native import RingWriter
+    from memlane._native import RingReader, RingWriter
 
 
 class Participant(NamedTuple):
@@ -142,7 +142,10 @@ def _death(end: End, slot: int) -> MemlaneError:
     who = participant(end, slot)
     detail = f" after {who.position} messages, {who.since()}"
     if slot == 0:
-        return WriterDied(who.pid, detail)
+        if (origin := cast("RingReader", end).origin) is None:
+            return WriterDied(who.pid, detail)
+        pid, address = origin
+        return WriterDied(pid, f" at {address}, or its relay here (pid {who.pid}) did{detail}")
     if end.slot == 0:
         rank = end.ranks[slot - 1]
         detail += f"; release_reader({rank}) goes on without it"
@@ -159,7 +162,11 @@ def writer_of(end: End) -> str:
     writer = participant(end, 0)
     is_kept = writer.is_waiting and writer.state not in ("stopped", "dead", "closed")
     what = "itself waiting for a reader" if is_kept else doing(writer)
-    return f"the writer (pid {writer.pid}, {what}, {writer.since()})"
+    who = f"(pid {writer.pid}, {what}, {writer.since()})"
+    if (origin := cast("RingReader", end).origin) is None:
+        return f"the writer {who}"
+    pid, address = origin
+    return f"the relay {who} of the writer (pid {pid} at {address})"
 
 
 def absent_readers(end: End) -> list[str]:

@@ -180,7 +180,12 @@ class RingReader:
     """A reader's end of a ring; holds slot 1 + reader of the segment."""
 
     def __init__(
-        self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int
+        self,
+        ring: RingSegment,
+        ranks: Sequence[int],
+        codec: object,
+        reader: int,
+        origin: tuple[int, str] | None,
     ) -> None: ...
     def receive(self, timeout: object | None, cancel: object | None) -> object:
         """The next object, decoded."""
@@ -217,6 +222,12 @@ class RingReader:
     @property
     def place(self) -> int:
         """Of the reader among the local ones."""
+
+    @property
+    def origin(self) -> tuple[int, str] | None:
+        """
+        If this ring is a relay's: pid and address of the writer whose messages it passes on.
+        """
 
     def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from engine.batching import Batcher, Request
+from engine.crew import WorkerDied
+from engine.local import LocalCrew
 from engine.model import ModelConfig
 from engine.progress import Progress
-from engine.scheduler import Engine, WorkerDied
+from engine.scheduler import Engine
 from engine.trace import TOKEN_SCALES, Scale, TraceError, TraceLine, read_trace, requests_of
 from tests.examples.demo import run
 from tests.harness import Link, start
@@ -21,6 +23,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "traces"
 TRACES = Path(os.environ.get("MEMLANE_TRACES", SHARED))
 """A folder of real traces, if there is one."""
 
+CONFIG = ModelConfig()
 GOOD = {"timestamp": 10, "input_length": 600, "output_length": 65, "hash_ids": [7, 8]}
 
 
@@ -136,11 +139,11 @@ def test_replay_answers_every_request_no_earlier_than_it_arrives(tmp_path: Path)
 def replay(link: Link, requests: list[Request], victim: int | None) -> Progress | str:
     """Role: an engine that answers; a worker may be killed while there is nothing to do."""
     batcher, progress = Batcher(requests, max_batch=2, max_step_tokens=16), Progress()
-    with Engine(ModelConfig(), 2, batcher.blocks.pools) as engine:
+    with LocalCrew(CONFIG, 2, batcher.blocks.pools) as crew:
         try:
-            for _ in engine.generate(batcher, progress):
+            for _ in Engine(CONFIG, crew).generate(batcher, progress):
                 if victim is not None and batcher.counts(0.0).finished:
-                    os.kill(engine.pid(victim), signal.SIGKILL)
+                    os.kill(crew.pid(victim), signal.SIGKILL)
         except WorkerDied as death:
             return str(death)
     return progress
@@ -162,8 +165,10 @@ def test_engine_rests_until_the_next_arrival() -> None:
 def resting_cpu(link: Link, requests: list[Request]) -> float:
     """Role: CPU seconds of the scheduler from the end of the first step to that of the second."""
     batcher, progress = Batcher(requests, max_batch=2, max_step_tokens=16), Progress()
-    with Engine(ModelConfig(), 2, batcher.blocks.pools) as engine:
-        first, second = (time.process_time() for _ in engine.generate(batcher, progress))
+    with LocalCrew(CONFIG, 2, batcher.blocks.pools) as crew:
+        first, second = (
+            time.process_time() for _ in Engine(CONFIG, crew).generate(batcher, progress)
+        )
     return second - first
 
 

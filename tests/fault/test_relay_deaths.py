@@ -4,6 +4,7 @@ The other host is a mount namespace with a /dev/shm of its own, in which a proce
 """
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -134,11 +135,12 @@ def test_a_killed_relay() -> None:
             assert there.call(rank, "dequeue", PATIENCE) == "before"
         there.kill(1)
         for rank in (2, 3):
-            with pytest.raises(WriterDied):
+            with pytest.raises(WriterDied, match=rf"or its relay here \(pid {there.pids[1]}\) did"):
                 there.call(rank, "dequeue", PATIENCE)
         until(lambda: all(row.state == "dead" for row in writer.statistics().readers))
-        with pytest.raises(ReaderDied):
+        with pytest.raises(ReaderDied, match="its connection ended") as caught:
             writer.enqueue("nobody there", PATIENCE)
+        assert (caught.value.rank, caught.value.pid) == (1, there.pids[1])  # and not whom it served
         for rank in RANKS:
             writer.release_reader(rank)
         writer.enqueue("nobody there", PATIENCE)
@@ -159,6 +161,18 @@ def test_a_stopped_reader() -> None:
             assert there.call(2, "dequeue", PATIENCE) == number
 
 
+def test_a_reader_that_waits() -> None:
+    """It tells the relay that it waits for from the writer whom that waits for."""
+    with two_hosts() as (_, there):
+        relay, writer = (
+            rf"the relay \(pid {there.pids[1]}, .*\)",
+            rf"the writer \(pid {os.getpid()} at",
+        )
+        for rank in (1, 2):
+            with pytest.raises(TimeoutError, match=f"for {relay} of {writer}"):
+                there.call(rank, "dequeue", 0.1)
+
+
 def until_all_are_ready(group: TcpGroup) -> None:
     for rank in range(SIZE):
         group.broadcast_obj(None, rank)
@@ -172,25 +186,23 @@ def writing(link: Link, group: TcpGroup) -> None:
         link.hear()
 
 
-def reading(_link: Link, group: TcpGroup) -> list[str]:
-    queue = over(group, 3)
-    until_all_are_ready(group)
-    seen: list[str] = [queue.dequeue(PATIENCE)]
-    try:
-        queue.dequeue(PATIENCE)
-    except WriterDied as error:
-        seen.append(type(error).__name__)
-    queue.close()
-    return seen
+def reading(_link: Link, group: TcpGroup) -> tuple[str, int, str]:
+    """What came, whom it misses then, and how it says so."""
+    with over(group, 3) as queue:
+        until_all_are_ready(group)
+        seen: str = queue.dequeue(PATIENCE)
+        with pytest.raises(WriterDied) as caught:
+            queue.dequeue(PATIENCE)
+        return seen, caught.value.pid, str(caught.value)
 
 
-def pair(_link: Link, port: int) -> list[list[str]]:
+def pair(_link: Link, port: int) -> list[tuple[str, int, str]]:
     peers = [start(member, port, rank, SIZE, reading) for rank in (1, 2)]
     return [peer.result() for peer in peers]
 
 
 def test_a_killed_writer() -> None:
-    """Everybody behind the relay gets what was complete, then hears of the death."""
+    """Everybody behind the relay gets what was complete, then hears whose death it is."""
     with TcpGroup("127.0.0.1", 0, 0, SIZE, secret=SECRET) as group:
         own = Aside(reading, None, group)
         there = start(pair, group.port, method="spawn", command=private_shm("64m"))
@@ -198,5 +210,10 @@ def test_a_killed_writer() -> None:
         writer.hear()
         time.sleep(0.2)  # what it has sent is on its way
         writer.kill()
-        assert own.result() == ["complete", "WriterDied"]
-        assert there.result() == [["complete", "WriterDied"]] * 2
+        told = [own.result(), *there.result()]
+        assert [seen for seen, _, _ in told] == ["complete"] * 3
+        assert [pid for _, pid, _ in told] == [writer.pid] * 3
+        for _, _, text in told[1:]:
+            assert re.search(
+                r"died at tcp://127\.0\.0\.1:\d+, or its relay here \(pid \d+\) did", text
+            )

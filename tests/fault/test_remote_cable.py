@@ -67,15 +67,36 @@ def test_a_cable_that_is_pulled() -> None:
         reader.call("close")
 
 
+def test_attaching_while_the_cable_is_pulled() -> None:
+    """TCP repeats its first packet after a second, which may be more than the bound."""
+    with (
+        neighbour() as there,
+        remote_writer(connect_ip=there.here, remote_liveness=0.5) as writer,
+    ):
+        there.pull()
+        mends = Aside(mend, there, 1.2)
+        reader = reader_over(there, writer)
+        mends.result()
+        writer.enqueue(numbered(0))
+        writer.close()
+        assert reader.call(read_numbered)[0] == 1
+        reader.call("close")
+
+
+def mend(there: Neighbour, after: float) -> None:
+    time.sleep(after)
+    there.plug()
+
+
 def test_stops_delays_and_losses() -> None:
     """Everything arrives once, in order, whatever happens on the way."""
     for number in range(ROUNDS):
         dice = random.Random(number)
         with (
-            neighbour() as there,
+            neighbour(seed=number) as there,
             remote_writer(connect_ip=there.here, remote_window=100) as writer,
         ):
-            there.lose(1, dice.choice([0, 1, 5]))
+            there.lose(1, dice.choice([0, 1, 5]), jitter_ms=0.5)
             reader = reader_over(there, writer)
             reader.begin(read_numbered)
             writes = Aside(write_numbered, writer, 1000)
@@ -88,4 +109,5 @@ def test_stops_delays_and_losses() -> None:
             writer.close()
             read, error, _ = reader.outcome()
             assert (read, type(error).__name__) == (1000, "WriterClosed")
+            assert there.cable.counts().lost > 0
             reader.call("close")

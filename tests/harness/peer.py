@@ -16,7 +16,10 @@ from tests.harness.waiting import PATIENCE, cpu_seconds, until_asleep
 
 METHODS = ("fork", "spawn")
 _ROOT = Path(__file__).parents[2]
-_ENTER = "import sys; from tests.harness.child import main; sys.exit(main())"
+_ENTER = (
+    "import sys; sys.path[:0] = sys.argv[2:]; "
+    "from tests.harness.child import main; sys.exit(main())"
+)
 _live: set["Peer"] = set()
 
 
@@ -157,8 +160,8 @@ def _run_child(
             code = play(link, role, args)
         else:
             os.set_inheritable(link.descriptor(), True)
-            os.chdir(_ROOT)
-            argv = [*command, "-c", _ENTER, str(link.descriptor())]
+            paths = [str(_ROOT), str(_ROOT / "examples")]
+            argv = [*command, "-c", _ENTER, str(link.descriptor()), *paths]
             os.execvp(argv[0], argv)
     finally:
         os._exit(code)

@@ -165,6 +165,7 @@ FORGED: dict[str, list[Any]] = {
     "remote_liveness": [0, -1, "3", None],
     "remote_server_key": ["", "x", " " * 40, 7],
     "remote_reader_keys": [None, 7, ["x"], [7], {"a": "b"}, ["0" * 40] * 3],
+    "relay_of": [5, [1], ["1", "x"], [1, 2], [1, "x", 3]],
     "format_version": [2, 4],
     "serializer": ["json"],
 }

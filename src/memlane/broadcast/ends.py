@@ -148,7 +148,9 @@ class LocalReader:
                 geometry, name, queue_id, RESERVED_CHUNK_BYTES, slot=1 + place
             )
             try:
-                self.native = RingReader(self.segment, handle.local_reader_ranks, codec, place)
+                self.native = RingReader(
+                    self.segment, handle.local_reader_ranks, codec, place, handle.relay_of
+                )
             except BaseException:
                 self.segment.abandon()  # now, and not when the traceback goes
                 raise

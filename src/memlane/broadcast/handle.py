@@ -34,6 +34,7 @@ class Handle:
         remote_server_key: the writer's public key, empty where the network is plaintext; only who
             knows it can begin to speak to the writer.
         remote_reader_keys: the secret keys of all remote readers, or that of one.
+        relay_of: in what a relay gives to the readers of its host, pid and address of the writer.
 
     The keys are left out of its repr.
     """
@@ -50,6 +51,7 @@ class Handle:
     remote_liveness: float = 3.0
     remote_server_key: str = field(default="", repr=False)
     remote_reader_keys: list[str] = field(default_factory=list, repr=False)
+    relay_of: tuple[int, str] | None = None
 
     def to_json(self) -> str:
         """Plain JSON text, for wherever a pickle cannot go."""
@@ -110,6 +112,10 @@ class Handle:
                 )
         elif self.local_reader_ranks:
             raise InvalidArgument("the handle names local readers, but no ring")
+        if self.relay_of is not None:
+            pid, address = self.relay_of
+            if not isinstance(pid, int) or not isinstance(address, str):
+                raise InvalidArgument(f"the handle's relay is of no writer: {self.relay_of!r}")
         if self.remote_subscribe_addr is not None:
             from memlane.broadcast.remote.credentials import check_handle
 

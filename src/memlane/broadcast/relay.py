@@ -120,6 +120,7 @@ class Relay:
             buffer_handle=(len(ranks), max_chunk_bytes, max_chunks, name),
             queue_id=queue_id.hex(),
             serializer=handle.serializer,
+            relay_of=(self.stream.writer_pid, handle.remote_subscribe_addr or ""),
         )
         self._ranks = ranks
         self._codec = _Passing()

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 ACK_DELAY = 0.02
 _MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is in the cache
 ATTACH_SECONDS = 10.0
+_FIRST_CONTACT = 3.0  # however small the bound: a first packet that was lost comes a second later
 _NOW = int(zmq.DONTWAIT)
 _RECONNECT_MS = 50
 _CONNECT_MS = 1000
@@ -119,7 +120,7 @@ class RemoteReader(RemoteEnd):
             (zmq.SNDHWM, 0),
             (zmq.RCVHWM, 0),  # the writer keeps to its window
             (zmq.MAXMSGSIZE, PIECE + MOST_CONTROL),
-            (zmq.HANDSHAKE_IVL, int(1000 * max(self._bound, 3.0))),
+            (zmq.HANDSHAKE_IVL, int(1000 * max(self._bound, _FIRST_CONTACT))),
             (zmq.RECONNECT_IVL, _RECONNECT_MS),
             (zmq.CONNECT_TIMEOUT, _CONNECT_MS),
             (zmq.IPV6, int(self.endpoint.is_ipv6)),
@@ -131,7 +132,7 @@ class RemoteReader(RemoteEnd):
 
     def _attach(self) -> None:
         deadline = time.monotonic() + ATTACH_SECONDS
-        patience = time.monotonic() + self._bound
+        patience = time.monotonic() + max(self._bound, _FIRST_CONTACT)
         while not self._stream.epoch:
             with self._lock:
                 self._receive()

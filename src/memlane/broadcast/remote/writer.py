@@ -223,8 +223,8 @@ class RemoteWriter(RemoteEnd):
         return any(peer.state == "dead" for peer in self.peers)
 
     def raise_death(self) -> None:
-        """ReaderDied until `release_reader`."""
-        for peer in self.peers:
+        """ReaderDied until `release_reader`; of a relay before those who are cut off by that."""
+        for peer in sorted(self.peers, key=lambda peer: peer.via is not None):
             if peer.state == "dead":
                 raise ReaderDied(
                     peer.rank if peer.rank is not None else -1,

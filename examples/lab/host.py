@@ -1,0 +1,36 @@
+"""A host: a network stack and a /dev/shm of its own."""
+
+import os
+import shutil
+
+from .cable import Cable
+from .helper import Helper, Refused
+
+_HOLD = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm && ip link set lo up && echo ready && exec cat"
+
+
+class Host(Helper):
+    """Another host than that of this process, until the end of the `with` block.
+
+    Whoever runs on it keeps it alive; end them first.
+    """
+
+    def __init__(self) -> None:
+        """Start it, with nothing but a loopback; raises `Refused`."""
+        super().__init__("unshare", "--net", "--mount", "sh", "-c", _HOLD)
+        self.command = ("nsenter", f"--target={self.pid}", "--net", "--mount", "--wd", "--")
+        """What follows runs there, in the folder in which this process was when it made the host"""
+
+
+def refusal() -> str:
+    """Return why this machine lets nobody have hosts and cables; empty if it does."""
+    if os.geteuid() != 0:
+        return "only root can make network namespaces"
+    for command in ("unshare", "nsenter", "ip"):
+        if shutil.which(command) is None:
+            return f"there is no {command} command"
+    try:
+        with Host() as host, Cable(None, host):
+            return ""
+    except Refused as error:
+        return f"network namespaces are refused: {error}"

@@ -1,0 +1,49 @@
+"""The demo on two hosts, run for real as a stranger with root would."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examples.demo import PROMPTS, environment, write_prompts
+from tests.harness import network_refusal, unshare_refusal
+
+
+def run(*arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-m", "engine.hosts", *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(network_refusal()), reason=network_refusal())
+def test_two_hosts(tmp_path: Path) -> None:
+    """Equal tokens, also over a pause; behind the bound everybody says who is gone, and goes."""
+    finished = run("--tokens", "6", "--prompts", write_prompts(tmp_path, PROMPTS))
+    said = finished.stdout
+    assert (finished.returncode, finished.stderr) == (0, ""), said + finished.stderr
+    scheduler = re.search(r"scheduler \(pid (\d+)\)", said)
+    workers = dict(re.findall(r"(\d) \(pid (\d+)\)[,: ]", said.partition("cable")[0]))
+    assert scheduler is not None
+    assert list(workers) == ["1", "2", "3", "4"]
+    assert said.count("single process      the same tokens\n") == 2
+    assert re.search(r"recovered +one step took [1-9]", said)
+    assert re.search(rf"raises +after [34]\.\d s: worker 3 \(pid {workers['3']}\) died: Writ", said)
+    assert re.search(rf"ReaderDied +reader 3 \(pid {workers['3']}\) died at 198\.18\.\d+\.2:", said)
+    for rank in "34":
+        whom = rf"the writer \(pid {scheduler[1]}\) died at tcp://198\.18\."
+        assert re.search(rf"worker {rank} says +worker {rank} leaves: {whom}", said)
+    assert "left by themselves, with exit codes [0, 0, 1, 1]" in said
+    assert "nothing left of 3 segments" in said
+    assert re.search(r"/dev/shm of host 2 +empty\n +host 2 +gone, with its cable\n$", said)
+    for pid in (scheduler[1], *workers.values()):
+        assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+def test_who_is_not_root_is_told() -> None:
+    finished = run(before=("unshare", "--user"))
+    assert (finished.returncode, finished.stdout) == (1, "")
+    (line,) = finished.stderr.splitlines()
+    assert line == "engine: no two hosts on this machine: only root can make network namespaces"

@@ -1,0 +1,179 @@
+"""Hosts and cables: what a cable does to frames, and that nothing of it is ever left."""
+
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import lab
+from tests.harness import PATIENCE, Link, Neighbour, neighbour, network_refusal, start, until
+
+pytestmark = pytest.mark.skipif(bool(network_refusal()), reason=network_refusal())
+
+ECHO = """
+import socket, sys
+end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+end.bind((sys.argv[1], 4000))
+print("ready", flush=True)
+while True:
+    end.sendto(*end.recvfrom(100))
+"""
+
+
+SPEAK = """
+import socket, sys
+end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+end.bind((sys.argv[1], 0))
+end.sendto(b"hello", (sys.argv[2], 4000))
+print(end.recv(100).decode(), end="")
+"""
+
+
+@contextmanager
+def echo(there: Neighbour) -> Iterator[socket.socket]:
+    """A socket whose datagrams the neighbour sends back."""
+    command = [*there.command, "-c", ECHO, there.there]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end,
+    ):
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+            end.connect((there.there, 4000))
+            yield end
+        finally:
+            server.kill()
+
+
+def received(end: socket.socket, patience: float = 0.05) -> list[int]:
+    """The numbers that come back, until nothing has come for so many seconds."""
+    numbers: list[int] = []
+    while select.select([end], [], [], patience)[0]:
+        numbers += struct.unpack("q", end.recv(100))
+    return numbers
+
+
+def send(end: socket.socket, numbers: range) -> None:
+    for number in numbers:
+        end.send(struct.pack("q", number))
+
+
+def test_a_cable_delays() -> None:
+    """Each way; and what is drawn to arrive sooner than what was sent before it waits for that."""
+    with neighbour() as there, echo(there) as end:
+        there.cable.set(delay_ms=20)
+        sent = time.monotonic()
+        send(end, range(1))
+        assert received(end, patience=1.0) == [0]
+        # Who has the address is asked, and answered, first: also by the other.
+        assert time.monotonic() - 1.0 - sent >= 4 * 0.02
+        there.cable.set(jitter_ms=5)
+        send(end, range(50))
+        assert received(end) == list(range(50))
+
+
+def test_a_cable_loses() -> None:
+    """So much of all, drawn and not because of a queue; the rest comes in order."""
+    with neighbour() as there, echo(there) as end:
+        send(end, range(1))
+        assert received(end) == [0]
+        there.cable.set(loss_percent=10, jitter_ms=1)
+        before = there.cable.counts()
+        back: list[int] = []
+        for first in range(0, 1000, 50):
+            send(end, range(first, first + 50))
+            back += received(end, 0.02)
+        assert back == sorted(set(back))
+        assert 700 < len(back) < 900  # 810 on average
+        lost = there.cable.counts().lost - before.lost
+        assert 1000 - len(back) == pytest.approx(lost, abs=5)  # some frames are no datagrams
+
+
+def test_a_cable_is_pulled_and_plugged() -> None:
+    """What is on its way is lost, too."""
+    with neighbour() as there, echo(there) as end:
+        there.cable.set(delay_ms=40)
+        send(end, range(1))
+        assert received(end, 0.4) == [0]
+        send(end, range(1, 2))
+        time.sleep(0.02)  # it is in the cable now
+        there.pull()
+        there.plug()
+        send(end, range(2, 3))
+        assert received(end, 0.2) == [2]
+        there.pull()
+        send(end, range(3, 4))
+        assert received(end, 0.2) == []
+        there.plug()
+        send(end, range(4, 5))
+        assert received(end, 0.2) == [4]
+
+
+def test_hosts_do_not_share_memory() -> None:
+    """Nor does a cable need this host: here it connects two others."""
+    with lab.Host() as one, lab.Host() as other, lab.Cable(one, other) as cable:
+        for host in (one, other):
+            subprocess.run([*host.command, "touch", f"/dev/shm/of-{host.pid}"], check=True)
+            seen = subprocess.run([*host.command, "ls", "/dev/shm"], capture_output=True, text=True)
+            assert seen.stdout == f"of-{host.pid}\n"
+            assert not Path(f"/dev/shm/of-{host.pid}").exists()
+        command = [*other.command, sys.executable, "-c", ECHO, cable.addresses[1]]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+            speak = [*one.command, sys.executable, "-c", SPEAK, *cable.addresses]
+            heard = subprocess.run(speak, capture_output=True, check=True, timeout=PATIENCE)
+            server.kill()
+        assert heard.stdout == b"hello"
+
+
+def owner(link: Link) -> None:
+    """Role: somebody with a host, who never says goodbye."""
+    before = socket.if_nameindex()
+    with lab.Host() as host, lab.Cable(None, host) as cable:
+        number = int(cable.addresses[0].split(".")[2])
+        device = socket.if_nametoindex(f"cable{number}")
+        assert device not in dict(before)
+        link.tell((device, host.pid, cable.pid))
+        link.hear()
+
+
+def test_nothing_is_left_of_who_is_killed() -> None:
+    peer = start(owner)
+    device, *helpers = peer.hear()
+    assert device in dict(socket.if_nameindex())
+    assert not any(map(is_gone, helpers))
+    peer.kill()
+    until(lambda: device not in dict(socket.if_nameindex()), "the device is gone")
+    until(lambda: all(map(is_gone, helpers)), "its processes are gone")
+
+
+def is_gone(pid: int) -> bool:
+    """Or dead, and not yet reaped by us, to whom orphans come."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert lab.refusal() == "only root can make network namespaces"
+
+
+def test_what_is_refused_is_told() -> None:
+    """By the program that would have been the cable; there is no network of process 0."""
+    with lab.Host() as host:
+        host_that_is_gone = lab.Host()
+        host_that_is_gone.close()
+        with pytest.raises(lab.Refused, match=r"no cable: .*No such file"):
+            lab.Cable(host, host_that_is_gone)
