@@ -6,20 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from memlane import Handle, MessageQueue
-from memlane.broadcast.relay import relaying_reader
-from tests.harness import PATIENCE, Aside
+from memlane import MessageQueue
+from tests.harness import PATIENCE, Aside, until
+from tests.queues import segments
 from tests.remotes import remote_writer
 
 _ACKNOWLEDGED = struct.Struct("120xQ")  # tcpi_bytes_acked of `struct tcp_info` (linux/tcp.h)
-
-
-def relaying(handle: Handle, ranks: list[int], chunks: tuple[int, int] = (4096, 4)) -> MessageQueue:
-    """The first of the ranks, which relays to all of them."""
-    made = relaying_reader(handle, ranks[0], ranks, *chunks)
-    queue = MessageQueue.__new__(MessageQueue)
-    queue._setup(made.handle, made.geometry, None, made)
-    return queue
 
 
 @contextmanager
@@ -27,20 +19,34 @@ def relayed_queue(
     n_readers: int = 3, handle: Any = None, **options: Any
 ) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
     """A writer and readers that all get their messages through the first of them."""
-    ranks = list(range(n_readers))
+    before = segments()
     with ExitStack() as stack:
-        writer = stack.enter_context(remote_writer(n_readers, **options))
-        writer._writer.relay_through(0, ranks)  # type: ignore[union-attr]
-        exported = writer.export_handle(0)
-        readers = [relaying(exported if handle is None else handle(exported), ranks)]
-        stack.callback(readers[0].close)
-        for rank in ranks[1:]:
-            readers.append(MessageQueue.create_from_handle(readers[0].handle, rank))
+        writer = stack.enter_context(remote_writer(n_readers, relay=True, **options))
+        readers: list[MessageQueue] = []
+        for rank in range(n_readers):
+            exported = writer.export_handle(rank)
+            exported = exported if handle is None else handle(exported)
+            readers.append(MessageQueue.create_from_handle(exported, rank))
             stack.callback(readers[-1].close)
         ready = [Aside(end.wait_until_ready, PATIENCE) for end in (writer, *readers)]
         for each in ready:
             each.result()
+        assert connections_of(writer) == 1
+        until(lambda: segments() == before, "the name of the ring has gone")
         yield writer, readers
+
+
+def connections_of(writer: MessageQueue) -> int:
+    """How many streams of messages it sends."""
+    peers = writer._writer.remote.peers  # type: ignore[union-attr]
+    return sum(peer.connection is not None for peer in peers)
+
+
+def relay_of(writer: MessageQueue) -> int:
+    """The rank of the one reader that relays."""
+    peers = writer._writer.remote.peers  # type: ignore[union-attr]
+    (relay,) = {peer.via.rank for peer in peers if peer.via is not None}
+    return relay
 
 
 def bytes_sent(writer: MessageQueue) -> int:

@@ -17,7 +17,6 @@ from typing import Any
 
 from benchmarks.machine import describe
 from memlane import Handle, MessageQueue
-from memlane.broadcast.relay import relaying_reader
 
 FORK = multiprocessing.get_context("fork")
 READERS_PER_HOST = 8
@@ -81,14 +80,11 @@ def relay_delay(messages: int) -> float:
 
     def one_way(*, relayed: bool) -> float:
         with ExitStack() as stack:
-            writer = stack.enter_context(MessageQueue(1, 0, connect_ip="127.0.0.1"))
-            handle = writer.export_handle(0)
-            if relayed:
-                made = relaying_reader(handle, 0, [0], 1 << 16, 10)
-                reader = MessageQueue.__new__(MessageQueue)
-                reader._setup(made.handle, made.geometry, None, made)
-            else:
-                reader = MessageQueue.create_from_handle(handle, 0)
+            writer = stack.enter_context(
+                MessageQueue(2, 0, max_chunk_bytes=1 << 16, connect_ip="127.0.0.1", relay=relayed)
+            )
+            writer.release_reader(1)
+            reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
             stack.callback(reader.close)
             reader.wait_until_ready(timeout=60)
             times: list[float] = []

@@ -114,6 +114,8 @@ void bind_broadcast(nb::module_& m) {
         .def("begin_write", &Writer::begin_write, "timeout"_a.none(),
              nb::sig("def begin_write(self, timeout: float | None) -> memoryview"), "The next chunk, free to be filled by hand.")
         .def("end_write", &Writer::end_write, "publish"_a)
+        .def("wait_until_read", &Writer::wait_until_read, "position"_a, "timeout"_a.none(),
+             "Whether every reader has finished with the message at `position` by then.")
         .def("wait_until_ready", &Writer::wait_until_ready, "timeout"_a.none())
         .def("blocking_slots", &Writer::blocking_slots, "The readers that keep the next chunk from being free.")
         .def("release_reader", &Writer::release_reader, "reader"_a,

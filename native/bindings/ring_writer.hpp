@@ -65,6 +65,21 @@ public:
         core().publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
     }
 
+    // False if it lasts longer.
+    bool wait_until_read(std::uint64_t position, nb::handle timeout) {
+        const Call call(*this);
+        if (position >= core().position()) raise_error("InvalidArgument", "that message was not sent yet");
+        const os::Deadline deadline = deadline_of(timeout);
+        Interruption look(self(), core().segment(), "chunk");
+        const core::Outcome outcome = [&] {
+            const WithoutGil no_gil;
+            return core().wait_until_read(position, deadline, look);
+        }();
+        if (outcome.status == core::Status::timed_out) return false;
+        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
+        return true;
+    }
+
     void wait_until_ready(nb::handle timeout) {
         const Call call(*this);
         core().look_at_next_begin();

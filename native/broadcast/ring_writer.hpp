@@ -69,6 +69,12 @@ public:
         return start(bytes);
     }
 
+    // Waits until every reader has finished with the message at `position`, one of those published.
+    template <class Look>
+    core::Outcome wait_until_read(std::uint64_t position, os::Deadline deadline, Look&& look) {
+        return wait_for_readers([&] { return is_over(position); }, deadline, look);
+    }
+
     // After begin(): writes a message that does not fit the chunk behind the ring. `write(offset)` returns 0 or an
     // errno. While space is short it waits for older turns; ShmExhausted if there are none to wait for.
     template <class Write, class Look>

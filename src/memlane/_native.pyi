@@ -144,6 +144,11 @@ class RingWriter:
         """The next chunk, free to be filled by hand."""
 
     def end_write(self, publish: bool) -> None: ...
+    def wait_until_read(self, position: int, timeout: object | None) -> bool:
+        """
+        Whether every reader has finished with the message at `position` by then.
+        """
+
     def wait_until_ready(self, timeout: object | None) -> None: ...
     def blocking_slots(self) -> list[int]:
         """The readers that keep the next chunk from being free."""

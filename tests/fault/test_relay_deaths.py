@@ -1,6 +1,7 @@
 """Deaths and stops behind a relay, in real processes on a host of their own.
 
 The other host is a mount namespace with a /dev/shm of its own, in which a process forks the ranks.
+Whichever attaches first relays.
 """
 
 import os
@@ -30,6 +31,7 @@ from tests.harness import (
     until,
 )
 from tests.queues import BOUND, fill, segments
+from tests.relays import relay_of
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 RANKS = [1, 2, 3]
@@ -65,8 +67,10 @@ def host(link: Link, port: int) -> None:
 class Elsewhere:
     """The readers of the other host."""
 
-    def __init__(self, peer: Peer, pids: dict[int, int]) -> None:
+    def __init__(self, peer: Peer, pids: dict[int, int], writer: MessageQueue) -> None:
         self.peer, self.pids = peer, pids
+        self.relay = relay_of(writer)
+        self.behind = [rank for rank in RANKS if rank != self.relay]
 
     def call(self, rank: int, call: str, *arguments: Any) -> Any:
         self.peer.tell((rank, call, *arguments))
@@ -90,7 +94,7 @@ def two_hosts() -> Iterator[tuple[MessageQueue, Elsewhere]]:
         there = start(host, group.port, method="spawn", command=private_shm("64m"))
         writer = making.result()
         assert segments() == before
-        elsewhere = Elsewhere(there, there.hear())
+        elsewhere = Elsewhere(there, there.hear(), writer)
         yield writer, elsewhere
         writer.close()
         there.tell(None)
@@ -107,14 +111,15 @@ def send(writer: MessageQueue, there: Elsewhere, message: object, ranks: list[in
 def test_a_killed_reader() -> None:
     """The writer names it within a second; the others there go on."""
     with two_hosts() as (writer, there):
-        killed = there.kill(3)
+        dead, alive = there.behind
+        killed = there.kill(dead)
         with pytest.raises(ReaderDied) as caught:
-            until(lambda: send(writer, there, "meanwhile", [1, 2]))
+            until(lambda: send(writer, there, "meanwhile", [there.relay, alive]))
         assert time.monotonic() - killed < BOUND + 1.0  # the calls above take their time
-        assert (caught.value.rank, caught.value.pid) == (3, there.pids[3])
-        writer.release_reader(3)
+        assert (caught.value.rank, caught.value.pid) == (dead, there.pids[dead])
+        writer.release_reader(dead)
         writer.enqueue("after", PATIENCE)
-        for rank in (1, 2):
+        for rank in (there.relay, alive):
             while there.call(rank, "dequeue", PATIENCE) != "after":
                 pass
 
@@ -122,8 +127,9 @@ def test_a_killed_reader() -> None:
 def test_a_killed_reader_of_an_idle_writer() -> None:
     """The relay looks at its readers also when nothing is sent."""
     with two_hosts() as (writer, there):
-        killed = there.kill(2)
-        until(lambda: [r.rank for r in writer.statistics().readers if r.state == "dead"] == [2])
+        dead = there.behind[0]
+        killed = there.kill(dead)
+        until(lambda: [r.rank for r in writer.statistics().readers if r.state == "dead"] == [dead])
         assert time.monotonic() - killed < BOUND + 1.0
 
 
@@ -133,14 +139,14 @@ def test_a_killed_relay() -> None:
         writer.enqueue("before", PATIENCE)
         for rank in RANKS:
             assert there.call(rank, "dequeue", PATIENCE) == "before"
-        there.kill(1)
-        for rank in (2, 3):
-            with pytest.raises(WriterDied, match=rf"or its relay here \(pid {there.pids[1]}\) did"):
+        there.kill(there.relay)
+        for rank in there.behind:
+            with pytest.raises(WriterDied, match=rf"or its relay here \(pid {there.pids[there.relay]}\) did"):
                 there.call(rank, "dequeue", PATIENCE)
         until(lambda: all(row.state == "dead" for row in writer.statistics().readers))
         with pytest.raises(ReaderDied, match="its connection ended") as caught:
             writer.enqueue("nobody there", PATIENCE)
-        assert (caught.value.rank, caught.value.pid) == (1, there.pids[1])  # and not whom it served
+        assert (caught.value.rank, caught.value.pid) == (there.relay, there.pids[there.relay])  # and not whom it served
         for rank in RANKS:
             writer.release_reader(rank)
         writer.enqueue("nobody there", PATIENCE)
@@ -149,26 +155,28 @@ def test_a_killed_relay() -> None:
 def test_a_stopped_reader() -> None:
     """It is not dead: the writer waits, and says for whom."""
     with two_hosts() as (writer, there):
-        os.kill(there.pids[2], signal.SIGSTOP)
+        stopped, other = there.behind
+        os.kill(there.pids[stopped], signal.SIGSTOP)
         sent = fill(writer)
-        for rank in (1, 3):  # as far ahead of it as the relay's ring lets them
+        for rank in (there.relay, other):  # as far ahead of it as the relay's ring lets them
             for number in range(SMALL[1]):
                 assert there.call(rank, "dequeue", PATIENCE) == number
-        with pytest.raises(TimeoutError, match=r"for reader 2 \(pid \d+ at .*reader 1's relay"):
+        words = rf"for reader {stopped} \(pid \d+ at .*reader {there.relay}'s relay"
+        with pytest.raises(TimeoutError, match=words):
             until(lambda: writer.enqueue("more", 0.5))
-        os.kill(there.pids[2], signal.SIGCONT)
+        os.kill(there.pids[stopped], signal.SIGCONT)
         for number in range(sent):
-            assert there.call(2, "dequeue", PATIENCE) == number
+            assert there.call(stopped, "dequeue", PATIENCE) == number
 
 
 def test_a_reader_that_waits() -> None:
     """It tells the relay that it waits for from the writer whom that waits for."""
     with two_hosts() as (_, there):
         relay, writer = (
-            rf"the relay \(pid {there.pids[1]}, .*\)",
+            rf"the relay \(pid {there.pids[there.relay]}, .*\)",
             rf"the writer \(pid {os.getpid()} at",
         )
-        for rank in (1, 2):
+        for rank in (there.relay, there.behind[0]):
             with pytest.raises(TimeoutError, match=f"for {relay} of {writer}"):
                 there.call(rank, "dequeue", 0.1)
 

@@ -1,6 +1,7 @@
 """Readers of one remote host: one of them receives for all."""
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,12 @@ import pytest
 
 from memlane import CorruptMessage, MessageQueue, WriterClosed
 from memlane.broadcast import grouping
-from memlane.broadcast.remote import attending, wire
+from memlane.broadcast.remote import hosts, wire
 from memlane.broadcast.remote.wire import ReportRow
-from tests.groups import groups_of, on_ranks, queues_over
+from tests.groups import groups_of, queues_over
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import refuses, segments
-from tests.relays import bytes_sent, relayed_queue
+from tests.relays import bytes_sent, connections_of, relayed_queue
 from tests.remotes import Cable, remote_queue, remote_writer
 
 LARGE = np.arange(300_000, dtype=np.int32)
@@ -199,22 +200,22 @@ def test_connection_that_comes_back() -> None:
     "row",
     [
         ReportRow(7, 1, "dead", 0),
+        ReportRow(-1, 1, "dead", 0),
         ReportRow(2, 1, "dead", 0),
         ReportRow(1, 1, "running", 1000),
     ],
 )
 def test_reports_that_cannot_be(row: ReportRow) -> None:
     """A relay speaks for the readers that the writer has put behind it, and of what was sent."""
-    with (
-        remote_writer(3) as writer,
-        MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader,
-    ):
-        writer._writer.relay_through(0, [0, 1])  # type: ignore[union-attr]
+    with remote_writer(3, relay=True) as writer, ExitStack() as stack:
+        for rank in (0, 1):
+            reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
+            stack.callback(reader.close)
         remote = writer._writer.remote  # type: ignore[union-attr]
+        name, ring_id = remote.peers[0].ring
         with remote._lock, refuses(CorruptMessage):
-            attending._note_report(remote, remote.peers[0], wire.Report([row]))
-        assert [r.state for r in writer.statistics().readers] == ["running", "absent", "absent"]
-        reader.close()
+            hosts.note_report(remote, remote.peers[0], wire.Report(name, ring_id, [row]))
+        assert [r.state for r in writer.statistics().readers] == ["running", "running", "absent"]
 
 
 def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,29 +227,14 @@ def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     with groups_of("tcp", 4) as groups:
         for relay, connections in (True, 1), (False, 3):
             with queues_over(groups, 2, relay=relay, connect_ip="127.0.0.1") as queues:
-                assert segments() == before
-                peers = queues[2]._writer.remote.peers
-                assert sum(peer.connection is not None for peer in peers) == connections
+                until(lambda: segments() == before)
+                assert connections_of(queues[2]) == connections
                 queues[2].enqueue("hello")
                 for rank in (0, 1, 3):
                     assert queues[rank].dequeue(PATIENCE) == "hello"
                 rows = queues[2].statistics().readers
                 assert {row.rank for row in rows} == {0, 1, 3}
     assert segments() == before
-
-
-def test_hosts_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who shares memory with whom is tried by all at once; a host of one needs no relay."""
-    from memlane.groups import collectives_of
-
-    def hosts(group: Any) -> Any:
-        with collectives_of(group, PATIENCE) as call:
-            return grouping._hosts_of(call, [1, 2, 3])
-
-    with groups_of("tcp", 4) as groups:
-        assert on_ranks(hosts, groups) == [{1: [1, 2, 3]}] * 4
-        monkeypatch.setattr(grouping, "_is_here", lambda _name: False)
-        assert on_ranks(hosts, groups) == [{}] * 4
 
 
 def test_idle_relay_sleeps() -> None:

@@ -109,7 +109,7 @@ def knocking(handle: Handle, secret: str | None, server_key: str) -> Iterator[zm
 
 
 def hello(handle: Handle, rank: int = 1, token: str = "") -> bytes:
-    body = wire.Hello(handle.queue_id, rank, 1, b"s" * 16, token, 0, 0, 0)
+    body = wire.Hello(handle.queue_id, rank, 1, b"s" * 16, token, 0, 0, 0, "")
     return wire.control(wire.Header(wire.What.HELLO, 0), body)
 
 

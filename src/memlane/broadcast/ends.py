@@ -16,6 +16,7 @@ from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane._segments import name_of
 from memlane._serialization import Codec, codec_of
 from memlane.broadcast.blocks import ViewBlock, read_block, write_block
+from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.statistics import QueueStatistics, queue_statistics
 from memlane.errors import Closed, InvalidArgument, RankTaken
 
@@ -65,9 +66,9 @@ class ReaderEnd(End, Protocol):
     @property
     def receive(self) -> Callable[[float | None, threading.Event | None], Any]: ...
     @property
-    def place(self) -> int: ...
-    @property
     def rank(self) -> int: ...
+    @property
+    def geometry(self) -> RingGeometry | None: ...
     def view(
         self, owner: object, timeout: float | None, cancel: threading.Event | None
     ) -> AbstractContextManager[Any]: ...
@@ -135,12 +136,16 @@ class LocalWriter:
 class LocalReader:
     """A reader of a ring."""
 
-    socket = None
+    socket: zmq.Socket[bytes] | None = None
 
-    def __init__(self, geometry: RingGeometry, name: str, handle: Handle, rank: int) -> None:
-        """The segment `name`, joined, and reader `rank`'s end of it. Fails whole."""
-        self.rank = rank
-        place = handle.local_reader_ranks.index(rank)
+    def __init__(self, handle: Handle, place: int) -> None:
+        """The handle's ring, joined, and the end of the reader that has `place`. Fails whole."""
+        if handle.buffer_handle is None:
+            raise no_such_reader(place, [])
+        *numbers, name = handle.buffer_handle
+        geometry = ring_geometry(*numbers)
+        self.rank = rank = handle.local_reader_ranks[place]
+        self.geometry: RingGeometry | None = geometry
         codec = codec_of(handle.serializer)
         queue_id = bytes.fromhex(handle.queue_id)
         try:
@@ -165,10 +170,6 @@ class LocalReader:
     @property
     def position(self) -> int:
         return self.native.position
-
-    @property
-    def place(self) -> int:
-        return self.native.place
 
     def statistics(self) -> QueueStatistics:
         return queue_statistics(self.native)

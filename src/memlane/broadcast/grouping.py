@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from memlane._checks import integer_from, segment_name
 from memlane.broadcast.handle import Handle
@@ -13,7 +13,6 @@ from memlane.errors import InvalidArgument, SegmentMissing, SegmentRefused
 from memlane.groups import collectives_of
 
 if TYPE_CHECKING:
-    from memlane.broadcast.network import NetworkWriter
     from memlane.broadcast.queue import MessageQueue
     from memlane.groups.collectives import Collectives
 
@@ -60,15 +59,14 @@ def create_from_process_group(
 
     All ranks call it, with the same arguments; it returns when the queue is ready on all of them.
     Readers that see the writer's /dev/shm attach to its memory, the others over TCP: of those on
-    one host only the first, which passes everything on through that host's memory.
+    one host only the first gets a stream, and passes it on through that host's memory.
 
     Args:
         pg: as for `in_the_same_node_as`.
         max_chunk_bytes, max_chunks: as for `MessageQueue`, like all `options`.
         writer_rank: a position in the group; a reader's rank is its position, too.
         timeout: seconds for the whole call.
-        relay: False for a connection from every remote reader. A relay lives in the process of
-            its host's first reader and ends with it: to the others it is as if the writer died.
+        relay: as for `MessageQueue`, but True if it is not given.
 
     Raises:
         RankMissing: it names the ranks that did not come in time.
@@ -85,76 +83,31 @@ def create_from_process_group(
         is_local = _same_node(group, writer)
         readers = [rank for rank in range(group.size) if rank != writer]
         local = [rank for rank in readers if is_local[rank]]
-        remote = [rank for rank in readers if not is_local[rank]]
-        hosts = _hosts_of(group, remote) if relay and len(remote) > 1 else {}
         ends: list[MessageQueue] = []
 
-        def keep(queue: MessageQueue) -> MessageQueue:
+        def keep(queue: MessageQueue) -> None:
             failing.callback(queue.close)
             ends.append(queue)
-            return queue
 
         def make() -> list[str]:
             numbers = (len(readers), len(local), local, max_chunk_bytes, max_chunks)
-            queue = keep(MessageQueue(*numbers, **options))
-            for leader, ranks in hosts.items():
-                cast("NetworkWriter", queue._writer).relay_through(leader, ranks)
+            queue = MessageQueue(*numbers, relay=relay, **options)
+            keep(queue)
             return [
                 "" if rank == writer else queue.export_handle(rank).to_json()
                 for rank in range(group.size)
             ]
 
-        def attach() -> str | None:
-            """The relays' handles for who is behind them."""
-            ranks = _of_host(hosts, group.rank)
-            if group.rank == writer or (ranks and group.rank != ranks[0]):
-                return None
-            handle = Handle.from_json(text)
-            if not ranks:
-                keep(MessageQueue.create_from_handle(handle, group.rank))
-                return None
-            from memlane.broadcast.relay import relaying_reader
-
-            made = relaying_reader(handle, group.rank, ranks, max_chunk_bytes, max_chunks)
-            queue = MessageQueue.__new__(MessageQueue)
-            queue._setup(made.handle, made.geometry, None, made)
-            return keep(queue).handle.to_json()
-
-        def attach_behind() -> None:
-            ranks = _of_host(hosts, group.rank)
-            if ranks and group.rank != ranks[0]:
-                handle = Handle.from_json(relays[ranks[0]])
-                keep(MessageQueue.create_from_handle(handle, group.rank))
+        def attach() -> None:
+            if group.rank != writer:
+                keep(MessageQueue.create_from_handle(Handle.from_json(text), group.rank))
 
         text = group.scatter(writer, make)
-        relays = group.gather(attach)
-        if hosts:
-            group.gather(attach_behind)
+        group.gather(attach)
         # Together, or a writer that closes at once would close before all have heard of it.
         group.gather(lambda: ends[0].wait_until_ready(group.deadline.timeout_left()))
         failing.pop_all()
         return ends[0]
-
-
-def _of_host(hosts: dict[int, list[int]], rank: int) -> list[int]:
-    """The ranks that share a relay with this one, the relay's first; none without a relay."""
-    return next((ranks for ranks in hosts.values() if rank in ranks), [])
-
-
-def _hosts_of(group: Collectives, remote: list[int]) -> dict[int, list[int]]:
-    """Which of the remote ranks share memory with each other: by the first, if they are several."""
-    with ExitStack() as probing:
-        is_remote = group.rank in remote
-        names = group.gather(
-            lambda: probing.enter_context(ShmRingBuffer(1, 1, 1)).handle()[3] if is_remote else None
-        )
-        seen = group.gather(
-            lambda: [rank for rank in remote if is_remote and _is_here(names[rank])]
-        )
-    hosts: dict[int, list[int]] = {}
-    for rank in remote:
-        hosts.setdefault(min(seen[rank], default=rank), []).append(rank)
-    return {leader: ranks for leader, ranks in hosts.items() if leader in ranks and len(ranks) > 1}
 
 
 def _checked_rank(name: str, rank: object, group: Collectives) -> int:

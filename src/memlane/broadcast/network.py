@@ -11,7 +11,6 @@ from memlane._native import Encoder
 from memlane._serialization import Codec, codec_of
 from memlane.broadcast.blocks import write_block
 from memlane.broadcast.ends import LocalWriter
-from memlane.broadcast.remote import attending
 from memlane.broadcast.remote.end import deadline_of, remaining
 from memlane.broadcast.remote.joining import attach
 from memlane.broadcast.remote.message import decode
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import zmq
 
     from memlane._native import RingGeometry, RingSegment
+    from memlane.broadcast.ends import ReaderEnd
     from memlane.broadcast.handle import Handle
 
 
@@ -48,13 +48,13 @@ class NetworkWriter:
         local_ranks: list[int],
         options: RemoteOptions,
         queue_id: str,
-        max_chunk_bytes: int,
+        geometry: RingGeometry,
     ) -> None:
         self._local = local
-        self._max_chunk_bytes = max_chunk_bytes
+        self._max_chunk_bytes = geometry.max_chunk_bytes
         self._encoder = Encoder(codec_of(options.serializer))
         self.segment: RingSegment | None = None
-        self.remote = RemoteWriter(n_remote, local_ranks, options, queue_id)
+        self.remote = RemoteWriter(n_remote, local_ranks, options, queue_id, geometry)
         if local is not None and local.segment is not None:
             self.segment = local.segment
             self.remote.live_beside(self._absent_here, self._find_dead_here, self._tell_here)
@@ -129,11 +129,6 @@ class NetworkWriter:
         else:
             self.remote.release_reader(rank)
 
-    def relay_through(self, rank: int, ranks: list[int]) -> None:
-        """Nothing is sent to `ranks` but by reader `rank`, one of them, which tells of them all."""
-        with self.remote._lock:
-            attending.relay_through(self.remote, rank, ranks)
-
     def secrets_for(self, rank: int | None) -> list[str]:
         if self._local is not None and rank in self._local.native.ranks:
             return []
@@ -199,9 +194,7 @@ def writer_with_remote_readers(
         queue_id = bytes.fromhex(handle.queue_id)
         local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes)
     try:
-        writer = NetworkWriter(
-            local, n_remote, ranks, checked, handle.queue_id, geometry.max_chunk_bytes
-        )
+        writer = NetworkWriter(local, n_remote, ranks, checked, handle.queue_id, geometry)
     except BaseException:
         if local is not None:
             local.abandon()
@@ -216,17 +209,33 @@ def writer_with_remote_readers(
     return writer
 
 
+def remote_reader(handle: Handle, rank: int) -> ReaderEnd:
+    """Reader `rank`: by a connection of its own, or from its host's ring, which it may have to
+    fill. Fails whole."""
+    remote = attach(handle, rank)
+    try:
+        if remote.ring is not None:
+            from memlane.broadcast.relay import share_ring
+
+            end = share_ring(remote, handle)
+            if end is not None:
+                return end
+        return NetworkReader(remote, codec_of(handle.serializer))
+    except BaseException:
+        remote.abandon()
+        raise
+
+
 class NetworkReader:
     """A reader on another host than its writer."""
 
-    segment = None
+    segment = geometry = None
     position = 0
-    place = -1
 
-    def __init__(self, handle: Handle, rank: int) -> None:
-        self.rank = rank
-        self._codec = codec_of(handle.serializer)
-        self.remote = attach(handle, rank, RemoteReader)
+    def __init__(self, remote: RemoteReader, codec: Codec) -> None:
+        self.rank = remote.rank
+        self.remote = remote
+        self._codec = codec
         self.wait_until_ready = self.remote.wait_until_ready
         self.check = self.remote.check
         self.close = self.remote.close

@@ -52,6 +52,8 @@ class MessageQueue:
             cannot be reached is dead. Stopped is not unreachable.
         listen_on_all: listen on all interfaces, and not on `connect_ip` only.
         insecure_network: neither encrypt nor prove who is who; needs serializer="msgpack".
+        relay: the first remote reader of a host passes the messages on to the others there, through
+            that host's memory. When its process ends, to them it is as if the writer died.
 
     Raises:
         InvalidArgument: negative counts, more local readers than readers, ranks that do not fit,
@@ -82,6 +84,7 @@ class MessageQueue:
         remote_liveness: float = 3.0,
         listen_on_all: bool = False,
         insecure_network: bool = False,
+        relay: bool = False,
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0)
         local = integer_from("n_local_reader", n_local_reader, 0)
@@ -120,6 +123,7 @@ class MessageQueue:
                 window_bytes=remote_window_bytes,
                 liveness=remote_liveness,
                 insecure=insecure_network,
+                relay=relay,
             ),
             None,
         )
@@ -144,18 +148,15 @@ class MessageQueue:
         handle.validate()
         end: ReaderEnd
         if rank in handle.local_reader_ranks and handle.buffer_handle is not None:
-            *numbers, name = handle.buffer_handle
-            geometry = ring_geometry(*numbers)
-            end = LocalReader(geometry, name, handle, rank)
+            end = LocalReader(handle, handle.local_reader_ranks.index(rank))
         elif handle.remote_subscribe_addr is not None:
-            from memlane.broadcast.network import NetworkReader
+            from memlane.broadcast.network import remote_reader
 
-            geometry = None
-            end = NetworkReader(handle, rank)
+            end = remote_reader(handle, rank)
         else:
             raise no_such_reader(rank, handle.local_reader_ranks)
         queue = MessageQueue.__new__(MessageQueue)
-        queue._setup(handle, geometry, None, end)
+        queue._setup(handle, end.geometry, None, end)
         return queue
 
     create_from_process_group = staticmethod(create_from_process_group)
@@ -217,7 +218,8 @@ class MessageQueue:
     @property
     def local_reader_rank(self) -> int:
         """This reader's place in `local_reader_ranks`, -1 on the writer and on remote readers."""
-        return -1 if self._reader is None else self._reader.place
+        ranks, reader = self.handle.local_reader_ranks, self._reader
+        return -1 if reader is None or reader.rank not in ranks else ranks.index(reader.rank)
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when the writer and all readers have attached.

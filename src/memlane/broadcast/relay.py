@@ -5,7 +5,7 @@ they are, undecoded, and puts them into a ring of its own, in this host's memory
 readers of the host read, that one included. It acknowledges nothing itself: it tells the writer,
 for each reader behind it, who it is, whether it lives, and what it has taken. So the writer's
 window covers the whole way, and whoever lags or dies is named by the writer as if it was connected
-itself.
+itself. Who relays, the writer decides (`remote/hosts.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any
-
-import zmq
+from typing import TYPE_CHECKING
 
 from memlane._failures import participant
 from memlane._native import Encoder, Outgoing
@@ -25,16 +24,22 @@ from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.ends import LocalReader, LocalWriter
 from memlane.broadcast.handle import Handle
-from memlane.broadcast.remote.end import deadline_of, remaining
-from memlane.broadcast.remote.joining import attach
+from memlane.broadcast.remote.end import deadline_of
 from memlane.broadcast.remote.message import Message, split
-from memlane.broadcast.remote.reader import ACK_DELAY, RemoteReader
-from memlane.broadcast.remote.wire import Header, Kind, Report, ReportRow, What, control
+from memlane.broadcast.remote.reader import ACK_DELAY
+from memlane.broadcast.remote.wire import Kind, ReportRow, Ring
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import (
+    Cancelled,
     Closed,
     CorruptMessage,
+    InvalidArgument,
+    LayoutMismatch,
     ReaderDied,
+    SegmentMissing,
+    SegmentRefused,
+    ShmExhausted,
+    SystemFault,
     TimedOut,
     WriterClosed,
     WriterDied,
@@ -42,40 +47,73 @@ from memlane.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
-    from memlane.broadcast.statistics import QueueStatistics
+    from memlane.broadcast.remote.sharing import SharingReader
 
 logger = logging.getLogger("memlane")
 
-# So often it is looked how far the readers are while so many messages are on their way that the
-# writer may wait for room (while there are fewer: every ACK_DELAY), and whether they live.
-_HURRY = 0.002
+# So often it is looked whether the readers live. How far they are is told when a message comes, or
+# after ACK_DELAY, as a reader does that is connected; and at once where the writer waits for it.
 _LOOK = 0.25
-# The writer is told again now and then, in case the connection was lost meanwhile.
+# The writer is told, and asked, again now and then, in case the connection was lost meanwhile.
 _REPEAT = 1.0
-_ROWS = 64  # of a report that fits a frame of a reader
+_LAST_WORDS = 2.0  # seconds for saying goodbye, before the process may end
 _KEEP_BYTES = 256 * 1024 * 1024
+# Why a reader reads by a connection of its own, although others here might share one with it.
+_NO_RING = (
+    SegmentMissing,
+    SegmentRefused,
+    LayoutMismatch,
+    ShmExhausted,
+    SystemFault,
+    InvalidArgument,
+)
 
 
-class _Stream(RemoteReader):
-    """Takes messages, and leaves it to the relay to say what was read."""
+def share_ring(stream: SharingReader, handle: Handle) -> LocalReader | None:
+    """The reader's end of its host's ring; None if there can be none, and it gets all messages
+    itself from now on."""
+    ring = stream.ring
+    if ring is None:
+        return None
+    try:
+        if ring.name:
+            return _reader_behind(stream, handle, ring)
+        relay = Relay(stream, handle, ring)
+        try:
+            return RelayingReader(relay, ring.place)
+        except BaseException:
+            relay.ring.abandon()
+            raise
+    except _NO_RING as error:
+        logger.warning("reader %d reads over a connection of its own: %s", stream.rank, error)
+        stream.read_alone()
+        return None
 
-    def _acknowledge(self) -> None:
-        self._note_acknowledged()
 
-    @property
-    def many(self) -> int:
-        """So many messages on their way are a quarter of the writer's window."""
-        return self._ack_messages
+def _reader_behind(stream: SharingReader, handle: Handle, ring: Ring) -> LocalReader:
+    """In the ring of another reader's relay; its writer knows of it, and needs no connection."""
+    there = _ring_handle(handle, ring, stream.writer_pid)
+    there.validate()
+    reader = LocalReader(there, ring.place)
+    try:
+        if not stream.is_seen_at(ring):
+            raise SegmentMissing(ring.name, "its relay has ended")
+    except BaseException:
+        reader.abandon()
+        raise
+    stream.abandon()
+    return reader
 
-    def report(self, rows: list[ReportRow]) -> None:
-        with self._lock, suppress(zmq.Again):  # without a connection; it is told again
-            for first in range(0, len(rows), _ROWS):
-                body = Report(rows[first : first + _ROWS])
-                self.socket.send(
-                    control(Header(What.REPORT, self._stream.epoch), body), zmq.DONTWAIT
-                )
+
+def _ring_handle(handle: Handle, ring: Ring, writer_pid: int) -> Handle:
+    return Handle(
+        local_reader_ranks=ring.ranks,
+        buffer_handle=(len(ring.ranks), ring.max_chunk_bytes, ring.max_chunks, ring.name),
+        queue_id=ring.ring_id,
+        serializer=handle.serializer,
+        relay_of=(writer_pid, handle.remote_subscribe_addr or ""),
+    )
 
 
 class _Passing:
@@ -99,47 +137,46 @@ class _Passing:
 
 
 class Relay:
-    """Receives for `ranks`, of which `rank` is in this process. Fails whole."""
+    """Makes the ring that the writer has asked for, and fills it. Fails whole.
 
-    def __init__(
-        self, handle: Handle, rank: int, ranks: list[int], max_chunk_bytes: int, max_chunks: int
-    ) -> None:
-        geometry = ring_geometry(len(ranks), max_chunk_bytes, max_chunks)
-        queue_id = new_id()
-        self.geometry = geometry
-        self.ring = LocalWriter(geometry, queue_id, ranks, codec_of(handle.serializer), _KEEP_BYTES)
-        try:
-            self.ring.native.set_absent_elsewhere(1)
-            self.stream = attach(handle, rank, _Stream)
-        except BaseException:
-            self.ring.abandon()
-            raise
-        name = self.ring.segment.name
-        self.handle = Handle(
-            local_reader_ranks=list(ranks),
-            buffer_handle=(len(ranks), max_chunk_bytes, max_chunks, name),
-            queue_id=queue_id.hex(),
-            serializer=handle.serializer,
-            relay_of=(self.stream.writer_pid, handle.remote_subscribe_addr or ""),
+    The stream stays the caller's until `start`.
+    """
+
+    def __init__(self, stream: SharingReader, handle: Handle, plan: Ring) -> None:
+        geometry = ring_geometry(len(plan.ranks), plan.max_chunk_bytes, plan.max_chunks)
+        ring_id = new_id()
+        codec = codec_of(handle.serializer)
+        self.ring = LocalWriter(geometry, ring_id, plan.ranks, codec, _KEEP_BYTES)
+        self.stream = stream
+        self._plan = Ring(
+            plan.place,
+            plan.ranks,
+            plan.max_chunk_bytes,
+            plan.max_chunks,
+            self.ring.segment.name,
+            ring_id.hex(),
         )
-        self._ranks = ranks
+        self.handle = _ring_handle(handle, self._plan, stream.writer_pid)
+        self._places = list(range(len(plan.ranks)))  # of who reads here, or may come to do so
+        self._dead: set[int] = set()
+        self._sizes: deque[int] = deque()  # of the messages that somebody has still to read
+        self._told: list[ReportRow] | None = None
+        self._told_at = 0.0
+        self._asked_at = 0.0
+        self._has_name = True
+        self._is_orphan = False  # the reader in this process has closed
+        self._leaving = threading.Event()  # it does so now
         self._codec = _Passing()
         self._encoder = Encoder(self._codec)
-        self._dead: set[int] = set()
-        self._told: list[ReportRow] = []
-        self._told_at = 0.0
-        self._is_orphan = False  # the reader in this process has closed
-        self._thread = threading.Thread(target=self._run, name=f"memlane-relay-{rank}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"memlane-relay-{stream.rank}", daemon=True
+        )
+        self.ring.native.set_absent_elsewhere(1)  # nobody is ready before the writer says so
 
-    def start(self, timeout: float | None) -> None:
-        """Returns when the whole queue is ready; from then on messages are passed on."""
-        deadline = deadline_of(timeout)
-        if self._thread.ident is not None:
-            return
+    def start(self) -> None:
+        """From now on readers may come, and messages are passed on."""
+        self.stream.on_absent = self._note_absent
         self._report()
-        self.stream.wait_until_ready(timeout)
-        self.ring.native.set_absent_elsewhere(0)
-        self.ring.wait_until_ready(remaining(deadline))
         self._thread.start()
 
     # The thread -------------------------------------------------------------------------------
@@ -159,21 +196,41 @@ class Relay:
             self.abandon()
 
     def _pass_on(self) -> None:
-        while not (self._is_orphan and not self._is_anybody_reading()):
-            behind = self._report()
-            pause = _LOOK
-            if behind:
-                pause = _HURRY if behind >= self.stream.many else ACK_DELAY
+        while True:
+            is_needed = not self._is_orphan or self._is_awaited()
+            behind = self._report()  # who has closed is told before the relay says that it ends
+            if not is_needed:
+                self._close()
+                return
+            self._attend()
+            pause = ACK_DELAY if behind else _LOOK
+            if self._is_window_full(behind):
+                native, pause = self.ring.native, 0.0
+                with suppress(ReaderDied):  # which the next report tells
+                    if native.wait_until_read(native.position - behind, ACK_DELAY):
+                        continue
             try:
                 with self.stream:
-                    message = self.stream.take(pause, None, deadline_of(pause))
+                    message = self.stream.take(pause, self._leaving, deadline_of(pause))
             except TimedOut:
                 continue
+            except Cancelled:
+                self._leaving.clear()
+                continue
             except CorruptMessage as error:
-                logger.warning("a relay was sent a frame that it asks for again: %s", error)
+                _note_corrupt(error)
                 continue
             self._put(message)
-        self._close()
+
+    def _is_window_full(self, behind: int) -> bool:
+        """The writer sends nothing before one more message is read, or nothing as large as the
+        latest. So what is to be waited for is the ring, and not the network."""
+        while len(self._sizes) > behind:
+            self._sizes.popleft()
+        if not self._sizes:
+            return False
+        has_room_for_it = sum(self._sizes) + self._sizes[-1] <= self.stream.window_bytes
+        return behind >= self.stream.window or not has_room_for_it
 
     def _close(self) -> None:
         """The readers get what is in the ring, then `Closed`."""
@@ -183,6 +240,7 @@ class Relay:
     def _put(self, message: Message) -> None:
         """Into the ring; meanwhile the writer is kept informed, because this may last."""
         native, encoder = self.ring.native, self._encoder
+        self._sizes.append(len(message.memory))
         try:
             if self._encode(message):
                 self._until_done(lambda: native.send_encoded(encoder, ACK_DELAY, None))
@@ -214,46 +272,80 @@ class Relay:
             try:
                 call()
                 return
-            except TimedOut:
+            except (TimedOut, ReaderDied):
                 self._report()
-            except ReaderDied as error:
-                self._let_go(error.rank)
-                self._report()
+                self._attend()
+                try:
+                    self.stream.hear()
+                except CorruptMessage as error:
+                    _note_corrupt(error)
+                if self.stream.is_over:
+                    self._give_up_all_but([])
 
-    def _let_go(self, rank: int) -> None:
-        """The writer decides what becomes of the queue; the others here go on."""
-        if rank not in self._dead:
-            self._dead.add(rank)
-            self.ring.native.release_reader(self._ranks.index(rank))
+    # Who reads here ---------------------------------------------------------------------------
 
     def _report(self) -> int:
         """Tells the writer what is new; how many messages the last reader has still to take."""
         native = self.ring.native
         rows, behind = [], 0
-        for slot, rank in enumerate(self._ranks, start=1):
-            who = participant(native, slot)
-            if who.state == "dead":
-                self._let_go(rank)
-            state = "dead" if rank in self._dead else who.state
-            rows.append(ReportRow(rank, who.pid, state, who.position))
+        for place in tuple(self._places):
+            who = participant(native, 1 + place)
+            if who.state == "dead" and place not in self._dead:
+                # The writer decides what becomes of the queue; the others here go on.
+                self._dead.add(place)
+                native.release_reader(place)
+            state = "dead" if place in self._dead else who.state
+            if state == "absent":
+                continue
+            rows.append(ReportRow(place, who.pid, state, who.position))
             if state not in ("dead", "closed"):
                 behind = max(behind, native.position - who.position)
         now = time.monotonic()
         if rows != self._told or now - self._told_at >= _REPEAT:
             self._told, self._told_at = rows, now
-            self.stream.report(rows)
+            self.stream.report(self._plan.name, self._plan.ring_id, rows)
         return behind
 
-    def _is_anybody_reading(self) -> bool:
-        return any(row.state not in ("dead", "closed", "absent") for row in self._told)
+    def _is_awaited(self) -> bool:
+        """Does anybody read here, or may still come to do so?"""
+        native = self.ring.native
+        states = (participant(native, 1 + place).state for place in tuple(self._places))
+        return any(state not in ("dead", "closed") for state in states)
+
+    def _attend(self) -> None:
+        """Until everybody is there: asks who is not."""
+        if self.stream.is_ready and self._has_name:
+            self._note_absent(0, [])
+        elif not self.stream.is_ready and time.monotonic() - self._asked_at >= _REPEAT:
+            self._asked_at = time.monotonic()
+            self.stream.ask_who_is_absent()
+
+    def _note_absent(self, elsewhere: int, free: list[int]) -> None:
+        self._give_up_all_but(free)
+        self.ring.native.set_absent_elsewhere(elsewhere)
+        if self.stream.is_ready:
+            with suppress(TimedOut, ReaderDied):  # of a death since; it is let go in a moment
+                self.ring.wait_until_ready(0)  # removes the ring's name
+                self._has_name = False
+
+    def _give_up_all_but(self, free: list[int]) -> None:
+        """Who is neither here nor absent is elsewhere, or will never come: nobody waits for it."""
+        native, kept = self.ring.native, set(free)
+        for place in [place for place in self._places if place not in kept]:
+            is_absent = participant(native, 1 + place).state == "absent"
+            if is_absent and native.release_reader(place):
+                self._places.remove(place)
 
     # The end ----------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """The reader in this process has closed; the relay ends with the last of the others."""
         self._is_orphan = True
-        if self._thread.ident is None:
-            self._close()
+        self._leaving.set()
+        self.stream.wake()
+        with suppress(Closed):
+            if not self._is_awaited():
+                self._thread.join(_LAST_WORDS)
 
     def abandon(self) -> None:
         """Ends at once; to the readers, and to the writer, it looks like a death."""
@@ -261,65 +353,25 @@ class Relay:
         self.stream.abandon()
 
 
-def relaying_reader(
-    handle: Handle, rank: int, ranks: list[int], max_chunk_bytes: int, max_chunks: int
-) -> RelayingReader:
-    """Reader `rank` of the handle's queue, relaying to `ranks`. Fails whole."""
-    relay = Relay(handle, rank, ranks, max_chunk_bytes, max_chunks)
-    try:
-        return RelayingReader(relay, rank)
-    except BaseException:
-        relay.abandon()
-        raise
+def _note_corrupt(error: CorruptMessage) -> None:
+    logger.warning("a relay was sent a frame that it asks for again: %s", error)
 
 
-class RelayingReader:
+class RelayingReader(LocalReader):
     """The reader in whose process the relay runs; it reads from the ring like the others."""
 
-    def __init__(self, relay: Relay, rank: int) -> None:
+    def __init__(self, relay: Relay, place: int) -> None:
+        super().__init__(relay.handle, place)
+        self.socket = relay.stream.socket
         self._relay = relay
-        self._own = LocalReader(relay.geometry, relay.ring.segment.name, relay.handle, rank)
-        self.rank = rank
-        self.handle = relay.handle
-        self.geometry = relay.geometry
-        self.segment = self._own.segment
-        self.receive = self._own.receive
-        self.check = self._own.check
+        self.close = self._leave
+        self.abandon = self._abandon
+        relay.start()
 
-    @property
-    def position(self) -> int:
-        return self._own.position
-
-    @property
-    def place(self) -> int:
-        return self._own.place
-
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        return self._relay.stream.socket
-
-    def wait_until_ready(self, timeout: float | None) -> None:
-        deadline = deadline_of(timeout)
-        self._relay.start(timeout)
-        self._own.wait_until_ready(remaining(deadline))
-
-    def statistics(self) -> QueueStatistics:
-        return self._own.statistics()
-
-    def view(
-        self, owner: object, timeout: float | None, cancel: threading.Event | None
-    ) -> AbstractContextManager[Any]:
-        return self._own.view(owner, timeout, cancel)
-
-    def block(
-        self, owner: object, timeout: float | None, cancel: threading.Event | None
-    ) -> AbstractContextManager[memoryview]:
-        return self._own.block(owner, timeout, cancel)
-
-    def close(self) -> None:
-        self._own.close()
+    def _leave(self) -> None:
+        self.native.close()
         self._relay.leave()
 
-    def abandon(self) -> None:
-        self._own.abandon()
+    def _abandon(self) -> None:
+        self.native.abandon()
         self._relay.abandon()

@@ -1,4 +1,7 @@
-"""Where a writer listens: an address that its readers can reach, a port of the kernel's choice."""
+"""Where a writer listens: an address that its readers can reach, a port of the kernel's choice.
+
+And the sockets of both.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import zmq
 
 from memlane.broadcast.remote.tcp import KEEP_ALIVE
-from memlane.broadcast.remote.wire import MOST_CONTROL
+from memlane.broadcast.remote.wire import MOST_CONTROL, PIECE
 from memlane.errors import InvalidArgument, InvalidType, SystemFault
 
 if TYPE_CHECKING:
     from memlane.broadcast.remote.places import Keys
+
+_RECONNECT_MS = 50
+_CONNECT_MS = 1000
+FIRST_CONTACT = 3.0
+"""Seconds at least, however small the bound: a packet that was lost comes again after one."""
 
 
 class Endpoint(NamedTuple):
@@ -75,6 +83,26 @@ def listener(
         router.set(option, value)
     keys.guard(router)
     return router
+
+
+def connecting(
+    context: zmq.Context[zmq.Socket[bytes]], is_ipv6: bool, bound: float
+) -> zmq.Socket[bytes]:
+    """A reader's socket, not yet connected."""
+    dealer = context.socket(zmq.DEALER)
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.SNDHWM, 0),
+        (zmq.RCVHWM, 0),  # the writer keeps to its window
+        (zmq.MAXMSGSIZE, PIECE + MOST_CONTROL),
+        (zmq.HANDSHAKE_IVL, int(1000 * max(bound, FIRST_CONTACT))),
+        (zmq.RECONNECT_IVL, _RECONNECT_MS),
+        (zmq.CONNECT_TIMEOUT, _CONNECT_MS),
+        (zmq.IPV6, int(is_ipv6)),
+        *KEEP_ALIVE,
+    ):
+        dealer.set(option, value)
+    return dealer
 
 
 def bind(listener: zmq.Socket[bytes], host: str, *, on_all: bool) -> Endpoint:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from memlane._checks import integer
+from memlane.broadcast.remote import hosts
 from memlane.broadcast.remote.peer import usual_place
 from memlane.broadcast.remote.tcp import Connection
 from memlane.broadcast.remote.wire import (
@@ -51,63 +52,18 @@ def hear(writer: RemoteWriter, route: bytes, parts: list[zmq.Frame]) -> None:
     if peer is None or header.epoch != writer.epoch:
         raise CorruptMessage("a frame of somebody who has not said who it is")
     if header.what == What.ACK:
-        take(writer, peer, header.sequence)
+        hosts.take(writer, peer, header.sequence)
     elif header.what == What.ASK:
-        writer.tell(peer, What.ABSENT, body=Absent(writer.everybody_absent()))
+        free = [other.place for other in writer.peers if other.state == "absent"]
+        writer.tell(peer, What.ABSENT, body=Absent(writer.everybody_absent(), free))
     elif header.what == What.REPORT:
-        _note_report(writer, peer, body_of(part, Report))
+        hosts.note_report(writer, peer, body_of(part, Report))
     elif header.what == What.BYE:
         peer.state = "closed"
         peer.connection = peer.lost_since = None
-        _note_end_of_relay(writer, peer)
+        hosts.note_end_of_relay(writer, peer)
     elif len(part) >= HEADER_BYTES:
         raise CorruptMessage(f"a reader sent a frame of kind {header.what}")
-
-
-def take(writer: RemoteWriter, peer: Peer, sequence: int) -> None:
-    """That reader has taken everything before `sequence`."""
-    if not peer.taken <= sequence <= writer.outbox.next:
-        raise CorruptMessage(
-            f"{peer.name(writer.local_ranks)} acknowledges message {sequence}: it had taken "
-            f"{peer.taken}, and {writer.outbox.next} were sent"
-        )
-    if sequence > peer.taken:
-        peer.taken_bytes = writer.outbox.end_of(sequence)
-        peer.taken = sequence
-        peer.last_progress = time.monotonic()
-
-
-def _note_report(writer: RemoteWriter, relay: Peer, report: Report) -> None:
-    """What a relay says of the readers behind it: of those only that are said to be there."""
-    told = []
-    for row in report.rows:
-        known = [p for p in writer.peers if p.rank == row.rank and relay in (p, p.via)]
-        if not known or row.taken > writer.outbox.next:
-            raise CorruptMessage(f"{relay.name(writer.local_ranks)} reports of reader {row.rank}")
-        told.append((known[0], row))
-    for peer, row in told:
-        if peer.state == "absent" and row.state != "absent":
-            peer.state, peer.session = "running", relay.session
-            peer.last_progress = time.monotonic()
-            writer.note_attendance()
-        if peer.state != "running":
-            continue
-        peer.pid, peer.address = row.pid, relay.address
-        if row.taken > peer.taken:
-            take(writer, peer, row.taken)
-        if row.state == "dead":
-            _die(writer, peer, "its process ended")
-        elif row.state == "closed" and peer is relay:
-            peer.has_left = True
-        elif row.state == "closed":
-            peer.state = "closed"
-
-
-def _note_end_of_relay(writer: RemoteWriter, relay: Peer) -> None:
-    for peer in writer.peers:
-        if peer.via is relay and peer.state == "running":
-            how = relay.died or "it has closed"
-            _die(writer, peer, f"{relay.name(writer.local_ranks)} no longer relays to it: {how}")
 
 
 def _greet(writer: RemoteWriter, route: bytes, frame: zmq.Frame, hello: Hello) -> None:
@@ -118,25 +74,30 @@ def _greet(writer: RemoteWriter, route: bytes, frame: zmq.Frame, hello: Hello) -
     refusal = _refusal(writer, peer, hello)
     if refusal is not None:
         peer.knocked_at = 0.0  # it was not the reader that was lost
-        frame_out = control(Header(What.REFUSED, writer.epoch), refusal)
-        try:
-            writer.socket.send_multipart([route, frame_out], zmq.DONTWAIT)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
+        hosts.answer(writer, route, What.REFUSED, refusal)
         return
-    now = time.monotonic()
+    peer.pid = hello.pid
+    peer.route = route
+    if peer.via is not None and peer.state == "running":
+        hosts.answer(writer, route, What.SEEN)  # once more: its connection was lost
+        return
     if peer.state == "absent":
         for other in writer.peers:
             if other is not peer and other.rank == hello.rank:
                 other.rank = None  # the reader chose another place than the one kept for it
-        peer.rank, peer.session, peer.state = hello.rank, hello.session, "running"
-        peer.last_progress = now
+        peer.rank, peer.session, peer.via = hello.rank, hello.session, None
+        peer.host = hello.host if writer.has_relays else ""
+        if peer.host and hosts.lead(writer, peer):
+            return
+        peer.state = "running"
+        peer.last_progress = time.monotonic()
         writer.note_attendance()
-    peer.pid = hello.pid
-    peer.route = route
+    elif peer.host and not hello.host:
+        peer.host = ""  # it could not make a ring
+        hosts.note_end_of_relay(writer, peer)
     peer.lost_since = None
-    take(writer, peer, hello.taken)
+    if not peer.host:  # a relay takes what its readers may not have read
+        hosts.take(writer, peer, hello.taken)
     try:
         peer.connection = Connection(frame.get(zmq.SRCFD))
         peer.address = peer.connection.peer
@@ -158,7 +119,7 @@ def _refusal(writer: RemoteWriter, peer: Peer, hello: Hello) -> Refused | None:
         return Refused("foreign", f"the queue has no remote reader {rank}")
     if peer.state == "dead":
         return Refused("gone", f"reader {peer.rank} counts as dead: {peer.died}")
-    if peer.session == hello.session:
+    if peer.session == hello.session and peer.state != "absent":
         if peer.state != "running":
             return Refused("gone", f"reader {rank} is {peer.state}")
         if not (
@@ -168,17 +129,25 @@ def _refusal(writer: RemoteWriter, peer: Peer, hello: Hello) -> Refused | None:
             return Refused("gone", f"reader {rank} comes back at message {hello.sequence}")
         return None
     for other in writer.peers:
-        if other.rank == rank and other.session:
+        if other.rank == rank and other.session and not _may_replace(peer, other, hello):
+            state = "attaching" if other.state == "absent" else other.state
             return Refused(
                 "rank_taken",
                 f"reader {rank} cannot attach: its place was taken by pid {other.pid} at "
-                f"{other.address}, which is {other.state}",
+                f"{other.address}, which is {state}",
             )
     if peer.state != "absent" or peer.rank not in (None, rank):
         return Refused("place_taken", f"that place is reader {peer.rank}'s")
     if (hello.taken, hello.sequence, hello.piece) != (0, 0, 0):
         return Refused("foreign", "a reader begins with the first message")
     return None
+
+
+def _may_replace(peer: Peer, other: Peer, hello: Hello) -> bool:
+    """Who was shown a ring may be gone: its place there tells, to who comes from the same host."""
+    if other is not peer or peer.state != "absent":
+        return False
+    return peer.session == hello.session or peer.host == hello.host
 
 
 def place_for(writer: RemoteWriter, rank: int) -> Peer:
@@ -202,18 +171,11 @@ def place_for(writer: RemoteWriter, rank: int) -> Peer:
     return free[-1]
 
 
-def relay_through(writer: RemoteWriter, rank: int, ranks: list[int]) -> None:
-    """Keeps the places of `ranks`, which reader `rank`, one of them, will speak for."""
-    relay = place_for(writer, rank)
-    for other in ranks:
-        if other != rank:
-            place_for(writer, other).via = relay
-
-
-def welcome(writer: RemoteWriter, sequence: int, piece: int) -> bytes:
+def welcome(writer: RemoteWriter, peer: Peer, sequence: int, piece: int) -> bytes:
     """What a reader hears first."""
     header = Header(What.WELCOME, writer.epoch, sequence, piece=piece)
-    body = Welcome(os.getpid(), writer.options.window, writer.options.window_bytes)
+    ring = hosts.ring_of(writer, peer) if peer.host else None
+    body = Welcome(os.getpid(), writer.options.window, writer.options.window_bytes, ring)
     return control(header, body)
 
 
@@ -249,20 +211,14 @@ def look(writer: RemoteWriter) -> float | None:
         if connection is not None and not connection.is_open:
             lose(peer)
         elif connection is not None and connection.is_silent(bound):
-            _die(writer, peer, f"its host has not answered for {bound} s")
+            hosts.die(writer, peer, f"its host has not answered for {bound} s")
         if peer.state != "running" or peer.lost_since is None:
             continue
         if time.monotonic() - max(peer.lost_since, peer.knocked_at) >= bound:
-            _die(writer, peer, f"its connection ended, and it has not come back within {bound} s")
+            hosts.die(
+                writer, peer, f"its connection ended, and it has not come back within {bound} s"
+            )
     return min(bound / _LOOKS, _LONGEST_PAUSE) if attached else None
-
-
-def _die(writer: RemoteWriter, peer: Peer, why: str) -> None:
-    writer.room = -1
-    peer.state = "dead"
-    peer.died = why
-    peer.connection = None
-    _note_end_of_relay(writer, peer)
 
 
 def release(writer: RemoteWriter, rank: int) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memlane.broadcast.remote.peer import usual_place
-from memlane.broadcast.remote.reader import PlaceTaken, RemoteReader
+from memlane.broadcast.remote.refusals import PlaceTaken
+from memlane.broadcast.remote.sharing import SharingReader
 from memlane.errors import InvalidArgument, RankTaken
 
 if TYPE_CHECKING:
     from memlane.broadcast.handle import Handle
 
-R = TypeVar("R", bound=RemoteReader)
 
-
-def attach(handle: Handle, rank: int, kind: type[R]) -> R:
+def attach(handle: Handle, rank: int) -> SharingReader:
     """Reader `rank`, in the first place that is free for it, its usual one first.
 
     Raises as `RemoteReader` does.
@@ -25,11 +27,12 @@ def attach(handle: Handle, rank: int, kind: type[R]) -> R:
             f"the handle was exported for a local reader, and not for reader {rank}: it carries no "
             f"key for the network"
         )
+    host = where_memory_is_shared()
     first = min(usual_place(rank, handle.local_reader_ranks), len(secrets) - 1)
     refused: PlaceTaken | None = None
     for secret in (*secrets[first:], *secrets[:first]):
         try:
-            return kind(handle, rank, secret)
+            return SharingReader(handle, rank, secret, host)
         except PlaceTaken as error:
             refused = error
     if len(secrets) > 1:
@@ -38,3 +41,14 @@ def attach(handle: Handle, rank: int, kind: type[R]) -> R:
             f"and all of their places are taken"
         )
     raise RankTaken(f"reader {rank} cannot attach: {refused}")
+
+
+def where_memory_is_shared() -> str:
+    """The same for processes that may see each other's segments, which they then try: this boot of
+    a kernel, this /dev/shm, this user. Empty where that cannot be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        device = os.stat("/dev/shm").st_dev
+    except OSError:
+        return ""
+    return hashlib.sha256(f"{boot} {device} {os.geteuid()}".encode()).hexdigest()[:32]

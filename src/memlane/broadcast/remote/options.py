@@ -24,6 +24,7 @@ class RemoteOptions:
     liveness: float
     insecure: bool
     serializer: str
+    relay: bool
 
     def __post_init__(self) -> None:
         integer_from("remote_window", self.window, 1)
@@ -33,6 +34,7 @@ class RemoteOptions:
         for name, value in (
             ("listen_on_all", self.listen_on_all),
             ("insecure_network", self.insecure),
+            ("relay", self.relay),
         ):
             if not isinstance(value, bool):
                 raise InvalidType(f"{name} must be True or False, not {value!r}")

@@ -30,6 +30,8 @@ class Peer:
     taken_bytes: int = 0
     last_progress: float = 0.0
     died: str = field(default="")  # why it counts as dead
+    host: str = ""  # where it may share memory with others; empty: it shares none
+    ring: tuple[str, str] | None = None  # name and id of the ring that it relays through
     via: Peer | None = None  # the relay that passes messages on to it
     has_left: bool = False  # it has closed, but relays to others still
 

@@ -17,17 +17,17 @@ from memlane.broadcast.remote import address, tcp
 from memlane.broadcast.remote.end import SLICE, RemoteEnd, Stall, deadline_of, remaining
 from memlane.broadcast.remote.message import Message
 from memlane.broadcast.remote.places import identify
+from memlane.broadcast.remote.refusals import refusal
 from memlane.broadcast.remote.sockets import can_receive, receive, signal_of
 from memlane.broadcast.remote.stream import Stream
 from memlane.broadcast.remote.watch import EVENTS, Watch
 from memlane.broadcast.remote.wire import (
     HEADER_BYTES,
-    MOST_CONTROL,
-    PIECE,
     Absent,
     Header,
     Hello,
     Refused,
+    Ring,
     Welcome,
     What,
     body_of,
@@ -37,10 +37,8 @@ from memlane.broadcast.remote.wire import (
 from memlane.errors import (
     Cancelled,
     CorruptMessage,
-    InvalidArgument,
     InvalidType,
     MemlaneError,
-    RankTaken,
     TimedOut,
     WriterClosed,
     WriterDied,
@@ -48,16 +46,15 @@ from memlane.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memlane.broadcast.handle import Handle
 
 # An acknowledgement may wait so long for company, if the reader waits, too.
 ACK_DELAY = 0.02
 _MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is in the cache
 ATTACH_SECONDS = 10.0
-_FIRST_CONTACT = 3.0  # however small the bound: a first packet that was lost comes a second later
 _NOW = int(zmq.DONTWAIT)
-_RECONNECT_MS = 50
-_CONNECT_MS = 1000
 
 
 class RemoteReader(RemoteEnd):
@@ -67,6 +64,7 @@ class RemoteReader(RemoteEnd):
         handle: of the queue.
         rank: of this reader.
         secret: of the place that it asks for.
+        host: where it may share memory with other readers; empty: nowhere.
 
     Raises:
         WriterUnreachable: nobody answers there.
@@ -76,31 +74,40 @@ class RemoteReader(RemoteEnd):
     Acknowledgements go back a quarter of the window at a time, or when the reader has waited for
     20 ms. While the application computes, libzmq's thread receives and the kernel proves that
     this host lives; the thread here only says hello again after a connection was lost.
+
+    Attributes:
+        ring: of this host's readers, to be made or read from; None: messages are for this one.
+        on_absent: hears how many readers beside the ring have not attached yet, and which places
+            of the ring are still free.
     """
 
-    def __init__(self, handle: Handle, rank: int, secret: str) -> None:
+    def __init__(self, handle: Handle, rank: int, secret: str, host: str = "") -> None:
         endpoint = address.endpoint_of(handle.remote_subscribe_addr or "")
         super().__init__(f"reader-{rank}")
         self.rank = rank
         self.taken = self.bytes = self.waits = 0
         self.last_progress = time.monotonic()
-        self.writer_pid = 0
+        self.writer_pid = self.window = self.window_bytes = 0
         self.endpoint = endpoint
+        self.ring: Ring | None = None
+        self.on_absent: Callable[[int, list[int]], None] = lambda _elsewhere, _free: None
         self._handle = handle
         self._secret = secret
+        self._host = host
         self._session = os.urandom(16)
         self._bound = handle.remote_liveness
         self._stream = Stream()
         self._inbox: deque[Message] = deque()
         self._failure: MemlaneError | None = None  # what every call raises once all is taken
         self._absent: list[str] | None = None
-        self._is_ready = self._is_ended = False
+        self._is_ready = self._is_ended = self._is_seen = False
         self._watch = Watch(endpoint.text, self._bound)
         self._ack_messages = self._ack_bytes = 1  # so many more, and they are acknowledged
         self._acked = self._ack_at = self._ack_at_bytes = 0
         self._has_news = False
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.socket = self._connecting()
+        self.socket = address.connecting(self._context, endpoint.is_ipv6, self._bound)
+        identify(self.socket, handle.remote_server_key, secret)
         self._monitor = self.socket.get_monitor_socket(EVENTS)
         self._writer_fd = signal_of(self.socket)
         self._call_poller = self._poller(self._writer_fd, self._news)
@@ -108,38 +115,28 @@ class RemoteReader(RemoteEnd):
         try:
             self.socket.connect(endpoint.text)
             self._thread.start()
-            self._attach()
+            self._until(lambda: self._stream.is_welcome)
         except BaseException:
             self.abandon()
             raise
 
-    def _connecting(self) -> zmq.Socket[bytes]:
-        connecting = self._context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.SNDHWM, 0),
-            (zmq.RCVHWM, 0),  # the writer keeps to its window
-            (zmq.MAXMSGSIZE, PIECE + MOST_CONTROL),
-            (zmq.HANDSHAKE_IVL, int(1000 * max(self._bound, _FIRST_CONTACT))),
-            (zmq.RECONNECT_IVL, _RECONNECT_MS),
-            (zmq.CONNECT_TIMEOUT, _CONNECT_MS),
-            (zmq.IPV6, int(self.endpoint.is_ipv6)),
-            *tcp.KEEP_ALIVE,
-        ):
-            connecting.set(option, value)
-        identify(connecting, self._handle.remote_server_key, self._secret)
-        return connecting
-
-    def _attach(self) -> None:
+    def _until(self, is_done: Callable[[], bool], say: Callable[[], None] | None = None) -> None:
+        """Hears the writer until `is_done`; says something meanwhile, in case it gets lost."""
         deadline = time.monotonic() + ATTACH_SECONDS
-        patience = time.monotonic() + max(self._bound, _FIRST_CONTACT)
-        while not self._stream.epoch:
+        patience = time.monotonic() + max(self._bound, address.FIRST_CONTACT)
+        said_at = 0.0
+        while True:
             with self._lock:
                 self._receive()
                 self.check()
                 if self._failure is not None:
                     raise self._failure
+                if is_done():
+                    return
                 now = time.monotonic()
+                if say is not None and now - said_at >= 1.0:
+                    say()
+                    said_at = now
                 is_nobody_there = now >= patience and not self._watch.was_accepted
             if is_nobody_there or now >= deadline:
                 raise WriterUnreachable(
@@ -149,6 +146,11 @@ class RemoteReader(RemoteEnd):
                     else f"no answer within {ATTACH_SECONDS} s",
                 )
             self._sleep(self._call_poller, SLICE)
+
+    def _share_nothing(self) -> None:
+        self._host, self.ring = "", None
+        if not self._stream.is_welcome:
+            self._greet()
 
     # Taking -----------------------------------------------------------------------------------
 
@@ -193,7 +195,8 @@ class RemoteReader(RemoteEnd):
         return message
 
     def _acknowledge(self) -> None:
-        self._say(What.ACK, self.taken)
+        if self.ring is None:  # else it says what its host's readers have read
+            self._say(What.ACK, self.taken)
         self._note_acknowledged()
 
     def _note_acknowledged(self) -> None:
@@ -259,13 +262,22 @@ class RemoteReader(RemoteEnd):
         elif header.what == What.WELCOME:
             self._be_welcome(header, body_of(part, Welcome))
         elif header.what == What.REFUSED:
-            self._failure = self._failure or _refusal(body_of(part, Refused), self.writer_pid)
+            refused = body_of(part, Refused)
+            if refused.code == "no_relay":
+                self._share_nothing()
+            else:
+                self._failure = self._failure or refusal(refused, self.writer_pid)
+        elif header.what == What.SEEN:
+            self._is_seen = True
         elif header.epoch != self._stream.epoch:
             raise self._stream.foreign(header)
         elif header.what == What.READY:
             self._is_ready = True
+            self.on_absent(0, [])
         elif header.what == What.ABSENT:
-            self._absent = body_of(part, Absent).names
+            absent = body_of(part, Absent)
+            self._absent = absent.names
+            self.on_absent(len(absent.names) - len(absent.places), absent.places)
         elif header.what == What.END:
             self._stream.end(header)
             self._is_ended = True
@@ -274,6 +286,8 @@ class RemoteReader(RemoteEnd):
         if self._stream.epoch not in (0, header.epoch):
             raise self._stream.foreign(header)
         self.writer_pid = welcome.pid
+        self.ring = welcome.ring
+        self.window, self.window_bytes = welcome.window, welcome.window_bytes
         self._ack_messages = max(1, welcome.window // 4)
         self._ack_bytes = max(1, min(welcome.window_bytes // 4, _MOST_UNACKED))
         self._ack_at = self._ack_at_bytes = 0
@@ -362,6 +376,7 @@ class RemoteReader(RemoteEnd):
             self.taken,
             sequence,
             piece,
+            self._host,
         )
         with suppress(zmq.Again):
             self.socket.send(control(Header(What.HELLO, 0), hello), zmq.DONTWAIT)
@@ -375,23 +390,8 @@ class RemoteReader(RemoteEnd):
             linger = int(1000 * min(self._bound, 1.0))
         self.socket.close(linger)
         self._context.term()
-        os.close(self._news)
+        with self._lock:  # somebody may be about to write to it
+            os.close(self._news)
 
     def _drop_inherited(self) -> None:
         tcp.close_inherited(self.endpoint.host, self.endpoint.port, as_writer=False)
-
-
-def _refusal(refused: Refused, writer_pid: int) -> MemlaneError:
-    match refused.code:
-        case "rank_taken":
-            return RankTaken(refused.text)
-        case "place_taken":
-            return PlaceTaken(refused.text)
-        case "gone":
-            return WriterDied(writer_pid, f" for this reader: {refused.text}")
-        case _:
-            return InvalidArgument(refused.text)
-
-
-class PlaceTaken(RankTaken):
-    """That key is of another reader; with more keys there may be another place."""

@@ -31,7 +31,7 @@ import msgspec
 
 from memlane.errors import CorruptMessage
 
-VERSION = 1
+VERSION = 2
 SMALL = 8 * 1024
 PIECE = 512 * 1024
 MOST_CONTROL = 4 * 1024
@@ -43,7 +43,7 @@ _MAGIC = b"mlq"
 
 
 class What(IntEnum):
-    """What a frame is. The writer sends the first six, readers the others."""
+    """What a frame is. The writer sends the first seven, readers the others."""
 
     MESSAGE = 1
     WELCOME = 2  # answers HELLO; what follows begins where that asked for
@@ -51,11 +51,12 @@ class What(IntEnum):
     ABSENT = 4  # answers ASK: who has not
     END = 5  # there is no message with this sequence any more
     REFUSED = 6
+    SEEN = 7  # the writer knows that this reader reads from its relay's ring
     HELLO = 16
     ACK = 17  # everything before this sequence was taken
     ASK = 18
     BYE = 19
-    REPORT = 20  # of a relay, of the readers behind it
+    REPORT = 20  # of a relay, of the readers behind it; of one of these, that it is there
 
 
 class Kind(IntEnum):
@@ -132,20 +133,34 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     taken: int  # messages before this sequence were taken
     sequence: int  # the first frame that is wanted
     piece: int
+    host: str  # readers that say the same may share memory; empty: none to share
+
+
+class Ring(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The ring of a relay. Its places are those of all remote readers of the queue."""
+
+    place: int  # of the reader that is told
+    ranks: list[int]  # by place, as far as they are known
+    max_chunk_bytes: int
+    max_chunks: int
+    name: str = ""  # empty: the reader makes the ring, and relays
+    ring_id: str = ""
 
 
 class ReportRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """One reader behind a relay."""
 
-    rank: int
+    place: int
     pid: int
     state: str  # as in `ReaderStatistics`
     taken: int  # messages before this sequence were taken
 
 
 class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What a relay knows of the readers behind it, its own among them."""
+    """What a relay knows of the readers behind it, its own among them; and where its ring is."""
 
+    name: str
+    ring_id: str
     rows: list[ReportRow]
 
 
@@ -155,19 +170,21 @@ class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     pid: int
     window: int
     window_bytes: int
+    ring: Ring | None = None  # to be read from, or made; None: read from this connection
 
 
 class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Why a reader may not attach, or not come back: `code` is the name of a `Refusal`."""
+    """Why a reader may not attach, or not come back: `code` says what kind of reason it is."""
 
     code: str
     text: str
 
 
 class Absent(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Who has not attached yet, in words."""
+    """Who has not attached yet, in words, and which places are still free."""
 
     names: list[str]
+    places: list[int]
 
 
 def control(header: Header, body: msgspec.Struct | None = None) -> bytes:

@@ -31,7 +31,7 @@ from memlane.errors import CorruptMessage, ReaderDied, TimedOut
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memlane._native import Encoder
+    from memlane._native import Encoder, RingGeometry
     from memlane.broadcast.remote.options import RemoteOptions
     from memlane.broadcast.statistics import ReaderStatistics
 
@@ -49,6 +49,7 @@ class RemoteWriter(RemoteEnd):
         local_ranks: ranks that are not among them.
         options: as `MessageQueue` documents them.
         queue_id: in hexadecimal.
+        geometry: of the rings of relays.
 
     A message costs one copy into memory of libzmq, shared by all readers, and each reader one
     handing over to the I/O thread, which encrypts and sends. A reader that has a full window in
@@ -61,12 +62,15 @@ class RemoteWriter(RemoteEnd):
         local_ranks: list[int],
         options: RemoteOptions,
         queue_id: str,
+        geometry: RingGeometry,
     ) -> None:
         host = address.checked_host(options.connect_ip)
         super().__init__("writer")
         self.options = options
         self.local_ranks = local_ranks
         self.queue_id = queue_id
+        self.geometry = geometry
+        self.has_relays = options.relay and places > 1
         self.keys = Keys(places, insecure=options.insecure)
         self.peers = [Peer(place) for place in range(places)]
         self.epoch = int.from_bytes(os.urandom(8), "little")
@@ -202,7 +206,7 @@ class RemoteWriter(RemoteEnd):
 
     def welcome(self, peer: Peer, sequence: int, piece: int) -> None:
         """Sends everything from that frame on."""
-        self._send(peer, Piece(attending.welcome(self, sequence, piece)))
+        self._send(peer, Piece(attending.welcome(self, peer, sequence, piece)))
         for message in self.outbox.since(sequence):
             self._send_message(peer, message, piece if message.sequence == sequence else 0)
         if self.everybody_is_here:
