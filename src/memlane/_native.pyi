@@ -428,6 +428,9 @@ class ObjectMemory:
     def take_copy(self, length: object) -> bytearray | PooledBuffer:
         """The next piece, in writable memory of its own."""
 
+    def release(self) -> None:
+        """Nothing is left to be taken; what was taken stays."""
+
     @property
     def allows_pickle(self) -> bool:
         """What it was made with, for who decodes."""
