@@ -328,6 +328,9 @@ class StoreWriter:
     ) -> StoreWriter:
         """Adds an object table to the ring's file."""
 
+    def is_deserted(self, offset: int, bytes: int) -> bool:
+        """Does nobody read what was cleared in these bytes of the ring?"""
+
     def admits(self, id: int, offset: int, bytes: int) -> bool:
         """May that part of the ring become that object?"""
 
