@@ -109,7 +109,7 @@ void bind_store(nb::module_& m) {
         .def("offer", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t address,
                          std::uint64_t size) { self.core().offer(id, address, size); }, "id"_a, "address"_a, "size"_a,
              "What was written there is an object from now on.")
-        .def("store", &BoundStoreWriter::store, "id"_a, "address"_a, "metadata"_a, "metadata_bytes"_a, "parts"_a, "bytes"_a,
+        .def("store", &BoundStoreWriter::store, "id"_a, "address"_a, "metadata"_a.none(), "metadata_bytes"_a, "parts"_a, "bytes"_a,
              "Fills an admitted place, and makes an object with one reference of it.")
         .def("refer", [](const BoundStoreWriter& self, std::uint32_t id,
                          std::uint32_t references) { if (self.core().knows(id)) self.core().refer(id, references); },

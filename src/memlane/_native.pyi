@@ -341,7 +341,7 @@ class StoreWriter:
         self,
         id: int,
         address: int,
-        metadata: object,
+        metadata: object | None,
         metadata_bytes: int,
         parts: object,
         bytes: int,
