@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 FORK = multiprocessing.get_context("fork")
@@ -23,12 +24,27 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def lead_group() -> None:
-    """For the first process of a peer: the run kills its whole group."""
-    os.setpgid(0, 0)
+def lead(open_peer: Callable[[], object], orders: Connection) -> None:
+    """The body of a peer's first process: what it opens obeys, until `close`."""
+    os.setpgid(0, 0)  # the run kills the whole group
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        process = open_peer()
+        orders.send(None)
+    except BaseException as error:
+        report_failure(error, orders)
+    else:
+        obey(process, orders, orders)
+    leave()
+
+
+def follow(process: object, orders: Connection, failures: Connection) -> None:
+    """The body of a process that the first one has forked."""
+    die_with_parent()
+    obey(process, orders, failures)
+    leave()
 
 
 def obey(process: object, orders: Connection, failures: Connection) -> None:

@@ -13,7 +13,7 @@ from memlane import (
     SingleWriterShmObjectStorage,
     SingleWriterShmRingBuffer,
 )
-from tests.harness import Link, Remote, serve, start
+from tests.harness import PATIENCE, Link, Remote, serve, start
 
 Ring = SingleWriterShmRingBuffer
 Storage = SingleWriterShmObjectStorage
@@ -56,6 +56,21 @@ class BytesSerde(ObjectSerde):
 
     def deserialize_view(self, data: memoryview) -> Any:
         return data
+
+
+class Paced(BytesSerde):
+    """Decodes the first half, waits for a cue through `link`, decodes the second half."""
+
+    link: Link | None = None
+    patience = PATIENCE
+
+    def deserialize(self, data: memoryview) -> Any:
+        half = len(data) // 2
+        first = bytes(data[:half])
+        if self.link is not None:
+            self.link.tell("halfway")
+            self.link.hear(self.patience)
+        return first + bytes(data[half:])
 
 
 @contextmanager

@@ -5,10 +5,11 @@ peers      who carries it, each behind the same small interface
 worker     one peer with its readers, in processes of their own, from inside
 board      where the processes leave their time stamps
 plan       which payloads with how many readers, and how many messages
-measure    the peers in turns, several times, in rotating order
+measure    what a turn of a peer is
 floor      what the machine itself needs for a wake-up, a round trip, a copy, a pickle
 bars       the promises, checked against the figures of the same run
 shown      what is in its tables and its picture
 
-What the store's benchmarks need, too, is one level up: sessions, results, reports, plots.
+What the store's benchmarks need, too, is one level up: command line, sessions, turns, results,
+reports, plots.
 """

@@ -1,8 +1,8 @@
-"""The peers in turns: in every round each has one slice, and the order moves on by one."""
+"""What a peer's turn is: one slice of everything that the cell asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -14,8 +14,7 @@ from benchmarks.broadcast.plan import Cell, Plan
 from benchmarks.broadcast.worker import writer_main
 from benchmarks.results import CellResult, Figures
 from benchmarks.session import Session, Workspace
-
-Say = Callable[[str], None]
+from benchmarks.turns import Say, Turns
 
 TIMEOUT = 30.0
 FLOOR_MESSAGES = 60
@@ -37,7 +36,6 @@ class _Turn:
             self._burst = min(cell.burst(rate), 30 * known)
 
     def take(self) -> None:
-        """One slice of everything that the cell asks for."""
         cell, ask, add = self._cell, self.session.ask, self.figures.add
         ways = np.asarray(ask("paced", cell.paced, timeout=TIMEOUT)) / 1e3
         add("p50_us", float(np.median(ways)))
@@ -73,54 +71,30 @@ def run_cell(
 ) -> CellResult:
     """All peers side by side; who fails or hangs is ended, reported and left out."""
     result = CellResult(cell.payload.name, cell.payload.title, cell.readers)
-    turns: dict[str, _Turn] = {}
-
-    def leave_out(name: str, why: object) -> None:
-        turns.pop(name, None)
-        result.skipped[name] = str(why)
-        say(f"  {name} is left out: {why}")
-
+    turns = Turns(result, say)
     with ExitStack() as stack:
         for peer in peers:
             if why := peer.missing(cell.payload):
-                leave_out(peer.name, why)
+                turns.leave_out(peer.name, why)
                 continue
-            try:
-                setting = Setting(
-                    cell.payload,
-                    cell.readers,
-                    workspace.folder,
-                    workspace.prefix,
-                    workspace.new_name(),
-                )
-                session = stack.enter_context(
-                    Session(writer_main, peer, setting, cell.round_trips > 0)
-                )
-                turns[peer.name] = _Turn(session, cell)
-            except Exception as error:
-                leave_out(peer.name, error)
+            setting = Setting(
+                cell.payload,
+                cell.readers,
+                workspace.folder,
+                workspace.prefix,
+                workspace.new_name(),
+            )
+            with turns.or_left_out(peer.name):
+                session = Session(writer_main, peer, setting, cell.round_trips > 0)
+                turns.add(peer.name, _Turn(stack.enter_context(session), cell))
         for number in range(rounds):
             measure_floor(cell, floor, result.floor)
-            names = list(turns)
-            start = number % max(len(names), 1)
-            for name in names[start:] + names[:start]:
-                try:
-                    turns[name].take()
-                except Exception as error:
-                    leave_out(name, error)
-    result.peers = {name: turn.figures for name, turn in turns.items()}
+            turns.take(number)
     return result
 
 
-def run(
-    plan: Plan, peers: Sequence[Peer], show: Callable[[CellResult], None], say: Say
-) -> list[CellResult]:
-    """Cell after cell; `show` gets each as soon as it is measured."""
-    results = []
-    with Workspace() as workspace:
-        floor = Floor(workspace.folder)
-        for cell in plan.cells:
-            result = run_cell(cell, plan.rounds, peers, floor, workspace, say)
-            show(result)
-            results.append(result)
-    return results
+def run(plan: Plan, peers: Sequence[Peer], workspace: Workspace, say: Say) -> Iterator[CellResult]:
+    """Cell after cell."""
+    floor = Floor(workspace.folder)
+    for cell in plan.cells:
+        yield run_cell(cell, plan.rounds, peers, floor, workspace, say)

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.broadcast.board import Board
 from benchmarks.broadcast.channel import Channel, Peer, Setting
 from benchmarks.broadcast.payloads import same
-from benchmarks.processes import FORK, die_with_parent, lead_group, leave, obey, report_failure
+from benchmarks.processes import FORK, follow, lead
 
 PAUSE = 0.001
 SETTLE = 0.15
@@ -176,16 +176,10 @@ class _Writer(_Process):
         super().close()
 
 
-def _reader_main(reader: _Reader, orders: Connection, failures: Connection) -> None:
-    die_with_parent()
-    obey(reader, orders, failures)
-    leave()
-
-
 def writer_main(peer: Peer, setting: Setting, has_back: bool, orders: Connection) -> None:
-    """The body of the process that `session.Session` starts; it leads a process group."""
-    lead_group()
-    try:
+    """The body of the process that `session.Session` starts."""
+
+    def open_peer() -> _Writer:
         channel = peer.channel(setting)
         back_setting = Setting(
             setting.payload, 1, setting.folder, setting.prefix, setting.name + "-back"
@@ -200,14 +194,12 @@ def writer_main(peer: Peer, setting: Setting, has_back: bool, orders: Connection
         for rank in range(setting.readers):
             here, there = FORK.Pipe()
             process = FORK.Process(
-                target=_reader_main, args=(_Reader(channel, back, board, rank), there, orders)
+                target=follow, args=(_Reader(channel, back, board, rank), there, orders)
             )
             process.start()
             assert process.pid is not None
             readers.append((process.pid, here))
         writer.start(readers, has_back)
-        orders.send(None)
-    except BaseException as error:
-        report_failure(error, orders)
-    obey(writer, orders, orders)
-    leave()
+        return writer
+
+    lead(open_peer, orders)

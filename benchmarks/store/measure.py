@@ -1,9 +1,9 @@
-"""The peers in turns: in every round each has some slices, and the order moves on by one."""
+"""What a peer's turn is: some slices of puts, gets and views, and some objects handed over."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from benchmarks.results import CellResult, Figures
@@ -11,8 +11,7 @@ from benchmarks.session import Session, Workspace
 from benchmarks.store.channel import Peer, Setting
 from benchmarks.store.payloads import Payload
 from benchmarks.store.worker import writer_main
-
-Say = Callable[[str], None]
+from benchmarks.turns import Say, Turns
 
 TIMEOUT = 60.0
 SLICES = 5  # of a peer's turn
@@ -53,33 +52,18 @@ def run_cell(
 ) -> CellResult:
     """All peers side by side; who fails or hangs is ended, reported and left out."""
     result = CellResult(payload.name, payload.title, readers)
-    turns: dict[str, _Turn] = {}
-
-    def leave_out(name: str, why: object) -> None:
-        turns.pop(name, None)
-        result.skipped[name] = str(why)
-        say(f"  {name} is left out: {why}")
-
+    turns = Turns(result, say)
     with ExitStack() as stack:
         for peer in peers:
             if why := peer.missing():
-                leave_out(peer.name, why)
+                turns.leave_out(peer.name, why)
                 continue
             setting = Setting(
                 payload, readers, workspace.folder, workspace.prefix, workspace.new_name()
             )
-            try:
+            with turns.or_left_out(peer.name):
                 session = Session(writer_main, peer, setting, open_seconds=peer.open_seconds)
-                turns[peer.name] = _Turn(stack.enter_context(session))
-            except Exception as error:
-                leave_out(peer.name, error)
+                turns.add(peer.name, _Turn(stack.enter_context(session)))
         for number in range(rounds):
-            names = list(turns)
-            start = number % max(len(names), 1)
-            for name in names[start:] + names[:start]:
-                try:
-                    turns[name].take()
-                except Exception as error:
-                    leave_out(name, error)
-    result.peers = {name: turn.figures for name, turn in turns.items()}
+            turns.take(number)
     return result

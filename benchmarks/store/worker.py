@@ -13,7 +13,7 @@ from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.processes import FORK, die_with_parent, lead_group, leave, obey, report_failure
+from benchmarks.processes import FORK, follow, lead
 from benchmarks.store.channel import Channel, Peer, Setting
 from benchmarks.store.payloads import check, is_stamped, stamp
 
@@ -171,27 +171,19 @@ class Writer:
         self.channel.close()
 
 
-def _reader_main(reader: Reader, orders: Connection, failures: Connection) -> None:
-    die_with_parent()
-    obey(reader, orders, failures)
-    leave()
-
-
 def writer_main(peer: Peer, setting: Setting, orders: Connection) -> None:
-    """The body of the process that `session.Session` starts; it leads a process group."""
-    lead_group()
-    try:
+    """The body of the process that `session.Session` starts."""
+
+    def open_peer() -> Writer:
         channel = peer.channel(setting)
         channel.prepare()
         pipes: list[Connection] = []
         for _ in range(setting.readers):
             here, there = FORK.Pipe()
-            FORK.Process(target=_reader_main, args=(Reader(channel), there, orders)).start()
+            FORK.Process(target=follow, args=(Reader(channel), there, orders)).start()
             pipes.append(here)
         writer = Writer(channel)
         writer.open(pipes)
-        orders.send(None)
-    except BaseException as error:
-        report_failure(error, orders)
-    obey(writer, orders, orders)
-    leave()
+        return writer
+
+    lead(open_peer, orders)

@@ -80,6 +80,13 @@ public:
         return copy_of(take(bytes), bytes);
     }
 
+    // Nothing is left to be taken, and nothing is kept by it: the traceback of an error refers to it.
+    void release() {
+        bytes_ = begin_ = next_ = 0;
+        tree_end_ = sizeof(Header);
+        owner_.reset();
+    }
+
     bool allows_pickle() const noexcept { return allows_pickle_; }
     bool lies() const noexcept { return lies_; }
     void set_lies(bool lies) noexcept { lies_ = lies; }

@@ -40,6 +40,7 @@ void bind_serde(nb::module_& m) {
         .def("take_bytearray", &ObjectMemory::byte_array, "length"_a.none(), nb::sig("def take_bytearray(self, length: object) -> bytearray"))
         .def("take_copy", &ObjectMemory::copy, "length"_a.none(), nb::sig("def take_copy(self, length: object) -> bytearray | PooledBuffer"),
              "The next piece, in writable memory of its own.")
+        .def("release", &ObjectMemory::release, "Nothing is left to be taken; what was taken stays.")
         .def_prop_ro("allows_pickle", &ObjectMemory::allows_pickle, "What it was made with, for who decodes.")
         .def_prop_rw("lies", &ObjectMemory::lies, &ObjectMemory::set_lies, "Are pieces left where they lie?");
 

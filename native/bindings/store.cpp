@@ -100,13 +100,16 @@ void bind_store(nb::module_& m) {
                   return new BoundStoreWriter(store::StoreWriter::create(ring.segment(), ring.ring_bytes(), g));
               },
               "ring"_a, "n_readers"_a, "max_objects"_a, "max_object_size"_a, "Adds an object table to the ring's file.")
+        .def("is_deserted", [](const BoundStoreWriter& self, std::uint64_t offset, std::uint64_t bytes) {
+                 return self.core().is_deserted(offset, bytes); }, "offset"_a, "bytes"_a,
+             "Does nobody read what was cleared in these bytes of the ring?")
         .def("admits", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t offset,
                           std::uint64_t bytes) { return self.core().admits(id, offset, bytes); }, "id"_a, "offset"_a, "bytes"_a,
              "May that part of the ring become that object?")
         .def("offer", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t address,
                          std::uint64_t size) { self.core().offer(id, address, size); }, "id"_a, "address"_a, "size"_a,
              "What was written there is an object from now on.")
-        .def("store", &BoundStoreWriter::store, "id"_a, "address"_a, "metadata"_a, "metadata_bytes"_a, "parts"_a, "bytes"_a,
+        .def("store", &BoundStoreWriter::store, "id"_a, "address"_a, "metadata"_a.none(), "metadata_bytes"_a, "parts"_a, "bytes"_a,
              "Fills an admitted place, and makes an object with one reference of it.")
         .def("refer", [](const BoundStoreWriter& self, std::uint32_t id,
                          std::uint32_t references) { if (self.core().knows(id)) self.core().refer(id, references); },

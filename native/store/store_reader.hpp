@@ -11,15 +11,18 @@ namespace memlane::store {
 
 class StoreReader : public ObjectReader {
 public:
+    // Looks at entries that seem to be closing, before a successor lets them be.
+    static constexpr int kPatience = 1'000'000;
+
     // Takes the first place that nobody has had; if there is none, one whose reader has closed or died.
-    static std::shared_ptr<StoreReader> join(const core::Segment& ring, const ObjectTable& table) {
+    static std::shared_ptr<StoreReader> join(const core::Segment& ring, const ObjectTable& table, int patience = kPatience) {
         core::ParticipantSlot* const slots = table.slots();
         for (const bool used : {false, true})
             for (std::size_t slot = 1; slot < table.participants(); ++slot) {
                 const bool is_absent = core::load_acquire(slots[slot].state) == core::SlotState::absent;
                 if (is_absent == used) continue;
                 try {
-                    return std::shared_ptr<StoreReader>(new StoreReader(ring.join_same_mapping(slot), table, slot));
+                    return std::shared_ptr<StoreReader>(new StoreReader(ring.join_same_mapping(slot), table, slot, patience));
                 } catch (const core::RankTaken&) {
                     continue;  // somebody lives there
                 }
@@ -29,7 +32,7 @@ public:
     }
 
 private:
-    StoreReader(std::shared_ptr<core::Segment> own, const ObjectTable& t, std::size_t slot)
+    StoreReader(std::shared_ptr<core::Segment> own, const ObjectTable& t, std::size_t slot, int patience)
         : ObjectReader(std::move(own), t, slot) {
         const bool is_successor = core::load_acquire(own_slot().state) != core::SlotState::absent;
         for (std::uint64_t i = 0; is_successor && i < table().capacity(); ++i)
@@ -39,15 +42,14 @@ private:
         core::store_relaxed(own_slot().views, 0u);
         core::add_single_writer(own_slot().epoch, 1u);
         participants().join(slot, os::own_identity());
-        if (is_successor) forgive();
+        if (is_successor) forgive(patience);
     }
 
     // A successor owes no reads of what was stored before: nobody will tell it the addresses. Entry by entry, pinned, so
     // that none becomes another object's in between; what is referenced later is owed.
-    void forgive() noexcept {
+    void forgive(int patience) noexcept {
         // What is missed here would be owed for ever. But the writer closes one entry at a time: if many seem to be
         // closing, that is not its doing.
-        int patience = 1'000'000;
         for (std::uint64_t i = 0; i < table().capacity(); ++i) {
             add_pin(i);
             if (is_live(settled_stamp(i, patience)))

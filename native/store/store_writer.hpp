@@ -28,14 +28,21 @@ public:
         return std::shared_ptr<StoreWriter>(new StoreWriter(std::move(own), ObjectTable::add(ring, ring_bytes, g)));
     }
 
-    // May `bytes` bytes at `offset` of the ring become object `id`? Not while somebody reads what was cleared there.
+    // Does nobody read what was cleared in these bytes of the ring?
+    bool is_deserted(std::uint64_t offset, std::uint64_t bytes) {
+        return std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
+            return ghost.offset < offset + bytes && offset < ghost.offset + ghost.bytes && is_pinned(ghost.index);
+        });
+    }
+
+    // May these bytes become object `id`? Its entry, too, must be nobody's.
     bool admits(std::uint32_t id, std::uint64_t offset, std::uint64_t bytes) {
         const std::uint64_t index = table().index_of(id);
         if (is_live(core::load_relaxed(table().entry(index).stamp))) return false;
-        return std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
-            const bool meets = ghost.index == index || (ghost.offset < offset + bytes && offset < ghost.offset + ghost.bytes);
-            return meets && is_pinned(ghost.index);
+        const bool is_haunted = std::any_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
+            return ghost.index == index && is_pinned(index);
         });
+        return !is_haunted && is_deserted(offset, bytes);
     }
 
     // What was written there is an object from now on, with no reference yet. `size`: count bytes, metadata and data.

@@ -351,6 +351,9 @@ class StoreWriter:
     ) -> StoreWriter:
         """Adds an object table to the ring's file."""
 
+    def is_deserted(self, offset: int, bytes: int) -> bool:
+        """Does nobody read what was cleared in these bytes of the ring?"""
+
     def admits(self, id: int, offset: int, bytes: int) -> bool:
         """May that part of the ring become that object?"""
 
@@ -361,7 +364,7 @@ class StoreWriter:
         self,
         id: int,
         address: int,
-        metadata: object,
+        metadata: object | None,
         metadata_bytes: int,
         parts: object,
         bytes: int,
@@ -450,6 +453,9 @@ class ObjectMemory:
     def take_bytearray(self, length: object) -> bytearray: ...
     def take_copy(self, length: object) -> bytearray | PooledBuffer:
         """The next piece, in writable memory of its own."""
+
+    def release(self) -> None:
+        """Nothing is left to be taken; what was taken stays."""
 
     @property
     def allows_pickle(self) -> bool:

@@ -77,9 +77,8 @@ class PickleCodec:
             if isinstance(stream, bytes):
                 return pickle.loads(stream, buffers=views)
             return pickle.Unpickler(stream, buffers=views).load()
-        except BaseException:
-            del views, buffers  # they may be a chunk, which the traceback would keep
-            raise
+        finally:
+            del views, buffers  # they may be a chunk, which the traceback of an error would keep
 
 
 class MsgpackCodec:

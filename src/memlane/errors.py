@@ -126,7 +126,10 @@ class WriterUnreachable(MemlaneError, ConnectionError):
 
 
 class AccessRefused(MemlaneError, PermissionError):
-    """One side of a connection could not prove to be who the handle says; nothing was attached."""
+    """A peer over the network could not prove who it is by the handle's keys; nothing was attached.
+
+    What the operating system does not allow is `AccessDenied`.
+    """
 
 
 # The group ------------------------------------------------------------------------------------
@@ -288,7 +291,10 @@ class SystemFault(MemlaneError, OSError):
 
 
 class AccessDenied(SystemFault, PermissionError):
-    """The system does not let this process do that."""
+    """The operating system refused a call (EACCES, EPERM, EROFS).
+
+    A peer over the network that is not let in gets `AccessRefused`.
+    """
 
 
 class OutOfMemory(SystemFault, MemoryError):

@@ -13,7 +13,7 @@ from memlane import MessageQueue
 from tests.harness import PATIENCE, Remote
 from tests.queues import start_reader
 
-IDLE = 10.0
+IDLE = 5.0
 SHARE = 0.005
 
 

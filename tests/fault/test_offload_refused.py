@@ -2,14 +2,13 @@
 
 import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from memlane import SegmentRefused, WrongProcess
-from tests.harness import Link, holdings, start, surplus
+from tests.harness import NO_FILES, Link, holdings, start, surplus
 from tests.queues import refuses
 from tests.regions import new_id, path_of, region_of
 
@@ -73,20 +72,7 @@ def test_live_region_of_another_mode() -> None:
         path_of(instance).chmod(0o600)
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path, 0o600)
-
-
-def directory(path: Path) -> None:
-    path.mkdir(0o700)
-
-
-def unix_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-
-
-@pytest.mark.parametrize("make", [fifo, directory, unix_socket])
+@pytest.mark.parametrize("make", NO_FILES)
 def test_no_file(make: Callable[[Path], None]) -> None:
     instance = new_id()
     make(path_of(instance))
@@ -94,7 +80,8 @@ def test_no_file(make: Callable[[Path], None]) -> None:
         with refuses(PermissionError, match="regular file"):
             region_of(instance)
     finally:
-        path_of(instance).rmdir() if make is directory else path_of(instance).unlink()
+        path = path_of(instance)
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 def few_descriptors(_link: Link) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, ShmExhausted
-from tests.harness import Link, start
+from tests.harness import Link, Peer, start
 from tests.queues import path_of, queue_of
 
 CHUNK, CHUNKS, READERS = 256, 2, 2
@@ -145,8 +145,12 @@ def use_meanwhile(link: Link) -> int:
 def test_while_it_is_used() -> None:
     """Somebody who overwrites at any moment finds no window in which a call would crash."""
     victim = start(use_meanwhile)
+    attackers: list[Peer] = []
     for _ in range(ROUNDS):
-        attacker = start(scribble_all_the_time, victim.hear())
-        attacker.hear()
+        name = victim.hear()
+        for attacker in attackers:
+            attacker.kill()  # its queue is gone, and it takes a core
+        attackers = [start(scribble_all_the_time, name)]
+        attackers[0].hear()
         victim.tell("go")
     assert victim.result() == 50 * ROUNDS

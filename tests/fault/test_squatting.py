@@ -5,7 +5,6 @@ the process's memory to them.
 """
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memlane import MessageQueue, SegmentRefused, ShmRingBuffer
-from tests.harness import Link, start
+from tests.harness import NO_FILES, Link, start
 from tests.queues import path_of, refuses, ring_in, start_reader
 
 NOBODY = 65534
@@ -120,22 +119,8 @@ def test_other_user(writer: MessageQueue) -> None:
     start(role).result()
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path, 0o600)
-
-
-def directory(path: Path) -> None:
-    path.mkdir(0o700)
-
-
-def unix_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-    path.chmod(0o600)
-
-
 @attaching
-@pytest.mark.parametrize("make", [fifo, directory, unix_socket])
+@pytest.mark.parametrize("make", NO_FILES)
 def test_no_file(
     writer: MessageQueue, aside: Path, attach: Attach, make: Callable[[Path], None]
 ) -> None:

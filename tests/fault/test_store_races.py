@@ -16,23 +16,9 @@ import pytest
 from memlane import MemlaneError, ObjectGone, ShmObjectStorageHandle
 from tests.harness import Link, start, until
 from tests.queues import refuses
-from tests.stores import BytesSerde, Place, Ring, Storage, fill, start_store_reader, store_of
+from tests.stores import BytesSerde, Paced, Place, Ring, Storage, fill, start_store_reader, store_of
 
 ONE = bytes(52)
-
-
-class Paced(BytesSerde):
-    """Decodes the first half, waits for a cue, decodes the second half."""
-
-    link: Link | None = None
-
-    def deserialize(self, data: memoryview) -> Any:
-        half = len(data) // 2
-        first = bytes(data[:half])
-        if self.link is not None:
-            self.link.tell("halfway")
-            self.link.hear()
-        return first + bytes(data[half:])
 
 
 def paced(link: Link, handle: ShmObjectStorageHandle, address: int, number: int) -> Any:

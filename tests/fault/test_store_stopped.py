@@ -5,14 +5,13 @@
 
 import os
 import time
-from typing import Any
 
 import pytest
 
 from memlane import ShmObjectStorageHandle
 from tests.harness import Link, start
 from tests.queues import BOUND, refuses
-from tests.stores import BytesSerde, Storage, start_store_reader, store_of
+from tests.stores import Paced, Storage, start_store_reader, store_of
 
 SECONDS = float(os.environ.get("MEMLANE_SOAK_SECONDS", "1.5"))
 pytestmark = pytest.mark.soak(seconds=int(60 + 3 * SECONDS))
@@ -20,18 +19,10 @@ VALUE = bytes(range(52))
 assert SECONDS > BOUND
 
 
-class Halting(BytesSerde):
-    """Says when it has decoded the first half, and goes on at once: whoever stops it does so."""
+class Halting(Paced):
+    """Who stops it does so when it is halfway, and tells it to go on before it runs again."""
 
-    link: Link | None = None
-
-    def deserialize(self, data: memoryview) -> Any:
-        half = len(data) // 2
-        first = bytes(data[:half])
-        if self.link is not None:
-            self.link.tell("halfway")
-            self.link.hear(timeout=SECONDS + 60)
-        return first + bytes(data[half:])
+    patience = SECONDS + 60
 
 
 def reading(link: Link, handle: ShmObjectStorageHandle, place: tuple[int, int], how: str) -> bytes:
@@ -45,7 +36,7 @@ def reading(link: Link, handle: ShmObjectStorageHandle, place: tuple[int, int], 
             with reader.view(*place) as view:
                 first = bytes(view[:26])
                 link.tell("halfway")
-                link.hear(timeout=SECONDS + 60)
+                link.hear(Halting.patience)
                 value = first + bytes(view[26:])
                 del view
         link.tell(value)

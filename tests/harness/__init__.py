@@ -21,6 +21,7 @@ from tests.harness.faults import (
 from tests.harness.leaks import Holdings, children_of, holdings, surplus
 from tests.harness.link import Link, Silence
 from tests.harness.network import Neighbour, neighbour, network_refusal
+from tests.harness.no_files import NO_FILES
 from tests.harness.peer import METHODS, Peer, PeerGone, dismiss, reap, start
 from tests.harness.places import is_sanitized, own_pid_namespace, private_shm, unshare_refusal
 from tests.harness.remote import Remote, serve
@@ -28,6 +29,7 @@ from tests.harness.waiting import PATIENCE, asleep, cpu_seconds, until, until_as
 
 __all__ = [
     "METHODS",
+    "NO_FILES",
     "PATIENCE",
     "Aside",
     "Crash",

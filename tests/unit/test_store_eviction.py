@@ -255,6 +255,23 @@ def test_clear_while_somebody_reads() -> None:
         assert writer.statistics().objects == 2
 
 
+def test_a_chunk_by_hand_over_what_was_cleared() -> None:
+    """The ring does not give away what somebody reads, whoever asks for it."""
+    with store_of(size=640, max_object_size=64) as (writer, (reader,)):
+        ring = writer.ring_buffer
+        for n in range(2):
+            place = writer.put(n, ONE)
+        with reader.view(*place) as view:
+            writer.clear()
+            assert ring.allocate_buf(56) == (0, 2)
+            with refuses(MemoryError, match="somebody still reads what was cleared"):
+                ring.allocate_buf(1)
+            assert bytes(view) == ONE
+        del view
+        address, _ = ring.allocate_buf(1)
+        assert address == 64
+
+
 def test_clear_in_the_middle_of_a_get() -> None:
     """A get that is overtaken by clear() raises, or gives the right bytes."""
     decoding, cleared = threading.Event(), threading.Event()

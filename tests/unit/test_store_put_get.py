@@ -184,13 +184,19 @@ class Liar(BytesSerde):
             b"tuple": ((data,), nbytes, metadata, md_bytes),
             b"part": (["text"], 4, metadata, md_bytes),
             b"gaps": ([memoryview(data)[::2]], len(data[::2]), metadata, md_bytes),
+            b"no metadata": (data, nbytes, None, 0),
             b"no number": (data, "8", metadata, md_bytes),
+            b"three": (data, nbytes, metadata),
+            b"nothing": None,
         }.get(value, (data, nbytes, metadata, md_bytes))
 
 
 @pytest.mark.parametrize(
     "value",
-    [b"too much", b"too little", b"metadata", b"negative", b"text", b"tuple", b"part", b"gaps"],
+    [
+        *(b"too much", b"too little", b"metadata", b"negative", b"text", b"tuple", b"part"),
+        *(b"gaps", b"no metadata"),
+    ],
 )
 def test_sc_a_serde_that_lies(value: bytes) -> None:
     """SC: the put raises ValueError, nothing is stored, and the storage works."""
@@ -217,8 +223,9 @@ def test_sc_a_serde_that_raises() -> None:
     with store_of(serde=Liar) as (writer, (reader,)):
         with pytest.raises(Trouble):
             writer.put("k", b"raises")
-        with refuses(TypeError):
-            writer.put("k", b"no number")
+        for value in (b"no number", b"three", b"nothing"):
+            with refuses(TypeError):
+                writer.put("k", value)
         assert reader.get(*writer.put("k", b"good")) == b"good"
 
 

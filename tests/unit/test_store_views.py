@@ -3,13 +3,21 @@
 import gc
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from memlane import Closed, ObjectSerde, Unsupported, ViewInUse
+from memlane import (
+    Closed,
+    MsgpackSerde,
+    ObjectSerde,
+    PickleMsgpackSerde,
+    Unsupported,
+    ViewInUse,
+)
 from tests.harness import Link, start
 from tests.queues import refuses
 from tests.stores import ArraySerde, Ring, Storage, store_of
@@ -147,19 +155,42 @@ def test_several_views() -> None:
 
 
 class Bomb(ArraySerde):
-    def deserialize_view(self, data: memoryview) -> Any:
+    def deserialize(self, data: memoryview) -> Any:
         raise ZeroDivisionError
 
+    deserialize_view = deserialize
 
-def test_decoding_fails() -> None:
-    """The block is not entered, the read not counted, nothing pinned."""
+
+def enter(reader: Storage, address: int, number: int) -> None:
+    with reader.view(address, number):
+        raise AssertionError("the block must not be entered")
+
+
+@pytest.mark.parametrize("read", [Storage.get, enter])
+def test_decoding_fails(read: Callable[..., object]) -> None:
+    """The read is not counted, and nothing pinned: neither by the error, nor by its traceback."""
     with store_of(serde=Bomb) as (writer, (reader,)):
         place = writer.put("k", ARRAY)
-        with pytest.raises(ZeroDivisionError), reader.view(*place):
-            raise AssertionError("the block must not be entered")
-        gc.collect()
+        with pytest.raises(ZeroDivisionError) as caught:
+            read(reader, *place)
         assert views(writer) == 0
         assert writer.statistics().readers[0].outstanding == 1
+        del caught
+
+
+@pytest.mark.parametrize("read", [Storage.get, enter])
+def test_decoding_is_refused(read: Callable[..., object]) -> None:
+    """The same by memlane's own serde: what it had taken out before is not kept."""
+    with (
+        store_of(serde=PickleMsgpackSerde, attached=0) as (writer, _),
+        Storage(1 << 14, 1, Ring(*writer.ring_buffer.handle()), MsgpackSerde) as reader,
+    ):
+        place = writer.put("k", {"first": b"b" * 5000, "then": Fraction(1, 2)})
+        with pytest.raises(ValueError, match="Unsupported object type") as caught:
+            read(reader, *place)
+        assert views(writer) == 0
+        assert writer.statistics().readers[0].outstanding == 1
+        del caught
 
 
 class Copies(ArraySerde):

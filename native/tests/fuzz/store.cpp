@@ -16,6 +16,7 @@ namespace {
 using testing::Store;
 
 constexpr std::uint8_t kCall = 255;
+constexpr int kPatience = 100;  // a table that is all closing would cost every such input a tenth of a second
 
 class Calls {
 public:
@@ -69,7 +70,7 @@ private:
         store_.one.reset();
         reader_.reset();
         try {
-            reader_ = store_.join();
+            reader_ = store::StoreReader::join(*store_.ring, store_.writer->table(), kPatience);
         } catch (const core::RankTaken&) {  // the table says that there is no such place
             reader_ = store_.two;
         }

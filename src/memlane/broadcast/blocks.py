@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._failures import view_in_use
@@ -25,16 +25,14 @@ if TYPE_CHECKING:
 def write_block(owner: object, writer: RingWriter, timeout: float | None) -> Iterator[memoryview]:
     """Publishes the chunk unless the block raises, or leaves something that could change it."""
     view = writer.begin_write(timeout)
+    is_whole = False
     try:
         yield view
-    except BaseException:
+        is_whole = True
+    finally:
         _release(view)
         del view
-        writer.end_write(publish=False)
-        raise
-    _release(view)
-    del view
-    writer.end_write(publish=True)
+        writer.end_write(publish=is_whole)
     del owner
 
 
@@ -44,19 +42,16 @@ def read_block(
 ) -> Iterator[memoryview]:
     """Gives the chunk back, however the block ends; later if something still refers to it."""
     view = reader.begin_read(timeout, cancel)
+    is_whole = False
     try:
         yield view
-    except BaseException:
+        is_whole = True
+    finally:
         _release(view)
         del view
-        with suppress(
-            ViewInUse
-        ):  # the traceback refers to what the block made; its error says more
+        # An error says more, and its traceback refers to what the block made.
+        with nullcontext() if is_whole else suppress(ViewInUse):
             reader.end_read()
-        raise
-    _release(view)
-    del view
-    reader.end_read()
     del owner
 
 

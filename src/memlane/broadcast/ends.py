@@ -8,8 +8,8 @@ into native code and nothing else. Ends over the network are in `network.py`.
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from memlane._failures import participant
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 # Of every chunk this much is reserved when the queue is made, the rest when a message needs it: a
 # default queue (10 chunks of 10 MiB) must fit a container's 64 MiB while its messages are small.
 RESERVED_CHUNK_BYTES = 64 * 1024
+
+
+Native = TypeVar("Native", RingWriter, RingReader)
 
 
 class End(Protocol):
@@ -77,29 +80,18 @@ class ReaderEnd(End, Protocol):
     ) -> AbstractContextManager[memoryview]: ...
 
 
-class LocalWriter:
-    """The writer of a ring."""
+class _LocalEnd(Generic[Native]):
+    """What the ends on one host have in common."""
 
     socket = None
 
-    def __init__(
-        self,
-        geometry: RingGeometry,
-        queue_id: bytes,
-        ranks: Sequence[int],
-        codec: Codec,
-        keep_bytes: int,
-    ) -> None:
-        """A new segment, and the writer's end of it. Fails whole."""
-        self.segment = RingSegment.create(
-            geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
-        )
-        try:
-            self.native = RingWriter(self.segment, ranks, codec, keep_bytes)
-        except BaseException:
-            self.segment.abandon()  # now, and not when the traceback goes
-            raise
-        self.send: Callable[[Any, float | None], None] = self.native.send
+    def __init__(self, segment: RingSegment, make: Callable[[], Native]) -> None:
+        """Gives the segment up if `make` raises."""
+        with ExitStack() as undo:
+            undo.callback(segment.abandon)  # now, and not when the traceback goes
+            self.native: Native = make()
+            undo.pop_all()
+        self.segment = segment
         self.wait_until_ready = self.native.wait_until_ready
         self.check = self.native.check
         self.close = self.native.close
@@ -111,6 +103,25 @@ class LocalWriter:
 
     def statistics(self) -> QueueStatistics:
         return queue_statistics(self.native)
+
+
+class LocalWriter(_LocalEnd[RingWriter]):
+    """The writer of a ring."""
+
+    def __init__(
+        self,
+        geometry: RingGeometry,
+        queue_id: bytes,
+        ranks: Sequence[int],
+        codec: Codec,
+        keep_bytes: int,
+    ) -> None:
+        """A new segment, and the writer's end of it. Fails whole."""
+        segment = RingSegment.create(
+            geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
+        )
+        super().__init__(segment, lambda: RingWriter(segment, ranks, codec, keep_bytes))
+        self.send: Callable[[Any, float | None], None] = self.native.send
 
     def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:
         return write_block(owner, self.native, timeout)
@@ -133,10 +144,8 @@ class LocalWriter:
             )
 
 
-class LocalReader:
+class LocalReader(_LocalEnd[RingReader]):
     """A reader of a ring."""
-
-    socket: zmq.Socket[bytes] | None = None
 
     def __init__(self, handle: Handle, place: int) -> None:
         """The handle's ring, joined, and the end of the reader that has `place`. Fails whole."""
@@ -144,35 +153,19 @@ class LocalReader:
             raise no_such_reader(place, [])
         *numbers, name = handle.buffer_handle
         geometry = ring_geometry(*numbers)
-        self.rank = rank = handle.local_reader_ranks[place]
+        ranks, origin = handle.local_reader_ranks, handle.relay_of
+        self.rank = rank = ranks[place]
         self.geometry: RingGeometry | None = geometry
         codec = codec_of(handle.serializer)
         queue_id = bytes.fromhex(handle.queue_id)
         try:
-            self.segment = RingSegment.attach(
+            segment = RingSegment.attach(
                 geometry, name, queue_id, RESERVED_CHUNK_BYTES, slot=1 + place
             )
-            try:
-                self.native = RingReader(
-                    self.segment, handle.local_reader_ranks, codec, place, handle.relay_of
-                )
-            except BaseException:
-                self.segment.abandon()  # now, and not when the traceback goes
-                raise
+            super().__init__(segment, lambda: RingReader(segment, ranks, codec, place, origin))
         except RankTaken as error:
             raise RankTaken(f"reader {rank} cannot attach: {error}") from None
         self.receive: Callable[[float | None, threading.Event | None], Any] = self.native.receive
-        self.wait_until_ready = self.native.wait_until_ready
-        self.check = self.native.check
-        self.close = self.native.close
-        self.abandon = self.native.abandon
-
-    @property
-    def position(self) -> int:
-        return self.native.position
-
-    def statistics(self) -> QueueStatistics:
-        return queue_statistics(self.native)
 
     def view(
         self, owner: object, timeout: float | None, cancel: threading.Event | None

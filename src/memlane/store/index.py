@@ -52,6 +52,11 @@ class ObjectIndex:
         self._drop(chunk_id)
         return True
 
+    def is_deserted(self, offset: int, nbytes: int) -> bool:
+        """Does nobody read what was cleared there?"""
+        end = self._open_end()
+        return end is None or end.is_deserted(offset, nbytes)
+
     def forget(self, chunk_id: int) -> None:
         """Takes back what a put has done so far; nobody knows the object's address yet."""
         end = self._open_end()

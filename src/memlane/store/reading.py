@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane.errors import ObjectGone
 from memlane.store.views import ObjectView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memlane._native import PinnedObject, StoreReader, StoreWriter
     from memlane.store.serde import ObjectSerde
 
@@ -32,7 +35,7 @@ class ObjectReads:
         """
         pinned = self._pin(address, monotonic_id)
         try:
-            value = self.ser_de.deserialize(pinned.data())
+            value = self._decoded(self.ser_de.deserialize, pinned)
             if not self._finish(pinned):
                 raise self._gone(address, monotonic_id)
         finally:
@@ -55,12 +58,23 @@ class ObjectReads:
             raise self._gone(address, monotonic_id)
         return pinned
 
-    def _decode_view(self, pinned: PinnedObject) -> Any:
+    def _decoded_view(self, pinned: PinnedObject) -> Any:
         try:
             decode = self.ser_de.deserialize_view
         except AttributeError:  # a serde of the known design has no views of its own
             decode = self.ser_de.deserialize
-        return decode(pinned.data())
+        return self._decoded(decode, pinned)
+
+    @staticmethod
+    def _decoded(decode: Callable[[memoryview], Any], pinned: PinnedObject) -> Any:
+        data = pinned.data()
+        try:
+            return decode(data)
+        except BaseException:  # whose traceback would keep the object from eviction
+            with suppress(BufferError):
+                data.release()
+            pinned.release()
+            raise
 
     def _finish(self, pinned: PinnedObject) -> bool:
         """Counts the read. False, and not counted, if what was read was not the object's."""

@@ -25,6 +25,9 @@ IsFree = Callable[[int, memoryview], bool]
 class Tenant(Protocol):
     """Who keeps something in the chunks, and must hear of their end."""
 
+    def is_deserted(self, offset: int, nbytes: int) -> bool:
+        """May a new chunk lie there?"""
+
     def release(self, chunk_id: int) -> bool:
         """The chunk is about to be freed. False keeps it."""
 
@@ -158,6 +161,14 @@ class SingleWriterShmRingBuffer:
             place = self._place(total)
             if place is None:
                 raise self.no_room(total)
+            at = place.address % self.data_buffer_size
+            if self._tenant is not None and not self._tenant.is_deserted(at, total):
+                raise StoreFull(
+                    f"Not enough space in the data buffer: where a chunk of {total} bytes would "
+                    f"lie somebody still reads what was cleared; the storage's statistics() tell "
+                    f"who",
+                    total,
+                )
             self._new = None
             return place
 

@@ -138,6 +138,8 @@ class MsgpackSerde(ObjectSerde):
             RecursionError,
         ) as error:
             raise CorruptMessage(f"the object cannot be decoded: {error}") from error
+        finally:
+            memory.release()  # the traceback of an error would keep it, and it the object
 
 
 class PickleMsgpackSerde(MsgpackSerde):

@@ -188,7 +188,14 @@ class SingleWriterShmObjectStorage(ObjectReads):
             self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
 
     def _serialized(self, value: Any) -> tuple[Any, int, Any, int]:
-        data, data_bytes, metadata, md_bytes = self.ser_de.serialize(value)
+        parts = self.ser_de.serialize(value)
+        try:
+            data, data_bytes, metadata, md_bytes = parts
+        except (TypeError, ValueError):
+            raise InvalidType(
+                f"{self.serde_class.__name__}.serialize must return data, its bytes, metadata and "
+                f"its bytes; it returned {type(parts).__name__}"
+            ) from None
         return (
             data,
             integer_from("the bytes of the data", data_bytes, 0),

@@ -30,7 +30,7 @@ class ObjectView:
 
     def __enter__(self) -> Any:
         pinned = self._storage._pin(*self._place)
-        self._value = self._storage._decode_view(pinned)
+        self._value = self._storage._decoded_view(pinned)
         self._pinned = pinned
         return self._value
 

@@ -83,9 +83,9 @@ def change(content: bytes, dice: random.Random) -> bytes:
         return engine.change(content, dice)
     try:
         fields = json.loads(content)
+        return json.dumps(_changed(fields, dice, dice.randint(1, 3))).encode()
     except (ValueError, RecursionError):
         return engine.change(content, dice)
-    return json.dumps(_changed(fields, dice, dice.randint(1, 3))).encode()
 
 
 def _changed(value: Any, dice: random.Random, depth: int) -> Any:
