@@ -141,12 +141,17 @@ def test_a_killed_relay() -> None:
             assert there.call(rank, "dequeue", PATIENCE) == "before"
         there.kill(there.relay)
         for rank in there.behind:
-            with pytest.raises(WriterDied, match=rf"or its relay here \(pid {there.pids[there.relay]}\) did"):
+            with pytest.raises(
+                WriterDied, match=rf"or its relay here \(pid {there.pids[there.relay]}\) did"
+            ):
                 there.call(rank, "dequeue", PATIENCE)
         until(lambda: all(row.state == "dead" for row in writer.statistics().readers))
         with pytest.raises(ReaderDied, match="its connection ended") as caught:
             writer.enqueue("nobody there", PATIENCE)
-        assert (caught.value.rank, caught.value.pid) == (there.relay, there.pids[there.relay])  # and not whom it served
+        assert (caught.value.rank, caught.value.pid) == (
+            there.relay,
+            there.pids[there.relay],
+        )  # and not whom it served
         for rank in RANKS:
             writer.release_reader(rank)
         writer.enqueue("nobody there", PATIENCE)

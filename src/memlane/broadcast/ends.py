@@ -83,7 +83,7 @@ class ReaderEnd(End, Protocol):
 class _LocalEnd(Generic[Native]):
     """What the ends on one host have in common."""
 
-    socket = None
+    socket: zmq.Socket[bytes] | None = None
 
     def __init__(self, segment: RingSegment, make: Callable[[], Native]) -> None:
         """Gives the segment up if `make` raises."""

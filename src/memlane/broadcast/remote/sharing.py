@@ -51,7 +51,9 @@ class SharingReader(RemoteReader):
         with self._lock, suppress(zmq.Again):
             for first in range(0, max(len(rows), 1), _ROWS):
                 body = Report(name, ring_id, rows[first : first + _ROWS])
-                self.socket.send(control(Header(What.REPORT, self._stream.epoch), body), zmq.DONTWAIT)
+                self.socket.send(
+                    control(Header(What.REPORT, self._stream.epoch), body), zmq.DONTWAIT
+                )
 
     # For who reads from a relay's ring ---------------------------------------------------------
 
