@@ -22,7 +22,8 @@ def test_two_hosts(tmp_path: Path) -> None:
     """Equal tokens, also over a pause; behind the bound everybody says who is gone, and goes."""
     finished = run("--tokens", "6", "--prompts", write_prompts(tmp_path, PROMPTS))
     said = finished.stdout
-    assert (finished.returncode, finished.stderr) == (0, ""), said + finished.stderr
+    assert finished.returncode == 0, said + finished.stderr
+    assert "Traceback" not in finished.stderr  # but a slow start may be remarked upon
     scheduler = re.search(r"scheduler \(pid (\d+)\)", said)
     workers = dict(re.findall(r"(\d) \(pid (\d+)\)[,: ]", said.partition("cable")[0]))
     assert scheduler is not None
