@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import CorruptMessage, MessageQueue, WriterClosed
-from memlane.broadcast import grouping
+from memlane import CorruptMessage, MessageQueue, ReaderDied, WriterClosed, WriterDied
+from memlane.broadcast import grouping, relay
 from memlane.broadcast.remote import hosts, wire
+from memlane.broadcast.remote.reader import ACK_DELAY
+from memlane.broadcast.remote.sharing import SharingReader
 from memlane.broadcast.remote.wire import ReportRow
 from tests.groups import groups_of, queues_over
 from tests.harness import PATIENCE, Aside, until
@@ -58,8 +60,8 @@ def test_nothing_is_decoded_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     with relayed_queue(2) as (writer, readers):
         writer.enqueue(Counted())
         until(lambda: writer.statistics().readers[0].behind == 1)
-        relay = readers[0]._reader._relay  # type: ignore[union-attr]
-        until(lambda: relay.ring.native.position == 1, "it is in the ring")
+        ring = readers[0]._reader._relay.ring  # type: ignore[union-attr]
+        until(lambda: ring.native.position == 1, "it is in the ring")
         assert Counted.made == 0
         for reader in readers:
             reader.dequeue(PATIENCE)
@@ -225,8 +227,8 @@ def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     before = segments()
     with groups_of("tcp", 4) as groups:
-        for relay, connections in (True, 1), (False, 3):
-            with queues_over(groups, 2, relay=relay, connect_ip="127.0.0.1") as queues:
+        for shared, connections in (True, 1), (False, 3):
+            with queues_over(groups, 2, relay=shared, connect_ip="127.0.0.1") as queues:
                 until(lambda: segments() == before)
                 assert connections_of(queues[2]) == connections
                 queues[2].enqueue("hello")
@@ -243,3 +245,115 @@ def test_idle_relay_sleeps() -> None:
         before = time.process_time()
         time.sleep(1.0)
         assert time.process_time() - before < 0.05
+
+
+def test_a_slow_reader_with_a_small_window() -> None:
+    """The ring wakes the relay: the writer hears of each message at once that was read."""
+    count = 100
+    with relayed_queue(2, remote_window=1) as (writer, readers):
+        reading = [Aside(lambda r: [r.dequeue(PATIENCE) for _ in range(count)], r) for r in readers]
+        began = time.monotonic()
+        for number in range(count):
+            writer.enqueue(number, PATIENCE)
+        for each in reading:
+            assert each.result() == list(range(count))
+        assert time.monotonic() - began < count * ACK_DELAY / 2
+
+
+def test_large_messages_that_fill_the_window() -> None:
+    """The same for bytes."""
+    count, message = 50, bytes(100_000)
+    with relayed_queue(2, remote_window_bytes=150_000) as (writer, readers):
+        reading = [
+            Aside(lambda r: [len(r.dequeue(PATIENCE)) for _ in range(count)], r) for r in readers
+        ]
+        began = time.monotonic()
+        for _ in range(count):
+            writer.enqueue(message, PATIENCE)
+        for each in reading:
+            assert each.result() == [len(message)] * count
+        assert time.monotonic() - began < count * ACK_DELAY / 2
+
+
+class Gone(Exception):
+    """Stands for the end of a process in the middle of a call."""
+
+
+@pytest.mark.parametrize("step", ["validate", "is_seen_at"])
+def test_who_was_shown_the_ring_and_died(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Before it was in the ring its place is free for the next; from then on it is a reader."""
+    with remote_writer(2, relay=True) as writer, ExitStack() as stack:
+
+        def attach(rank: int) -> MessageQueue:
+            reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
+            stack.callback(reader.close)
+            return reader
+
+        def die(*_: object) -> None:
+            raise Gone
+
+        first = attach(0)
+        with monkeypatch.context() as patch:
+            where = relay._ring_handle if step == "validate" else SharingReader.is_seen_at
+            patch.setattr(relay if step == "validate" else SharingReader, where.__name__, die)
+            with pytest.raises(Gone):
+                attach(1)
+        if step == "is_seen_at":
+            until(lambda: writer.statistics().readers[1].state == "dead")
+            with refuses(ReaderDied, match="reader 1"):
+                writer.enqueue("nobody there")
+            return
+        writer.enqueue("first")
+        second = attach(1)
+        assert connections_of(writer) == 1
+        assert [reader.dequeue(PATIENCE) for reader in (first, second)] == ["first"] * 2
+
+
+def test_a_relay_that_ends_while_another_attaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was about to read from its ring gets a stream of its own, from the first message on."""
+    with remote_writer(2, relay=True) as writer, ExitStack() as stack:
+        first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        writer.enqueue("first")
+        is_seen_at = SharingReader.is_seen_at
+
+        def late(self: SharingReader, ring: wire.Ring) -> bool:
+            first._end.abandon()
+            until(lambda: writer.statistics().readers[0].state == "dead")
+            return is_seen_at(self, ring)
+
+        monkeypatch.setattr(SharingReader, "is_seen_at", late)
+        second = MessageQueue.create_from_handle(writer.export_handle(1), 1)
+        stack.callback(second.close)
+        writer.release_reader(0)
+        writer.enqueue("second", PATIENCE)
+        assert [second.dequeue(PATIENCE) for _ in range(2)] == ["first", "second"]
+        assert [row.state for row in writer.statistics().readers] == ["closed", "running"]
+
+
+def test_a_place_that_was_released_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes to the ring too late is told; the relay does not wait for him."""
+    with remote_writer(2, relay=True) as writer, ExitStack() as stack:
+        first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        stack.callback(first.close)
+        is_seen_at = SharingReader.is_seen_at
+
+        def late(self: SharingReader, ring: wire.Ring) -> bool:
+            writer.release_reader(1)
+            return is_seen_at(self, ring)
+
+        monkeypatch.setattr(SharingReader, "is_seen_at", late)
+        with refuses(WriterDied, match="reader 1 is closed"):
+            MessageQueue.create_from_handle(writer.export_handle(1), 1)
+        for number in range(20):
+            writer.enqueue(number, PATIENCE)
+            assert first.dequeue(PATIENCE) == number
+
+
+def test_many_who_are_absent() -> None:
+    """So many that their names fill no frame; the first are named, the others counted."""
+    with (
+        remote_writer(2500) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader,
+        refuses(TimeoutError, match=r"reader 8 \(never attached\) and 2491 more$"),
+    ):
+        reader.wait_until_ready(1.0)

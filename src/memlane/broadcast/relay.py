@@ -11,6 +11,7 @@ itself. Who relays, the writer decides (`remote/hosts.py`).
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -160,10 +161,12 @@ class Relay:
         self._places = list(range(len(plan.ranks)))  # of who reads here, or may come to do so
         self._dead: set[int] = set()
         self._sizes: deque[int] = deque()  # of the messages that somebody has still to read
+        self._unread_bytes = 0
         self._told: list[ReportRow] | None = None
         self._told_at = 0.0
         self._asked_at = 0.0
         self._has_name = True
+        self._pid = os.getpid()
         self._is_orphan = False  # the reader in this process has closed
         self._leaving = threading.Event()  # it does so now
         self._codec = _Passing()
@@ -226,10 +229,10 @@ class Relay:
         """The writer sends nothing before one more message is read, or nothing as large as the
         latest. So what is to be waited for is the ring, and not the network."""
         while len(self._sizes) > behind:
-            self._sizes.popleft()
+            self._unread_bytes -= self._sizes.popleft()
         if not self._sizes:
             return False
-        has_room_for_it = sum(self._sizes) + self._sizes[-1] <= self.stream.window_bytes
+        has_room_for_it = self._unread_bytes + self._sizes[-1] <= self.stream.window_bytes
         return behind >= self.stream.window or not has_room_for_it
 
     def _close(self) -> None:
@@ -241,6 +244,7 @@ class Relay:
         """Into the ring; meanwhile the writer is kept informed, because this may last."""
         native, encoder = self.ring.native, self._encoder
         self._sizes.append(len(message.memory))
+        self._unread_bytes += len(message.memory)
         try:
             if self._encode(message):
                 self._until_done(lambda: native.send_encoded(encoder, ACK_DELAY, None))
@@ -340,6 +344,9 @@ class Relay:
 
     def leave(self) -> None:
         """The reader in this process has closed; the relay ends with the last of the others."""
+        if self._pid != os.getpid():
+            self._close()  # of this child's copies
+            return
         self._is_orphan = True
         self._leaving.set()
         self.stream.wake()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from memlane._checks import integer
+from memlane._failures import MOST_NAMED
 from memlane.broadcast.remote import hosts
 from memlane.broadcast.remote.peer import usual_place
 from memlane.broadcast.remote.tcp import Connection
@@ -54,8 +55,10 @@ def hear(writer: RemoteWriter, route: bytes, parts: list[zmq.Frame]) -> None:
     if header.what == What.ACK:
         hosts.take(writer, peer, header.sequence)
     elif header.what == What.ASK:
-        free = [other.place for other in writer.peers if other.state == "absent"]
-        writer.tell(peer, What.ABSENT, body=Absent(writer.everybody_absent(), free))
+        names = writer.everybody_absent()
+        free = [other.place for other in writer.absent()]
+        absent = Absent(names[:MOST_NAMED], free, len(names) - len(free))
+        writer.tell(peer, What.ABSENT, body=absent)
     elif header.what == What.REPORT:
         hosts.note_report(writer, peer, body_of(part, Report))
     elif header.what == What.BYE:
@@ -86,7 +89,8 @@ def _greet(writer: RemoteWriter, route: bytes, frame: zmq.Frame, hello: Hello) -
             if other is not peer and other.rank == hello.rank:
                 other.rank = None  # the reader chose another place than the one kept for it
         peer.rank, peer.session, peer.via = hello.rank, hello.session, None
-        peer.host = hello.host if writer.has_relays else ""
+        is_shared = writer.options.relay and len(writer.peers) > 1
+        peer.host = hello.host if is_shared else ""
         if peer.host and hosts.lead(writer, peer):
             return
         peer.state = "running"

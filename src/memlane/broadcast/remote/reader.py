@@ -77,8 +77,7 @@ class RemoteReader(RemoteEnd):
 
     Attributes:
         ring: of this host's readers, to be made or read from; None: messages are for this one.
-        on_absent: hears how many readers beside the ring have not attached yet, and which places
-            of the ring are still free.
+        on_absent: hears how many are missing beside the ring, and which of its places are free.
     """
 
     def __init__(self, handle: Handle, rank: int, secret: str, host: str = "") -> None:
@@ -276,8 +275,9 @@ class RemoteReader(RemoteEnd):
             self.on_absent(0, [])
         elif header.what == What.ABSENT:
             absent = body_of(part, Absent)
-            self._absent = absent.names
-            self.on_absent(len(absent.names) - len(absent.places), absent.places)
+            unnamed = absent.beside + len(absent.places) - len(absent.names)
+            self._absent = absent.names + ["another reader"] * unnamed
+            self.on_absent(absent.beside, absent.places)
         elif header.what == What.END:
             self._stream.end(header)
             self._is_ended = True

@@ -181,10 +181,12 @@ class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Absent(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Who has not attached yet, in words, and which places are still free."""
+    """Who has not attached yet: some in words, the free places, and how many on the writer's
+    host."""
 
     names: list[str]
     places: list[int]
+    beside: int
 
 
 def control(header: Header, body: msgspec.Struct | None = None) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from memlane._failures import names_of
+from memlane._failures import MOST_NAMED, names_of
 from memlane.broadcast.remote import address, attending, lending, lingering, tcp
 from memlane.broadcast.remote.end import (
     SLICE,
@@ -70,7 +70,6 @@ class RemoteWriter(RemoteEnd):
         self.local_ranks = local_ranks
         self.queue_id = queue_id
         self.geometry = geometry
-        self.has_relays = options.relay and places > 1
         self.keys = Keys(places, insecure=options.insecure)
         self.peers = [Peer(place) for place in range(places)]
         self.epoch = int.from_bytes(os.urandom(8), "little")
@@ -288,9 +287,9 @@ class RemoteWriter(RemoteEnd):
                 ": not everybody has attached to the queue",
             )
 
-    def absent(self) -> list[str]:
+    def absent(self) -> list[Peer]:
         """The remote readers that have not attached."""
-        return [self._text(peer) for peer in self.peers if peer.state == "absent"]
+        return [peer for peer in self.peers if peer.state == "absent"]
 
     # What readers say -------------------------------------------------------------------------
 
@@ -336,8 +335,10 @@ class RemoteWriter(RemoteEnd):
         self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
 
     def everybody_absent(self) -> list[str]:
-        """Who has not attached, here and elsewhere."""
-        return self._absent_here() + self.absent()
+        """Who has not attached, here and elsewhere; named as far as anybody would read it."""
+        absent = self.absent()
+        named = self._absent_here() + [self._text(peer) for peer in absent[:MOST_NAMED]]
+        return named + ["another reader"] * (len(absent) - MOST_NAMED)
 
     # The rest ---------------------------------------------------------------------------------
 

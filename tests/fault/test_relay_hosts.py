@@ -1,0 +1,204 @@
+"""`relay=True`: readers in real processes find by themselves who shares their host."""
+
+import signal
+import time
+
+import pytest
+
+from memlane import MessageQueue, RankTaken, ReaderDied, WriterDied
+from tests.harness import PATIENCE, unshare_refusal, until
+from tests.hosts import Host, attach_all, hosts
+from tests.queues import BOUND
+from tests.relays import bytes_sent, connections_of
+from tests.remotes import LIVENESS, remote_writer
+
+pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+
+
+def send(writer: MessageQueue, message: object, there: dict[Host, list[int]]) -> None:
+    """One message, and its receipt by all of them."""
+    writer.enqueue(message, PATIENCE)
+    for host, ranks in there.items():
+        for rank in ranks:
+            assert host.read(rank) == message
+
+
+def test_two_hosts_and_this_one() -> None:
+    """One stream to each host; everybody gets everything in order, and nothing is left behind."""
+    with remote_writer(5, 1, relay=True) as writer, hosts(2) as (one, two):
+        here = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        there = {one: [1, 2, 3], two: [4, 5]}
+        attach_all(writer, there)
+        writer.wait_until_ready(PATIENCE)
+        for host, ranks in there.items():
+            for rank in ranks:
+                host.ask("wait_until_ready", rank, PATIENCE)
+        assert connections_of(writer) == 2
+        until(lambda: not one.segments | two.segments)
+        for message in (0, b"large" * 10_000, {"in": "order"}):
+            send(writer, message, there)
+            assert here.dequeue(PATIENCE) == message
+        pids = {row.rank: row.pid for row in writer.statistics().readers}
+        assert {rank: pids[rank] for rank in range(1, 6)} == one.pids | two.pids
+        here.close()
+
+
+def test_bytes_on_the_wire() -> None:
+    """Eight readers on a host cost at most 1.05 times what one costs."""
+    payload = bytes(100_000)
+
+    def cost(count: int) -> int:
+        with remote_writer(count, relay=True) as writer, hosts() as (host,):
+            there = {host: list(range(count))}
+            attach_all(writer, there)
+            before = bytes_sent(writer)
+            for _ in range(20):
+                send(writer, payload, there)
+            until(lambda: bytes_sent(writer) - before >= 20 * len(payload))
+            return bytes_sent(writer) - before
+
+    one, eight = cost(1), cost(8)
+    assert one >= 20 * len(payload)
+    assert eight <= 1.05 * one
+
+
+def test_a_killed_reader_and_then_the_relay() -> None:
+    """The writer names who died, and that of the relay's host all did; the other host goes on."""
+    with remote_writer(5, relay=True) as writer, hosts(2) as (one, two):
+        attach_all(writer, {one: [0, 1, 2], two: [3, 4]})
+        writer.wait_until_ready(PATIENCE)
+        one.signal(2)
+        killed = time.monotonic()
+        with pytest.raises(ReaderDied) as caught:
+            until(lambda: send(writer, "meanwhile", {one: [0, 1], two: [3, 4]}))
+        assert time.monotonic() - killed < BOUND + 1.0  # the calls above take their time
+        assert (caught.value.rank, caught.value.pid) == (2, one.pids[2])
+        writer.release_reader(2)
+        send(writer, "without it", {one: [0, 1], two: [3, 4]})
+        one.signal(0)
+        with pytest.raises(WriterDied):
+            one.read(1)
+        until(lambda: [r.rank for r in writer.statistics().readers if r.state == "dead"] == [0, 1])
+        with pytest.raises(ReaderDied, match=r"reader [01]"):
+            writer.enqueue("nobody there")
+        for rank in (0, 1):
+            writer.release_reader(rank)
+        send(writer, "without them", {two: [3, 4]})
+
+
+def test_a_stopped_relay() -> None:
+    """Nobody is dead: the writer waits, and says for whom; then everything arrives."""
+    with remote_writer(2, relay=True, remote_window=3) as writer, hosts() as (host,):
+        attach_all(writer, {host: [0, 1]})
+        writer.wait_until_ready(PATIENCE)
+        host.signal(0, signal.SIGSTOP)
+        for number in range(3):
+            writer.enqueue(number)
+        with pytest.raises(TimeoutError, match=r"reader 0 .*reader 1 .*behind reader 0's relay"):
+            writer.enqueue("too much", 2 * LIVENESS)
+        host.signal(0, signal.SIGCONT)
+        for rank in (0, 1):
+            assert [host.read(rank) for _ in range(3)] == [0, 1, 2]
+
+
+def test_late_readers() -> None:
+    """Who is missing is named on both sides; he gets everything from the first, also elsewhere."""
+    with remote_writer(4, relay=True) as writer, hosts(2) as (one, two):
+        attach_all(writer, {one: [0, 1]})
+        messages = ["first", b"large" * 10_000]
+        for message in messages:
+            send(writer, message, {one: [0, 1]})
+        two.attach(writer.export_handle(2), 2)
+        with pytest.raises(TimeoutError, match=r"waiting for reader 3 \(never attached\)$"):
+            writer.wait_until_ready(0.1)
+        for host, rank in (one, 0), (one, 1), (two, 2):
+            with pytest.raises(TimeoutError, match=r"waiting for reader 3 \(never attached\)$"):
+                host.ask("wait_until_ready", rank, 1.5)  # the writer is asked once a second
+        one.attach(writer.export_handle(3), 3)
+        writer.wait_until_ready(PATIENCE)
+        for host, rank in (two, 2), (one, 3):
+            assert [host.read(rank) for _ in messages] == messages
+        for host, rank in (one, 0), (one, 1), (two, 2), (one, 3):
+            host.ask("wait_until_ready", rank, PATIENCE)
+        send(writer, "last", {one: [0, 1, 3], two: [2]})
+
+
+def test_release_of_who_never_came() -> None:
+    """The relays go on without him: more messages than their rings have chunks arrive."""
+    with remote_writer(3, relay=True) as writer, hosts() as (host,):
+        attach_all(writer, {host: [0, 1]})
+        writer.release_reader(2)
+        for number in range(20):
+            send(writer, number, {host: [0, 1]})
+
+
+def test_who_comes_after_a_relay() -> None:
+    """The next one from that host relays anew, from the first message on."""
+    with remote_writer(4, relay=True) as writer, hosts() as (host,):
+        attach_all(writer, {host: [0, 1]})
+        send(writer, "first", {host: [0, 1]})
+        host.signal(0)
+        until(lambda: [r.state for r in writer.statistics().readers][:2] == ["dead", "dead"])
+        for rank in (0, 1):
+            writer.release_reader(rank)
+        attach_all(writer, {host: [2, 3]})
+        writer.wait_until_ready(PATIENCE)
+        assert connections_of(writer) == 1
+        assert [host.read(rank) for rank in (2, 3)] == ["first", "first"]
+        send(writer, "second", {host: [2, 3]})
+
+
+def test_the_host_after_its_readers_were_killed() -> None:
+    """What is left of their ring keeps nobody from starting, and goes then."""
+    with hosts() as (host,):
+        with remote_writer(3, relay=True) as writer:
+            attach_all(writer, {host: [0, 1]})
+            left = host.segments
+            assert len(left) == 1
+            for rank in (0, 1):
+                host.signal(rank)
+            until(lambda: [r.state for r in writer.statistics().readers][:2] == ["dead", "dead"])
+        with remote_writer(2, relay=True) as writer:
+            attach_all(writer, {host: [0, 1]})
+            assert not left & host.segments
+            send(writer, "hello", {host: [0, 1]})
+
+
+def test_a_rank_is_taken_once() -> None:
+    """Wherever else somebody comes with it, he is refused."""
+    with remote_writer(3, relay=True) as writer, hosts(2) as (one, two):
+        attach_all(writer, {one: [0, 1]})
+        for host in (one, two):
+            with pytest.raises(RankTaken, match=r"reader 1 cannot attach: its place was taken"):
+                host.attach(writer.export_handle(1), 1)
+        two.attach(writer.export_handle(2), 2)
+        send(writer, "hello", {one: [0], two: [2]})
+
+
+@pytest.mark.parametrize("size", ["64m", "16k"])
+def test_without_memory_to_share(size: str) -> None:
+    """Hosts that are taken for one, or have no space: every reader gets a stream of its own."""
+    with remote_writer(4, relay=True) as writer, hosts(2, size, "one") as (one, two):
+        there = {one: [0], two: [1]} if size == "64m" else {one: [0, 1], two: [2, 3]}
+        attach_all(writer, there)
+        if size == "64m":
+            for rank in (2, 3):
+                writer.release_reader(rank)
+        writer.wait_until_ready(PATIENCE)
+        assert connections_of(writer) == sum(map(len, there.values()))
+        for number in range(20):
+            send(writer, number, there)
+        assert not two.segments
+
+
+def test_late_reader_of_a_relay_that_has_closed() -> None:
+    """A relay stays for those who may come, although its own reader has closed."""
+    with remote_writer(2, relay=True) as writer, hosts() as (host,):
+        host.attach(writer.export_handle(0), 0)
+        writer.enqueue("first")
+        host.ask("close", 0)
+        until(lambda: writer.statistics().readers[0].state == "closed")
+        host.attach(writer.export_handle(1), 1)
+        assert host.read(1) == "first"
+        for number in range(20):
+            send(writer, number, {host: [1]})

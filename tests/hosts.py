@@ -1,0 +1,87 @@
+"""Other hosts for tests: mount namespaces with a /dev/shm of their own, full of readers."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from memlane import Handle, MessageQueue
+from memlane.broadcast.remote import joining
+from tests.harness import PATIENCE, Link, Remote, dismiss, private_shm, start
+from tests.queues import segments, start_reader
+
+
+def _serve_host(link: Link, claim: str | None) -> None:
+    """Forks the readers that it is told to, and passes on what they are asked and answer."""
+    if claim is not None:
+        joining.where_memory_is_shared = lambda: claim
+    readers: dict[int, Remote] = {}
+    link.tell()
+    while (request := link.hear(timeout=10 * PATIENCE)) is not None:
+        call, rank, *arguments = request
+        try:
+            if call == "segments":
+                answer: Any = segments()
+            elif call == "attach":
+                readers[rank] = start_reader(*arguments, rank)
+                answer = readers[rank].pid
+            else:
+                answer = readers[rank].call(call, *arguments)
+        except BaseException as error:
+            answer = error.with_traceback(None)
+        link.tell(answer)
+    dismiss()
+
+
+class Host:
+    """One other host; `pids` are those of its readers."""
+
+    def __init__(self, size: str, claim: str | None) -> None:
+        self.peer = start(_serve_host, claim, method="spawn", command=private_shm(size))
+        self.peer.hear()
+        self.pids: dict[int, int] = {}
+
+    def ask(self, call: str, rank: int = -1, *arguments: Any) -> Any:
+        """Has reader `rank` do it, or the host itself."""
+        self.peer.tell((call, rank, *arguments))
+        answer = self.peer.hear(2 * PATIENCE)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def attach(self, handle: Handle, rank: int) -> None:
+        """A reader in a process of its own."""
+        self.pids[rank] = self.ask("attach", rank, handle)
+
+    def read(self, rank: int, timeout: float = PATIENCE) -> Any:
+        """The next message of that reader."""
+        return self.ask("dequeue", rank, timeout)
+
+    def signal(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """To the process of that reader."""
+        os.kill(self.pids[rank], number)
+
+    @property
+    def segments(self) -> set[str]:
+        """The names in its /dev/shm."""
+        names: set[str] = self.ask("segments")
+        return names
+
+
+@contextmanager
+def hosts(count: int = 1, size: str = "64m", claim: str | None = None) -> Iterator[list[Host]]:
+    """Hosts without readers; with `claim` all of them say that they are that one."""
+    with ExitStack() as stack:
+        made = []
+        for _ in range(count):
+            made.append(Host(size, claim))
+            stack.callback(made[-1].peer.tell, None)
+        yield made
+
+
+def attach_all(writer: MessageQueue, there: dict[Host, list[int]]) -> None:
+    """Those ranks on those hosts, one after the other."""
+    for host, ranks in there.items():
+        for rank in ranks:
+            host.attach(writer.export_handle(rank), rank)
