@@ -3,6 +3,7 @@
 Fails without the guard: a native wait that never looks for signals cannot be interrupted.
 """
 
+import itertools
 import os
 import random
 import signal
@@ -147,11 +148,13 @@ def test_a_handler_that_uses_the_queue(heard: list[int]) -> None:
         assert errors == ["ConcurrentUse"]
 
 
-def interrupt_blocks(_link: Link, seed: int) -> int:
-    """Role: blocks on chunks that are interrupted at random moments; how many were."""
+def interrupt_blocks(_link: Link, seed: int) -> None:
+    """Role: blocks on chunks, until a hundred were interrupted at random moments."""
     dice = random.Random(seed)
     count = 0
-    for number in range(200):
+    for number in itertools.count():
+        if count == 100:
+            return
         with queue_of(max_chunk_bytes=64, max_chunks=4) as (writer, (reader,)):
             writer.enqueue("first")
             try:
@@ -168,10 +171,9 @@ def interrupt_blocks(_link: Link, seed: int) -> int:
                         break
                 except CorruptMessage:  # filled by hand
                     continue
-    return count
 
 
 def test_a_block_on_a_chunk_is_interrupted_anywhere() -> None:
     """It is left then, whatever the moment: no block stays open that nobody can leave."""
-    peers = [start(interrupt_blocks, seed) for seed in range(2)]
-    assert sum(peer.result() for peer in peers) > 50
+    for peer in [start(interrupt_blocks, seed) for seed in range(2)]:
+        peer.result()
