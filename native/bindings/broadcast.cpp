@@ -105,6 +105,10 @@ void bind_broadcast(nb::module_& m) {
     m.def("blank_bytes", &blank_bytes, "nbytes"_a, nb::sig("def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]"),
           "Bytes to be filled through the view, before anybody sees them; it must not outlive them.");
 
+    nb::class_<ChunkBlock>(m, "ChunkBlock", "`with` on a chunk; leaving it publishes it, or gives it back.")
+        .def("__enter__", &ChunkBlock::enter, nb::sig("def __enter__(self) -> memoryview"))
+        .def("__exit__", &ChunkBlock::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none());
+
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "keep_bytes"_a)
@@ -116,6 +120,9 @@ void bind_broadcast(nb::module_& m) {
         .def("end_write", &Writer::end_write, "publish"_a)
         .def("wait_until_read", &Writer::wait_until_read, "position"_a, "timeout"_a.none(),
              "Whether every reader has finished with the message at `position` by then.")
+        .def("write_block", &Writer::write_block, "owner"_a, "timeout"_a.none(),
+             nb::sig("def write_block(self, owner: object, timeout: float | None) -> ChunkBlock"),
+             "A block on the next chunk, which it fills by hand.")
         .def("wait_until_ready", &Writer::wait_until_ready, "timeout"_a.none())
         .def("blocking_slots", &Writer::blocking_slots, "The readers that keep the next chunk from being free.")
         .def("release_reader", &Writer::release_reader, "reader"_a,
@@ -145,9 +152,9 @@ void bind_broadcast(nb::module_& m) {
         .def("receive_view", &Reader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def receive_view(self, timeout: float | None, cancel: object | None) -> tuple[object, ViewLease | None]"),
              "The next object, its arrays where they lie, and the lease that they keep (or None).")
-        .def("begin_read", &Reader::begin_read, "timeout"_a.none(), "cancel"_a.none(),
-             nb::sig("def begin_read(self, timeout: float | None, cancel: object | None) -> memoryview"), "The next chunk as it is.")
-        .def("end_read", &Reader::end_read)
+        .def("read_block", &Reader::read_block, "owner"_a, "timeout"_a.none(), "cancel"_a.none(),
+             nb::sig("def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock"),
+             "A block on the next chunk as it is.")
         .def("wait_until_ready", &Reader::wait_until_ready, "timeout"_a.none())
         .def("close", [](Reader& self) { self.close(true, true); })
         .def("abandon", [](Reader& self) { self.close(false, false); }, "Frees everything, tells nobody, waits for nobody.")

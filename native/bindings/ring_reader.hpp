@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bindings/buffer_pool.hpp"
+#include "bindings/chunk_block.hpp"
 #include "bindings/incoming.hpp"
 #include "bindings/ring_facts.hpp"
 #include "bindings/ring_segment.hpp"
@@ -60,6 +61,26 @@ public:
         return nb::make_tuple(object, lease);
     }
 
+    // Gives the chunk back, however the block ends; later if something still refers to it.
+    ChunkBlock read_block(nb::object owner, nb::object timeout, nb::object cancel) {
+        return {nb::make_tuple(owner, self()), [this, timeout, cancel] { return begin_read(timeout, cancel); },
+                [this](bool is_whole) {
+                    try {
+                        end_read();
+                    } catch (const nb::python_error& error) {
+                        // The block's own error says more, and its traceback refers to what the block made.
+                        const nb::object in_use = nb::module_::import_("memlane.errors").attr("ViewInUse");
+                        if (is_whole || !error.matches(in_use)) throw;
+                    }
+                }};
+    }
+
+    void wait_until_ready(nb::handle timeout) {
+        const Call call(*this);
+        wait_for_everybody(*this, 1 + place_, timeout);
+    }
+
+private:
     nb::object begin_read(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
         begin(timeout, cancel);
@@ -92,12 +113,6 @@ public:
         raise_failure(self(), "read_view_in_use");
     }
 
-    void wait_until_ready(nb::handle timeout) {
-        const Call call(*this);
-        wait_for_everybody(*this, 1 + place_, timeout);
-    }
-
-private:
     broadcast::ChunkDescriptor described() {
         const auto descriptor = core().descriptor();
         if (!descriptor) raise_corrupt();

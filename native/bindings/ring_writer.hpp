@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/chunk_block.hpp"
 #include "bindings/encoder.hpp"
 #include "bindings/ring_facts.hpp"
 #include "bindings/ring_segment.hpp"
@@ -78,6 +79,12 @@ public:
         if (outcome.status == core::Status::timed_out) return false;
         if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
         return true;
+    }
+
+    // Publishes the chunk, unless the block raises, or leaves something that could change it.
+    ChunkBlock write_block(nb::object owner, nb::object timeout) {
+        return {nb::make_tuple(owner, self()), [this, timeout] { return begin_write(timeout); },
+                [this](bool is_whole) { end_write(is_whole); }};
     }
 
     void wait_until_ready(nb::handle timeout) {

@@ -128,6 +128,14 @@ def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]:
     Bytes to be filled through the view, before anybody sees them; it must not outlive them.
     """
 
+class ChunkBlock:
+    """`with` on a chunk; leaving it publishes it, or gives it back."""
+
+    def __enter__(self) -> memoryview: ...
+    def __exit__(
+        self, kind: object | None, error: object | None, traceback: object | None
+    ) -> None: ...
+
 class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
 
@@ -148,6 +156,9 @@ class RingWriter:
         """
         Whether every reader has finished with the message at `position` by then.
         """
+
+    def write_block(self, owner: object, timeout: float | None) -> ChunkBlock:
+        """A block on the next chunk, which it fills by hand."""
 
     def wait_until_ready(self, timeout: object | None) -> None: ...
     def blocking_slots(self) -> list[int]:
@@ -202,10 +213,9 @@ class RingReader:
         The next object, its arrays where they lie, and the lease that they keep (or None).
         """
 
-    def begin_read(self, timeout: float | None, cancel: object | None) -> memoryview:
-        """The next chunk as it is."""
+    def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock:
+        """A block on the next chunk as it is."""
 
-    def end_read(self) -> None: ...
     def wait_until_ready(self, timeout: object | None) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:

@@ -3,15 +3,17 @@
 Fails without the guard: a native wait that never looks for signals cannot be interrupted.
 """
 
+import itertools
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from memlane import Closed, MessageQueue
-from tests.harness import Aside, until_asleep
+from memlane import Closed, CorruptMessage, MessageQueue
+from tests.harness import Alarm, Aside, Link, alarm_after, start, until_asleep
 from tests.queues import drain, fill, queue_of, refuses
 
 
@@ -144,3 +146,34 @@ def test_a_handler_that_uses_the_queue(heard: list[int]) -> None:
         assert reader.dequeue() == "whole"
         aside.result()
         assert errors == ["ConcurrentUse"]
+
+
+def interrupt_blocks(_link: Link, seed: int) -> None:
+    """Role: blocks on chunks, until a hundred were interrupted at random moments."""
+    dice = random.Random(seed)
+    count = 0
+    for number in itertools.count():
+        if count == 100:
+            return
+        with queue_of(max_chunk_bytes=64, max_chunks=4) as (writer, (reader,)):
+            writer.enqueue("first")
+            try:
+                with alarm_after(dice.uniform(1e-6, 4e-5)):
+                    with writer.acquire_write(0) if number % 2 else reader.acquire_read(0) as chunk:
+                        chunk[:1]
+                    del chunk
+            except Alarm:
+                count += 1
+            writer.enqueue("next", timeout=0)
+            while True:
+                try:
+                    if reader.dequeue(timeout=0) == "next":
+                        break
+                except CorruptMessage:  # filled by hand
+                    continue
+
+
+def test_a_block_on_a_chunk_is_interrupted_anywhere() -> None:
+    """It is left then, whatever the moment: no block stays open that nobody can leave."""
+    for peer in [start(interrupt_blocks, seed) for seed in range(2)]:
+        peer.result()

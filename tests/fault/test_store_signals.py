@@ -5,41 +5,15 @@ books that are half changed lose objects, or their space, for ever.
 """
 
 import random
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from memlane import StoreFull
 from memlane.store.index import ObjectIndex
-from tests.harness import Link, start
+from tests.harness import Alarm, Link, alarm_after, start
 from tests.stores import BytesSerde, Ring, Storage, store_of
 
 ROUNDS = 4
 STEPS = 250
-
-
-class Alarm(Exception):
-    pass
-
-
-@contextmanager
-def alarm_after(seconds: float) -> Iterator[None]:
-    """Has the handler raise at about that time, unless the block is over by then."""
-    is_on = True
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        if is_on:
-            raise Alarm
-
-    signal.signal(signal.SIGALRM, handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        is_on = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def call_at_random(dice: random.Random, writer: Storage, reader: Storage, key: int) -> None:

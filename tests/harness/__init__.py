@@ -5,6 +5,7 @@ in a process of its own, says what it has reached with ``link.tell``, waits for 
 ``link.hear``, and its return value (or its exception) comes back from ``peer.result()``.
 """
 
+from tests.harness.alarms import Alarm, alarm_after
 from tests.harness.aside import Aside
 from tests.harness.crash import Crash, Doomed, Hooks, NeverCame, Passage, Spot, crash_everywhere
 from tests.harness.faults import (
@@ -31,6 +32,7 @@ __all__ = [
     "METHODS",
     "NO_FILES",
     "PATIENCE",
+    "Alarm",
     "Aside",
     "Crash",
     "Doomed",
@@ -50,6 +52,7 @@ __all__ = [
     "Scenario",
     "Silence",
     "Spot",
+    "alarm_after",
     "asleep",
     "children_of",
     "cpu_seconds",

@@ -15,7 +15,7 @@ from memlane._failures import participant
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane._segments import name_of
 from memlane._serialization import Codec, codec_of
-from memlane.broadcast.blocks import ViewBlock, read_block, write_block
+from memlane.broadcast.blocks import ViewBlock
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.statistics import QueueStatistics, queue_statistics
 from memlane.errors import Closed, InvalidArgument, RankTaken
@@ -124,7 +124,7 @@ class LocalWriter(_LocalEnd[RingWriter]):
         self.send: Callable[[Any, float | None], None] = self.native.send
 
     def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:
-        return write_block(owner, self.native, timeout)
+        return self.native.write_block(owner, timeout)
 
     def secrets_for(self, rank: int | None) -> list[str]:
         if rank is not None and rank not in self.native.ranks:
@@ -175,7 +175,7 @@ class LocalReader(_LocalEnd[RingReader]):
     def block(
         self, owner: object, timeout: float | None, cancel: threading.Event | None
     ) -> AbstractContextManager[memoryview]:
-        return read_block(owner, self.native, timeout, cancel)
+        return self.native.read_block(owner, timeout, cancel)
 
 
 class LonelyWriter:

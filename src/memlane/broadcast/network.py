@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from memlane._failures import failure, participant
 from memlane._native import Encoder
 from memlane._serialization import Codec, codec_of
-from memlane.broadcast.blocks import write_block
 from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.remote.end import deadline_of, remaining
 from memlane.broadcast.remote.joining import attach
@@ -113,7 +112,7 @@ class NetworkWriter:
             if self._local is None:
                 yield memoryview(bytearray(self._max_chunk_bytes))
             else:
-                with write_block(owner, self._local.native, remaining(deadline)) as view:
+                with self._local.native.write_block(owner, remaining(deadline)) as view:
                     yield view
             remote.publish(pieces, 0)
 
