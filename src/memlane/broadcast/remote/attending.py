@@ -193,6 +193,13 @@ def lose(peer: Peer) -> None:
         peer.lost_since = time.monotonic()
 
 
+def lose_by(error: zmq.ZMQError, peer: Peer) -> None:
+    """Sending said that there is no connection any more."""
+    if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+        raise error
+    lose(peer)
+
+
 def lose_connection(writer: RemoteWriter, descriptor: int) -> None:
     """libzmq has closed that descriptor, whose number may be another connection's by now."""
     for peer in writer.peers:

@@ -51,8 +51,8 @@ class RemoteWriter(RemoteEnd):
         queue_id: in hexadecimal.
         geometry: of the rings of relays.
 
-    A message costs one copy into memory of libzmq, shared by all readers, and each reader one
-    handing over to the I/O thread, which encrypts and sends. A reader that has a full window in
+    A message costs one copy (bytes none), shared by all readers, and each reader one handing over
+    to the I/O thread, which encrypts and sends. A reader that has a full window in
     flight is waited for; nothing is ever dropped.
     """
 
@@ -166,7 +166,7 @@ class RemoteWriter(RemoteEnd):
                         send(self.socket, peer.route, MORE)
                         send(self.socket, frame, LAST)
                     except zmq.ZMQError as error:
-                        _lost(peer, error)
+                        attending.lose_by(error, peer)
             self.outbox.add(size, [Piece(frame)])
             self._settle(size)
 
@@ -194,7 +194,7 @@ class RemoteWriter(RemoteEnd):
             send(self.socket, peer.route, MORE)
             piece.send(self.socket)
         except zmq.ZMQError as error:
-            _lost(peer, error)
+            attending.lose_by(error, peer)
             return False
         return True
 
@@ -392,10 +392,3 @@ class RemoteWriter(RemoteEnd):
 
     def _drop_inherited(self) -> None:
         tcp.close_inherited(self.endpoint.host, self.endpoint.port, as_writer=True)
-
-
-def _lost(peer: Peer, error: zmq.ZMQError) -> None:
-    """Sending said that there is no connection any more."""
-    if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-        raise error
-    attending.lose(peer)
