@@ -56,7 +56,7 @@ def rank_of_torch(link: Link, rank: int) -> dict[str, Any]:
     seen["threads"] = len(os.listdir("/proc/self/task")) - threads
     if rank != 1:
         with pytest.raises(RankMissing) as caught:
-            MessageQueue.create_from_process_group(dist.group.WORLD, *SMALL, timeout=3.0)
+            MessageQueue.create_from_process_group(dist.group.WORLD, *SMALL, timeout=5.0)
         seen["missing"] = caught.value.ranks
     dist.barrier()  # the group itself has not suffered
     dist.destroy_process_group()
