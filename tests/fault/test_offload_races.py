@@ -23,7 +23,7 @@ from tests.harness import (
     unshare_refusal,
 )
 from tests.queues import BOUND, refuses
-from tests.regions import PAGE, half_created, new_id, path_of, region_of
+from tests.regions import PAGE, file_of, half_created, new_id, path_of, region_of, start_region
 
 RACES = int(os.environ.get("MEMLANE_SOAK_RACES", "15"))
 RACERS = 8
@@ -171,6 +171,22 @@ def test_the_creator_dies_while_others_wait() -> None:
     assert os.path.samestat(*(os.fstat(region.fd or 0) for region in regions))
     for region in regions:
         region.cleanup()
+
+
+def test_who_takes_over_what_is_complete_fails() -> None:
+    """Who said that it is complete has died, and another may use it: no byte of it goes."""
+    instance = new_id()
+    creator = start_region(instance)
+    first, second = file_of(instance), file_of(instance)
+    assert first.enter(1) == second.enter(1) == "joined"
+    path_of(instance).write_bytes(b"\7" * 8 * PAGE)
+    creator.peer.kill()
+    assert first.await_space(1) == "build"
+    first.leave(1)
+    assert path_of(instance).read_bytes() == b"\7" * 8 * PAGE
+    assert second.await_space(1) == "build"
+    second.leave(1)
+    assert not path_of(instance).exists()
 
 
 def test_the_creator_fails_while_others_wait() -> None:

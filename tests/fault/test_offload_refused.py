@@ -38,10 +38,13 @@ def test_file_of_another_user() -> None:
     """Though root could open it, and nobody holds it."""
     instance = new_id()
     path_of(instance).write_bytes(b"theirs")
+    path_of(instance).chmod(0o640)
     os.chown(path_of(instance), NOBODY, NOBODY)
     try:
+        before = path_of(instance).stat()
         with refuses(PermissionError, match=str(NOBODY)):
             region_of(instance)
+        assert path_of(instance).stat() == before
         assert path_of(instance).read_bytes() == b"theirs"
     finally:
         path_of(instance).unlink()
@@ -64,13 +67,13 @@ def test_live_region_of_another_user() -> None:
 
 
 def test_live_region_of_another_mode() -> None:
-    """Somebody has opened it for others."""
+    """Somebody has opened it for others, and it stays so: the second start is refused, too."""
     instance = new_id()
     with region_of(instance):
         path_of(instance).chmod(0o666)
-        with refuses(PermissionError, match="0600"):
-            region_of(instance, 1)
-        path_of(instance).chmod(0o600)
+        for _ in range(2):
+            with refuses(PermissionError, match="0600"):
+                region_of(instance, 1)
 
 
 def fifo(path: Path) -> None:
@@ -90,9 +93,11 @@ def unix_socket(path: Path) -> None:
 def test_no_file(make: Callable[[Path], None]) -> None:
     instance = new_id()
     make(path_of(instance))
+    path_of(instance).chmod(0o711)
     try:
         with refuses(PermissionError, match="regular file"):
             region_of(instance)
+        assert path_of(instance).stat().st_mode & 0o777 == 0o711
     finally:
         path_of(instance).rmdir() if make is directory else path_of(instance).unlink()
 
