@@ -4,6 +4,7 @@ import ctypes
 import platform
 import struct
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -84,9 +85,10 @@ def test_progress_that_raises() -> None:
     def progress(_done: int, _total: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as kept:
         region_of(instance, progress=progress)
     assert not path_of(instance).exists()
+    assert instance not in Path("/proc/self/maps").read_text(), kept.traceback
     region_of(instance).cleanup()
 
 
