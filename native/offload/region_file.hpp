@@ -100,9 +100,7 @@ public:
         SYNC_STEP(complete);
         os::resize(file_, geometry_.total_bytes);
         lock_.take(os::LockKind::shared, ready_lock());
-        is_ready_ = true;
-        is_builder_ = false;
-        lock_.give_up(builder_lock(os::own_pid()));
+        stop_building();
         os::ring_watchers(file_);
     }
 
@@ -183,7 +181,7 @@ private:
         lock_.release();
         if (file_.is_open()) os::ring_watchers(file_);
         file_.close();
-        has_place_ = is_builder_ = is_ready_ = false;
+        has_place_ = is_builder_ = false;
         return Entry::waiting;
     }
 
@@ -224,21 +222,23 @@ private:
 
     Turn look_for_turn() {
         if (is_builder_) return Turn::build;
-        if (learns_complete()) return Turn::complete;
-        if (!lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()))) return Turn::waiting;
-        if (learns_complete()) {  // the builder was ready a moment ago
-            lock_.give_up(builder_lock(os::own_pid()));
+        // Asked in this order: while nobody else can build, nothing becomes complete.
+        is_builder_ = lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()));
+        if (learns_complete()) {
+            if (is_builder_) stop_building();
             return Turn::complete;
         }
-        is_builder_ = true;
-        return Turn::build;
+        return is_builder_ ? Turn::build : Turn::waiting;
+    }
+
+    void stop_building() {
+        is_builder_ = false;
+        lock_.give_up(builder_lock(os::own_pid()));
     }
 
     bool learns_complete() {
         if (!lock_.held_by_other(ready_lock())) return false;
-        lock_.take(os::LockKind::shared, ready_lock());
-        is_ready_ = true;
-        return true;
+        return lock_.take(os::LockKind::shared, ready_lock());
     }
 
     void depart(Departure& departure, os::Nanoseconds patience) {
@@ -296,7 +296,6 @@ private:
     std::int64_t member_ = 0;
     bool has_place_ = false;
     bool is_builder_ = false;
-    bool is_ready_ = false;
 };
 
 }  // namespace memlane::offload

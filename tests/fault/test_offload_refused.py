@@ -1,5 +1,6 @@
 """R14: what bears a region's name and is no file of this user's is refused, and left as it is."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -8,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from memlane import SegmentRefused, WrongProcess
+from memlane import SegmentRefused, ShmExhausted, WrongProcess
 from tests.harness import Link, holdings, start, surplus
 from tests.queues import refuses
-from tests.regions import new_id, path_of, region_of
+from tests.regions import PAGE, new_id, path_of, region_of
 
 NOBODY = 65534
 
@@ -151,6 +152,27 @@ def test_limit_of_file_size() -> None:
     start(role).result()
 
 
+def test_limit_of_address_space() -> None:
+    """There is room for the region, but not for its mapping."""
+
+    def role(_link: Link) -> None:
+        import resource
+
+        instance = new_id()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (vm_bytes() + (4 << 20), hard))
+        with refuses(MemoryError, match="ulimit -v") as caught:
+            region_of(instance, cell=16 * PAGE, blocks=100)
+        assert isinstance(caught.value, ShmExhausted)
+        assert not path_of(instance).exists()
+
+    start(role).result()
+
+
+def vm_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+
+
 def test_interrupted_wait() -> None:
     """Ctrl-C ends a start that waits for others; nothing of it stays."""
     from tests.regions import half_created
@@ -175,7 +197,7 @@ def test_interrupted_wait() -> None:
     assert not path_of(instance).exists()
 
 
-def test_forked_child() -> None:
+def test_forked_child(tmp_path: Path) -> None:
     """Cleanup there releases the child's copies alone; the parent does not notice."""
     instance = new_id()
     region = region_of(instance)
@@ -188,9 +210,14 @@ def test_forked_child() -> None:
         with refuses(WrongProcess):
             region.pin()
         assert region.mmap_obj[0] == 3
-        region.cleanup()
-        region.cleanup()
+        # One of these has the number that the parent's locks have there.
+        with contextlib.ExitStack() as others:
+            for number in range(8):
+                others.enter_context((tmp_path / str(number)).open("w+b"))
+            region.cleanup()
+            region.cleanup()
         assert region.fd is None
+        assert path_of(instance).exists()
         with region_of(instance, 1) as other:
             assert not other._creator
             assert other.mmap_obj[0] == 3

@@ -117,11 +117,11 @@ def test_rows_too_far_apart_for_a_two_dimensional_copy(newest: Path) -> None:
     with_runtime(newest, scene)
 
 
-def test_no_runtime() -> None:
+def test_no_runtime(newest: Path) -> None:
     """Here none is loaded; and what is not loaded is not loaded now."""
     assert _runtime.loaded_runtime() is None
-    with pytest.raises(OSError):
-        _runtime.Runtime("libcudart-none.so")
+    with pytest.raises(OSError, match="dlopen"):
+        _runtime.Runtime(str(newest))
     with refuses(Unsupported, match="CUDA's runtime"):
         cuda._runtime()
 

@@ -11,7 +11,7 @@ import pytest
 from memlane import Closed, LayoutMismatch, SharedOffloadRegion
 from tests.harness import Link, start
 from tests.queues import refuses
-from tests.regions import PAGE, mapped, new_id, path_of, region_of, start_region
+from tests.regions import PAGE, file_of, mapped, new_id, path_of, region_of, start_region
 
 Region = SharedOffloadRegion
 
@@ -258,6 +258,10 @@ def test_the_creator_dies_and_another_holds_it() -> None:
     with region_of(instance, 1) as region:
         creator.call(mark, 9)
         creator.peer.kill()
+        file = file_of(instance)
+        assert (file.enter(1), file.await_space(1)) == ("joined", "complete")
+        assert file.builder == 0
+        file.leave(1)
         with region_of(instance) as later:
             assert not later._creator
             assert later.mmap_obj[0] == 9

@@ -9,6 +9,7 @@ import pytest
 
 from memlane.offload import _page_locks
 from tests.cuda import build_runtime, with_runtime
+from tests.harness import Aside
 from tests.queues import refuses
 from tests.regions import PAGE, new_id, region_of
 
@@ -53,6 +54,19 @@ def test_pin_and_unpin(library: Path) -> None:
         region.cleanup()
         assert fake.ranges_registered() == 0
         assert not region.is_pinned
+
+    with_runtime(library, scene)
+
+
+def test_pin_in_threads(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One locks, the others find it locked; nobody undoes what another has done."""
+
+    def scene(fake: Any) -> None:
+        monkeypatch.setattr(_page_locks, "MOST_AT_ONCE", 2 * PAGE)
+        with region_of(new_id(), blocks=500) as region:
+            calls = [Aside(region.pin) for _ in range(4)]
+            assert all(call.result() for call in calls)
+            assert fake.ranges_registered() == 500
 
     with_runtime(library, scene)
 
