@@ -4,6 +4,8 @@ import ctypes
 import itertools
 import mmap
 import os
+import platform
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +60,27 @@ def populated_pages(path: str | Path) -> list[bool]:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), found) == 0
         return [bool(one & 1) for one in found]
+
+
+def without_populate() -> None:
+    """From here on this process has the madvise of a kernel before 5.14."""
+    number = {"x86_64": 28, "aarch64": 233}[platform.machine()]
+    load, equals, at_least, give = 0x20, 0x15, 0x35, 0x06
+    steps = [
+        (load, 0, 0, 0),  # the call
+        (equals, 0, 4, number),
+        (load, 0, 0, 32),  # its third argument
+        (at_least, 0, 2, 22),
+        (at_least, 1, 0, 24),
+        (give, 0, 0, 0x00050000 | 22),  # EINVAL
+        (give, 0, 0, 0x7FFF0000),
+    ]
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
+    buffer = ctypes.create_string_buffer(code)
+    program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(buffer))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+    assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
 
 
 def file_of(instance: str, *, blocks: int = 4, workers: int = 2, cell: int = PAGE) -> RegionFile:

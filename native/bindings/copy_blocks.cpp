@@ -53,8 +53,8 @@ private:
 // One side of a move. The Python face has looked at types and shapes; here it is memory.
 class BlockArray {
 public:
-    static BlockArray of_buffer(nb::handle object, bool writable) {
-        HeldBuffer buffer(object, writable ? PyBUF_STRIDES | PyBUF_WRITABLE : PyBUF_STRIDES);
+    static BlockArray of_buffer(nb::handle object) {
+        HeldBuffer buffer(object, PyBUF_STRIDES);
         const auto dimensions = static_cast<std::size_t>(buffer->ndim);
         const std::vector<std::int64_t> shape(buffer->shape, buffer->shape + dimensions);
         const std::vector<std::int64_t> strides(buffer->strides, buffer->strides + dimensions);
@@ -182,13 +182,13 @@ std::pair<std::uint64_t, unsigned> copy_blocks(const BlockArray& from, const Blo
 // The functions of a CUDA run time, by address; 0 where it has none.
 class CudaCopies {
 public:
-    CudaCopies(std::uintptr_t copy, std::uintptr_t copy_2d, std::uintptr_t batch, int major) {
+    CudaCopies(std::uintptr_t copy, std::uintptr_t copy_2d, std::uintptr_t batch, bool tells_index) {
         cuda_.copy = reinterpret_cast<offload::CudaRuntime::Copy>(copy);
         cuda_.copy_2d = reinterpret_cast<offload::CudaRuntime::Copy2D>(copy_2d);
-        if (major >= 13)
-            cuda_.batch_13 = reinterpret_cast<offload::CudaRuntime::Batch13>(batch);
-        else
+        if (tells_index)
             cuda_.batch_12 = reinterpret_cast<offload::CudaRuntime::Batch12>(batch);
+        else
+            cuda_.batch_13 = reinterpret_cast<offload::CudaRuntime::Batch13>(batch);
     }
 
     // Bytes, copies that were queued, and CUDA's error.
@@ -223,7 +223,7 @@ private:
 
 void bind_copy_blocks(nb::module_& m) {
     nb::class_<BlockArray>(m, "BlockArray", "Memory as blocks: the first axis counts them.")
-        .def_static("of_buffer", &BlockArray::of_buffer, "buffer"_a, "writable"_a,
+        .def_static("of_buffer", &BlockArray::of_buffer, "buffer"_a,
                     "Of an object with the buffer protocol, which it holds.")
         .def_static("at", &BlockArray::at, "address"_a, "shape"_a, "strides"_a, "itemsize"_a,
                     "Memory that the caller keeps; strides in bytes.")
@@ -232,8 +232,9 @@ void bind_copy_blocks(nb::module_& m) {
     m.def("copy_blocks", &copy_blocks, "src"_a, "dst"_a, "pairs"_a, "threads"_a,
           "Bytes moved, and how many threads could not be started; 0 threads are as many as pay.");
     nb::class_<CudaCopies>(m, "CudaCopies", "Asynchronous copies by the functions of a CUDA run time.")
-        .def(nb::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, int>(), "copy"_a, "copy_2d"_a, "batch"_a, "major"_a,
-             "Addresses of the functions, 0 for a batch if there is none, and the major version.")
+        .def(nb::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, bool>(), "copy"_a, "copy_2d"_a, "batch"_a,
+             "tells_index"_a,
+             "Addresses of the functions, 0 for a batch if there is none. Does that tell which it refuses?")
         .def("queue", &CudaCopies::queue, "src"_a, "dst"_a, "pairs"_a, "to_device"_a, "stream"_a,
              "Bytes, copies that were queued, and CUDA's error.");
 }

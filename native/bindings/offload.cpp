@@ -37,7 +37,14 @@ std::shared_ptr<RegionFile> new_region(std::string directory, const std::string&
                                         offload::RegionGeometry{total_bytes, blocks, workers, cell_bytes});
 }
 
+// A signal handler, or `progress`, may fork in the middle of a start: what is under way is the parent's.
+void require_own(bool is_own) {
+    if (!is_own)
+        raise_error("WrongProcess", "this process was forked in the middle of a region's start: the region is its parent's");
+}
+
 const char* enter(RegionFile& self, double seconds) {
+    require_own(self.is_own());
     const WithoutGil no_gil;
     switch (self.enter(slice_of(seconds))) {
         case offload::Entry::created: return "created";
@@ -47,6 +54,7 @@ const char* enter(RegionFile& self, double seconds) {
 }
 
 const char* await_space(RegionFile& self, double seconds) {
+    require_own(self.is_own());
     const WithoutGil no_gil;
     switch (self.await_space(slice_of(seconds))) {
         case offload::Turn::complete: return "complete";
@@ -56,6 +64,7 @@ const char* await_space(RegionFile& self, double seconds) {
 }
 
 const char* mark_mapped(RegionFile& self, std::uint64_t participants, double seconds) {
+    require_own(self.is_own());
     const WithoutGil no_gil;
     switch (self.mark_mapped(participants, slice_of(seconds))) {
         case offload::Naming::removed: return "removed";
@@ -64,7 +73,27 @@ const char* mark_mapped(RegionFile& self, std::uint64_t participants, double sec
     }
 }
 
+void publish(RegionFile& self) {
+    require_own(self.is_own());
+    const WithoutGil no_gil;
+    self.publish();
+}
+
+void map(RegionFile& self, bool in_huge_pages) {
+    require_own(self.is_own());
+    const WithoutGil no_gil;
+    self.map();
+    self.mapping()->advise_huge_pages(in_huge_pages);
+}
+
+// Another thread may have cleaned up a moment ago.
+const std::shared_ptr<os::Mapping>& mapping_of(const RegionFile& self) {
+    if (!self.mapping()) raise_error("Closed", nb::str("the region {} was cleaned up").attr("format")(self.path()));
+    return self.mapping();
+}
+
 const char* wait(Population& self, double seconds) {
+    require_own(self.is_own());
     const WithoutGil no_gil;
     switch (self.wait(slice_of(seconds))) {
         case offload::Progress::done: return "done";
@@ -74,21 +103,29 @@ const char* wait(Population& self, double seconds) {
 }
 
 nb::tuple leave(RegionFile& self, double patience) {
+    std::shared_ptr<os::Mapping> mapping = self.give_up_mapping();  // views are made under the GIL
     const offload::Departure departure = [&] {
         const WithoutGil no_gil;
-        return self.leave(static_cast<os::Nanoseconds>(patience * 1e9));
+        offload::Departure told = self.leave(static_cast<os::Nanoseconds>(patience * 1e9));
+        mapping.reset();
+        return told;
     }();
     return nb::make_tuple(departure.removed_name, departure.problem);
 }
 
 std::shared_ptr<Population> populate(const std::shared_ptr<RegionFile>& region, std::optional<std::uint64_t> worker,
                                      bool is_builder, bool in_huge_pages, unsigned threads) {
+    require_own(region->is_own());
     const auto& g = region->geometry();
+    const bool by_populating = is_builder && in_huge_pages;  // what is not populated is not reserved
+    const Cells cells = worker && !by_populating ? Cells::of_worker(g, *worker) : Cells::whole(g.total_bytes);
+    const Reserving reserving = !is_builder     ? Reserving::not_at_all
+                                : in_huge_pages ? Reserving::by_populating
+                                                : Reserving::ahead;
     const WithoutGil no_gil;
-    if (is_builder && in_huge_pages)  // what is not populated is not reserved
-        return std::make_shared<Population>(region, Cells::whole(g.total_bytes), Reserving::by_populating, threads);
-    const Cells cells = worker ? Cells::of_worker(g, *worker) : Cells::whole(g.total_bytes);
-    return std::make_shared<Population>(region, cells, is_builder ? Reserving::ahead : Reserving::not_at_all, threads);
+    return {new Population(region, cells, reserving, threads), [](Population* made) {
+                if (made->is_own()) delete made;
+            }};
 }
 
 }  // namespace
@@ -116,30 +153,26 @@ void bind_offload(nb::module_& m) {
         .def(nb::new_(&new_region), "directory"_a, "name"_a, "total_bytes"_a, "blocks"_a, "workers"_a, "cell_bytes"_a)
         .def("enter", &enter, "seconds"_a, "One try to create or join it: 'created', 'joined' or 'waiting'.")
         .def("await_space", &await_space, "seconds"_a, "'complete', 'build' (it is on the caller) or 'waiting'.")
-        .def("publish", [](RegionFile& self) { const WithoutGil no_gil; self.publish(); }, "All the space is there.")
-        .def("map", [](RegionFile& self, bool in_huge_pages) {
-                 const WithoutGil no_gil;
-                 self.map();
-                 self.mapping()->advise_huge_pages(in_huge_pages);
-             }, "in_huge_pages"_a)
+        .def("publish", &publish, "All the space is there.")
+        .def("map", &map, "in_huge_pages"_a)
         .def("mark_mapped", &mark_mapped, "participants"_a, "seconds"_a,
              "Removes the name when that makes so many: 'removed', 'kept' or 'waiting'.")
         .def("leave", &leave, "patience"_a, nb::sig("def leave(self, patience: float) -> tuple[bool, str]"),
              "Gives everything up. Was the name removed, and what could not be done?")
-        .def("region_map", [](const RegionFile& self) { return RegionMap(self.mapping()); })
+        .def("region_map", [](const RegionFile& self) { return RegionMap(mapping_of(self)); })
         .def("rows", [](const RegionFile& self) {
-                 return RegionRows(self.mapping(), self.geometry().blocks, self.geometry().row_bytes());
+                 return RegionRows(mapping_of(self), self.geometry().blocks, self.geometry().row_bytes());
              })
         .def("memory", [](const RegionFile& self) {
-                 return view_of(nb::cast(SharedBuffer(self.mapping(), 0, self.mapping()->bytes())));
+                 const auto& mapping = mapping_of(self);
+                 return view_of(nb::cast(SharedBuffer(mapping, 0, mapping->bytes())));
              }, nb::sig("def memory(self) -> memoryview"))
-        .def_prop_ro("address", [](const RegionFile& self) { return reinterpret_cast<std::uintptr_t>(self.mapping()->base()); })
+        .def_prop_ro("address", [](const RegionFile& self) { return reinterpret_cast<std::uintptr_t>(mapping_of(self)->base()); })
         .def_prop_ro("fd", [](const RegionFile& self) { return self.file().get(); })
         .def_prop_ro("allocated", [](const RegionFile& self) { return os::facts_of(self.file()).allocated; },
                      "Bytes that have their space.")
         .def_prop_ro("free", [](const RegionFile& self) { return os::free_bytes(self.file()); }, "Bytes of its file system.")
         .def_prop_ro("builder", &RegionFile::builder, "The pid of who reserves the space, or 0.")
-        .def_prop_ro("is_open", &RegionFile::is_open)
         .def_prop_ro("is_own", &RegionFile::is_own);
 
     nb::class_<Population>(m, "Population", "Threads that reserve and populate pages; they end with it.")

@@ -85,7 +85,8 @@ inline int queue_copies(const CudaRuntime& cuda, std::vector<DeviceCopy> copies,
         if (const int error = cuda.copy_2d(c->to, c->to_pitch, c->from, c->from_pitch, c->bytes, c->rows, kind, stream))
             return error;
     const auto left = static_cast<std::size_t>(copies.end() - flat);
-    if (left > 1 && stream != nullptr && (cuda.batch_13 != nullptr || cuda.batch_12 != nullptr)) {
+    const bool is_legacy = reinterpret_cast<std::uintptr_t>(stream) <= 1;  // by each of its two handles
+    if (left > 1 && !is_legacy && (cuda.batch_13 != nullptr || cuda.batch_12 != nullptr)) {
         std::vector<void*> to;
         std::vector<const void*> from;
         std::vector<std::size_t> bytes;

@@ -75,8 +75,7 @@ public:
     template <class Look>
     unsigned run(unsigned threads, Look&& look) {
         const auto wanted = static_cast<unsigned>(std::min<std::uint64_t>(threads, units_));
-        const auto help = [this] { work([] {}); };
-        os::Helpers helpers(wanted > 1 ? wanted - 1 : 0, help);
+        os::Helpers helpers(wanted > 1 ? wanted - 1 : 0, [this] { work([] {}); });
         os::Nanoseconds next = os::monotonic_now() + kLookInterval;
         try {
             work([&] {

@@ -11,18 +11,17 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
-#include <thread>
+#include <optional>
 #include <utility>
-#include <vector>
 
 #include "core/errors.hpp"
 #include "core/segment.hpp"
 #include "core/sync.hpp"
 #include "offload/region_file.hpp"
-#include "os/process.hpp"
+#include "os/threads.hpp"
 
 namespace memlane::offload {
 
@@ -64,16 +63,11 @@ public:
         if (reserving == Reserving::by_populating && os::facts_of(region_->file()).bytes < grown)
             os::resize(region_->file(), grown);
         if (reserving != Reserving::ahead) reserved_ = total_;
-        const os::SignalsBlocked blocked;
-        const std::lock_guard guard(mutex_);
-        try {
-            for (unsigned i = 0; i < std::max(threads, 1u); ++i) {
-                threads_.emplace_back([this] { work(); });
-                ++running_;
-            }
-        } catch (const std::system_error&) {  // a limit of threads: fewer do it, too
-            if (threads_.empty()) throw;
-        }
+        const std::lock_guard guard(mutex_);  // none begins before all are counted
+        const unsigned wanted = std::max(threads, 1u);
+        helpers_.emplace(wanted, [this] { work(); });
+        running_ = wanted - helpers_->missing();
+        if (running_ == 0) os::throw_errno("cannot start a thread that populates pages", EAGAIN);
     }
     Population(const Population&) = delete;
     Population& operator=(const Population&) = delete;
@@ -106,20 +100,18 @@ public:
         return touched_;
     }
 
-    // Ends what is under way, at the latest after a piece for each thread. Nothing to end in a forked child, which has not
-    // got the threads.
+    // A forked child has not got the threads. It may stop this, but not destroy it: what they waited for has no end there.
+    bool is_own() const noexcept { return helpers_->are_here(); }
+
+    // Ends what is under way, at the latest after a piece for each thread.
     void stop() noexcept {
-        if (!region_->is_own()) {
-            new std::vector<std::thread>(std::move(threads_));
-            return;
-        }
-        {
+        if (is_own()) {
             const std::lock_guard guard(mutex_);
             stopping_ = true;
+            changed_.notify_all();
         }
-        changed_.notify_all();
-        for (std::thread& thread : threads_)
-            if (thread.joinable()) thread.join();
+        helpers_->join();
+        mapping_.reset();  // a traceback may refer to this for long
     }
 
 private:
@@ -221,7 +213,8 @@ private:
     bool stopping_ = false;
     unsigned running_ = 0;
     std::exception_ptr failure_;
-    std::vector<std::thread> threads_;
+
+    std::optional<os::Helpers> helpers_;
 };
 
 }  // namespace memlane::offload

@@ -12,7 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "core/errors.hpp"
 #include "core/liveness.hpp"
@@ -52,13 +52,15 @@ public:
 
     // Tries once to create the region or to join it.
     Entry enter(os::Nanoseconds slice) {
+        os::FileDescriptor found;
         try {
-            file_ = os::open_existing(path_);
+            found = os::open_existing(path_);
         } catch (const std::system_error& error) {
             if (error.code().value() == ENOENT) return create() ? Entry::created : Entry::waiting;
             refuse(error);
         }
-        check_owner();
+        check_owner(found);
+        file_ = std::move(found);
         lock_ = core::LivenessLock(file_);
         SYNC_STEP(lock);
         if (!take_name(slice)) return forget();
@@ -98,9 +100,7 @@ public:
         SYNC_STEP(complete);
         os::resize(file_, geometry_.total_bytes);
         lock_.take(os::LockKind::shared, ready_lock());
-        is_ready_ = true;
-        is_builder_ = false;
-        lock_.give_up(builder_lock(os::own_pid()));
+        stop_building();
         os::ring_watchers(file_);
     }
 
@@ -130,6 +130,9 @@ public:
         let_name_go();
         return removed ? Naming::removed : Naming::kept;
     }
+
+    // Whoever hands out views asks for the mapping in one thread while another leaves: his lock is over both.
+    std::shared_ptr<os::Mapping> give_up_mapping() noexcept { return std::exchange(mapping_, nullptr); }
 
     // Gives everything up; the last to leave removes the name. Waits for at most `patience` for somebody who is joining
     // or leaving at this moment. In a forked child only its copies go.
@@ -178,7 +181,7 @@ private:
         lock_.release();
         if (file_.is_open()) os::ring_watchers(file_);
         file_.close();
-        has_place_ = is_builder_ = is_ready_ = false;
+        has_place_ = is_builder_ = false;
         return Entry::waiting;
     }
 
@@ -219,26 +222,30 @@ private:
 
     Turn look_for_turn() {
         if (is_builder_) return Turn::build;
-        if (learns_complete()) return Turn::complete;
-        if (!lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()))) return Turn::waiting;
-        if (learns_complete()) {  // the builder was ready a moment ago
-            lock_.give_up(builder_lock(os::own_pid()));
+        // Asked in this order: while nobody else can build, nothing becomes complete.
+        is_builder_ = lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()));
+        if (learns_complete()) {
+            if (is_builder_) stop_building();
             return Turn::complete;
         }
-        is_builder_ = true;
-        return Turn::build;
+        return is_builder_ ? Turn::build : Turn::waiting;
+    }
+
+    void stop_building() {
+        is_builder_ = false;
+        lock_.give_up(builder_lock(os::own_pid()));
     }
 
     bool learns_complete() {
         if (!lock_.held_by_other(ready_lock())) return false;
-        lock_.take(os::LockKind::shared, ready_lock());
-        is_ready_ = true;
-        return true;
+        return lock_.take(os::LockKind::shared, ready_lock());
     }
 
     void depart(Departure& departure, os::Nanoseconds patience) {
-        if (is_builder_) os::resize(file_, 0);  // who takes over needs the room
-        if (!has_place_ || os::facts_of(file_).links == 0) return;
+        const os::FileFacts facts = os::facts_of(file_);
+        // Who takes over needs the room. What has been complete may be in use, even if all who said so have died.
+        if (is_builder_ && facts.bytes < geometry_.total_bytes) os::resize(file_, 0);
+        if (!has_place_ || facts.links == 0) return;
         const os::Nanoseconds give_up_at = os::monotonic_now() + patience;
         while (!take_name(std::min(give_up_at - os::monotonic_now(), 100 * os::kMillisecond))) {
             if (os::monotonic_now() < give_up_at) continue;
@@ -250,8 +257,8 @@ private:
         departure.removed_name = os::unlink_if_same(file_, path_);
     }
 
-    void check_owner() const {
-        const os::FileFacts facts = os::facts_of(file_);
+    void check_owner(const os::FileDescriptor& found) const {
+        const os::FileFacts facts = os::facts_of(found);
         if (!facts.is_regular()) throw core::SegmentRefused(path_ + " is not a regular file");
         if (facts.owner != ::geteuid())
             throw core::SegmentRefused(path_ + " belongs to user " + std::to_string(facts.owner) + ", not to user " +
@@ -289,7 +296,6 @@ private:
     std::int64_t member_ = 0;
     bool has_place_ = false;
     bool is_builder_ = false;
-    bool is_ready_ = false;
 };
 
 }  // namespace memlane::offload

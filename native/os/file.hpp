@@ -160,7 +160,10 @@ inline void resize(const FileDescriptor& file, std::uint64_t bytes) {
 }
 
 // Wakes whoever watches the file (os/watch.hpp), by an attribute that stays what it is.
-inline void ring_watchers(const FileDescriptor& file) noexcept { static_cast<void>(::fchmod(file.get(), 0600)); }
+inline void ring_watchers(const FileDescriptor& file) noexcept {
+    struct stat s{};
+    if (::fstat(file.get(), &s) == 0) static_cast<void>(::fchmod(file.get(), s.st_mode & 07777));
+}
 
 // Of the file system; "very much" where it has no limit of its own or does not tell.
 inline std::uint64_t free_bytes(const FileDescriptor& file) noexcept {

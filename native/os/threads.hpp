@@ -1,33 +1,30 @@
 // Threads that help with one piece of work and are gone with it: nothing that a fork could lose, and nothing to keep.
 #pragma once
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "os/process.hpp"
 
 namespace memlane::os {
 
 class Helpers {
 public:
-    // Runs `work()` on so many threads beside the caller's. They take no signals: handlers run where they always did.
+    // Runs a copy of `work` on so many threads beside the caller's. They take no signals: handlers run where they always did.
     // Where the system has no more threads there are fewer helpers; `missing()` says how many.
     template <class Work>
     Helpers(unsigned count, const Work& work) : owner_(::getpid()) {
         if (count == 0) return;
-        sigset_t all;
-        sigset_t before;
-        ::sigfillset(&all);
         threads_.reserve(count);
-        ::pthread_sigmask(SIG_SETMASK, &all, &before);
+        const SignalsBlocked blocked;
         try {
-            for (unsigned i = 0; i < count; ++i) threads_.emplace_back([&work] { work(); });
+            for (unsigned i = 0; i < count; ++i) threads_.emplace_back(work);
         } catch (const std::system_error&) {  // those that run do the work, or the caller alone
         }
-        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
         missing_ = count - static_cast<unsigned>(threads_.size());
     }
     Helpers(const Helpers&) = delete;
@@ -40,8 +37,8 @@ public:
     bool are_here() const noexcept { return ::getpid() == owner_; }
 
     void join() noexcept {
-        const bool here = threads_.empty() || are_here();
-        for (std::thread& thread : threads_) here ? thread.join() : thread.detach();
+        if (!threads_.empty() && !are_here()) new std::vector<std::thread>(std::move(threads_));  // nothing to join there
+        for (std::thread& thread : threads_) thread.join();
         threads_.clear();
     }
 

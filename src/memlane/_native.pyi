@@ -565,8 +565,6 @@ class RegionFile:
         """The pid of who reserves the space, or 0."""
 
     @property
-    def is_open(self) -> bool: ...
-    @property
     def is_own(self) -> bool: ...
 
 class Population:
@@ -600,7 +598,7 @@ class BlockArray:
     """Memory as blocks: the first axis counts them."""
 
     @staticmethod
-    def of_buffer(buffer: object, writable: bool) -> BlockArray:
+    def of_buffer(buffer: object) -> BlockArray:
         """Of an object with the buffer protocol, which it holds."""
 
     @staticmethod
@@ -620,9 +618,9 @@ def copy_blocks(src: BlockArray, dst: BlockArray, pairs: object, threads: int) -
 class CudaCopies:
     """Asynchronous copies by the functions of a CUDA run time."""
 
-    def __init__(self, copy: int, copy_2d: int, batch: int, major: int) -> None:
+    def __init__(self, copy: int, copy_2d: int, batch: int, tells_index: bool) -> None:
         """
-        Addresses of the functions, 0 for a batch if there is none, and the major version.
+        Addresses of the functions, 0 for a batch if there is none. Does that tell which it refuses?
         """
 
     def queue(

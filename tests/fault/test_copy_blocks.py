@@ -1,5 +1,7 @@
 """copy_blocks beside other threads, forks and signals."""
 
+import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -159,6 +161,31 @@ def play(action: str) -> None:
 def test_a_handler_that_raises_ends_the_move() -> None:
     """As Ctrl-C does: the error comes through, and the next move is whole."""
     play("raise LookupError")
+
+
+def test_a_handler_that_raises_ends_the_helpers() -> None:
+    """They do not go on to the end of the move, which leaves blocks that were not moved."""
+
+    def raise_it(_signal: int, _frame: object) -> None:
+        raise LookupError
+
+    blocks = 1 << 22
+    src, dst = np.ones((1, 64), np.uint8), np.zeros((blocks, 64), np.uint8)
+    to = np.random.default_rng(1).permutation(blocks)
+    pairs = np.stack([np.zeros(blocks, int), to], 1)
+    before = signal.signal(signal.SIGVTALRM, raise_it)
+    try:
+        for _ in range(20):
+            dst[:] = 0
+            with contextlib.suppress(LookupError):
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.02)  # it may come behind the move
+                copy_blocks(src, dst, pairs, threads=2)
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            if not dst.all():
+                return
+        pytest.fail("every move came to its end")
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def test_a_handler_that_forks() -> None:

@@ -9,6 +9,7 @@ import ctypes
 import os
 import random
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +121,39 @@ def test_start_beside_one_that_is_stopped_at_a_call() -> None:
         other.cleanup()
     assert waits > 5
     assert starts > 5
+
+
+def creating(_link: Link, instance: str) -> None:
+    trace(_TRACEME, 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    region = region_of(instance, 0, threads=1)
+    is_creator = region._creator
+    region.cleanup()
+    os._exit(0 if is_creator else 1)
+
+
+def has_opened(pid: int, path: Path) -> bool:
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    return any(os.readlink(link) == str(path) for link in links)
+
+
+@pytest.mark.skipif(is_refused(), reason="this machine does not let a test trace its children")
+@pytest.mark.soak(seconds=120)
+def test_the_name_goes_while_somebody_joins() -> None:
+    """As when the last participant maps the region: who has no place yet makes the next one."""
+    instance = new_id()
+    late = 0
+    number = random.randrange(STEP)
+    has_more = True
+    while has_more:
+        number += STEP
+        peer = start(creating, instance)
+        with region_of(instance, 1, threads=1):
+            has_more = comes_to_call(peer, number)
+            was_open = has_more and has_opened(peer.pid, path_of(instance))
+            path_of(instance).unlink(missing_ok=True)
+            if has_more:
+                trace(_DETACH, peer.pid)
+            late += peer.join() == 0 and was_open
+            assert not path_of(instance).exists()
+    assert late > 0

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from memlane import ShmExhausted
+from memlane._native import Population
 from tests.harness import Link, holdings, private_shm, start, surplus, unshare_refusal
 from tests.queues import refuses
-from tests.regions import PAGE, new_id, path_of, region_of
+from tests.regions import PAGE, file_of, new_id, path_of, region_of, without_populate
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 MIB = 1 << 20
@@ -54,9 +55,6 @@ def fits_exactly_and_is_used(_link: Link) -> None:
 
 def space_goes_while_it_is_reserved(_link: Link) -> None:
     """What was free when asked for is not any more: the same error, and all is given back."""
-    from memlane._native import Population
-    from tests.regions import file_of
-
     instance = new_id()
     before = free()
     file = file_of(instance, blocks=15, cell=MIB)
@@ -78,6 +76,24 @@ def space_goes_while_it_is_reserved(_link: Link) -> None:
     assert (free(), path_of(instance).exists()) == (before, False)
 
 
+def no_space_to_touch(_link: Link) -> None:
+    """Huge pages on a kernel that cannot populate: each piece is reserved before it is touched."""
+    without_populate()
+    instance = new_id()
+    file = file_of(instance, blocks=15, cell=MIB)
+    assert file.enter(1) == "created"
+    with open("/dev/shm/filler", "wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, 20 * MIB)
+    file.map(False)
+    population = Population(file, None, True, True, 2)
+    with refuses(ShmExhausted):
+        while population.wait(1) != "done":
+            pass
+    file.leave(1)
+    os.unlink("/dev/shm/filler")
+    assert not path_of(instance).exists()
+
+
 def one_page_too_large(_link: Link) -> None:
     pages = free() // PAGE
     with refuses(MemoryError):
@@ -91,6 +107,7 @@ def one_page_too_large(_link: Link) -> None:
         does_not_fit,
         fits_exactly_and_is_used,
         space_goes_while_it_is_reserved,
+        no_space_to_touch,
         one_page_too_large,
     ],
 )

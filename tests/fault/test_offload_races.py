@@ -23,12 +23,13 @@ from tests.harness import (
     unshare_refusal,
 )
 from tests.queues import BOUND, refuses
-from tests.regions import PAGE, half_created, new_id, path_of, region_of
+from tests.regions import PAGE, file_of, half_created, new_id, path_of, region_of, start_region
 
 RACES = int(os.environ.get("MEMLANE_SOAK_RACES", "15"))
 RACERS = 8
 MIB = 1 << 20
 F_OFD_SETLK = 37
+NAME_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1 << 62, 1, 0)
 needs_unshare = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 
 
@@ -173,6 +174,35 @@ def test_the_creator_dies_while_others_wait() -> None:
         region.cleanup()
 
 
+def test_the_creator_fails_in_the_middle() -> None:
+    """Who takes over has the room, also while he is stopped and holds the file."""
+    instance = new_id()
+    first, second = file_of(instance), file_of(instance)
+    assert (first.enter(1), second.enter(1)) == ("created", "joined")
+    assert first.await_space(1) == "build"
+    os.posix_fallocate(first.fd, 0, 3 * PAGE)
+    first.leave(1)
+    assert path_of(instance).stat().st_blocks == 0
+    assert second.await_space(1) == "build"
+    second.leave(1)
+
+
+def test_who_takes_over_what_is_complete_fails() -> None:
+    """Who said that it is complete has died, and another may use it: no byte of it goes."""
+    instance = new_id()
+    creator = start_region(instance)
+    first, second = file_of(instance), file_of(instance)
+    assert first.enter(1) == second.enter(1) == "joined"
+    path_of(instance).write_bytes(b"\7" * 8 * PAGE)
+    creator.peer.kill()
+    assert first.await_space(1) == "build"
+    first.leave(1)
+    assert path_of(instance).read_bytes() == b"\7" * 8 * PAGE
+    assert second.await_space(1) == "build"
+    second.leave(1)
+    assert not path_of(instance).exists()
+
+
 def test_the_creator_fails_while_others_wait() -> None:
     """R8: a waiting peer takes over at once."""
     instance = new_id()
@@ -238,7 +268,7 @@ def test_another_geometry_does_not_wait() -> None:
 def holding_the_name(link: Link, instance: str) -> None:
     """Role: holds the lock of the name, as who joins or leaves does for a moment."""
     with open(path_of(instance), "r+b") as file:
-        fcntl.fcntl(file, F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1 << 62, 1, 0))
+        fcntl.fcntl(file, F_OFD_SETLK, NAME_LOCK)
         link.tell()
         link.hear()
 
@@ -258,6 +288,15 @@ def test_somebody_was_stopped_while_joining(caplog: pytest.LogCaptureFixture) ->
     stopped.kill()
     waiting.result().cleanup()
     assert not path_of(instance).exists()
+
+
+def test_leaving_a_region_without_a_name(caplog: pytest.LogCaptureFixture) -> None:
+    """There is nothing to remove, so nobody who was stopped in the middle is waited for."""
+    region = region_of(new_id(), participants=1)
+    with open(f"/proc/self/fd/{region.fd}", "r+b") as file:
+        fcntl.fcntl(file, F_OFD_SETLK, NAME_LOCK)
+        region.cleanup()
+    assert "stopped" not in caplog.text
 
 
 def test_wait_for_file_size(tmp_path: object) -> None:

@@ -1,5 +1,6 @@
 """R14: what bears a region's name and is no file of this user's is refused, and left as it is."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -7,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from memlane import SegmentRefused, WrongProcess
+from memlane import SegmentRefused, ShmExhausted, WrongProcess
 from tests.harness import NO_FILES, Link, holdings, start, surplus
 from tests.queues import refuses
-from tests.regions import new_id, path_of, region_of
+from tests.regions import PAGE, new_id, path_of, region_of
 
 NOBODY = 65534
 
@@ -37,10 +38,13 @@ def test_file_of_another_user() -> None:
     """Though root could open it, and nobody holds it."""
     instance = new_id()
     path_of(instance).write_bytes(b"theirs")
+    path_of(instance).chmod(0o640)
     os.chown(path_of(instance), NOBODY, NOBODY)
     try:
+        before = path_of(instance).stat()
         with refuses(PermissionError, match=str(NOBODY)):
             region_of(instance)
+        assert path_of(instance).stat() == before
         assert path_of(instance).read_bytes() == b"theirs"
     finally:
         path_of(instance).unlink()
@@ -63,22 +67,24 @@ def test_live_region_of_another_user() -> None:
 
 
 def test_live_region_of_another_mode() -> None:
-    """Somebody has opened it for others."""
+    """Somebody has opened it for others, and it stays so: the second start is refused, too."""
     instance = new_id()
     with region_of(instance):
         path_of(instance).chmod(0o666)
-        with refuses(PermissionError, match="0600"):
-            region_of(instance, 1)
-        path_of(instance).chmod(0o600)
+        for _ in range(2):
+            with refuses(PermissionError, match="0600"):
+                region_of(instance, 1)
 
 
 @pytest.mark.parametrize("make", NO_FILES)
 def test_no_file(make: Callable[[Path], None]) -> None:
     instance = new_id()
     make(path_of(instance))
+    path_of(instance).chmod(0o711)
     try:
         with refuses(PermissionError, match="regular file"):
             region_of(instance)
+        assert path_of(instance).stat().st_mode & 0o777 == 0o711
     finally:
         path = path_of(instance)
         path.rmdir() if path.is_dir() else path.unlink()
@@ -133,6 +139,27 @@ def test_limit_of_file_size() -> None:
     start(role).result()
 
 
+def test_limit_of_address_space() -> None:
+    """There is room for the region, but not for its mapping."""
+
+    def role(_link: Link) -> None:
+        import resource
+
+        instance = new_id()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (vm_bytes() + (4 << 20), hard))
+        with refuses(MemoryError, match="ulimit -v") as caught:
+            region_of(instance, cell=16 * PAGE, blocks=100)
+        assert isinstance(caught.value, ShmExhausted)
+        assert not path_of(instance).exists()
+
+    start(role).result()
+
+
+def vm_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+
+
 def test_interrupted_wait() -> None:
     """Ctrl-C ends a start that waits for others; nothing of it stays."""
     from tests.regions import half_created
@@ -157,7 +184,7 @@ def test_interrupted_wait() -> None:
     assert not path_of(instance).exists()
 
 
-def test_forked_child() -> None:
+def test_forked_child(tmp_path: Path) -> None:
     """Cleanup there releases the child's copies alone; the parent does not notice."""
     instance = new_id()
     region = region_of(instance)
@@ -170,9 +197,14 @@ def test_forked_child() -> None:
         with refuses(WrongProcess):
             region.pin()
         assert region.mmap_obj[0] == 3
-        region.cleanup()
-        region.cleanup()
+        # One of these has the number that the parent's locks have there.
+        with contextlib.ExitStack() as others:
+            for number in range(8):
+                others.enter_context((tmp_path / str(number)).open("w+b"))
+            region.cleanup()
+            region.cleanup()
         assert region.fd is None
+        assert path_of(instance).exists()
         with region_of(instance, 1) as other:
             assert not other._creator
             assert other.mmap_obj[0] == 3
@@ -194,9 +226,12 @@ def test_parent_dies_and_its_forked_child_lives() -> None:
     def role(link: Link) -> None:
         region = region_of(instance)
         region.create_next_array(1)[:] = 3
-        if (child := os.fork()) == 0:
+        begun, begins = os.pipe()
+        if (child := os.fork()) == 0:  # it gives up what it holds before it comes here
+            os.write(begins, b".")
             signal.pause()
             os._exit(0)
+        os.read(begun, 1)
         link.tell(child)
         link.hear()
 

@@ -131,6 +131,9 @@ def test_a_block_that_is_read_is_not_written() -> None:
     assert (pool[[7, 6, 5]] == before[[0, 0, 1]]).all()
     rows = np.zeros((4, 64), np.int8)
     assert copy_blocks(rows[:, :32], rows[:, 32:], [(i, i) for i in range(4)]) == 128
+    one = torch.from_numpy(pool)[3:4].as_strided((1, 4), (0, 1))  # one block steps nowhere
+    assert copy_blocks(one, pool, [(0, 0), (0, 7)]) == 32
+    assert (pool[[0, 7]] == before[3]).all()
 
 
 def test_memory_that_cannot_be_told_apart() -> None:

@@ -11,7 +11,7 @@ import pytest
 from memlane import Closed, LayoutMismatch, SharedOffloadRegion
 from tests.harness import Link, start
 from tests.queues import refuses
-from tests.regions import PAGE, mapped, new_id, path_of, region_of, start_region
+from tests.regions import PAGE, file_of, mapped, new_id, path_of, region_of, start_region
 
 Region = SharedOffloadRegion
 
@@ -63,6 +63,10 @@ def test_after_cleanup() -> None:
             call()
     with refuses(Closed):
         region.create_next_array(1)
+    file = region._file  # for who has asked before, and goes on in another thread
+    for call in (file.rows, file.memory, file.region_map, lambda: file.address):
+        with refuses(Closed):
+            call()
     assert "cleaned up" in repr(region)
 
 
@@ -77,6 +81,7 @@ def test_views_outlive_cleanup() -> None:
         region.create_kv_memoryview(),
         memoryview(region.mmap_obj),  # type: ignore[arg-type]
         region.create_kv_memoryview()[1],
+        region.create_next_array(8).__dlpack__(),
     ]
     held[0][:] = 3
     region.cleanup()
@@ -113,11 +118,13 @@ def test_dropping_the_last_reference() -> None:
 
 
 def exits(_link: Link, instance: str) -> None:
-    globals()["kept"] = region_of(instance)
+    region = region_of(instance)
+    array = region.create_next_array(1)
+    globals()["kept"] = (region, array, array.__dlpack__(), region.create_kv_memoryview())
 
 
 def test_end_of_the_interpreter() -> None:
-    """Nobody cleaned up: the file is gone nevertheless."""
+    """Nobody cleaned up, and views are left: the file is gone nevertheless."""
     instance = new_id()
     start(exits, instance, method="spawn").result()
     assert not path_of(instance).exists()
@@ -251,6 +258,10 @@ def test_the_creator_dies_and_another_holds_it() -> None:
     with region_of(instance, 1) as region:
         creator.call(mark, 9)
         creator.peer.kill()
+        file = file_of(instance)
+        assert (file.enter(1), file.await_space(1)) == ("joined", "complete")
+        assert file.builder == 0
+        file.leave(1)
         with region_of(instance) as later:
             assert not later._creator
             assert later.mmap_obj[0] == 9

@@ -1,16 +1,24 @@
 """Start-up: whose pages are populated, by what, and what the caller hears of it."""
 
-import ctypes
-import platform
 import struct
 import threading
+from pathlib import Path
 
 import pytest
 
 from memlane._native import Population
 from tests.harness import Aside, Link, start, unshare_refusal, until
 from tests.queues import refuses
-from tests.regions import PAGE, file_of, mapped, new_id, path_of, populated_pages, region_of
+from tests.regions import (
+    PAGE,
+    file_of,
+    mapped,
+    new_id,
+    path_of,
+    populated_pages,
+    region_of,
+    without_populate,
+)
 
 MIB = 1 << 20
 
@@ -84,9 +92,10 @@ def test_progress_that_raises() -> None:
     def progress(_done: int, _total: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as kept:
         region_of(instance, progress=progress)
     assert not path_of(instance).exists()
+    assert instance not in Path("/proc/self/maps").read_text(), kept.traceback
     region_of(instance).cleanup()
 
 
@@ -105,28 +114,6 @@ def test_others_are_let_in_before_the_creator_has_populated() -> None:
     is_in.set()
     creator.result().cleanup()
     other.cleanup()
-
-
-def without_populate() -> None:
-    """From here on this process has the madvise of a kernel before 5.14."""
-    number, audit = {"x86_64": (28, 0xC000003E), "aarch64": (233, 0xC00000B7)}[platform.machine()]
-    del audit
-    load, equals, at_least, give = 0x20, 0x15, 0x35, 0x06
-    steps = [
-        (load, 0, 0, 0),  # the call
-        (equals, 0, 4, number),
-        (load, 0, 0, 32),  # its third argument
-        (at_least, 0, 2, 22),
-        (at_least, 1, 0, 24),
-        (give, 0, 0, 0x00050000 | 22),  # EINVAL
-        (give, 0, 0, 0x7FFF0000),
-    ]
-    code = b"".join(struct.pack("HBBI", *step) for step in steps)
-    buffer = ctypes.create_string_buffer(code)
-    program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(buffer))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
-    assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
 
 
 @pytest.mark.parametrize("rank", [None, 1])

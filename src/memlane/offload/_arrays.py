@@ -21,7 +21,7 @@ _BYTES = frozenset(("int8", "uint8"))
 class Side:
     """`src` or `dst` of a move; it keeps the memory."""
 
-    __slots__ = ("address", "blocks", "device", "dtype", "is_writable", "keeper", "name", "shape")
+    __slots__ = ("blocks", "device", "dtype", "is_writable", "keeper", "name", "shape")
 
     def __init__(self, name: str, array: Any) -> None:
         self.name = name
@@ -42,8 +42,7 @@ class Side:
         self._take_shape(array.shape)
         self.dtype = kind
         self.is_writable = array.flags.writeable
-        self.address = 0
-        self.blocks = BlockArray.of_buffer(array, False)
+        self.blocks = BlockArray.of_buffer(array)
 
     def _take_tensor(self, torch: Any, tensor: Any) -> None:
         if (
@@ -65,9 +64,8 @@ class Side:
         if tensor.device.type == "cuda":
             self.device = tensor.device
         itemsize = tensor.element_size()
-        self.address = tensor.data_ptr()
         strides = [stride * itemsize for stride in tensor.stride()]
-        self.blocks = BlockArray.at(self.address, self.shape, strides, itemsize)
+        self.blocks = BlockArray.at(tensor.data_ptr(), self.shape, strides, itemsize)
 
     def _take_shape(self, shape: tuple[int, ...]) -> None:
         if not shape:

@@ -70,6 +70,9 @@ class SharedOffloadRegion:
     Cell `w` of block `b` lies at (b * num_workers + w) * cpu_page_size. The first to come creates
     the file and reserves all its space; each holder populates the pages of its own cells. A file
     that nobody holds any more was left by a run that died, and is replaced.
+
+    There is no `numa=`: pages lie where the memory policy of the creator's process puts them (start
+    it by numactl), or that of the file system (mount -o mpol=...).
     """
 
     def __init__(
@@ -181,8 +184,9 @@ class SharedOffloadRegion:
     @property
     def _base(self) -> torch.Tensor | None:
         """The whole as an int8 tensor; None after `cleanup`."""
-        if self._whole is None and self._file.is_open:
-            self._whole = _torch("_base").frombuffer(self._file.memory(), dtype=_torch("").int8)
+        if self._whole is None and self._is_open:
+            torch = _torch("_base")
+            self._whole = torch.frombuffer(self._file.memory(), dtype=torch.int8)
         return self._whole
 
     def create_next_view(self, tensor_page_size: int) -> torch.Tensor:
@@ -243,8 +247,12 @@ class SharedOffloadRegion:
         self._check_usable()
         return self._file.rows()
 
+    @property
+    def _is_open(self) -> bool:
+        return self._finalizer.alive
+
     def _check_usable(self) -> None:
-        if not self._file.is_open:
+        if not self._is_open:
             raise Closed(f"the region {self.mmap_path} was cleaned up")
         if not self._file.is_own:
             raise WrongProcess(
@@ -278,7 +286,7 @@ class SharedOffloadRegion:
                 f"cells of {self.cpu_page_size} bytes are not whole pages of {self.page_size} "
                 f"bytes, and only whole pages can be locked"
             )
-        return self._locks.is_locked or self._locks.lock()
+        return self._locks.lock()
 
     def unpin(self) -> None:
         """The pages may be swapped and moved again."""
@@ -308,7 +316,7 @@ class SharedOffloadRegion:
 
     def __repr__(self) -> str:
         who = "whole" if self.rank is None else f"rank {self.rank} of {self.num_workers}"
-        state = "" if self._file.is_open else " cleaned up"
+        state = "" if self._is_open else " cleaned up"
         return (
             f"<SharedOffloadRegion {self.mmap_path} {who}{state}, {self.num_blocks} blocks, "
             f"{self.total_size_bytes} bytes>"

@@ -1,0 +1,99 @@
+"""CUDA's runtime, as torch has loaded it into this process: the few calls that are needed of it.
+
+They are called by address, so nothing here needs CUDA to be built; and none of them holds the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memlane._native import CudaCopies
+from memlane.errors import CopyFailed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from memlane.offload._arrays import Side
+
+# From here on the runtime, and the driver below it, know cudaMemcpyBatchAsync.
+_FIRST_WITH_BATCHES = 12080
+# From here on it does not tell the index of a copy that it refuses: it has one parameter less.
+_FIRST_WITHOUT_INDEX = 13000
+# As they have it on 64 bits: pinned for all GPUs, whichever is current, at the same address.
+_REGISTER_DEFAULT = 0
+
+
+class CudaRefused(Exception):
+    """A call of the runtime failed; its error is cleared, or an innocent call would tell it."""
+
+
+class Runtime:
+    """The library at `path`; an OSError says that the process has not loaded it."""
+
+    def __init__(self, path: str) -> None:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        library.cudaHostRegister.argtypes = (pointer, size, ctypes.c_uint)
+        library.cudaHostUnregister.argtypes = (pointer,)
+        library.cudaGetErrorString.restype = ctypes.c_char_p
+        self._library = library
+        version = self._version("cudaRuntimeGetVersion")
+        has_batches = min(version, self._version("cudaDriverGetVersion")) >= _FIRST_WITH_BATCHES
+        self._copies = CudaCopies(
+            self._address("cudaMemcpyAsync"),
+            self._address("cudaMemcpy2DAsync"),
+            self._address("cudaMemcpyBatchAsync") if has_batches else 0,
+            version < _FIRST_WITHOUT_INDEX,
+        )
+
+    def _version(self, call: str) -> int:
+        """0 if it cannot tell."""
+        version = ctypes.c_int(0)
+        self._library[call](ctypes.byref(version))
+        return version.value
+
+    def _address(self, name: str) -> int:
+        return ctypes.cast(self._library[name], ctypes.c_void_p).value or 0
+
+    def register(self, address: int, size: int) -> None:
+        self._check(
+            "cudaHostRegister", self._library.cudaHostRegister(address, size, _REGISTER_DEFAULT)
+        )
+
+    def unregister(self, address: int) -> None:
+        self._check("cudaHostUnregister", self._library.cudaHostUnregister(address))
+
+    def queue(
+        self, src: Side, dst: Side, pairs: np.ndarray[Any, Any], stream: int
+    ) -> tuple[int, int]:
+        """Bytes and copies; if one of these is refused, those before it are queued."""
+        nbytes, copies, code = self._copies.queue(
+            src.blocks, dst.blocks, pairs, dst.device is not None, stream
+        )
+        if code:
+            raise CopyFailed(code, self._cleared(code), copies)
+        return nbytes, copies
+
+    def _check(self, call: str, code: int) -> None:
+        if code:
+            raise CudaRefused(f"{call}: {self._cleared(code)} (code {code})")
+
+    def _cleared(self, code: int) -> str:
+        self._library.cudaGetLastError()
+        text = self._library.cudaGetErrorString(code) or b"unknown"
+        return str(text.decode(errors="replace"))
+
+
+def loaded_runtime() -> Runtime | None:
+    """None where nothing in this process has loaded one."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[5] if line.count("/") else ""
+        if Path(path).name.startswith("libcudart"):
+            try:
+                return Runtime(path)
+            except OSError:  # what bears that name is mapped as something else
+                continue
+    return None

@@ -1,0 +1,44 @@
+"""A stand-in for CUDA's runtime, because no GPU is here to run the real one: `cudart.cpp`.
+
+A scene plays in a process that has it loaded under the real one's name, as torch loads that.
+"""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import Link, start
+
+STREAM = 0x5EED0
+SOURCE = Path(__file__).with_name("cudart.cpp")
+
+
+def build_runtime(folder: Path, version: int = 13000, driver: int = 13000) -> Path:
+    """The library; the test is skipped where there is no compiler."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    path = folder / f"libcudart.so.{version // 1000}"
+    versions = [f"-DVERSION={version}", f"-DDRIVER={driver}"]
+    command = [compiler, "-std=c++17", "-shared", "-fPIC", *versions, "-o", path, SOURCE]
+    subprocess.run(command, check=True)
+    return path
+
+
+def with_runtime(library: Path, scene: Callable[[Any], None]) -> None:
+    """Plays the scene; it must leave nothing registered, no error, and nothing under way."""
+
+    def role(_link: Link) -> None:
+        fake = ctypes.CDLL(str(library))
+        fake.bytes_registered.restype = ctypes.c_size_t
+        fake.be_gpu.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        scene(fake)
+        left = (fake.ranges_registered(), fake.copies_waiting(), fake.sticky_error())
+        assert (left, fake.unregistered_late()) == ((0, 0, 0), 0)
+
+    start(role).result()

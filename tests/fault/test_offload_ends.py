@@ -1,0 +1,88 @@
+"""Ends of a region in threads, and forks in the middle of its start."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memlane import Closed, WrongProcess
+from tests.harness import Aside, Link, start
+from tests.regions import Region, new_id, path_of, region_of
+
+MIB = 1 << 20
+ROUNDS = 25
+
+
+def use(region: Region) -> None:
+    """Until it is gone."""
+    calls: tuple[Callable[[], object], ...] = (
+        region.create_kv_memoryview,
+        lambda: memoryview(region.create_kv_memoryview())[0, 0],
+        lambda: region._base,
+        lambda: repr(region),
+    )
+    while True:
+        try:
+            for call in calls:
+                call()
+        except Closed:
+            return
+
+
+def cleaning_up(_link: Link) -> None:
+    for _ in range(ROUNDS):
+        instance = new_id()
+        region = region_of(instance, threads=1)
+        users = [Aside(use, region) for _ in range(3)]
+        ends = [Aside(region.cleanup) for _ in range(2)]
+        for one in (*users, *ends):
+            one.result()
+        assert not path_of(instance).exists()
+
+
+def test_cleanup_in_threads() -> None:
+    """Twice at once, while others make views: they get views or Closed, nobody gets a crash."""
+    start(cleaning_up).result()
+
+
+def child_ends(child: int) -> int:
+    """Its exit status; a child that hangs is killed after a while."""
+    for _ in range(100):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        signal.sigtimedwait([], 0.1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 99
+
+
+def forking(_link: Link, rank: int | None) -> None:
+    instance = new_id()
+    owner = os.getpid()
+    children: list[int] = []
+
+    def progress(done: int, _total: int) -> None:
+        if os.getpid() == owner and not children:
+            children.append(os.fork())
+
+    try:
+        region = region_of(instance, rank, blocks=64, cell=MIB, threads=2, progress=progress)
+    except WrongProcess:
+        os._exit(0 if os.getpid() != owner else 8)
+    if os.getpid() != owner:
+        os._exit(9)
+    assert child_ends(children[0]) == 0
+    assert path_of(instance).exists()
+    with region_of(instance, rank, blocks=64, cell=MIB) as other:
+        assert not other._creator
+    region.cleanup()
+    assert not path_of(instance).exists()
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_fork_in_the_middle_of_a_start(rank: Any) -> None:
+    """By `progress`, as by a signal handler: the start is the parent's, the child is told so."""
+    start(forking, rank).result()
