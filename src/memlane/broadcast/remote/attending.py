@@ -15,7 +15,6 @@ from memlane._checks import integer
 from memlane.broadcast.remote.peer import usual_place
 from memlane.broadcast.remote.tcp import Connection
 from memlane.broadcast.remote.wire import (
-    HEADER_BYTES,
     Absent,
     Header,
     Hello,
@@ -50,6 +49,8 @@ def hear(writer: RemoteWriter, route: bytes, parts: list[zmq.Frame]) -> None:
     peer = next((peer for peer in writer.peers if peer.route == route), None)
     if peer is None or header.epoch != writer.epoch:
         raise CorruptMessage("a frame of somebody who has not said who it is")
+    if peer.state != "running":
+        raise CorruptMessage(f"a frame of {peer.name(writer.local_ranks)}, which is {peer.state}")
     if header.what == What.ACK:
         take(writer, peer, header.sequence)
     elif header.what == What.ASK:
@@ -60,7 +61,7 @@ def hear(writer: RemoteWriter, route: bytes, parts: list[zmq.Frame]) -> None:
         peer.state = "closed"
         peer.connection = peer.lost_since = None
         _note_end_of_relay(writer, peer)
-    elif len(part) >= HEADER_BYTES:
+    else:
         raise CorruptMessage(f"a reader sent a frame of kind {header.what}")
 
 
@@ -71,7 +72,7 @@ def take(writer: RemoteWriter, peer: Peer, sequence: int) -> None:
             f"{peer.name(writer.local_ranks)} acknowledges message {sequence}: it had taken "
             f"{peer.taken}, and {writer.outbox.next} were sent"
         )
-    if sequence > peer.taken:
+    if sequence > peer.taken and peer.is_waited_for:
         peer.taken_bytes = writer.outbox.end_of(sequence)
         peer.taken = sequence
         peer.last_progress = time.monotonic()
@@ -157,7 +158,7 @@ def _refusal(writer: RemoteWriter, peer: Peer, hello: Hello) -> Refused | None:
     if not 0 <= rank < 1 << 63 or rank in writer.local_ranks:
         return Refused("foreign", f"the queue has no remote reader {rank}")
     if peer.state == "dead":
-        return Refused("gone", f"reader {peer.rank} counts as dead: {peer.died}")
+        return _gone(peer)
     if peer.session == hello.session:
         if peer.state != "running":
             return Refused("gone", f"reader {rank} is {peer.state}")
@@ -179,6 +180,10 @@ def _refusal(writer: RemoteWriter, peer: Peer, hello: Hello) -> Refused | None:
     if (hello.taken, hello.sequence, hello.piece) != (0, 0, 0):
         return Refused("foreign", "a reader begins with the first message")
     return None
+
+
+def _gone(peer: Peer) -> Refused:
+    return Refused("gone", f"reader {peer.rank} counts as dead: {peer.died}")
 
 
 def place_for(writer: RemoteWriter, rank: int) -> Peer:
@@ -261,6 +266,8 @@ def _die(writer: RemoteWriter, peer: Peer, why: str) -> None:
     writer.room = -1
     peer.state = "dead"
     peer.died = why
+    # If it lives, and is reached again by the same connection, it would wait for ever.
+    writer.tell(peer, What.REFUSED, body=_gone(peer))
     peer.connection = None
     _note_end_of_relay(writer, peer)
 
