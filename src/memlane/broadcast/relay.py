@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +174,8 @@ class Relay:
 
     def _close(self) -> None:
         """The readers get what is in the ring, then `Closed`."""
-        self.ring.close()
-        self.stream.close()
+        with closing(self.stream):
+            self.ring.close()
 
     def _put(self, message: Message) -> None:
         """Into the ring; meanwhile the writer is kept informed, because this may last."""
@@ -314,8 +314,10 @@ class RelayingReader:
         return self._own.block(owner, timeout, cancel)
 
     def close(self) -> None:
-        self._own.close()
-        self._relay.leave()
+        try:
+            self._own.close()
+        finally:
+            self._relay.leave()
 
     def abandon(self) -> None:
         self._own.abandon()

@@ -82,6 +82,10 @@ class RemoteReader(RemoteEnd):
     def __init__(self, handle: Handle, rank: int, secret: str) -> None:
         endpoint = address.endpoint_of(handle.remote_subscribe_addr or "")
         super().__init__(f"reader-{rank}")
+        with self._opening():
+            self._open(handle, rank, secret, endpoint)
+
+    def _open(self, handle: Handle, rank: int, secret: str, endpoint: address.Endpoint) -> None:
         self.rank = rank
         self.messages = self.bytes = self.waits = 0
         self.last_progress = time.monotonic()
@@ -102,19 +106,15 @@ class RemoteReader(RemoteEnd):
         self._unacked_bytes = 0
         self._ack_messages = self._ack_bytes = 1
         self._has_news = False
-        self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._news = self._event()
         self.socket = self._connecting()
-        self._monitor = self.socket.get_monitor_socket(EVENTS)
+        self._monitor = self._monitor_of(self.socket, EVENTS)
         self._writer_fd = signal_of(self.socket)
         self._call_poller = self._poller(self._writer_fd, self._news)
         self._thread_poller = self._poller(signal_of(self._monitor))
-        try:
-            self.socket.connect(endpoint.text)
-            self._thread.start()
-            self._attach()
-        except BaseException:
-            self.abandon()
-            raise
+        self.socket.connect(endpoint.text)
+        self._thread.start()
+        self._attach()
 
     def _connecting(self) -> zmq.Socket[bytes]:
         connecting = self._context.socket(zmq.DEALER)
@@ -136,12 +136,14 @@ class RemoteReader(RemoteEnd):
     def _attach(self) -> None:
         deadline = time.monotonic() + ATTACH_SECONDS
         patience = time.monotonic() + self._bound
-        while not self._epoch:
+        while True:
             with self._lock:
                 self._receive()
                 self.check()
                 if self._failure is not None:
                     raise self._failure
+                if self._epoch:
+                    return
                 now = time.monotonic()
                 is_nobody_there = now >= patience and not self._watch.was_accepted
             if is_nobody_there or now >= deadline:
@@ -368,16 +370,13 @@ class RemoteReader(RemoteEnd):
         with suppress(zmq.Again):
             self.socket.send(control(Header(What.HELLO, 0), hello), zmq.DONTWAIT)
 
-    def _end(self, *, announce: bool) -> None:
-        self.socket.disable_monitor()
-        self._monitor.close(0)
-        linger = 0
-        if announce and self._watch.is_connected and self._epoch and not self._is_ended:
+    def _say_goodbye(self) -> None:
+        if self._watch.is_connected and not self._is_ended:
             self._say(What.BYE)
-            linger = int(1000 * min(self._bound, 1.0))
-        self.socket.close(linger)
-        self._context.term()
-        os.close(self._news)
+            self._stop_monitor()
+            self._monitor.close(0)
+            self.socket.close(int(1000 * min(self._bound, 1.0)))
+            self._context.term()
 
     def _drop_inherited(self) -> None:
         tcp.close_inherited(self.endpoint.host, self.endpoint.port, as_writer=False)
