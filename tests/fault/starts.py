@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from memlane import MessageQueue, SharedOffloadRegion, ShmRingBuffer
+from memlane.groups import TcpGroup
 from tests.harness import Failing
 from tests.stores import BytesSerde, Ring, Storage
 
@@ -250,6 +251,37 @@ def joined_region(failing: Failing) -> None:
         with failing("close"):
             joined.cleanup()
 
+
+def remote_writer(failing: Failing) -> None:
+    """A writer listens, beside a ring; it ends."""
+    with failing("create"):
+        writer = MessageQueue(2, 1, None, 64, 2, connect_ip="127.0.0.1")
+    with failing("close"):
+        writer.close()
+
+
+def remote_reader(failing: Failing) -> None:
+    """A reader comes over the network, and leaves."""
+    with MessageQueue(1, 0, None, 64, 2, connect_ip="127.0.0.1") as writer:
+        handle = writer.export_handle()
+        with failing("attach"):
+            reader = MessageQueue.create_from_handle(handle, 0)
+        writer.enqueue("word")
+        assert reader.dequeue(timeout=30) == "word"
+        with failing("close"):
+            reader.close()
+
+
+def tcp_group(failing: Failing) -> None:
+    """The first rank of a group comes, and leaves."""
+    with failing("create"):
+        group = TcpGroup("127.0.0.1", 0, 0, 1, secret="of the tests: 0123456789abcdef")
+    with failing("close"):
+        group.close()
+
+
+NETWORK = {one.__name__.replace("_", " "): one for one in (remote_writer, remote_reader, tcp_group)}
+"""These call libzmq, which ends the process if it finds too little memory."""
 
 SCENARIOS = {
     one.__name__.replace("_", " "): one

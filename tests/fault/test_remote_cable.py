@@ -88,6 +88,32 @@ def mend(there: Neighbour, after: float) -> None:
     there.plug()
 
 
+def test_a_reader_that_comes_back_too_late() -> None:
+    """It made no call meanwhile, and its connection survived: it is told, and raises; what it says
+    then does not hide that it had died.
+
+    Fails without the guard: it waited for ever, and with its close the death was forgotten.
+    """
+    with (
+        neighbour() as there,
+        remote_writer(connect_ip=there.here, remote_liveness=LIVENESS) as writer,
+    ):
+        reader = reader_over(there, writer)
+        there.pull()
+        writer.enqueue("on its way")
+        until(lambda: writer.statistics().readers[0].state == "dead")
+        there.plug()
+        assert reader.call("dequeue", PATIENCE) == "on its way"
+        with refuses(WriterDied, match="counts as dead"):
+            reader.call("dequeue", PATIENCE)
+        reader.call("close")
+        reader.leave()
+        with refuses(ReaderDied):
+            for _ in range(20):
+                time.sleep(0.05)  # a wait for what must not happen
+                writer.enqueue("nobody there")
+
+
 def test_stops_delays_and_losses() -> None:
     """Everything arrives once, in order, whatever happens on the way."""
     for number in range(ROUNDS):

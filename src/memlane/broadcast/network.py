@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._failures import failure, participant
@@ -61,11 +61,12 @@ class NetworkWriter:
         self.abandon = self._closing("abandon")
 
     def _closing(self, how: str) -> Any:
-        ends = [end for end in (self._local, self.remote) if end is not None]
+        ends = [end for end in (self.remote, self._local) if end is not None]
 
         def close() -> None:
-            for end in ends:
-                getattr(end, how)()
+            with ExitStack() as stack:  # all of them, also if one of them raises
+                for end in ends:
+                    stack.callback(getattr(end, how))
 
         return close
 

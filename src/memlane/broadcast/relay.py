@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import closing, suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING
 
@@ -237,8 +237,8 @@ class Relay:
 
     def _close(self) -> None:
         """The readers get what is in the ring, then `Closed`."""
-        self.ring.close()
-        self.stream.close()
+        with closing(self.stream):
+            self.ring.close()
 
     def _put(self, message: Message) -> None:
         """Into the ring; meanwhile the writer is kept informed, because this may last."""
@@ -376,8 +376,10 @@ class RelayingReader(LocalReader):
         relay.start()
 
     def _leave(self) -> None:
-        self.native.close()
-        self._relay.leave()
+        try:
+            self.native.close()
+        finally:
+            self._relay.leave()
 
     def _abandon(self) -> None:
         self.native.abandon()

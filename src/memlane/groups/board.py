@@ -15,6 +15,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from memlane._contexts import new_context
 from memlane.errors import GroupFailed, RankMissing, SystemFault
 from memlane.groups.collectives import SLICE, Deadline, Waiting
 
@@ -56,10 +57,10 @@ class Board:
         self._values: dict[str, Any] = {}
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> who waits for it, and his request
         self._clients: set[bytes] = set()
-        self._context = zmq.Context()  # its own: who may come in is decided per context
-        self._end = self._context.socket(zmq.PAIR)
-        self._end.bind("inproc://end")
+        self._context = new_context()  # its own: who may come in is decided per context
         try:
+            self._end = self._context.socket(zmq.PAIR)
+            self._end.bind("inproc://end")
             self._zap = self._context.socket(zmq.REP)
             self._zap.bind(_ZAP)
             self._router = self._context.socket(zmq.ROUTER)
@@ -72,6 +73,8 @@ class Board:
             address, self._router.ipv6 = address_of(host, port)
             self._router.bind(address)
             self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+            self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
+            self._thread.start()
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise SystemFault(
@@ -80,8 +83,6 @@ class Board:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Returns when nobody is in the middle of a call any more, or after some seconds."""

@@ -10,6 +10,7 @@ import msgspec
 import zmq
 
 from memlane._checks import integer_from
+from memlane._contexts import new_context
 from memlane.errors import Closed, InvalidArgument, InvalidType, WrongProcess
 from memlane.groups.board import Board, BoardStore, address_of
 from memlane.groups.collectives import Deadline, checked_timeout
@@ -62,11 +63,12 @@ class TcpGroup:
         self._timeout = checked_timeout(timeout)
         self._keys = group_keys(secret)
         self._pid = os.getpid()
+        self._address, _ = address_of(host, self.port)
+        self._context = new_context()
         board = Board(host, self.port, self._keys) if self.rank == 0 else None
         if board is not None:
             self.port = board.port
-        self._address, _ = address_of(host, self.port)
-        self._context = zmq.Context()
+            self._address, _ = address_of(host, self.port)
         self._finalizer = weakref.finalize(self, _close, board, self._context, self._pid)
 
     def broadcast_obj(self, obj: Any, src: int, timeout: float | None = None) -> Any:

@@ -17,7 +17,6 @@ from memlane.broadcast.remote import hosts
 from memlane.broadcast.remote.peer import usual_place
 from memlane.broadcast.remote.tcp import Connection
 from memlane.broadcast.remote.wire import (
-    HEADER_BYTES,
     Absent,
     Header,
     Hello,
@@ -52,6 +51,8 @@ def hear(writer: RemoteWriter, route: bytes, parts: list[zmq.Frame]) -> None:
     peer = next((peer for peer in writer.peers if peer.route == route), None)
     if peer is None or header.epoch != writer.epoch:
         raise CorruptMessage("a frame of somebody who has not said who it is")
+    if peer.state != "running":
+        raise CorruptMessage(f"a frame of {peer.name(writer.local_ranks)}, which is {peer.state}")
     if header.what == What.ACK:
         hosts.take(writer, peer, header.sequence)
     elif header.what == What.ASK:
@@ -65,7 +66,7 @@ def hear(writer: RemoteWriter, route: bytes, parts: list[zmq.Frame]) -> None:
         peer.state = "closed"
         peer.connection = peer.lost_since = None
         hosts.note_end_of_relay(writer, peer)
-    elif len(part) >= HEADER_BYTES:
+    else:
         raise CorruptMessage(f"a reader sent a frame of kind {header.what}")
 
 
@@ -122,7 +123,7 @@ def _refusal(writer: RemoteWriter, peer: Peer, hello: Hello) -> Refused | None:
     if not 0 <= rank < 1 << 63 or rank in writer.local_ranks:
         return Refused("foreign", f"the queue has no remote reader {rank}")
     if peer.state == "dead":
-        return Refused("gone", f"reader {peer.rank} counts as dead: {peer.died}")
+        return hosts.gone(peer)
     if peer.session == hello.session and peer.state != "absent":
         if peer.state != "running":
             return Refused("gone", f"reader {rank} is {peer.state}")

@@ -13,6 +13,7 @@ Which calls may come when is as in `native/bindings/end.hpp`: a second call rais
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import select
@@ -20,13 +21,14 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import zmq
 import zmq.utils.garbage
 
+from memlane._contexts import new_context
 from memlane._settings import warning_interval
 from memlane.errors import (
     Closed,
@@ -35,10 +37,11 @@ from memlane.errors import (
     InvalidType,
     MemlaneError,
     WrongProcess,
+    system_fault,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 logger = logging.getLogger("memlane")
@@ -103,12 +106,62 @@ class RemoteEnd(ABC):
         self._closing = False
         self._announce = False
         self._closed = False
+        self._ends_itself = False  # the thread, because nobody else can
         self._broken: BaseException | None = None  # what ended the thread
-        self._context = zmq.Context()
-        self._closing_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._context = new_context()
+        self._monitored: zmq.Socket[bytes] | None = None
+        self._events: list[int] = []
+        self._closing_event = self._event()
         self._thread = threading.Thread(target=self._run, name=f"memlane-{name}", daemon=True)
         self._served_at = 0.0
         _ends.add(self)
+
+    # What it has ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Around the rest of a construction: if that fails, nothing stays."""
+        try:
+            yield
+        except BaseException as error:
+            self._closing = True
+            os.eventfd_write(self._closing_event, 1)
+            if self._thread.is_alive():
+                self._thread.join()
+            self._free()
+            if isinstance(error, zmq.ZMQError):
+                raise system_fault(error.errno or errno.EIO, "cannot open a socket") from None
+            raise
+
+    def _event(self) -> int:
+        """A descriptor that one thread can wake another with."""
+        self._events.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        return self._events[-1]
+
+    def _monitor_of(self, watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+        """Tells what becomes of connections. Without a limit of its own: if it was full, libzmq's
+        thread would wait for whoever reads it, and all connections with it."""
+        watched.monitor("inproc://monitor", events)
+        self._monitored = watched
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.set(zmq.RCVHWM, 0)
+        monitor.connect("inproc://monitor")
+        return monitor
+
+    def _stop_monitor(self) -> None:
+        """Before any socket is closed: what libzmq says into a monitor that is gone blocks it."""
+        if self._monitored is not None:
+            self._monitored.disable_monitor()
+            self._monitored = None
+
+    def _free(self) -> None:
+        """Closes everything that is still there; nothing is said any more."""
+        self._closed = True
+        self._stop_monitor()
+        self._context.destroy(linger=0)
+        with self._lock:  # somebody may be about to write to one
+            while self._events:
+                os.close(self._events.pop())
 
     # Calls ------------------------------------------------------------------------------------
 
@@ -170,8 +223,11 @@ class RemoteEnd(ABC):
         with suppress(OSError):
             os.eventfd_write(self._closing_event, 1)
         me = threading.get_ident()
-        if me in (self._call_thread, self._thread.ident):
-            return  # a signal handler in a call, or a finalizer in the thread: those end it
+        if me == self._call_thread:
+            return  # in a signal handler: the call ends it
+        if me == self._thread.ident:
+            self._ends_itself = True  # in a finalizer: nobody else knows of this end any more
+            return
         # In the end of the interpreter a thread may be in a call and never come out of it.
         if self._call_lock.acquire(timeout=-1 if announce else 1.0):
             try:
@@ -183,17 +239,18 @@ class RemoteEnd(ABC):
         """With no call under way: ends the thread, and everything with it."""
         if self._closed:
             return
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
         self._closed = True
         try:
-            self._end(announce=self._announce)
+            if self._announce:
+                self._say_goodbye()
         finally:
-            os.close(self._closing_event)
+            self._free()
 
     @abstractmethod
-    def _end(self, *, announce: bool) -> None:
-        """Closes sockets and context; the thread is gone, and nobody calls."""
+    def _say_goodbye(self) -> None:
+        """Tells the peers; the thread is gone, and nobody calls."""
 
     # Waiting ----------------------------------------------------------------------------------
 
@@ -217,6 +274,12 @@ class RemoteEnd(ABC):
         except BaseException as error:  # nobody else would ever hear of it
             self._broken = error
             logger.exception("the thread of a remote end failed")
+        # If a call is under way, or another thread ends this end, that does it.
+        if self._ends_itself and self._call_lock.acquire(blocking=False):
+            try:
+                self._finish()
+            finally:
+                self._call_lock.release()
 
     @abstractmethod
     def _serve(self) -> None:
@@ -234,8 +297,8 @@ _ends: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for end in list(_ends):
-        with suppress(Exception):
-            if not end._closed and end._pid != os.getpid():
+        if not end._closed and end._pid != os.getpid():
+            with suppress(AttributeError, OSError):  # half made when another thread forked
                 end._drop_inherited()
 
 

@@ -119,7 +119,7 @@ def take(writer: RemoteWriter, peer: Peer, sequence: int) -> None:
             f"{peer.name(writer.local_ranks)} acknowledges message {sequence}: it had taken "
             f"{peer.taken}, and {writer.outbox.next} were sent"
         )
-    if sequence > peer.taken:
+    if sequence > peer.taken and peer.is_waited_for:
         peer.taken_bytes = writer.outbox.end_of(sequence)
         peer.taken = sequence
         peer.last_progress = time.monotonic()
@@ -130,8 +130,15 @@ def die(writer: RemoteWriter, peer: Peer, why: str) -> None:
     writer.room = -1
     peer.state = "closed" if peer.has_left else "dead"
     peer.died = why
+    # If it lives, and is reached again by the same connection, it would wait for ever.
+    writer.tell(peer, What.REFUSED, body=gone(peer))
     peer.connection = None
     note_end_of_relay(writer, peer)
+
+
+def gone(peer: Peer) -> Refused:
+    """What a reader that counts as dead is told."""
+    return Refused("gone", f"reader {peer.rank} counts as dead: {peer.died}")
 
 
 def note_end_of_relay(writer: RemoteWriter, relay: Peer) -> None:

@@ -8,7 +8,6 @@ libzmq at the reader's end does that also while its application computes.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
@@ -36,8 +35,7 @@ def close(
         for connection in connections:
             if connection is not None and connection.is_open:
                 with suppress(OSError):  # its reader had the end already, and has closed it since
-                    copy = socket.socket(fileno=os.dup(connection.descriptor))
-                    kept.append(stack.enter_context(copy))
+                    kept.append(stack.enter_context(connection.copy()))
         listener.close(linger=int(bound * 1000))
         context.term()
         poller = select.poll()

@@ -83,6 +83,12 @@ class RemoteReader(RemoteEnd):
     def __init__(self, handle: Handle, rank: int, secret: str, host: str = "") -> None:
         endpoint = address.endpoint_of(handle.remote_subscribe_addr or "")
         super().__init__(f"reader-{rank}")
+        with self._opening():
+            self._open(handle, rank, secret, host, endpoint)
+
+    def _open(
+        self, handle: Handle, rank: int, secret: str, host: str, endpoint: address.Endpoint
+    ) -> None:
         self.rank = rank
         self.taken = self.bytes = self.waits = 0
         self.last_progress = time.monotonic()
@@ -104,20 +110,16 @@ class RemoteReader(RemoteEnd):
         self._ack_messages = self._ack_bytes = 1  # so many more, and they are acknowledged
         self._acked = self._ack_at = self._ack_at_bytes = 0
         self._has_news = False
-        self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._news = self._event()
         self.socket = address.connecting(self._context, endpoint.is_ipv6, self._bound)
         identify(self.socket, handle.remote_server_key, secret)
-        self._monitor = self.socket.get_monitor_socket(EVENTS)
+        self._monitor = self._monitor_of(self.socket, EVENTS)
         self._writer_fd = signal_of(self.socket)
         self._call_poller = self._poller(self._writer_fd, self._news)
         self._thread_poller = self._poller(signal_of(self._monitor))
-        try:
-            self.socket.connect(endpoint.text)
-            self._thread.start()
-            self._until(lambda: self._stream.is_welcome)
-        except BaseException:
-            self.abandon()
-            raise
+        self.socket.connect(endpoint.text)
+        self._thread.start()
+        self._until(lambda: self._stream.is_welcome)
 
     def _until(self, is_done: Callable[[], bool], say: Callable[[], None] | None = None) -> None:
         """Hears the writer until `is_done`; says something meanwhile, in case it gets lost."""
@@ -381,17 +383,13 @@ class RemoteReader(RemoteEnd):
         with suppress(zmq.Again):
             self.socket.send(control(Header(What.HELLO, 0), hello), zmq.DONTWAIT)
 
-    def _end(self, *, announce: bool) -> None:
-        self.socket.disable_monitor()
-        self._monitor.close(0)
-        linger = 0
-        if announce and self._watch.is_connected and self._stream.epoch and not self._is_ended:
+    def _say_goodbye(self) -> None:
+        if self._watch.is_connected and not self._is_ended:
             self._say(What.BYE)
-            linger = int(1000 * min(self._bound, 1.0))
-        self.socket.close(linger)
-        self._context.term()
-        with self._lock:  # somebody may be about to write to it
-            os.close(self._news)
+            self._stop_monitor()
+            self._monitor.close(0)
+            self.socket.close(int(1000 * min(self._bound, 1.0)))
+            self._context.term()
 
     def _drop_inherited(self) -> None:
         tcp.close_inherited(self.endpoint.host, self.endpoint.port, as_writer=False)

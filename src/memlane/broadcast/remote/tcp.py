@@ -47,7 +47,23 @@ class Connection:
         self._inode = os.fstat(descriptor).st_ino
         self._doubted_since: float | None = None
         self._asked_at = 0.0
-        self.peer = _peer_of(descriptor)
+        self.peer = self._peer()
+
+    def copy(self) -> socket.socket:
+        """Another descriptor of it; OSError if it was closed."""
+        descriptor = os.dup(self.descriptor)
+        try:
+            return socket.socket(fileno=descriptor)
+        except OSError:  # the number is another file's by now
+            os.close(descriptor)
+            raise
+
+    def _peer(self) -> str:
+        """`host:port` of the other end."""
+        with suppress(OSError), self.copy() as copy:
+            host, port = copy.getpeername()[:2]
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return "an unknown address"
 
     @property
     def is_open(self) -> bool:
@@ -67,7 +83,7 @@ class Connection:
             return False
         self._asked_at = now
         try:
-            with socket.fromfd(self.descriptor, socket.AF_INET, socket.SOCK_STREAM) as copy:
+            with self.copy() as copy:
                 info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         except OSError:  # closed meanwhile, which is_open tells
             return False
@@ -93,18 +109,11 @@ def _is_unanswered(info: bytes, silence: float) -> bool:
     return bool(retransmits > 0 or probes >= _ENOUGH_PROBES)
 
 
-def _peer_of(descriptor: int) -> str:
-    """`host:port` of the other end."""
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        host, port = copy.getpeername()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return "an unknown address"
-
-
-def close_inherited(host: str, port: int, *, as_writer: bool) -> None:
+def close_inherited(host: str | None, port: int, *, as_writer: bool) -> None:
     """In a forked child: closes its copies of the TCP sockets of that writer or reader.
 
-    They would keep the connections of a dead parent open. Nothing is said on them.
+    They would keep the connections of a dead parent open. Nothing is said on them. Without a host
+    any address of the writer's will do.
     """
     for entry in os.listdir("/proc/self/fd"):
         with suppress(OSError, ValueError):
@@ -112,7 +121,7 @@ def close_inherited(host: str, port: int, *, as_writer: bool) -> None:
             try:
                 if found.type == socket.SOCK_STREAM and found.family in _INTERNET:
                     name = found.getsockname() if as_writer else found.getpeername()
-                    if name[1] == port and (as_writer or name[0].split("%")[0] == host):
+                    if name[1] == port and host in (None, name[0].split("%")[0]):
                         os.close(found.fileno())
             finally:
                 found.detach()

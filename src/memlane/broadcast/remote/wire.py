@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -132,7 +132,7 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     token: str  # proves the place where the connection does not (without CURVE)
     taken: int  # messages before this sequence were taken
     sequence: int  # the first frame that is wanted
-    piece: int
+    piece: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     host: str  # readers that say the same may share memory; empty: none to share
 
 

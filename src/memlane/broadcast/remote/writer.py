@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from memlane._failures import MOST_NAMED, names_of
-from memlane.broadcast.remote import address, attending, lending, lingering, tcp
+from memlane.broadcast.remote import address, attending, doorstep, lending, lingering, tcp
 from memlane.broadcast.remote.end import (
     SLICE,
     RemoteEnd,
@@ -66,10 +66,17 @@ class RemoteWriter(RemoteEnd):
     ) -> None:
         host = address.checked_host(options.connect_ip)
         super().__init__("writer")
+        self.geometry = geometry
+        lending.begin()
+        with self._opening():
+            self._open(places, local_ranks, options, queue_id, host)
+
+    def _open(
+        self, places: int, local_ranks: list[int], options: RemoteOptions, queue_id: str, host: str
+    ) -> None:
         self.options = options
         self.local_ranks = local_ranks
         self.queue_id = queue_id
-        self.geometry = geometry
         self.keys = Keys(places, insecure=options.insecure)
         self.peers = [Peer(place) for place in range(places)]
         self.epoch = int.from_bytes(os.urandom(8), "little")
@@ -82,16 +89,11 @@ class RemoteWriter(RemoteEnd):
         self._absent_here: Callable[[], list[str]] = list
         self._find_dead_here: Callable[[], None] = lambda: None
         self._tell_here: Callable[[int], None] = lambda _absent: None
-        try:
-            self._porter = Porter(self._context, self.keys)
-            self.socket = address.listener(self._context, self.keys, options.liveness)
-            self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            self.endpoint = address.bind(self.socket, host, on_all=options.listen_on_all)
-        except BaseException:
-            self._context.destroy(linger=0)
-            os.close(self._closing_event)
-            self._closed = True
-            raise
+        self._porter = Porter(self._context, self.keys)
+        self.socket = address.listener(self._context, self.keys, options.liveness)
+        self._monitor = self._monitor_of(self.socket, doorstep.EVENTS)
+        self.endpoint = address.bind(self.socket, host, on_all=options.listen_on_all)
+        self._doorstep = doorstep.Doorstep(places, self.endpoint.port)
         self._readers_fd = signal_of(self.socket)
         self._call_poller = self._poller(self._readers_fd)
         self._quiet = (signal_of(self._porter.socket), signal_of(self._monitor))
@@ -103,7 +105,6 @@ class RemoteWriter(RemoteEnd):
                 "(insecure_network=True): whoever reaches the network can read along and send",
                 self.endpoint.text,
             )
-        lending.begin()
         self._thread.start()
 
     def live_beside(
@@ -177,6 +178,7 @@ class RemoteWriter(RemoteEnd):
         self.room -= size
         is_recent = size <= SMALL and time.monotonic() - self._served_at < RECENT / 2
         if self._credit <= 0 or self.room < 0 or not is_recent:
+            self._served_at = time.monotonic()
             self._hear()
             self.windows.drop_taken()
             self._credit, self.room = (0, -1) if self._died() else self.windows.room()
@@ -214,11 +216,16 @@ class RemoteWriter(RemoteEnd):
     def is_set(self) -> bool:
         """Asked while the same call waits for the ring: raises for who died here meanwhile."""
         with self._lock:
-            self._hear()
-            attending.look(self)
-            self.check()
-            self.raise_death()
+            self._look()
         return False
+
+    def _look(self) -> None:
+        """In a call that waits: hears, judges, and raises for who died elsewhere."""
+        self._served_at = time.monotonic()
+        self._hear()
+        attending.look(self)
+        self.check()
+        self.raise_death()
 
     # Deaths -----------------------------------------------------------------------------------
 
@@ -260,10 +267,7 @@ class RemoteWriter(RemoteEnd):
         stall = Stall(line)
         while True:
             with self._lock:
-                self._hear()
-                attending.look(self)
-                self.check()
-                self.raise_death()
+                self._look()
                 self._find_dead_here()
                 if is_ready():
                     return
@@ -295,7 +299,6 @@ class RemoteWriter(RemoteEnd):
 
     def _hear(self) -> None:
         """Reads all that readers have said; with the lock."""
-        self._served_at = time.monotonic()
         for _ in range(_MOST_AT_ONCE):
             try:
                 route = receive(self.socket, LAST)
@@ -311,8 +314,10 @@ class RemoteWriter(RemoteEnd):
         """Does what is due; seconds until it must be looked again."""
         while can_receive(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())
-            if event["event"] == zmq.EVENT_DISCONNECTED:  # and not the monitor's own end
+            self._doorstep.note(event["event"], event["value"])
+            if event["event"] == zmq.EVENT_DISCONNECTED:
                 attending.lose_connection(self, event["value"])
+        self._doorstep.clear(self.peers)
         for place in self._porter.answer_all():
             attending.note_sign_of_life(self.peers[place])
         if readers:
@@ -362,33 +367,32 @@ class RemoteWriter(RemoteEnd):
             attending.release(self, rank)
             self.windows.drop_taken()
 
-    def _end(self, *, announce: bool) -> None:
-        if announce:
-            poller = select.poll()
-            for descriptor in (*self._quiet, self._readers_fd):
-                poller.register(descriptor, select.POLLIN)
-            deadline = deadline_of(self.options.liveness)
-            while self._answer() is not None and any(peer.is_lost for peer in self.peers):
-                left = remaining(deadline)
-                if left == 0:
-                    break
-                self._sleep(poller, left)
-        self.socket.disable_monitor()
+    def _say_goodbye(self) -> None:
+        poller = select.poll()
+        for descriptor in (*self._quiet, self._readers_fd):
+            poller.register(descriptor, select.POLLIN)
+        deadline = deadline_of(self.options.liveness)
+        while self._answer() is not None and any(peer.is_lost for peer in self.peers):
+            left = remaining(deadline)
+            if left == 0:
+                break
+            self._sleep(poller, left)
+        self._stop_monitor()
         self._monitor.close(0)
         self._porter.socket.close(0)
-        if announce:
-            for peer in self.peers:
-                self.tell(peer, What.END, self.outbox.next)
-            lingering.close(
-                self._context,
-                self.socket,
-                [peer.connection for peer in self.peers if peer.state == "running"],
-                self.options.liveness,
-            )
-        else:
-            self.socket.close(0)
-            self._context.term()
+        for peer in self.peers:
+            self.tell(peer, What.END, self.outbox.next)
+        lingering.close(
+            self._context,
+            self.socket,
+            [peer.connection for peer in self.peers if peer.state == "running"],
+            self.options.liveness,
+        )
+
+    def _free(self) -> None:
+        super()._free()
         lending.end()
 
     def _drop_inherited(self) -> None:
-        tcp.close_inherited(self.endpoint.host, self.endpoint.port, as_writer=True)
+        host = None if self.options.listen_on_all else self.endpoint.host
+        tcp.close_inherited(host, self.endpoint.port, as_writer=True)

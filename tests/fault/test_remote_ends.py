@@ -1,0 +1,172 @@
+"""Remote ends that begin and end in every way: no socket, thread, context or descriptor stays.
+
+That nothing stays is seen by the fixture of all tests; a context that stays has threads.
+``MEMLANE_SOAK_STRANGERS`` from 1,000 on: 200 rounds, else 20.
+"""
+
+import gc
+import os
+import resource
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from memlane import Closed, MessageQueue
+from memlane.groups import TcpGroup
+from tests.fault.starts import NETWORK
+from tests.fault.test_failed_starts import descriptors, with_limits
+from tests.groups import SECRET
+from tests.harness import PATIENCE, holdings, start, until
+from tests.queues import refuses
+from tests.remotes import HERE, address_of, remote_queue, remote_writer
+
+ROUNDS = 200 if int(os.environ.get("MEMLANE_SOAK_STRANGERS", "0")) >= 1000 else 20
+
+
+@pytest.mark.parametrize("name", NETWORK)
+def test_few_descriptors(name: str) -> None:
+    """However few there are: an error and nothing left, or success in the end.
+
+    Fails without the guard: libzmq ends the process (`new_context`).
+    """
+    outcome = start(with_limits, name, resource.RLIMIT_NOFILE, descriptors).result()
+    assert outcome.startswith("failed"), outcome
+
+
+@pytest.mark.parametrize("kind", ["writer", "reader", "group"])
+def test_no_thread_can_be_started(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of what was made before stays; nobody listens."""
+    with remote_writer() as other:
+        handle = other.export_handle()
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        before = holdings("memlane-")
+        make = {
+            "writer": remote_writer,
+            "reader": lambda: MessageQueue.create_from_handle(handle, 0),
+            "group": lambda: TcpGroup(HERE, 0, 0, 2, secret=SECRET),
+        }[kind]
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            make()
+        assert holdings("memlane-").descriptors == before.descriptors
+        monkeypatch.undo()
+        MessageQueue.create_from_handle(handle, 0).close()
+
+
+def test_an_address_that_is_not_ours() -> None:
+    """Found only when everything else is made."""
+    for _ in range(5):
+        with refuses(ValueError):
+            remote_writer(1, 1, connect_ip="192.0.2.1")
+
+
+def test_many_rounds() -> None:
+    """Threads and descriptors are as many after each, however the ends are closed."""
+
+    def now() -> tuple[int, int]:
+        held = holdings("memlane-")
+        return held.descriptors.total(), held.threads.total()
+
+    with remote_queue(2, 1):
+        pass
+    first = now()
+    for number in range(ROUNDS):
+        with remote_queue(2, number % 2, remote_liveness=0.5) as (writer, readers):
+            writer.enqueue(number)
+            if number % 3:
+                assert [reader.dequeue(PATIENCE) for reader in readers] == [number] * len(readers)
+            if number % 4 == 1:
+                writer.close()
+            if number % 10 == 2:
+                readers[-1]._finalizer()  # type: ignore[misc]  # a death
+        until(lambda: now() == first, f"as many as before round {number}", 2.0)
+
+
+class Collects:
+    """Collects garbage where something else was to be called, in the thread of an end."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.threads: list[str] = []
+
+    def __call__(self) -> Any:
+        gc.collect()
+        self.threads.append(threading.current_thread().name)
+        return self._call()
+
+
+def test_a_finalizer_in_the_ends_own_thread() -> None:
+    """An end that is garbage may be collected by its own thread, which then frees everything.
+
+    Fails without the guard: it went on to listen, and the next collection hung.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        writer: Any = remote_writer()
+        remote = writer._writer.remote
+        collects = Collects(remote._porter.answer_all)
+        remote._porter.answer_all = collects
+        where, thread = address_of(writer.handle), remote._thread
+        writer.itself = writer
+        del writer, remote
+        socket.create_connection(where).close()  # this wakes it
+        until(lambda: not thread.is_alive())
+        assert collects.threads == ["memlane-writer"]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(where)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("first", ["_local", "remote"])
+def test_close_that_raises(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a mixed queue cannot be closed properly: the other half is."""
+    with remote_queue(1, 1) as (writer, (local, remote)):
+        end: Any = writer._writer
+        real = getattr(end, first).close
+
+        def raising() -> None:
+            real()
+            raise OSError("the name cannot be removed")
+
+        monkeypatch.setattr(getattr(end, first), "close", raising)
+        with pytest.raises(OSError, match="cannot be removed"):
+            writer.close()
+        monkeypatch.undo()
+        for reader in (local, remote):
+            with refuses(Closed):
+                reader.dequeue(PATIENCE)
+
+
+def test_a_forked_child_keeps_what_is_not_ours() -> None:
+    """Only that writer's sockets are closed in it, and not those of the same port elsewhere."""
+    with remote_writer() as writer:
+        port = address_of(writer.handle)[1]
+        with socket.create_server(("127.0.0.2", port)):
+
+            def child(_link: object) -> list[str]:
+                return [
+                    f"{name[0]}"
+                    for number in map(int, os.listdir("/proc/self/fd"))
+                    if (name := name_of(number)) and name[1] == port
+                ]
+
+            assert start(child).result() == ["127.0.0.2"]
+
+
+def name_of(descriptor: int) -> Any:
+    """Where that socket of the internet is bound; None if it is none."""
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        return found.getsockname() if found.family == socket.AF_INET else None
+    finally:
+        found.detach()

@@ -1,0 +1,190 @@
+"""Strangers of every kind, for queues of tests: roles for a process of their own.
+
+Each comes `count` times, and returns how often it was let in or told anything it must not know.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from memlane import Handle
+from memlane.broadcast.remote import wire
+from tests.harness import PATIENCE, Link
+from tests.remotes import HERE, LIVENESS, address_of
+
+# What ZeroMQ says first (ZMTP 3.1): signature, version, mechanism, role; 64 bytes.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+PLAIN_GREETING = GREETING.replace(b"CURVE", b"NULL\0")
+
+GARBAGE = [
+    b"",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x80\x05cos\nsystem\n(S'true'\ntR.",
+    os.urandom(4096),
+    PLAIN_GREETING,
+    PLAIN_GREETING + b"\x04\x26\x05READY" + bytes(32) + b"\x00\x04mlq\x01",
+]
+# Announced, with little of it sent: a command and a message of 2**62 bytes, a command of 1 MiB.
+OVERSIZED = [
+    GREETING + b"\x06\x40" + bytes(7) + b"\x05HELLO",
+    GREETING + b"\x02\x40" + bytes(7),
+    GREETING + b"\x06" + (1 << 20).to_bytes(8, "big") + b"\x05HELLO" + bytes(1 << 16),
+]
+# One that has begun its handshake, and says nothing more.
+BEGUN = [GREETING[:10], GREETING, GREETING + b"\x04\xc8\x05HELLO\x01\x00" + bytes(72)]
+
+
+def hello(handle: Handle, rank: int = 1, token: str = "", piece: int = 0) -> bytes:
+    """What a reader says first; the session is the same in all of them."""
+    body = wire.Hello(handle.queue_id, rank, 1, b"s" * 16, token, 0, 0, piece, "")
+    return wire.control(wire.Header(wire.What.HELLO, 0), body)
+
+
+def raw(_link: Link, handle: Handle, count: int, texts: list[bytes]) -> int:
+    """Sends bytes by plain TCP, and waits until the writer ends the connection."""
+    heard = 0
+    for number in range(count):
+        with socket.create_connection(address_of(handle), PATIENCE) as one:
+            said = b""
+            try:
+                one.sendall(texts[number % len(texts)])
+                one.shutdown(socket.SHUT_WR)
+                while part := one.recv(4096):
+                    said += part
+            except TimeoutError:
+                raise
+            except OSError:  # it was reset, which is as good
+                pass
+            heard += b"READY" in said or b"mlq" in said
+    return heard
+
+
+def half_open(_link: Link, handle: Handle, count: int, texts: list[bytes]) -> int:
+    """All at once, and they stay until the writer ends them."""
+    ones = []
+    for number in range(count):
+        ones.append(socket.create_connection(address_of(handle), PATIENCE))
+        ones[-1].sendall(texts[number % len(texts)])
+    for one in ones:
+        with one, suppress(ConnectionError):
+            while one.recv(4096):
+                pass
+    return 0
+
+
+def keyless(_link: Link, handle: Handle, count: int, server_key: str) -> int:
+    """With a key that nobody expects, for the right writer or another one; ten at a time."""
+    heard, context = 0, zmq.Context()
+    for _ in range(-(-count // 10)):
+        ones = [dealer_of(context, handle, None, server_key) for _ in range(10)]
+        for one in ones:
+            one.send(hello(handle))
+        # Now and then libzmq gives up at the stranger's end without a word.
+        heard += sum(zmq.EVENT_HANDSHAKE_SUCCEEDED in fates_of(one, 1, LIVENESS) for one in ones)
+        heard += sum(bool(one.poll(0)) for one in ones)
+        for one in ones:
+            one.close(0)
+    context.term()
+    return heard
+
+
+_FATES = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+)
+
+
+def fates_of(one: "zmq.Socket[bytes]", count: int, patience: float = PATIENCE) -> list[int]:
+    """What becomes of its handshake, and then of its connection, as far as it is told."""
+    fates: list[int] = []
+    with one.get_monitor_socket() as monitor:  # since before it connected
+        while len(fates) < count and monitor.poll(patience * 1000):
+            fates.append(int(parse_monitor_message(monitor.recv_multipart())["event"]))
+        one.disable_monitor()
+    return fates
+
+
+def replaying(_link: Link, handle: Handle, count: int, frames: list[bytes]) -> int:
+    """With a key that is listed, and taken: whatever another session said, each time anew."""
+    heard, context = 0, zmq.Context()
+    for _ in range(count):
+        one = dealer_of(context, handle, handle.remote_reader_keys[0], handle.remote_server_key)
+        for frame in frames:
+            one.send(frame)
+        heard += wire.header_of(one.recv()).what != wire.What.REFUSED
+        one.disable_monitor()
+        one.close(0)
+    context.term()
+    return heard
+
+
+def oversizing(_link: Link, handle: Handle, count: int) -> int:
+    """With a key that is listed, frames of 1 MiB; the connection ends each time."""
+    heard, context = 0, zmq.Context()
+    for _ in range(count):
+        one = dealer_of(context, handle, handle.remote_reader_keys[0], handle.remote_server_key)
+        one.send(bytes(1 << 20))
+        fates = fates_of(one, 2)
+        assert fates == [zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED]
+        heard += bool(one.poll(0))
+        one.close(0)
+    context.term()
+    return heard
+
+
+def dealer_of(
+    context: "zmq.Context[zmq.Socket[bytes]]", handle: Handle, secret: str | None, server_key: str
+) -> "zmq.Socket[bytes]":
+    """A reader's socket of a stranger's making; without a secret it makes a key up."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.set(zmq.LINGER, 0)
+    dealer.set(zmq.RCVTIMEO, int(PATIENCE * 1000))
+    if server_key:
+        public, made_up = zmq.curve_keypair()
+        if secret is not None:
+            public, made_up = zmq.curve_public(secret.encode()), secret.encode()
+        dealer.set(zmq.CURVE_SERVERKEY, server_key.encode())
+        dealer.set(zmq.CURVE_PUBLICKEY, public)
+        dealer.set(zmq.CURVE_SECRETKEY, made_up)
+    dealer.get_monitor_socket(_FATES)
+    assert handle.remote_subscribe_addr is not None
+    dealer.connect(handle.remote_subscribe_addr)
+    return dealer
+
+
+@contextmanager
+def recording(handle: Handle) -> Iterator[tuple[Handle, Callable[[], bytes]]]:
+    """A way to the writer on which everything is written down that a reader says."""
+    said: list[bytes] = []
+    with socket.create_server((HERE, 0)) as listener:
+        there = socket.create_connection(address_of(handle))
+
+        def carry(source: socket.socket, sink: socket.socket, kept: list[bytes]) -> None:
+            with suppress(OSError):
+                while part := source.recv(1 << 16):
+                    kept.append(part)
+                    sink.sendall(part)
+            with suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+
+        def accept() -> None:
+            here, _ = listener.accept()
+            with here, there:
+                back = threading.Thread(target=carry, args=(there, here, []))
+                back.start()
+                carry(here, there, said)
+                back.join()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        where = f"tcp://{HERE}:{listener.getsockname()[1]}"
+        yield Handle(**{**vars(handle), "remote_subscribe_addr": where}), lambda: b"".join(said)
+        thread.join()
