@@ -51,7 +51,7 @@ def hear(writer: RemoteWriter, route: bytes, parts: list[zmq.Frame]) -> None:
     peer = next((peer for peer in writer.peers if peer.route == route), None)
     if peer is None or header.epoch != writer.epoch:
         raise CorruptMessage("a frame of somebody who has not said who it is")
-    if peer.state != "running":
+    if peer.state != "running" and header.what != What.REPORT:  # which is for who attaches, too
         raise CorruptMessage(f"a frame of {peer.name(writer.local_ranks)}, which is {peer.state}")
     if header.what == What.ACK:
         hosts.take(writer, peer, header.sequence)
