@@ -73,6 +73,8 @@ test $# -gt 0 || set -- tests/unit tests/property tests/fault tests/examples
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 if [ "$kind" = thread ]; then
     set -- "$@" --ignore=tests/unit/test_recv.py # libzmq's
+    # Its caller writes to memory that is being read, on purpose.
+    set -- "$@" --deselect=tests/fault/test_copy_blocks.py::test_pairs_that_change_meanwhile
 fi
 export MEMLANE_TEST_DEADLINE=300
 instrumented() { LD_PRELOAD=$preload "$work/venv/bin/python" "$@"; }

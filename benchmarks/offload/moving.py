@@ -37,8 +37,9 @@ FLOOR_SECONDS = 0.3
 MOST_PAIRS = 1_000_000
 SIZES = {64: "64 B", 4 * KIB: "4 KiB", 64 * KIB: "64 KiB", 256 * KIB: "256 KiB", MIB: "1 MiB"}
 ONE, TWO = "memlane, 1 thread", "memlane, 2 threads"
-NUMPY, TORCH, LOOP = "numpy dst[b] = src[a]", "torch index_copy_", "memoryview loop"
-PEERS = (NUMPY, TORCH, LOOP)
+NUMPY, LOOP = "numpy dst[b] = src[a]", "memoryview loop"
+TORCH_1, TORCH_2 = "torch index_copy_, 1 thread", "torch index_copy_, 2 threads"
+PEERS = (NUMPY, TORCH_1, TORCH_2, LOOP)
 SCATTERED_1, SCATTERED_2 = "memcpy, 1 thread", "memcpy, 2 threads"
 LONG_1, LONG_2 = "memcpy of one array, 1 thread", "memcpy of one array, 2 threads"
 FLOORS = {SCATTERED_1: (1, 1), SCATTERED_2: (1, 2), LONG_1: (0, 1), LONG_2: (0, 2)}
@@ -90,6 +91,10 @@ def _movers(src: Array, dst: Array, size: int, pairs: Any) -> dict[str, Callable
     index_a, index_b = torch.from_numpy(a), torch.from_numpy(b)
     views, slots, plain = src.data, dst.data, pairs.tolist()
 
+    def torch_on(threads: int) -> None:
+        torch.set_num_threads(threads)
+        target.index_copy_(0, index_b, source.index_select(0, index_a))
+
     def loop() -> None:
         for x, y in plain:
             slots[y * size : y * size + size] = views[x * size : x * size + size]
@@ -98,7 +103,8 @@ def _movers(src: Array, dst: Array, size: int, pairs: Any) -> dict[str, Callable
         ONE: lambda: copy_blocks(from_blocks, to_blocks, pairs, threads=1),
         TWO: lambda: copy_blocks(from_blocks, to_blocks, pairs, threads=2),
         NUMPY: numpy,
-        TORCH: lambda: target.index_copy_(0, index_b, source.index_select(0, index_a)),
+        TORCH_1: lambda: torch_on(1),
+        TORCH_2: lambda: torch_on(2),
         LOOP: loop,
     }
 
@@ -169,7 +175,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", type=int, choices=SIZES, default=[])
     parser.add_argument("--output", type=Path, help="folder for offload-moving.json")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     load, machine = os.getloadavg()[0], describe()
     print(machine, flush=True)
     rounds = 3 if arguments.quick else 7

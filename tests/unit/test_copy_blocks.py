@@ -188,6 +188,20 @@ def test_a_read_only_destination() -> None:
         copy_blocks(src, view, [(0, 1)])
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_tensor_whose_memory_was_freed(first: int) -> None:
+    """As sharded models do it; tensors that are only traced have none either."""
+    whole = torch.zeros(4, 2)
+    src, dst = whole[first:], torch.zeros(4, 2)
+    whole.untyped_storage().resize_(0)
+    for from_blocks, to_blocks in ((src, dst), (dst, src)):
+        with pytest.raises(InvalidArgument, match="no memory"):
+            copy_blocks(from_blocks, to_blocks, [(0, 1)])
+    mapped = torch.vmap(lambda block: copy_blocks(block, dst, [(0, 1)]))
+    with pytest.raises(InvalidType, match="no memory"):
+        mapped(torch.zeros(1, 4, 2))
+
+
 @pytest.mark.parametrize(
     ("pairs", "error"),
     [

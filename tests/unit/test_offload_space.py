@@ -1,13 +1,15 @@
 """Whether a region fits is known before it is begun: file system, cgroup, memory."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from memlane import ShmExhausted
 from memlane.offload import _space
+from tests.harness import start
 from tests.queues import refuses
-from tests.regions import new_id, path_of, region_of
+from tests.regions import PAGE, file_of, half_created, new_id, path_of, region_of
 
 GIB = 1 << 30
 MEMINFO = "MemTotal: 64000000 kB\nMemAvailable: 8388608 kB\nSwapFree: 1048576 kB\n"
@@ -103,3 +105,27 @@ def test_more_than_the_machine_has() -> None:
     assert isinstance(caught.value, ShmExhausted)
     assert caught.value.need > caught.value.free >= 0
     assert not path_of(instance).exists()
+
+
+def test_a_machine_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fallocate would not refuse it: the kernel would kill somebody later."""
+    monkeypatch.setattr(_space, "memory_room", lambda _root: 8 * PAGE - 1)
+    instance = new_id()
+    with refuses(ShmExhausted, match="no more memory available"):
+        region_of(instance)
+    assert not path_of(instance).exists()
+
+
+def test_who_takes_over_needs_only_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the dead builder had reserved is there already."""
+    monkeypatch.setattr(_space, "memory_room", lambda _root: 3 * PAGE)
+    instance = new_id()
+    creator = start(half_created, instance)
+    creator.hear()
+    waiting = file_of(instance)
+    assert waiting.enter(1) == "joined"
+    with path_of(instance).open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, 5 * PAGE)
+    creator.kill()
+    region_of(instance, 1).cleanup()
+    waiting.leave(1)

@@ -65,7 +65,15 @@ class Side:
             self.device = tensor.device
         itemsize = tensor.element_size()
         strides = [stride * itemsize for stride in tensor.stride()]
-        self.blocks = BlockArray.at(tensor.data_ptr(), self.shape, strides, itemsize)
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError as error:
+            raise InvalidType(f"{self.name} has no memory: {error}") from error
+        if address == tensor.storage_offset() * itemsize and tensor.numel() != 0:
+            raise InvalidArgument(
+                f"{self.name} has no memory: its storage was freed, or never made"
+            )
+        self.blocks = BlockArray.at(address, self.shape, strides, itemsize)
 
     def _take_shape(self, shape: tuple[int, ...]) -> None:
         if not shape:
