@@ -314,6 +314,21 @@ def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert segments() == before
 
 
+def test_hosts_of_one_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need no relay."""
+    monkeypatch.setattr(
+        grouping, "_same_node", lambda group, source: [r == source for r in range(group.size)]
+    )
+    hosts = iter("abcdefghijkl")
+    monkeypatch.setattr(joining, "where_memory_is_shared", lambda: next(hosts))
+    with (
+        groups_of("tcp", 4) as groups,
+        queues_over(groups, 2, connect_ip="127.0.0.1") as queues,
+    ):
+        assert not any(queues[rank]._is_local_reader for rank in (0, 1, 3))
+        assert connections_of(queues[2]) == 3
+
+
 def test_idle_relay_sleeps() -> None:
     """Writer, relay and 8 readers that wait: together well below the load of one that polls."""
     with relayed_queue(8):
