@@ -9,7 +9,7 @@ from memlane import MessageQueue, RankTaken, ReaderDied, WriterDied
 from tests.harness import PATIENCE, unshare_refusal, until
 from tests.hosts import Host, attach_all, hosts
 from tests.queues import BOUND
-from tests.relays import bytes_sent, connections_of
+from tests.relays import bytes_sent, connections_of, relay_of
 from tests.remotes import LIVENESS, remote_writer
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
@@ -199,6 +199,7 @@ def test_late_reader_of_a_relay_that_has_closed() -> None:
         host.ask("close", 0)
         until(lambda: writer.statistics().readers[0].state == "closed")
         host.attach(writer.export_handle(1), 1)
+        assert relay_of(writer) == 0
         assert host.read(1) == "first"
         for number in range(20):
             send(writer, number, {host: [1]})

@@ -1,21 +1,29 @@
 """Readers of one remote host: one of them receives for all."""
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from memlane import CorruptMessage, MessageQueue, ReaderDied, WriterClosed, WriterDied
+from memlane import (
+    CorruptMessage,
+    MessageQueue,
+    RankTaken,
+    ReaderDied,
+    WriterClosed,
+    WriterDied,
+)
 from memlane.broadcast import grouping, relay
-from memlane.broadcast.remote import hosts, wire
+from memlane.broadcast.remote import hosts, joining, wire
 from memlane.broadcast.remote.reader import ACK_DELAY
 from memlane.broadcast.remote.sharing import SharingReader
 from memlane.broadcast.remote.wire import ReportRow
 from tests.groups import groups_of, queues_over
 from tests.harness import PATIENCE, Aside, until
-from tests.queues import refuses, segments
+from tests.queues import SHM, refuses, segments
 from tests.relays import bytes_sent, connections_of, relayed_queue
 from tests.remotes import Cable, remote_queue, remote_writer
 
@@ -166,6 +174,53 @@ def test_reader_closes() -> None:
             writer.enqueue(number, PATIENCE)
 
 
+def states(writer: MessageQueue) -> list[str]:
+    return [row.state for row in writer.statistics().readers]
+
+
+def test_last_readers_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are told of as closed, although the relay ends with them."""
+    with relayed_queue(2) as (writer, readers):
+        report = relay.Relay._report
+
+        def report_and_close(self: relay.Relay) -> int:
+            behind = report(self)
+            if self._is_orphan:
+                readers[1].close()
+            return behind
+
+        monkeypatch.setattr(relay.Relay, "_report", report_and_close)
+        readers[0].close()
+        until(lambda: states(writer) == ["closed", "closed"])
+
+
+def test_end_of_a_relay_whose_reader_had_closed() -> None:
+    """That reader is no dead one; the one behind it is."""
+    with relayed_queue(2) as (writer, readers):
+        readers[0].close()
+        until(lambda: states(writer) == ["closed", "running"])
+        readers[0]._reader._relay.abandon()  # type: ignore[union-attr]
+        until(lambda: states(writer) == ["closed", "dead"])
+        writer.release_reader(1)
+        writer.enqueue("nobody there")
+
+
+def test_writer_closes_before_everybody_came() -> None:
+    """Who is there gets everything, also more than the ring keeps for who is not."""
+    with remote_writer(3, relay=True) as writer, ExitStack() as stack:
+        readers = [
+            MessageQueue.create_from_handle(writer.export_handle(rank), rank) for rank in (0, 1)
+        ]
+        for reader in readers:
+            stack.callback(reader.close)
+        for number in range(10):
+            writer.enqueue(number)
+        closing = Aside(writer.close)
+        for reading in [Aside(list, reader) for reader in readers]:
+            assert reading.result() == list(range(10))
+        closing.result()
+
+
 def test_chunk_filled_by_hand() -> None:
     """As on one host: the bytes are no object, and that is said once to everybody."""
     with relayed_queue(2) as (writer, readers):
@@ -178,8 +233,9 @@ def test_chunk_filled_by_hand() -> None:
             assert reader.dequeue(PATIENCE) == "next"
 
 
-def test_connection_that_comes_back() -> None:
-    """A cut between the hosts loses nothing and repeats nothing, for nobody behind the relay."""
+@contextmanager
+def cut_queue() -> Iterator[tuple[Cable, MessageQueue, list[MessageQueue]]]:
+    """Two readers behind a relay, the way to which can be cut."""
     with remote_writer() as first:
         cable = Cable(first.export_handle(0))
     with cable:
@@ -190,12 +246,31 @@ def test_connection_that_comes_back() -> None:
             return handle
 
         with relayed_queue(2, through, remote_liveness=PATIENCE) as (writer, readers):
-            for number in range(60):
-                if number % 20 == 10:
-                    cable.cut(mend=True)
-                writer.enqueue(number, PATIENCE)
-                for reader in readers:
-                    assert reader.dequeue(PATIENCE) == number
+            yield cable, writer, readers
+
+
+def test_connection_that_comes_back() -> None:
+    """A cut between the hosts loses nothing and repeats nothing, for nobody behind the relay."""
+    with cut_queue() as (cable, writer, readers):
+        for number in range(60):
+            if number % 20 == 10:
+                cable.cut(mend=True)
+            writer.enqueue(number, PATIENCE)
+            for reader in readers:
+                assert reader.dequeue(PATIENCE) == number
+
+
+def test_a_connection_that_comes_back_reads_nothing() -> None:
+    """What the relay has taken its own reader has still to read, and so the writer says."""
+    with cut_queue() as (cable, writer, readers):
+        ring = readers[0]._reader._relay.ring  # type: ignore[union-attr]
+        for number in (1, 2):
+            writer.enqueue(number)
+            until(lambda: ring.native.position == number)  # noqa: B023
+            cable.cut(mend=True)
+        writer.enqueue(3)
+        until(lambda: ring.native.position == 3)
+        assert [row.behind for row in writer.statistics().readers] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -203,21 +278,21 @@ def test_connection_that_comes_back() -> None:
     [
         ReportRow(7, 1, "dead", 0),
         ReportRow(-1, 1, "dead", 0),
-        ReportRow(2, 1, "dead", 0),
-        ReportRow(1, 1, "running", 1000),
+        ReportRow(1, 1, "dead", 0),
+        ReportRow(2, 1, "running", 1000),
     ],
 )
 def test_reports_that_cannot_be(row: ReportRow) -> None:
     """A relay speaks for the readers that the writer has put behind it, and of what was sent."""
     with remote_writer(3, relay=True) as writer, ExitStack() as stack:
-        for rank in (0, 1):
+        for rank in (0, 2):
             reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
             stack.callback(reader.close)
         remote = writer._writer.remote  # type: ignore[union-attr]
         name, ring_id = remote.peers[0].ring
         with remote._lock, refuses(CorruptMessage):
             hosts.note_report(remote, remote.peers[0], wire.Report(name, ring_id, [row]))
-        assert [r.state for r in writer.statistics().readers] == ["running", "running", "absent"]
+        assert [r.state for r in writer.statistics().readers] == ["running", "absent", "running"]
 
 
 def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +312,21 @@ def test_over_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
                 rows = queues[2].statistics().readers
                 assert {row.rank for row in rows} == {0, 1, 3}
     assert segments() == before
+
+
+def test_hosts_of_one_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need no relay."""
+    monkeypatch.setattr(
+        grouping, "_same_node", lambda group, source: [r == source for r in range(group.size)]
+    )
+    hosts = iter("abcdefghijkl")
+    monkeypatch.setattr(joining, "where_memory_is_shared", lambda: next(hosts))
+    with (
+        groups_of("tcp", 4) as groups,
+        queues_over(groups, 2, connect_ip="127.0.0.1") as queues,
+    ):
+        assert not any(queues[rank]._is_local_reader for rank in (0, 1, 3))
+        assert connections_of(queues[2]) == 3
 
 
 def test_idle_relay_sleeps() -> None:
@@ -304,9 +394,29 @@ def test_who_was_shown_the_ring_and_died(monkeypatch: pytest.MonkeyPatch, step: 
                 writer.enqueue("nobody there")
             return
         writer.enqueue("first")
+        with monkeypatch.context() as patch:
+            patch.setattr(joining, "where_memory_is_shared", lambda: "elsewhere")
+            with refuses(RankTaken, match="which is attaching"):
+                attach(1)
         second = attach(1)
         assert connections_of(writer) == 1
         assert [reader.dequeue(PATIENCE) for reader in (first, second)] == ["first"] * 2
+
+
+def test_a_ring_of_somebody_else() -> None:
+    """What others may open is not read from, whoever showed it."""
+    with remote_writer(2, relay=True) as writer, ExitStack() as stack:
+        before = segments()
+        readers = []
+        for rank in (0, 1):
+            for name in segments() - before:
+                (SHM / name).chmod(0o666)
+            handle = writer.export_handle(rank)
+            readers.append(MessageQueue.create_from_handle(handle, rank))
+            stack.callback(readers[-1].close)
+        assert connections_of(writer) == 2
+        writer.enqueue("hello")
+        assert [reader.dequeue(PATIENCE) for reader in readers] == ["hello"] * 2
 
 
 def test_a_relay_that_ends_while_another_attaches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from memlane._checks import integer_from, segment_name
 from memlane.broadcast.handle import Handle
@@ -13,6 +14,7 @@ from memlane.errors import InvalidArgument, SegmentMissing, SegmentRefused
 from memlane.groups import collectives_of
 
 if TYPE_CHECKING:
+    from memlane.broadcast.network import NetworkWriter
     from memlane.broadcast.queue import MessageQueue
     from memlane.groups.collectives import Collectives
 
@@ -83,6 +85,8 @@ def create_from_process_group(
         is_local = _same_node(group, writer)
         readers = [rank for rank in range(group.size) if rank != writer]
         local = [rank for rank in readers if is_local[rank]]
+        remote = [rank for rank in readers if not is_local[rank]]
+        alone = _alone(group, remote) if relay and len(remote) > 1 else []
         ends: list[MessageQueue] = []
 
         def keep(queue: MessageQueue) -> None:
@@ -93,6 +97,8 @@ def create_from_process_group(
             numbers = (len(readers), len(local), local, max_chunk_bytes, max_chunks)
             queue = MessageQueue(*numbers, relay=relay, **options)
             keep(queue)
+            for rank in alone:
+                cast("NetworkWriter", queue._writer).expect_alone(rank)
             return [
                 "" if rank == writer else queue.export_handle(rank).to_json()
                 for rank in range(group.size)
@@ -108,6 +114,15 @@ def create_from_process_group(
         group.gather(lambda: ends[0].wait_until_ready(group.deadline.timeout_left()))
         failing.pop_all()
         return ends[0]
+
+
+def _alone(group: Collectives, remote: list[int]) -> list[int]:
+    """The remote ranks that have no other one on their host."""
+    from memlane.broadcast.remote import joining
+
+    hosts = [str(host) for host in group.gather(joining.where_memory_is_shared)]
+    count = Counter(hosts[rank] for rank in remote)
+    return [rank for rank in remote if count[hosts[rank]] == 1]
 
 
 def _checked_rank(name: str, rank: object, group: Collectives) -> int:

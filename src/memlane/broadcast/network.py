@@ -10,6 +10,7 @@ from memlane._failures import failure, participant
 from memlane._native import Encoder
 from memlane._serialization import Codec, codec_of
 from memlane.broadcast.ends import LocalWriter
+from memlane.broadcast.remote import attending
 from memlane.broadcast.remote.end import deadline_of, remaining
 from memlane.broadcast.remote.joining import attach
 from memlane.broadcast.remote.message import decode
@@ -128,6 +129,11 @@ class NetworkWriter:
             self._local.release_reader(rank)
         else:
             self.remote.release_reader(rank)
+
+    def expect_alone(self, rank: int) -> None:
+        """That reader shares its host with no other one, so it needs no relay."""
+        with self.remote._lock:
+            attending.place_for(self.remote, rank).is_alone = True
 
     def secrets_for(self, rank: int | None) -> list[str]:
         if self._local is not None and rank in self._local.native.ranks:

@@ -90,7 +90,7 @@ def _greet(writer: RemoteWriter, route: bytes, frame: zmq.Frame, hello: Hello) -
             if other is not peer and other.rank == hello.rank:
                 other.rank = None  # the reader chose another place than the one kept for it
         peer.rank, peer.session, peer.via = hello.rank, hello.session, None
-        is_shared = writer.options.relay and len(writer.peers) > 1
+        is_shared = writer.options.relay and len(writer.peers) > 1 and not peer.is_alone
         peer.host = hello.host if is_shared else ""
         if peer.host and hosts.lead(writer, peer):
             return

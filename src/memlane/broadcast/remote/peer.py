@@ -30,6 +30,7 @@ class Peer:
     taken_bytes: int = 0
     last_progress: float = 0.0
     died: str = field(default="")  # why it counts as dead
+    is_alone: bool = False  # nobody else is expected on its host
     host: str = ""  # where it may share memory with others; empty: it shares none
     ring: tuple[str, str] | None = None  # name and id of the ring that it relays through
     via: Peer | None = None  # the relay that passes messages on to it
