@@ -1,4 +1,4 @@
-"""ZeroMQ contexts, made only where there is room: where libzmq finds none it ends the process."""
+"""What is asked of libzmq before it is used."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import os
 
 import zmq
 
-from memlane.errors import system_fault
+from memlane.errors import Unsupported, system_fault
 
 # Of a context of memlane's with all its sockets, and some to spare.
 _DESCRIPTORS = 20
 
 
+def need_curve() -> None:
+    """Raises Unsupported unless it can encrypt, and tell who is who."""
+    if not zmq.has("curve"):
+        raise Unsupported(
+            "this libzmq was built without CURVE, so nobody could be kept from reading along or "
+            "from sending; install pyzmq's own wheel (pip install --force-reinstall pyzmq)"
+        )
+
+
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context with one thread.
+    """A context with one thread. Where libzmq finds no room for one it would end the process.
 
     Raises:
         SystemFault: the process may not have that many descriptors more.

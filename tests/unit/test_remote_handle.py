@@ -10,6 +10,8 @@ import pytest
 import zmq
 
 from memlane import AccessRefused, Handle, MessageQueue, RankTaken, WriterUnreachable
+from memlane.groups import TcpGroup
+from tests.groups import SECRET
 from tests.harness import PATIENCE, Link, start
 from tests.queues import refuses, start_reader
 from tests.remotes import HERE, address_of, remote_queue, remote_writer
@@ -225,10 +227,17 @@ def test_an_insecure_network(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_libzmq_without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused at the start: nobody is served in plaintext unasked."""
-    monkeypatch.setattr(zmq, "has", lambda _what: False)
-    with refuses(NotImplementedError, match="CURVE"):
-        remote_writer()
+    """Refused at the start, by all: nobody is served in plaintext unasked."""
+    with remote_writer() as writer:
+        handle = writer.export_handle(0)
+        monkeypatch.setattr(zmq, "has", lambda _what: False)
+        for start_it in (
+            remote_writer,
+            lambda: MessageQueue.create_from_handle(handle, 0),
+            lambda: TcpGroup(HERE, 0, 0, 1, secret=SECRET),
+        ):
+            with refuses(NotImplementedError, match="CURVE"):
+                start_it()
 
 
 def test_local_queues_do_not_load_the_network() -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import zmq
 from zmq.utils import z85
 
+from memlane._contexts import need_curve
 from memlane.errors import InvalidArgument, InvalidType
 
 # Keys of a guessable secret could be found by trying, without asking the group once.
@@ -42,6 +43,7 @@ def group_keys(secret: str | bytes) -> GroupKeys:
             f"a group's secret must have at least {LEAST_SECRET} bytes, not {len(secret)}; let "
             f"secrets.token_hex() make one"
         )
+    need_curve()
     return GroupKeys(_key_pair(secret, b"memlane board"), _key_pair(secret, b"memlane member"))
 
 

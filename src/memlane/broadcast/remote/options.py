@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-import zmq
-
 from memlane._checks import MAX_SEGMENT_BYTES, integer_from
-from memlane.errors import InvalidArgument, InvalidType, Unsupported
+from memlane._contexts import need_curve
+from memlane.errors import InvalidArgument, InvalidType
 
 LEAST_LIVENESS = 0.5
 
@@ -57,8 +56,5 @@ def check_security(insecure: bool, serializer: str) -> None:
             f'insecure_network=True needs serializer="msgpack", not {serializer!r}: whoever '
             f"reaches the network could have readers execute what he wants"
         )
-    if not insecure and not zmq.has("curve"):
-        raise Unsupported(
-            "this libzmq was built without CURVE, so nobody could be kept from reading along or "
-            "from sending; install pyzmq's own wheel (pip install --force-reinstall pyzmq)"
-        )
+    if not insecure:
+        need_curve()

@@ -1,0 +1,76 @@
+"""A way through the network in a process of its own that cuts connections wherever it likes."""
+
+import random
+import select
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+
+from tests.harness import Link
+from tests.remotes import HERE
+
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: the end of a connection is a reset
+_LEAST, _MOST = 6, 22  # bits of how many bytes a connection lives for
+
+
+def cutting(link: Link, to: tuple[str, int], cuts: int, seed: int) -> int:
+    """Role: passes on what comes, late now and then; each connection for 64 B to 4 MiB, and some of
+    it said twice, by a second connection. After so many cuts it cuts no more."""
+    dice, count = random.Random(seed), 0
+    with socket.create_server((HERE, 0)) as listener:
+        link.tell(listener.getsockname()[1])
+        while not link.has_word():
+            if not select.select([listener, link.descriptor()], [], [])[0].count(listener):
+                continue
+            here, _ = listener.accept()
+            lives_for = 1 << 62
+            if count < cuts:
+                lives_for = int(2 ** dice.uniform(_LEAST, _MOST))
+            try:
+                ends = [here, socket.create_connection(to)]
+                if dice.random() < 0.1:
+                    ends.append(socket.create_connection(to))
+            except OSError:  # the writer has gone
+                here.close()
+                continue
+            thread = threading.Thread(target=_carry, args=(ends, lives_for, dice.random()))
+            thread.start()
+            if count < cuts:
+                thread.join()
+                count += 1
+                if count == cuts:
+                    link.tell("cut enough")
+    return count
+
+
+def _carry(ends: list[socket.socket], lives_for: int, seed: float) -> None:
+    """Until so many bytes went through, in both directions together, or one end closes."""
+    here, there, *twins = ends
+    dice = random.Random(seed)
+    other = {here: there, there: here}
+    speaking = [here, there]
+    with suppress(OSError):
+        while lives_for > 0 and speaking:
+            for one in select.select([*speaking, *twins], [], [])[0]:
+                data = one.recv(min(1 << 16, lives_for))
+                if one in twins:  # what is said to the second connection is for nobody
+                    if not data:
+                        twins.remove(one)
+                    continue
+                if not data:
+                    speaking.remove(one)
+                    other[one].shutdown(socket.SHUT_WR)
+                    continue
+                if dice.random() < 0.02:
+                    time.sleep(dice.uniform(0, 0.05))
+                other[one].sendall(data)
+                lives_for -= len(data)
+                for twin in twins if one is here else ():
+                    with suppress(OSError):
+                        twin.sendall(data)
+    for one in ends:
+        if lives_for <= 0:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        one.close()
