@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, TimedOut
+from memlane.broadcast.remote import joining
 from tests.harness import PATIENCE, Link, Peer, neighbour, network_refusal, start
 from tests.histories import SLACK, WRITER, History, Log, Record
-from tests.relays import relaying
 from tests.remotes import remote_writer
 
 ROUNDS = int(os.environ.get("MEMLANE_SOAK_PARTITIONS", "1"))
@@ -34,8 +34,8 @@ def message(number: int) -> tuple[int, bytes]:
 def writing(link: Link, log: Path, where: str) -> None:
     """Role: sends a message every few milliseconds until told to close."""
     written = Log(log)
-    writer = remote_writer(3, 1, connect_ip=where, remote_liveness=LIVENESS, remote_window=64)
-    writer._writer.relay_through(RELAY, [RELAY, BEHIND])  # type: ignore[union-attr]
+    options = {"remote_liveness": LIVENESS, "remote_window": 64, "relay": True}
+    writer = remote_writer(3, 1, connect_ip=where, **options)
     link.tell([writer.export_handle(rank) for rank in READERS])
     writer.wait_until_ready(PATIENCE)
     link.tell("ready")
@@ -61,13 +61,10 @@ def writing(link: Link, log: Path, where: str) -> None:
 def reading(link: Link, log: Path, handle: Handle, rank: int) -> None:
     """Role: reads until an error that is no timeout."""
     written = Log(log)
-    if rank == RELAY:
-        reader = relaying(handle, [RELAY, BEHIND])
-        link.tell(reader.handle)
-        link.hear()  # the one behind it is there
-    else:
-        reader = MessageQueue.create_from_handle(handle, rank)
-        link.tell("attached")
+    if rank == ALONE:  # as on a host of its own
+        joining.where_memory_is_shared = lambda: "elsewhere"
+    reader = MessageQueue.create_from_handle(handle, rank)
+    link.tell("attached")
     reader.wait_until_ready(PATIENCE)
     link.tell("ready")
     while True:
@@ -102,12 +99,10 @@ class Round:
             handles = writer.hear()
             for rank in READERS:
                 command = there.command if rank != LOCAL else None
-                handle = self.peers[RELAY].hear() if rank == BEHIND else handles[rank]
                 where = {"method": "spawn", "command": command} if command else {}
-                self.peers[rank] = start(reading, self.folder / str(rank), handle, rank, **where)
-            for rank in (LOCAL, ALONE, BEHIND):
-                assert self.peers[rank].hear() == "attached"
-            self.peers[RELAY].tell()
+                role = (reading, self.folder / str(rank), handles[rank], rank)
+                self.peers[rank] = start(*role, **where)
+                assert self.peers[rank].hear() == "attached"  # of a host the first relays
             for peer in self.peers.values():
                 assert peer.hear() == "ready"
             for _ in range(self.dice.randint(1, 4)):
