@@ -115,7 +115,7 @@ def test_a_port_that_is_taken_over(name: str, monkeypatch: pytest.MonkeyPatch) -
     with MessageQueue.create_from_handle(handle, 0) as reader:
         writer.call("enqueue", "genuine")
         assert reader.dequeue(PATIENCE) == "genuine"
-        epoch = reader._reader.remote._epoch  # type: ignore[union-attr]
+        epoch = reader._reader.remote._stream.epoch  # type: ignore[union-attr]
         writer.peer.kill()
         port = address_of(handle)[1]
         with SQUATTERS[name](port, epoch):
