@@ -62,12 +62,9 @@ def test_everybody_is_killed(participants: int | None) -> None:
             assert not path_of(instance).exists()
         left += path_of(instance).exists()
 
-        began = time.monotonic()
-        with (
-            region_of(instance, 0, blocks=BLOCKS, participants=participants) as one,
-            region_of(instance, 1, blocks=BLOCKS, participants=participants) as other,
-        ):
-            assert time.monotonic() - began < BOUND
+        # The dead are not waited for: not for so long, however busy the machine is itself.
+        shape = {"blocks": BLOCKS, "participants": participants, "timeout": BOUND}
+        with region_of(instance, 0, **shape) as one, region_of(instance, 1, **shape) as other:
             assert (one._creator, other._creator) == (True, False)
             assert path_of(instance).exists() == (participants is None)
             assert bytes(one.mmap_obj[:]) == bytes(one.total_size_bytes)

@@ -1,5 +1,6 @@
 """copy_blocks: what it moves, what it refuses, and that a refusal moves nothing."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,10 @@ import memlane
 from memlane import InvalidArgument, InvalidType, PairRefused, Unsupported, copy_blocks
 
 Array = np.ndarray[Any, Any]
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch wants to be rid of both
+    QUANTIZED = torch.quantize_per_tensor(torch.ones(2, 2), 1.0, 0, torch.qint8)
+    NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(2)])
 
 
 def numbered(blocks: int, *shape: int, dtype: str = "int32") -> Array:
@@ -37,6 +42,11 @@ def test_ids_of_any_integer_type(kind: str) -> None:
     wide = np.zeros((4, 5), kind)[::2, 1:3]
     wide[...] = pairs
     copy_blocks(src, dst, wide)
+    assert (dst[[70, 2]] == src[[1, 99]]).all()
+    dst[:] = 0
+    odd = np.zeros(pairs.nbytes + 1, np.uint8)[1:].view(kind).reshape(2, 2)  # at any address
+    odd[...] = pairs
+    copy_blocks(src, dst, odd)
     assert (dst[[70, 2]] == src[[1, 99]]).all()
 
 
@@ -162,6 +172,9 @@ def test_memory_that_cannot_be_told_apart() -> None:
         (torch.zeros(2, 2).to_sparse(), np.zeros((2, 2), "f4"), InvalidType, "plain tensor"),
         (torch.zeros(2, 2, device="meta"), np.zeros((2, 2), "f4"), InvalidType, "plain tensor"),
         (torch.zeros(2, dtype=torch.cfloat).conj(), np.zeros(2, "c8"), InvalidType, "lazily"),
+        (torch.zeros(2, dtype=torch.cfloat).conj().imag, np.zeros(2, "f4"), InvalidType, "lazily"),
+        (QUANTIZED, np.zeros((2, 2), "i1"), InvalidType, "plain tensor"),
+        (NESTED, np.zeros((2, 2), "f4"), InvalidType, "plain tensor"),
         (np.broadcast_to(np.int8(1), (2**33, 1)), np.zeros((2, 1), "i1"), InvalidArgument, "more"),
         (np.zeros((1, 2**21), "i2")[:, ::2], np.zeros((1, 2**20), "i2"), None, ""),
         (np.zeros((1, 2**22), "i1")[:, ::2], np.zeros((1, 2**21), "i1"), InvalidArgument, "pieces"),
