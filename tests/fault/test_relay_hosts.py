@@ -148,6 +148,19 @@ def test_who_comes_after_a_relay() -> None:
         send(writer, "second", {host: [2, 3]})
 
 
+def test_who_comes_when_a_relay_has_just_died() -> None:
+    """Before the writer knows: the newcomer sees it, and gets a stream of its own."""
+    with remote_writer(3, relay=True, remote_liveness=3.0) as writer, hosts() as (host,):
+        attach_all(writer, {host: [0, 1]})
+        send(writer, "first", {host: [0, 1]})
+        host.signal(0)
+        with pytest.raises(WriterDied):
+            host.read(1)
+        host.attach(writer.export_handle(2), 2)
+        writer.enqueue("second")
+        assert [host.read(2) for _ in range(2)] == ["first", "second"]
+
+
 def test_the_host_after_its_readers_were_killed() -> None:
     """What is left of their ring keeps nobody from starting, and goes then."""
     with hosts() as (host,):

@@ -18,7 +18,6 @@ from memlane import (
 )
 from memlane.broadcast import grouping, relay
 from memlane.broadcast.remote import hosts, joining, wire
-from memlane.broadcast.remote.reader import ACK_DELAY
 from memlane.broadcast.remote.sharing import SharingReader
 from memlane.broadcast.remote.wire import ReportRow
 from tests.groups import groups_of, queues_over
@@ -337,23 +336,12 @@ def test_idle_relay_sleeps() -> None:
         assert time.process_time() - before < 0.05
 
 
-def test_a_slow_reader_with_a_small_window() -> None:
-    """The ring wakes the relay: the writer hears of each message at once that was read."""
-    count = 100
-    with relayed_queue(2, remote_window=1) as (writer, readers):
-        reading = [Aside(lambda r: [r.dequeue(PATIENCE) for _ in range(count)], r) for r in readers]
-        began = time.monotonic()
-        for number in range(count):
-            writer.enqueue(number, PATIENCE)
-        for each in reading:
-            assert each.result() == list(range(count))
-        assert time.monotonic() - began < count * ACK_DELAY / 2
-
-
-def test_large_messages_that_fill_the_window() -> None:
-    """The same for bytes."""
-    count, message = 50, bytes(100_000)
-    with relayed_queue(2, remote_window_bytes=150_000) as (writer, readers):
+@pytest.mark.parametrize("window", [{"remote_window": 1}, {"remote_window_bytes": 15_000}])
+def test_a_full_window(monkeypatch: pytest.MonkeyPatch, window: dict[str, int]) -> None:
+    """The ring wakes the relay: the writer hears at once of each message that was read."""
+    delay, count, message = 1.0, 10, bytes(10_000)
+    monkeypatch.setattr(relay, "ACK_DELAY", delay)
+    with relayed_queue(2, **window) as (writer, readers):
         reading = [
             Aside(lambda r: [len(r.dequeue(PATIENCE)) for _ in range(count)], r) for r in readers
         ]
@@ -362,7 +350,7 @@ def test_large_messages_that_fill_the_window() -> None:
             writer.enqueue(message, PATIENCE)
         for each in reading:
             assert each.result() == [len(message)] * count
-        assert time.monotonic() - began < count * ACK_DELAY / 2
+        assert time.monotonic() - began < count * delay / 2
 
 
 class Gone(Exception):

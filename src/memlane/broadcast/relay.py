@@ -98,6 +98,8 @@ def _reader_behind(stream: SharingReader, handle: Handle, ring: Ring) -> LocalRe
     there.validate()
     reader = LocalReader(there, ring.place)
     try:
+        if participant(reader.native, 0).state == "dead":
+            raise SegmentMissing(ring.name, "its relay has died, which the writer will hear soon")
         if not stream.is_seen_at(ring):
             raise SegmentMissing(ring.name, "its relay has ended")
     except BaseException:
