@@ -88,7 +88,10 @@ soak: $(VENV)/.tools native-test
 	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_PUTS=100000 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py tests/fault/test_soak_puts.py
 	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
-	    tests/fault/test_remote_soak.py tests/fault/test_remote_cable.py tests/unit/test_remote_strangers.py
+	    tests/fault/test_remote_soak.py tests/fault/test_remote_cable.py tests/unit/test_remote_strangers.py \
+	    tests/fault/test_remote_ends.py
+	MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 $(PY) -m pytest -q --durations=10 \
+	    tests/fault/test_partitions.py tests/fault/test_remote_cuts.py
 	MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_offload_races.py tests/fault/test_offload_kills.py tests/fault/test_offload_every_call.py
 	MEMLANE_SOAK_SECONDS=180 MEMLANE_SOAK_STEPS=100000 MEMLANE_SOAK_LARGE=1 $(PY) -m pytest -q --durations=10 \

@@ -17,6 +17,7 @@ from pathlib import Path
 WRITER = -1
 SLACK = 1.5 + 1.0
 """Beyond the bound: what keep-alives take (`docs/design/remote.md`), and a loaded machine."""
+_LEAST_PAUSE = 0.3  # of TCP's pauses the shortest, and what the cable takes to be plugged
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ class History:
         asked in between two times without a cable."""
         if rank in self.local:
             return False
-        first = last = float("-inf")
+        first = last = 0.0
         for begin, end in self._spans("pulled", "plugged"):
-            if begin - last > last - first:
+            if begin - last > last - first + _LEAST_PAUSE:
                 first = begin
             last = min(end, moment)
             if last - first >= self.bound / 2:

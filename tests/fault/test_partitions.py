@@ -110,8 +110,8 @@ class Round:
                 self.dice.choice([self.stop, self.stop, self.kill, *[self.pull] * 3])(there)
             for who in list(self.stopped):
                 self.resume(who)
-            if self.may_be_deaths:
-                time.sleep(LIVENESS + SLACK)
+            # Who closes while its readers cannot be reached waits for the bound, and no longer.
+            time.sleep(LIVENESS + (SLACK if self.may_be_deaths else 0))
             self.end()
             self.log.close()
         return self.history()

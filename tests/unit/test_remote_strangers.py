@@ -28,7 +28,7 @@ from tests.strangers import dealer_of, hello
 STRANGERS = int(os.environ.get("MEMLANE_SOAK_STRANGERS", "40"))
 pytestmark = pytest.mark.soak(seconds=60 + STRANGERS // 2)
 # Strangers may take so much of the machine (in processes of their own), and of the writer's memory.
-LEAST_RATE = 0.02
+LEAST_RATE = 0.1
 MOST_GROWTH = 32 << 20
 
 
@@ -145,7 +145,8 @@ def test_strangers(kind: str, greeted: list[int]) -> None:
         if argument is None:
             arguments = []
         strange = start(role, handle, STRANGERS, *arguments)
-        disturbed = flow.rate(strange.has_spoken)
+        long_enough = seconds(0.3)
+        disturbed = flow.rate(lambda: long_enough() and strange.has_spoken())
         assert strange.result() == 0
         until(lambda: holdings("memlane-").descriptors.total() <= before.descriptors.total())
         until(lambda: holdings("memlane-").threads.total() <= before.threads.total())
@@ -162,7 +163,7 @@ def test_too_many_half_open_connections() -> None:
     """The oldest are ended for newer ones, long before the time of a handshake is over; a reader
     that comes in between is let in."""
     most = doorstep.MOST + 2
-    with remote_writer(1, remote_liveness=PATIENCE) as writer:
+    with remote_writer(1, remote_liveness=4 * PATIENCE) as writer:
         ones = [socket.create_connection(address_of(writer.handle), PATIENCE)]
         with MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader:
             before = holdings("memlane-").descriptors.total()
