@@ -111,9 +111,9 @@ def test_late_readers() -> None:
         two.attach(writer.export_handle(2), 2)
         with pytest.raises(TimeoutError, match=r"waiting for reader 3 \(never attached\)$"):
             writer.wait_until_ready(0.1)
-        for host, rank in (one, 0), (one, 1), (two, 2):
+        for host, rank, seconds in (one, 0, 1.5), (one, 1, 0.1), (two, 2, 0.1):
             with pytest.raises(TimeoutError, match=r"waiting for reader 3 \(never attached\)$"):
-                host.ask("wait_until_ready", rank, 1.5)  # the writer is asked once a second
+                host.ask("wait_until_ready", rank, seconds)  # the writer is asked once a second
         one.attach(writer.export_handle(3), 3)
         writer.wait_until_ready(PATIENCE)
         for host, rank in (two, 2), (one, 3):
