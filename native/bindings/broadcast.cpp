@@ -11,6 +11,7 @@
 #include "bindings/ring_reader.hpp"
 #include "bindings/ring_segment.hpp"
 #include "bindings/ring_writer.hpp"
+#include "bindings/turn.hpp"
 
 namespace memlane::bindings {
 
@@ -98,6 +99,17 @@ void bind_broadcast(nb::module_& m) {
 
     static PyType_Slot pooled[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(PooledBuffer::get_buffer)}, {0, nullptr}};
     nb::class_<PooledBuffer>(m, "PooledBuffer", nb::type_slots(pooled), "Memory of an array that a reader owns.");
+
+    static PyType_Slot turn[] = {{Py_tp_traverse, reinterpret_cast<void*>(Turn::traverse)},
+                                 {Py_tp_clear, reinterpret_cast<void*>(Turn::clear)},
+                                 {0, nullptr}};
+    nb::class_<Turn>(m, "Turn", nb::type_slots(turn), "`with` around each call on an end, of which there is one at a time.")
+        .def(nb::init<nb::object, nb::object>(), "check"_a, "finish"_a)
+        .def("__enter__", &Turn::enter)
+        .def("__exit__", &Turn::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none())
+        .def_prop_ro("thread", &Turn::thread, "That is in a call; 0: none is.")
+        .def_prop_ro("lock", &Turn::lock, nb::sig("def lock(self) -> threading.Lock"),
+                     "Held during a call, and by who must know that none is under way.");
 
     m.def("pooled", [](std::size_t nbytes) { return PooledBuffer(nbytes); }, "nbytes"_a,
           "Private, writable memory that is used again; what it holds is anything.");

@@ -85,7 +85,9 @@ class NetworkWriter:
     def send(self, obj: Any, timeout: float | None) -> None:
         deadline = None if timeout is None else deadline_of(timeout)
         remote, encoder = self.remote, self._encoder
-        with remote:
+        with remote.turn:
+            if remote.is_torn:
+                remote.mend()
             try:
                 size = encoder.encode(obj)
                 if encoder.kind != Kind.PLAIN:
@@ -108,7 +110,9 @@ class NetworkWriter:
         """Of the raw bytes remote readers learn only that there were some (`CorruptMessage`)."""
         deadline = deadline_of(timeout)
         remote = self.remote
-        with remote:
+        with remote.turn:
+            if remote.is_torn:
+                remote.mend()
             remote.reserve(0, deadline, timeout)
             pieces = raw_piece(remote.epoch, remote.outbox.next)
             if self._local is None:
@@ -253,7 +257,7 @@ class NetworkReader:
 
     def receive(self, timeout: float | None, cancel: threading.Event | None) -> Any:
         deadline = None if timeout is None else deadline_of(timeout)
-        with self.remote:
+        with self.remote.turn:
             message = self.remote.take(timeout, cancel, deadline)
             return decode(message, self._codec)
 

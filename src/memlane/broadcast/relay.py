@@ -215,7 +215,7 @@ class Relay:
                     if native.wait_until_read(native.position - behind, ACK_DELAY):
                         continue
             try:
-                with self.stream:
+                with self.stream.turn:
                     message = self.stream.take(pause, self._leaving, deadline_of(pause))
             except TimedOut:
                 continue

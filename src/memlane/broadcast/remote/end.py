@@ -29,10 +29,10 @@ import zmq
 import zmq.utils.garbage
 
 from memlane._contexts import new_context
+from memlane._native import Turn
 from memlane._settings import warning_interval
 from memlane.errors import (
     Closed,
-    ConcurrentUse,
     InvalidArgument,
     InvalidType,
     MemlaneError,
@@ -42,7 +42,6 @@ from memlane.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
 logger = logging.getLogger("memlane")
 
@@ -96,13 +95,16 @@ class Stall:
 
 
 class RemoteEnd(ABC):
-    """An end with sockets of its own, all in a context of its own."""
+    """An end with sockets of its own, all in a context of its own.
+
+    Attributes:
+        turn: `with` it around every call, of which there is one at a time.
+    """
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._call_lock = threading.Lock()
-        self._call_thread: int | None = None
+        self.turn = Turn(self.check, self._end_call)
         self._closing = False
         self._announce = False
         self._closed = False
@@ -183,28 +185,10 @@ class RemoteEnd(ABC):
     def is_closed(self) -> bool:
         return self._closed or self._closing
 
-    def __enter__(self) -> None:
-        """Begins a call."""
-        self.check()
-        if not self._call_lock.acquire(False):
-            raise ConcurrentUse(
-                "another call on this end is under way; one thread at a time may use it"
-            )
-        self._call_thread = threading.get_ident()
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        """Ends the call, and the end itself if it was closed meanwhile."""
-        self._call_thread = None
-        try:
-            if self._closing and self._pid == os.getpid():
-                self._finish()
-        finally:
-            self._call_lock.release()
+    def _end_call(self) -> None:
+        """After each call: ends the end itself if it was closed meanwhile."""
+        if self._closing and self._pid == os.getpid():
+            self._finish()
 
     def close(self) -> None:
         """Ends this end and says so to the peers."""
@@ -223,17 +207,17 @@ class RemoteEnd(ABC):
         with suppress(OSError):
             os.eventfd_write(self._closing_event, 1)
         me = threading.get_ident()
-        if me == self._call_thread:
+        if me == self.turn.thread:
             return  # in a signal handler: the call ends it
         if me == self._thread.ident:
             self._ends_itself = True  # in a finalizer: nobody else knows of this end any more
             return
         # In the end of the interpreter a thread may be in a call and never come out of it.
-        if self._call_lock.acquire(timeout=-1 if announce else 1.0):
+        if self.turn.lock.acquire(timeout=-1 if announce else 1.0):
             try:
                 self._finish()
             finally:
-                self._call_lock.release()
+                self.turn.lock.release()
 
     def _finish(self) -> None:
         """With no call under way: ends the thread, and everything with it."""
@@ -275,11 +259,11 @@ class RemoteEnd(ABC):
             self._broken = error
             logger.exception("the thread of a remote end failed")
         # If a call is under way, or another thread ends this end, that does it.
-        if self._ends_itself and self._call_lock.acquire(blocking=False):
+        if self._ends_itself and self.turn.lock.acquire(blocking=False):
             try:
                 self._finish()
             finally:
-                self._call_lock.release()
+                self.turn.lock.release()
 
     @abstractmethod
     def _serve(self) -> None:

@@ -82,10 +82,10 @@ class Outbox:
         return self.next - len(self._messages)
 
     def add(self, size: int, pieces: Sequence[Piece]) -> Message:
-        self.bytes += size
-        message = Message(self.next, size, self.bytes, pieces)
+        message = Message(self.next, size, self.bytes + size, pieces)
+        # A signal handler may raise behind a call only: so both of this happen, or nothing does.
+        self.next, self.bytes = message.sequence + 1, message.end
         self._messages.append(message)
-        self.next += 1
         return message
 
     def end_of(self, sequence: int) -> int:

@@ -109,7 +109,7 @@ class RemoteReader(RemoteEnd):
         self._watch = Watch(endpoint.text, self._bound)
         self._ack_messages = self._ack_bytes = 1  # so many more, and they are acknowledged
         self._acked = self._ack_at = self._ack_at_bytes = 0
-        self._has_news = False
+        self._has_news = self._is_torn = False
         self._news = self._event()
         self.socket = address.connecting(self._context, endpoint.is_ipv6, self._bound)
         identify(self.socket, handle.remote_server_key, secret)
@@ -224,20 +224,26 @@ class RemoteReader(RemoteEnd):
     def _receive(self, *, until_whole: bool = False) -> bool:
         """Reads what has come, with the lock; is there a whole message?"""
         if self._has_news:  # said by the thread, which has used the socket
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._news)
             self._has_news = False
-            os.eventfd_read(self._news)
+        if self._is_torn:
+            self._more()
+            self._greet()  # from the frame that is wanted on, once more
+        self._is_torn = True  # until this is over: a signal handler may raise anywhere
         while True:
             try:
                 part = receive(self.socket, _NOW)
             except zmq.Again:
-                return bool(self._inbox)
-            message = self._stream.whole(part)
-            if message is not None:
-                self._inbox.append(message)
-            else:
-                self._hear(part, self._more())
+                break
+            if not self._stream.take_whole(part, self._inbox):
+                payload = self._more()
+                if part and (payload is None or len(payload)):  # else the writer has given it up
+                    self._hear(part, payload)
             if until_whole and self._inbox:
-                return True
+                break
+        self._is_torn = False
+        return bool(self._inbox)
 
     def _more(self) -> memoryview | None:
         """What follows in the same frame, the last part of it."""
@@ -251,15 +257,9 @@ class RemoteReader(RemoteEnd):
         if header.what == What.MESSAGE:
             if header.epoch != self._stream.epoch:
                 raise self._stream.foreign(header)
-            try:
-                if payload is None:
-                    payload = memoryview(part)[HEADER_BYTES:]
-                message = self._stream.add(header, payload)
-            except (CorruptMessage, MemoryError):
-                self._greet()  # from the frame that is wanted on, once more
-                raise
-            if message is not None:
-                self._inbox.append(message)
+            if payload is None:
+                payload = memoryview(part)[HEADER_BYTES:]
+            self._stream.take(header, payload, self._inbox)
         elif header.what == What.WELCOME:
             self._be_welcome(header, body_of(part, Welcome))
         elif header.what == What.REFUSED:
@@ -294,6 +294,8 @@ class RemoteReader(RemoteEnd):
         self._ack_bytes = max(1, min(welcome.window_bytes // 4, _MOST_UNACKED))
         self._ack_at = self._ack_at_bytes = 0
         self._stream.begin(header)
+        if self.taken:  # what was said of it may have got lost
+            self._acknowledge()
 
     # The writer's fate --------------------------------------------------------------------------
 
@@ -328,7 +330,7 @@ class RemoteReader(RemoteEnd):
     def wait_until_ready(self, timeout: float | None) -> None:
         """Returns when the writer has said that everybody has attached."""
         deadline = deadline_of(timeout)
-        with self:
+        with self.turn:
             stall = Stall(
                 lambda waited: (
                     f"{names_of(self._absent or ['the writer'])} kept pid {os.getpid()} waiting "

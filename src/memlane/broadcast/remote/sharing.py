@@ -38,7 +38,7 @@ class SharingReader(RemoteReader):
 
     def hear(self) -> None:
         """What the writer has said; messages stay where they are."""
-        with self, self._lock:
+        with self.turn, self._lock:
             self._receive()
 
     def ask_who_is_absent(self) -> None:
@@ -61,7 +61,7 @@ class SharingReader(RemoteReader):
         """Reports itself in that ring, and returns when the writer knows; False: the ring has no
         relay any more."""
         here = [ReportRow(ring.place, os.getpid(), "running", 0)]
-        with self:
+        with self.turn:
             self._until(
                 lambda: self._is_seen or self.ring is None,
                 lambda: self.report(ring.name, ring.ring_id, here),
@@ -70,7 +70,7 @@ class SharingReader(RemoteReader):
 
     def read_alone(self) -> None:
         """Has the writer send to this reader whatever it sends to others on this host."""
-        with self:
+        with self.turn:
             with self._lock:
                 self._stream.is_welcome = False
                 self._share_nothing()

@@ -9,6 +9,8 @@ from memlane.broadcast.remote.wire import HEADER_BYTES, MESSAGE, QUICK, Header
 from memlane.errors import CorruptMessage
 
 if TYPE_CHECKING:
+    from collections import deque
+
     Place = tuple[int, int]
     """Sequence and piece."""
 
@@ -37,11 +39,12 @@ class Stream:
         self._expected = place
         self.is_welcome = True
 
-    def add(self, header: Header, payload: memoryview) -> Message | None:
-        """The message that this frame makes whole; CorruptMessage, no change, for a wrong one."""
+    def take(self, header: Header, payload: memoryview, inbox: deque[Message]) -> None:
+        """Puts the message that this frame makes whole into `inbox`; CorruptMessage, and no change,
+        for a frame that is wrong."""
         place = (header.sequence, header.piece)
         if place != self._expected and not self.is_welcome:
-            return None  # of a stream that was given up; all that is wanted comes again
+            return  # of a stream that was given up; all that is wanted comes again
         if place != self._expected or header.piece >= header.pieces:
             raise CorruptMessage(
                 f"frame {place} came where {self._expected} was due: "
@@ -53,15 +56,19 @@ class Stream:
         self._expected = (
             (header.sequence + 1, 0) if is_last else (header.sequence, header.piece + 1)
         )
-        if not is_known:
-            self.wanted = self._expected
-        return message
+        if is_known:
+            return
+        # A signal handler may raise behind a call only: so all of the following happens, or none.
+        self.wanted = self._expected
+        if message is not None:
+            self._assembly = None
+            inbox.append(message)
 
-    def whole(self, part: bytes) -> Message | None:
-        """What `add` would say of the next message if it is all in that part, as most are, but
-        sooner; None for everything else, and no change."""
+    def take_whole(self, part: bytes, inbox: deque[Message]) -> bool:
+        """What `take` would do with the next message if it is all in that part, as most are, but
+        sooner; False for everything else, and no change."""
         if len(part) <= HEADER_BYTES:
-            return None
+            return False
         begin, kind, _, epoch, sequence, _, _, _, total = QUICK.unpack_from(part)
         if (
             begin != MESSAGE
@@ -69,9 +76,11 @@ class Stream:
             or len(part) != HEADER_BYTES + total
             or not self._expected == self.wanted == (sequence, 0)
         ):
-            return None
-        self._expected = self.wanted = (sequence + 1, 0)
-        return Message(sequence, kind, part[HEADER_BYTES:])
+            return False
+        message = Message(sequence, kind, part[HEADER_BYTES:])
+        self._expected = self.wanted = (sequence + 1, 0)  # as above
+        inbox.append(message)
+        return True
 
     def _put(self, header: Header, payload: memoryview) -> Message | None:
         if header.pieces == 1:
@@ -84,10 +93,7 @@ class Stream:
             self._assembly = Assembly(header)
         if self._assembly is None:
             raise CorruptMessage(f"frame {header.piece} of a message that has not begun")
-        message = self._assembly.add(header, payload)
-        if message is not None:
-            self._assembly = None
-        return message
+        return self._assembly.add(header, payload)
 
     def end(self, header: Header) -> None:
         if (header.sequence, 0) != self._expected:

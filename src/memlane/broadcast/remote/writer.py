@@ -83,6 +83,7 @@ class RemoteWriter(RemoteEnd):
         self.outbox = Outbox()
         self.windows = Windows(self.peers, self.outbox, options.window, options.window_bytes)
         self.waits = 0
+        self.is_torn = False  # a signal handler has raised in between
         self._credit = 0  # messages, and
         self.room = -1  # bytes that may be sent without another look, -1: none
         self.everybody_is_here = False
@@ -150,10 +151,12 @@ class RemoteWriter(RemoteEnd):
     def publish(self, pieces: list[Piece], size: int) -> None:
         """Hands the next message over to every reader that is there."""
         with self._lock:
+            self.is_torn = True  # until this is over: a signal handler may raise anywhere
             message = self.outbox.add(size, pieces)
             for peer in self.peers:
                 if peer.connection is not None:
                     self._send_message(peer, message)
+            self.is_torn = False
             self._settle(size)
 
     def publish_small(self, encoder: Encoder, size: int) -> None:
@@ -161,6 +164,8 @@ class RemoteWriter(RemoteEnd):
         with self._lock:
             header = whole_header(self.epoch, self.outbox.next, encoder.kind, size)
             frame = encoder.joined(header)
+            self.is_torn = True
+            self.outbox.add(size, [Piece(frame)])
             for peer in self.peers:
                 if peer.connection is not None:
                     try:
@@ -168,8 +173,20 @@ class RemoteWriter(RemoteEnd):
                         send(self.socket, frame, LAST)
                     except zmq.ZMQError as error:
                         attending.lose_by(error, peer)
-            self.outbox.add(size, [Piece(frame)])
+            self.is_torn = False
             self._settle(size)
+
+    def mend(self) -> None:
+        """A signal handler has raised while frames were sent or heard. What is half sent is given
+        up, an empty part tells; then all that anybody may want comes once more."""
+        with self._lock:
+            while self.socket.get(zmq.RCVMORE):
+                receive(self.socket, LAST)
+            send(self.socket, b"", LAST)  # nothing, if nothing was half sent
+            for peer in self.peers:
+                if peer.connection is not None:
+                    self.welcome(peer, max(peer.taken, self.outbox.first), 0)
+            self.is_torn = False
 
     def _settle(self, size: int) -> None:
         """After a message. What readers say of small ones can wait until room is short; but where
@@ -282,7 +299,7 @@ class RemoteWriter(RemoteEnd):
     def wait_until_ready(self, timeout: float | None) -> None:
         """Returns when all remote readers have attached."""
         deadline = deadline_of(timeout)
-        with self:
+        with self.turn:
             self._wait(
                 lambda: not self.absent(),
                 deadline,
@@ -299,16 +316,20 @@ class RemoteWriter(RemoteEnd):
 
     def _hear(self) -> None:
         """Reads all that readers have said; with the lock."""
+        if self.is_torn:
+            self.mend()
+        self.is_torn = True
         for _ in range(_MOST_AT_ONCE):
             try:
                 route = receive(self.socket, LAST)
             except zmq.Again:
-                return
+                break
             parts = self.socket.recv_multipart(copy=False)
             try:
                 attending.hear(self, route, parts)
             except CorruptMessage:
                 self._porter.refused += 1  # a stranger's, or a listed reader's that is broken
+        self.is_torn = False
 
     def _answer(self, *, readers: bool = True) -> float | None:
         """Does what is due; seconds until it must be looked again."""
@@ -363,7 +384,7 @@ class RemoteWriter(RemoteEnd):
 
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that is dead or absent."""
-        with self, self._lock:
+        with self.turn, self._lock:
             attending.release(self, rank)
             self.windows.drop_taken()
 
