@@ -160,8 +160,7 @@ def _run_child(
             code = play(link, role, args)
         else:
             os.set_inheritable(link.descriptor(), True)
-            paths = [str(_ROOT), str(_ROOT / "examples")]
-            argv = [*command, "-c", _ENTER, str(link.descriptor()), *paths]
+            argv = [*command, "-c", _ENTER, str(link.descriptor()), str(_ROOT)]
             os.execvp(argv[0], argv)
     finally:
         os._exit(code)
