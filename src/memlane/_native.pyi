@@ -1,5 +1,6 @@
 """The native core of memlane: shared memory, atomics, waiting, liveness."""
 
+import threading
 from collections.abc import Sequence
 
 class SharedBuffer:
@@ -117,6 +118,22 @@ class Incoming:
 
 class PooledBuffer:
     """Memory of an array that a reader owns."""
+
+class Turn:
+    """`with` around each call on an end, of which there is one at a time."""
+
+    def __init__(self, check: object, finish: object) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: object | None, error: object | None, traceback: object | None
+    ) -> None: ...
+    @property
+    def thread(self) -> int:
+        """That is in a call; 0: none is."""
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Held during a call, and by who must know that none is under way."""
 
 def pooled(nbytes: int) -> PooledBuffer:
     """

@@ -15,6 +15,7 @@ from memlane._checks import integer
 from memlane._failures import MOST_NAMED
 from memlane.broadcast.remote import hosts
 from memlane.broadcast.remote.peer import usual_place
+from memlane.broadcast.remote.sockets import LAST, receive, send
 from memlane.broadcast.remote.tcp import Connection
 from memlane.broadcast.remote.wire import (
     Absent,
@@ -28,7 +29,7 @@ from memlane.broadcast.remote.wire import (
     control,
     header_of,
 )
-from memlane.errors import CorruptMessage, InvalidArgument
+from memlane.errors import CorruptMessage, InvalidArgument, ReaderDied
 
 if TYPE_CHECKING:
     from memlane.broadcast.remote.peer import Peer
@@ -182,6 +183,29 @@ def welcome(writer: RemoteWriter, peer: Peer, sequence: int, piece: int) -> byte
     ring = hosts.ring_of(writer, peer) if peer.host else None
     body = Welcome(os.getpid(), writer.options.window, writer.options.window_bytes, ring)
     return control(header, body)
+
+
+def begin_all_again(writer: RemoteWriter) -> None:
+    """What is half sent is given up, which an empty part tells; then all comes once more that
+    anybody may want."""
+    while writer.socket.get(zmq.RCVMORE):  # half heard
+        receive(writer.socket, LAST)
+    send(writer.socket, b"", LAST)  # nothing, if nothing was half sent
+    for peer in writer.peers:
+        if peer.connection is not None:
+            writer.welcome(peer, max(peer.taken, writer.outbox.first), 0)
+
+
+def raise_death(writer: RemoteWriter) -> None:
+    """ReaderDied until `release_reader`; of a relay before those who are cut off by that."""
+    for peer in sorted(writer.peers, key=lambda peer: peer.via is not None):
+        if peer.state == "dead":
+            raise ReaderDied(
+                peer.rank if peer.rank is not None else -1,
+                peer.pid,
+                f" at {peer.address} after {peer.taken} messages: {peer.died}; "
+                f"release_reader({peer.rank}) goes on without it",
+            )
 
 
 # Connections -------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Memory that libzmq sends from where it lies.
 
 pyzmq keeps what was lent until libzmq is done with it; it does so with a thread and a context for
-the whole process, from the first such send on. The last lender here ends them again, unless they
-ran before the first: then they are somebody else's.
+the whole process. The first lender here starts them, so that no signal handler can raise in the
+middle of that during a send, and the last one ends them again, unless they ran before the first:
+then they are somebody else's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def begin() -> None:
     with _lock:
         if _lenders == 0:
             _is_foreign = collector.is_alive()
+            zmq.Frame(b"first", copy=False)
         _lenders += 1
 
 

@@ -36,7 +36,6 @@ from memlane.broadcast.remote.wire import (
 )
 from memlane.errors import (
     Cancelled,
-    CorruptMessage,
     InvalidType,
     MemlaneError,
     TimedOut,

@@ -26,7 +26,7 @@ from memlane.broadcast.remote.places import Keys, Porter
 from memlane.broadcast.remote.sockets import LAST, MORE, can_receive, receive, send, signal_of
 from memlane.broadcast.remote.windows import Windows
 from memlane.broadcast.remote.wire import SMALL, Header, What, control, whole_header
-from memlane.errors import CorruptMessage, ReaderDied, TimedOut
+from memlane.errors import CorruptMessage, TimedOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,8 +52,8 @@ class RemoteWriter(RemoteEnd):
         geometry: of the rings of relays.
 
     A message costs one copy (bytes none), shared by all readers, and each reader one handing over
-    to the I/O thread, which encrypts and sends. A reader that has a full window in
-    flight is waited for; nothing is ever dropped.
+    to the I/O thread, which encrypts and sends. A reader that has a full window in flight is
+    waited for; nothing is ever dropped.
     """
 
     def __init__(
@@ -177,16 +177,11 @@ class RemoteWriter(RemoteEnd):
             self._settle(size)
 
     def mend(self) -> None:
-        """A signal handler has raised while frames were sent or heard. What is half sent is given
-        up, an empty part tells; then all that anybody may want comes once more."""
+        """If a signal handler has raised while frames were sent or heard."""
         with self._lock:
-            while self.socket.get(zmq.RCVMORE):
-                receive(self.socket, LAST)
-            send(self.socket, b"", LAST)  # nothing, if nothing was half sent
-            for peer in self.peers:
-                if peer.connection is not None:
-                    self.welcome(peer, max(peer.taken, self.outbox.first), 0)
-            self.is_torn = False
+            if self.is_torn:
+                attending.begin_all_again(self)
+                self.is_torn = False
 
     def _settle(self, size: int) -> None:
         """After a message. What readers say of small ones can wait until room is short; but where
@@ -201,9 +196,7 @@ class RemoteWriter(RemoteEnd):
             self._credit, self.room = (0, -1) if self._died() else self.windows.room()
 
     def _send_message(self, peer: Peer, message: Message, first: int = 0) -> None:
-        for piece in message.pieces[first:]:
-            if not self._send(peer, piece):
-                return
+        all(self._send(peer, piece) for piece in message.pieces[first:])  # to the first that fails
 
     def _send(self, peer: Peer, piece: Piece) -> bool:
         """False if its connection is gone; what is lost is sent again when it comes back."""
@@ -242,23 +235,10 @@ class RemoteWriter(RemoteEnd):
         self._hear()
         attending.look(self)
         self.check()
-        self.raise_death()
-
-    # Deaths -----------------------------------------------------------------------------------
+        attending.raise_death(self)
 
     def _died(self) -> bool:
         return any(peer.state == "dead" for peer in self.peers)
-
-    def raise_death(self) -> None:
-        """ReaderDied until `release_reader`; of a relay before those who are cut off by that."""
-        for peer in sorted(self.peers, key=lambda peer: peer.via is not None):
-            if peer.state == "dead":
-                raise ReaderDied(
-                    peer.rank if peer.rank is not None else -1,
-                    peer.pid,
-                    f" at {peer.address} after {peer.taken} messages: {peer.died}; "
-                    f"release_reader({peer.rank}) goes on without it",
-                )
 
     def _text(self, peer: Peer) -> str:
         return peer.text(self.local_ranks, self.outbox.next)
@@ -316,8 +296,7 @@ class RemoteWriter(RemoteEnd):
 
     def _hear(self) -> None:
         """Reads all that readers have said; with the lock."""
-        if self.is_torn:
-            self.mend()
+        self.mend()
         self.is_torn = True
         for _ in range(_MOST_AT_ONCE):
             try:
@@ -333,6 +312,7 @@ class RemoteWriter(RemoteEnd):
 
     def _answer(self, *, readers: bool = True) -> float | None:
         """Does what is due; seconds until it must be looked again."""
+        self.mend()
         while can_receive(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())
             self._doorstep.note(event["event"], event["value"])

@@ -1,0 +1,82 @@
+"""A signal handler that raises in the middle of a call to another host, whatever the moment."""
+
+import random
+from contextlib import nullcontext
+from typing import Any
+
+from memlane import Closed, Handle, MessageQueue
+from tests.harness import PATIENCE, Alarm, Link, alarm_after, start, until
+from tests.remotes import remote_writer
+
+MANY = 150
+SMALL = [0, 0, 100, 8000]  # pyzmq's collector of lent memory does not bear such handlers
+SIZES = [*SMALL, 20_000]
+
+
+def write_interrupted(link: Link, seed: int) -> list[int]:
+    """Role: sends until so many calls were interrupted; returns what was sent for sure."""
+    dice = random.Random(seed)
+    sent, count, number = [], 0, 0
+    with remote_writer(2, remote_window=16) as writer:
+        link.tell([writer.export_handle(rank) for rank in range(2)])
+        writer.wait_until_ready(PATIENCE)
+        while count < MANY:
+            message = (number, bytes(dice.choice(SMALL)))
+            try:
+                with alarm_after(dice.uniform(1e-6, 2e-4)):
+                    writer.enqueue(message, PATIENCE)
+                    is_sent = True
+            except Alarm:
+                count += 1
+            else:
+                assert is_sent
+                sent.append(number)
+            number += 1
+        until(lambda: all(row.behind == 0 for row in writer.statistics().readers))
+    return sent
+
+
+def read_all(link: Link, handle: Handle, rank: int, longest: float) -> Any:
+    """Role: reads to the end, interrupted after so many seconds at most (0: never); returns what
+    came, and how many calls were interrupted."""
+    dice = random.Random(rank)
+    got, count = [], 0
+    with MessageQueue.create_from_handle(handle, rank) as reader:
+        link.tell("attached")
+        while True:
+            try:
+                with alarm_after(dice.uniform(1e-6, longest)) if longest else nullcontext():
+                    message = reader.dequeue(PATIENCE)
+            except Alarm:
+                count += 1
+            except Closed:
+                return got, count
+            else:
+                got.append(message[0])
+
+
+def test_a_writer_is_interrupted_anywhere() -> None:
+    """What enqueue returned for is read by all, once and in order; what it raised for by all of
+    them or by none. No call stays open that nobody can end."""
+    writer = start(write_interrupted, 1)
+    readers = [start(read_all, handle, rank, 0.0) for rank, handle in enumerate(writer.hear())]
+    for reader in readers:
+        assert reader.hear() == "attached"
+    sent = writer.result()
+    (first, _), (second, _) = [reader.result() for reader in readers]
+    assert first == second == sorted(set(first))
+    assert set(sent) <= set(first)
+
+
+def test_a_reader_is_interrupted_anywhere() -> None:
+    """It gets everything, once and in order, but what a call had taken that was interrupted."""
+    with remote_writer(1, remote_window=16) as writer:
+        reader = start(read_all, writer.export_handle(0), 0, 4e-4)
+        assert reader.hear() == "attached"
+        for number in range(1500):
+            writer.enqueue((number, bytes(SIZES[number % len(SIZES)])), PATIENCE)
+        until(lambda: writer.statistics().readers[0].behind == 0)
+    got, count = reader.result()
+    assert count >= MANY
+    assert got == sorted(set(got))
+    assert len(got) >= 1500 - count
