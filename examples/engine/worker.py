@@ -99,9 +99,11 @@ def work(
 ) -> None:
     """Compute steps until the scheduler closes the broadcast, then report."""
     broadcast.wait_until_ready(START_SECONDS)
-    answers.wait_until_ready(START_SECONDS)
     inbox = _Inbox(broadcast)
     try:
+        _step(config, shard, inbox, images, offload, answers)
+        # Who decides has attached to the answers; before, a scheduler that died would be absent.
+        answers.wait_until_ready(START_SECONDS)
         while True:
             _step(config, shard, inbox, images, offload, answers)
     except Closed:
