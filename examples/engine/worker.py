@@ -101,11 +101,12 @@ def work(
     broadcast.wait_until_ready(START_SECONDS)
     inbox = _Inbox(broadcast)
     try:
-        _step(config, shard, inbox, images, offload, answers)
+        told = inbox.take_decision()
         # Who decides has attached to the answers; before, a scheduler that died would be absent.
         answers.wait_until_ready(START_SECONDS)
         while True:
-            _step(config, shard, inbox, images, offload, answers)
+            _step(config, shard, told, inbox, images, offload, answers)
+            told = inbox.take_decision()
     except Closed:
         if images is not None:
             inbox.report.view_ns = images.view_ns
@@ -117,12 +118,13 @@ def work(
 def _step(
     config: ModelConfig,
     shard: Shard,
+    told: tuple[Decision, int],
     inbox: "_Inbox",
     images: ImageReader | None,
     offload: Offload | None,
     answers: MessageQueue,
 ) -> None:
-    decision, latency_ns = inbox.take_decision()
+    decision, latency_ns = told
     shard.drop(decision["drop"])
     if offload is not None:
         offload.move(decision)
