@@ -8,13 +8,14 @@ into native code and nothing else. Ends over the network are in `network.py`.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from memlane._failures import participant
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane._segments import name_of
 from memlane._serialization import Codec, codec_of
+from memlane._undo import undone_by
 from memlane.broadcast.blocks import ViewBlock
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.statistics import QueueStatistics, queue_statistics
@@ -87,10 +88,8 @@ class _LocalEnd(Generic[Native]):
 
     def __init__(self, segment: RingSegment, make: Callable[[], Native]) -> None:
         """Gives the segment up if `make` raises."""
-        with ExitStack() as undo:
-            undo.callback(segment.abandon)  # now, and not when the traceback goes
+        with undone_by(segment.abandon):
             self.native: Native = make()
-            undo.pop_all()
         self.segment = segment
         self.wait_until_ready = self.native.wait_until_ready
         self.check = self.native.check

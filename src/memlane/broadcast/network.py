@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memlane._failures import failure, participant
 from memlane._native import Encoder
 from memlane._serialization import Codec, codec_of
+from memlane._undo import undone_by
 from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.remote import attending
 from memlane.broadcast.remote.end import deadline_of, remaining
@@ -199,16 +200,13 @@ def writer_with_remote_readers(
     """The writer's end, and the rest of its handle. Fails whole."""
     ranks = handle.local_reader_ranks
     checked = RemoteOptions(serializer=handle.serializer, **options)
-    local = None
-    if ranks:
-        queue_id = bytes.fromhex(handle.queue_id)
-        local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes)
-    try:
+    with ExitStack() as undo:
+        local = None
+        if ranks:
+            queue_id = bytes.fromhex(handle.queue_id)
+            local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes)
+            undo.enter_context(undone_by(local.abandon))
         writer = NetworkWriter(local, n_remote, ranks, checked, handle.queue_id, geometry)
-    except BaseException:
-        if local is not None:
-            local.abandon()
-        raise
     endpoint = writer.remote.endpoint
     handle.remote_subscribe_addr = endpoint.text
     handle.remote_addr_ipv6 = endpoint.is_ipv6
@@ -223,7 +221,7 @@ def remote_reader(handle: Handle, rank: int) -> ReaderEnd:
     """Reader `rank`: by a connection of its own, or from its host's ring, which it may have to
     fill. Fails whole."""
     remote = attach(handle, rank)
-    try:
+    with undone_by(remote.abandon):
         if remote.ring is not None:
             from memlane.broadcast.relay import share_ring
 
@@ -231,9 +229,6 @@ def remote_reader(handle: Handle, rank: int) -> ReaderEnd:
             if end is not None:
                 return end
         return NetworkReader(remote, codec_of(handle.serializer))
-    except BaseException:
-        remote.abandon()
-        raise
 
 
 class NetworkReader:

@@ -23,6 +23,7 @@ from memlane._failures import participant
 from memlane._native import Encoder, Outgoing
 from memlane._segments import new_id
 from memlane._serialization import codec_of
+from memlane._undo import undone_by
 from memlane.broadcast.ends import LocalReader, LocalWriter
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.remote.end import deadline_of
@@ -81,11 +82,8 @@ def share_ring(stream: SharingReader, handle: Handle) -> LocalReader | None:
         if ring.name:
             return _reader_behind(stream, handle, ring)
         relay = Relay(stream, handle, ring)
-        try:
+        with undone_by(relay.ring.abandon):
             return RelayingReader(relay, ring.place)
-        except BaseException:
-            relay.ring.abandon()
-            raise
     except _NO_RING as error:
         logger.warning("reader %d reads over a connection of its own: %s", stream.rank, error)
         stream.read_alone()
@@ -97,14 +95,11 @@ def _reader_behind(stream: SharingReader, handle: Handle, ring: Ring) -> LocalRe
     there = _ring_handle(handle, ring, stream.writer_pid)
     there.validate()
     reader = LocalReader(there, ring.place)
-    try:
+    with undone_by(reader.abandon):
         if participant(reader.native, 0).state == "dead":
             raise SegmentMissing(ring.name, "its relay has died, which the writer will hear soon")
         if not stream.is_seen_at(ring):
             raise SegmentMissing(ring.name, "its relay has ended")
-    except BaseException:
-        reader.abandon()
-        raise
     stream.abandon()
     return reader
 
@@ -375,7 +370,8 @@ class RelayingReader(LocalReader):
         self._relay = relay
         self.close = self._leave
         self.abandon = self._abandon
-        relay.start()
+        with undone_by(self.native.abandon):
+            relay.start()
 
     def _leave(self) -> None:
         try:

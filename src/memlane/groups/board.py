@@ -16,6 +16,7 @@ import zmq
 from zmq.utils import z85
 
 from memlane._contexts import new_context
+from memlane._undo import undone_by
 from memlane.errors import GroupFailed, RankMissing, SystemFault
 from memlane.groups.collectives import SLICE, Deadline, Waiting
 
@@ -58,6 +59,10 @@ class Board:
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> who waits for it, and his request
         self._clients: set[bytes] = set()
         self._context = new_context()  # its own: who may come in is decided per context
+        with undone_by(lambda: self._context.destroy(linger=0)):
+            self._open(host, port, keys)
+
+    def _open(self, host: str, port: int, keys: GroupKeys) -> None:
         try:
             self._end = self._context.socket(zmq.PAIR)
             self._end.bind("inproc://end")
@@ -76,13 +81,9 @@ class Board:
             self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
             self._thread.start()
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
             raise SystemFault(
                 error.errno, f"rank 0 cannot listen on {host}:{port}: {error.strerror}"
             ) from None
-        except BaseException:
-            self._context.destroy(linger=0)
-            raise
 
     def close(self) -> None:
         """Returns when nobody is in the middle of a call any more, or after some seconds."""

@@ -11,6 +11,7 @@ import zmq
 
 from memlane._checks import integer_from
 from memlane._contexts import new_context
+from memlane._undo import undone_by
 from memlane.errors import Closed, InvalidArgument, InvalidType, WrongProcess
 from memlane.groups.board import Board, BoardStore, address_of
 from memlane.groups.collectives import Deadline, checked_timeout
@@ -98,11 +99,8 @@ class TcpGroup:
             raise Closed("this group is closed")
         deadline = Deadline(timeout)
         store = BoardStore(self._context, self._address, self._keys, self.rank, deadline)
-        try:
+        with undone_by(lambda: store.close(b"")):
             return StoreCollectives(store, self.rank, self.world_size, deadline)
-        except BaseException:
-            store.close(b"")
-            raise
 
     def close(self) -> None:
         """Idempotent. On rank 0 it ends the others' calls, too: close there last."""

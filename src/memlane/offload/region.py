@@ -14,6 +14,7 @@ import numpy as np
 
 from memlane._checks import integer, integer_from
 from memlane._native import RegionFile, await_bytes, usable_cores
+from memlane._undo import undone_by
 from memlane.errors import (
     Closed,
     InvalidArgument,
@@ -130,11 +131,8 @@ class SharedOffloadRegion:
             self.num_workers,
             self.cpu_page_size,
         )
-        try:
+        with undone_by(lambda: file.leave(_LEAVE_PATIENCE)):
             started = _start.start(file, plan)
-        except BaseException:
-            file.leave(_LEAVE_PATIENCE)
-            raise
         self._file = file
         self._creator = started.is_creator
         self.pages = started.pages

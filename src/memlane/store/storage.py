@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memlane._checks import integer_from
 from memlane._native import StoreReader, StoreWriter, copy_parts
 from memlane._segments import released_after
+from memlane._undo import undone_by
 from memlane.errors import InvalidArgument, InvalidType, StoreFull, WrongRole
 from memlane.store.full import store_full
 from memlane.store.handle import ShmObjectStorageHandle
@@ -111,7 +112,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         handle.validate()
         size, name = handle.ring_buffer_handle
         ring = SingleWriterShmRingBuffer(size, name)
-        try:
+        with undone_by(ring.close):
             return SingleWriterShmObjectStorage(
                 handle.max_object_size,
                 handle.n_readers,
@@ -119,9 +120,6 @@ class SingleWriterShmObjectStorage(ObjectReads):
                 handle.serde_class,
                 handle.reader_lock,
             )
-        except BaseException:
-            ring.close()
-            raise
 
     # Attributes -----------------------------------------------------------------------------
 

@@ -70,17 +70,13 @@ def listener(
     context: zmq.Context[zmq.Socket[bytes]], keys: Keys, bound: float
 ) -> zmq.Socket[bytes]:
     """The writer's socket, not yet bound; its readers speak within `bound` seconds, and briefly."""
-    router = context.socket(zmq.ROUTER)
-    for option, value in (
-        (zmq.LINGER, 0),
-        (zmq.SNDHWM, 0),  # the windows are the limit
-        (zmq.RCVHWM, 0),
+    router = _made(
+        context,
+        zmq.ROUTER,
         (zmq.ROUTER_MANDATORY, 1),
         (zmq.MAXMSGSIZE, MOST_CONTROL),
         (zmq.HANDSHAKE_IVL, int(bound * 1000)),
-        *KEEP_ALIVE,
-    ):
-        router.set(option, value)
+    )
     keys.guard(router)
     return router
 
@@ -89,20 +85,26 @@ def connecting(
     context: zmq.Context[zmq.Socket[bytes]], is_ipv6: bool, bound: float
 ) -> zmq.Socket[bytes]:
     """A reader's socket, not yet connected."""
-    dealer = context.socket(zmq.DEALER)
-    for option, value in (
-        (zmq.LINGER, 0),
-        (zmq.SNDHWM, 0),
-        (zmq.RCVHWM, 0),  # the writer keeps to its window
+    return _made(
+        context,
+        zmq.DEALER,
         (zmq.MAXMSGSIZE, PIECE + MOST_CONTROL),
         (zmq.HANDSHAKE_IVL, int(1000 * max(bound, FIRST_CONTACT))),
         (zmq.RECONNECT_IVL, _RECONNECT_MS),
         (zmq.CONNECT_TIMEOUT, _CONNECT_MS),
         (zmq.IPV6, int(is_ipv6)),
-        *KEEP_ALIVE,
-    ):
-        dealer.set(option, value)
-    return dealer
+    )
+
+
+def _made(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, *options: tuple[int, int]
+) -> zmq.Socket[bytes]:
+    """A socket without limits of its own, because the windows are the limit."""
+    made = context.socket(kind)
+    unlimited = ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0))
+    for option, value in (*unlimited, *options, *KEEP_ALIVE):
+        made.set(option, value)
+    return made
 
 
 def bind(listener: zmq.Socket[bytes], host: str, *, on_all: bool) -> Endpoint:
