@@ -115,15 +115,20 @@ def _add_pools(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_work(parser: argparse.ArgumentParser) -> None:
-    work = parser.add_mutually_exclusive_group()
-    work.add_argument(
+def add_prompts(options: "argparse._ActionsContainer") -> None:
+    """A parser's option, or a group's."""
+    options.add_argument(
         "--prompts",
         type=read_prompts,
         default=str(PROMPTS),
         metavar="FILE",
         help="text file with one prompt per line (default: %(default)s)",
     )
+
+
+def _add_work(parser: argparse.ArgumentParser) -> None:
+    work = parser.add_mutually_exclusive_group()
+    add_prompts(work)
     work.add_argument(
         "--trace",
         type=_read_trace,

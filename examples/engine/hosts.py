@@ -19,7 +19,7 @@ from pathlib import Path
 import lab
 from memlane import MemlaneError, ReaderDied
 
-from .arguments import PROMPTS, positive, read_prompts
+from .arguments import add_prompts, positive
 from .batching import Batcher
 from .crew import WorkerDied
 from .model import ModelConfig
@@ -212,13 +212,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="engine.hosts",
         description="The engine on two hosts, which are on this machine; needs root.",
     )
-    parser.add_argument(
-        "--prompts",
-        type=read_prompts,
-        default=str(PROMPTS),
-        metavar="FILE",
-        help="text file with one prompt per line (default: %(default)s)",
-    )
+    add_prompts(parser)
     parser.add_argument(
         "--tokens",
         type=positive,

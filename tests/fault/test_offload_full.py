@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from memlane import ShmExhausted
-from memlane._native import Population
+from memlane._native import Population, RegionFile
 from tests.harness import Link, holdings, private_shm, start, surplus, unshare_refusal
 from tests.queues import refuses
 from tests.regions import PAGE, file_of, new_id, path_of, region_of, without_populate
@@ -53,15 +53,21 @@ def fits_exactly_and_is_used(_link: Link) -> None:
         os.unlink("/dev/shm/filler")
 
 
-def space_goes_while_it_is_reserved(_link: Link) -> None:
-    """What was free when asked for is not any more: the same error, and all is given back."""
-    instance = new_id()
-    before = free()
+def created_and_then_full(instance: str) -> RegionFile:
+    """A file for which there is not enough space any more."""
     file = file_of(instance, blocks=15, cell=MIB)
     assert file.enter(1) == "created"
     with open("/dev/shm/filler", "wb") as filler:
         os.posix_fallocate(filler.fileno(), 0, 20 * MIB)
     file.map(False)
+    return file
+
+
+def space_goes_while_it_is_reserved(_link: Link) -> None:
+    """What was free when asked for is not any more: the same error, and all is given back."""
+    instance = new_id()
+    before = free()
+    file = created_and_then_full(instance)
     for in_huge_pages in (False, True):
         population = Population(file, None, True, in_huge_pages, 2)
         with refuses(MemoryError) as caught:
@@ -80,11 +86,7 @@ def no_space_to_touch(_link: Link) -> None:
     """Huge pages on a kernel that cannot populate: each piece is reserved before it is touched."""
     without_populate()
     instance = new_id()
-    file = file_of(instance, blocks=15, cell=MIB)
-    assert file.enter(1) == "created"
-    with open("/dev/shm/filler", "wb") as filler:
-        os.posix_fallocate(filler.fileno(), 0, 20 * MIB)
-    file.map(False)
+    file = created_and_then_full(instance)
     population = Population(file, None, True, True, 2)
     with refuses(ShmExhausted):
         while population.wait(1) != "done":
