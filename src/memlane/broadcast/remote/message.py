@@ -24,10 +24,6 @@ class Message(NamedTuple):
     kind: int
     memory: bytes | memoryview
 
-    @property
-    def size(self) -> int:
-        return len(self.memory)
-
 
 class Assembly:
     """A message of which pieces are missing."""

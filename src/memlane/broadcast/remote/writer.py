@@ -180,6 +180,7 @@ class RemoteWriter(RemoteEnd):
         """If a signal handler has raised while frames were sent or heard."""
         with self._lock:
             if self.is_torn:
+                self.room = -1  # what was sent may not have been counted
                 attending.begin_all_again(self)
                 self.is_torn = False
 
