@@ -5,10 +5,13 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
+PIP := $(PY) -m pip install -q --disable-pip-version-check
+# What was built knows the folder that it was built in. A checkout that was moved or copied since is set up anew.
+MOVED := $(shell test ! -e $(VENV)/.installed || test "$$(cat $(VENV)/.installed)" = "$$(pwd -P)" || echo moved)
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: demo demo-hosts test first-half second-half native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
+.PHONY: moved demo demo-hosts test root-test fresh first-half second-half native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine
@@ -19,20 +22,28 @@ demo-hosts: $(VENV)/.installed
 	PYTHONPATH=examples $(PY) -m engine.hosts
 
 # On two cores two halves of about the same length run at once. `native-test`, `fuzz-test` and `python-test` are the parts.
-test: fuzz-build hooks
+test: $(VENV)/.tools
 	$(MAKE) --no-print-directory -j2 --output-sync=line first-half second-half
 
-first-half:
+first-half: fuzz-build
 	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
 	tests/own_shm.sh $(PY) -m tests.fuzz --seconds 20 --jobs 2
 	tests/own_shm.sh $(PY) -m pytest -q tests/house tests/unit tests/property tests/examples
 
-second-half:
+second-half: hooks
 	tests/own_shm.sh $(PY) -m pytest -q tests/crash tests/fault
+
+# What only root can do: give files away, become another user.
+root-test: $(VENV)/.tools
+	$(PY) -m pytest -q -m root tests
+
+# The README's commands in places that strangers have: before every release; a quarter of an hour.
+fresh: $(VENV)/.tools
+	tests/own_shm.sh $(PY) -m pytest -q --durations=10 tests/fresh
 
 native-build: $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/native -G Ninja -DMEMLANE_NATIVE_TESTS=ON \
-	    -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja >/dev/null
+	    -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" >/dev/null
 	$(VENV)/bin/cmake --build build/native
 
 native-test: native-build
@@ -41,12 +52,12 @@ native-test: native-build
 # The extension with sync hooks and the package around it, for tests that kill a process at a sync point.
 hooks: | $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/hooks -G Ninja -DMEMLANE_SYNC_HOOKS=ON -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
-	    -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
-	    -Dnanobind_DIR=$$($(PY) -m nanobind --cmake_dir) >/dev/null
+	    -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DPython_EXECUTABLE="$(CURDIR)/$(PY)" \
+	    -Dnanobind_DIR="$$($(PY) -m nanobind --cmake_dir)" >/dev/null
 	$(VENV)/bin/cmake --build build/hooks
 	$(VENV)/bin/cmake --install build/hooks --prefix build/hooks/site >/dev/null
-	ln -sfn $(addprefix $(CURDIR)/,$(filter-out %__pycache__,$(wildcard src/memlane/*))) \
-	    build/hooks/site/memlane/
+	find src/memlane -mindepth 1 -maxdepth 1 ! -name __pycache__ \
+	    -exec ln -sfn ../../../../{} build/hooks/site/memlane/ \;
 
 python-test: $(VENV)/.tools hooks
 	$(PY) -m pytest -q
@@ -100,8 +111,7 @@ soak: $(VENV)/.tools native-test
 
 # The figures of the README, with the machine they were measured on.
 bench: $(VENV)/.tools native-test
-	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
-	    -Cbuild-dir=build/editable -e '.[bench]'
+	$(PIP) --no-build-isolation -e '.[bench]'
 	$(PY) -m benchmarks.foundation
 	$(PY) -m benchmarks.broadcast
 	$(PY) -m benchmarks.store
@@ -115,17 +125,27 @@ stub: $(VENV)/.tools
 	$(VENV)/bin/ruff check -q --fix --ignore E501 src/memlane/_native.pyi
 	$(VENV)/bin/ruff format -q src/memlane/_native.pyi
 
-$(VENV)/.installed: pyproject.toml $(NATIVE)
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --disable-pip-version-check scikit-build-core nanobind cmake ninja
-	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
-	    -Cbuild-dir=build/editable -e '.[demo]'
-	touch $@
+$(VENV)/.installed: pyproject.toml $(NATIVE) $(MOVED)
+	$(if $(MOVED),rm -rf $(VENV) build)
+	@test -x $(PY) || $(PYTHON) -c "$$REFUSE_OLD_PYTHON"
+	test -x $(PY) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@$(PY) -c "$$REFUSE_OLD_PYTHON"
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null  # uv makes .venv without pip
+	$(PIP) scikit-build-core nanobind cmake ninja
+	$(PIP) --no-build-isolation -e '.[demo]'
+	pwd -P >$@
+
+define REFUSE_OLD_PYTHON
+import sys
+if sys.version_info < (3, 11):
+    here = (sys.executable, sys.version.split()[0])
+    sys.exit('memlane needs Python 3.11 or later; %s is %s. Name another (and remove .venv, if there is one): make PYTHON=python3.11 demo' % here)
+endef
+export REFUSE_OLD_PYTHON
 
 $(VENV)/.tools: $(VENV)/.installed
-	$(PY) -m pip install -q --disable-pip-version-check torch==2.13.0
-	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
-	    -Cbuild-dir=build/editable -e '.[test]'
+	$(PIP) torch==2.13.0
+	$(PIP) --no-build-isolation -e '.[test]'
 	touch $@
 
 clean:

@@ -51,8 +51,8 @@ fi
 # The extension: a tree of its own, found by an interpreter of its own (what an editable install puts in place
 # comes before PYTHONPATH), which sees everything else of .venv. Processes that tests start run the same interpreter.
 .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --upgrade \
-    --target "$work/tree" "-Cbuild-dir=$work/extension" -Ccmake.build-type=RelWithDebInfo \
-    "-Ccmake.define.MEMLANE_SANITIZE=$sanitizers" .
+    --target "$work/tree" --config-settings "build-dir=$work/extension" --config-settings cmake.build-type=RelWithDebInfo \
+    --config-settings "cmake.define.MEMLANE_SANITIZE=$sanitizers" .
 test -x "$work/venv/bin/python" || .venv/bin/python -m venv --without-pip "$work/venv"
 packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 printf '%s\n' "$work/tree" "$(packages .venv)" >"$(packages "$work/venv")/sanitize.pth"
