@@ -11,11 +11,11 @@ import time
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import zmq
 from zmq.utils import z85
 
 from memlane._contexts import new_context
+from memlane._msgspec import msgspec
 from memlane._undo import undone_by
 from memlane.errors import GroupFailed, RankMissing, SystemFault
 from memlane.groups.collectives import SLICE, Deadline, Waiting
