@@ -133,6 +133,7 @@ public:
             // The next creation sweeps the name: this process's lock on it ends here.
         }
         SYNC_STEP(unlock);
+        remove_name_of_the_dead();
         lock_.release();
         file_.close();
         header_ = nullptr;
@@ -157,6 +158,21 @@ private:
     void map() { with_memory(bytes_, [this] { mapping_ = std::make_shared<os::Mapping>(file_, bytes_); }); }
     void populate(std::uint64_t offset, std::uint64_t bytes) const {
         with_memory(bytes, [&] { mapping_->populate(offset, bytes); });
+    }
+
+    // A creator that was killed could not remove its name: the last of the others to leave does. Each gives up its own
+    // locks first, because two who leave at once would otherwise take each other for survivors.
+    void remove_name_of_the_dead() noexcept {
+        if (!is_own() || !lock_.is_open()) return;
+        try {
+            if (os::facts_of(file_).links == 0) return;
+            lock_.give_up_all();
+            if (!lock_.take_all()) return;
+            SYNC_STEP(sweep);
+            os::unlink_if_same(file_, path());
+        } catch (const std::system_error&) {
+            // As above: the next creation sweeps it.
+        }
     }
 
     void hold(std::optional<std::size_t> slot);
