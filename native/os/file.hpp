@@ -76,7 +76,7 @@ inline FileDescriptor open_existing(const std::string& path) {
 inline FileDescriptor reopen(const FileDescriptor& file) {
     const std::string path = "/proc/self/fd/" + std::to_string(file.get());
     FileDescriptor second = try_open(path, O_RDWR);
-    if (!second.is_open()) throw_errno("cannot reopen " + path);
+    if (!second.is_open()) throw_errno("cannot reopen " + path + (errno == ENOENT ? " (is /proc mounted?)" : ""));
     return second;
 }
 
