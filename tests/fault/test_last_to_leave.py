@@ -6,6 +6,7 @@ a ring or store stays until somebody creates another segment.
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -131,3 +132,25 @@ def test_a_living_creator_keeps_its_name(kind: str) -> None:
     creator.tell()
     creator.result()
     assert not (SHM / name).exists()
+
+
+def closing_by_handler(link: Link, kind: str) -> None:
+    """As the README has it."""
+    for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(one, lambda number, _frame: sys.exit(128 + number))
+    creator, _ = KINDS[kind][0]()
+    link.tell()
+    signal.pause()
+    del creator
+
+
+@kinds
+@pytest.mark.parametrize("by", DEADLY[:3], ids=lambda by: by.name)
+def test_a_handler_that_raises_leaves_nothing(kind: str, by: signal.Signals) -> None:
+    """Also if nobody else is there."""
+    before = segments()
+    creator = start(closing_by_handler, kind)
+    creator.hear()
+    assert len(segments() - before) == 1
+    end(creator, by)
+    assert segments() == before
