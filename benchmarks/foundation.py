@@ -5,6 +5,7 @@ Every figure is measured between real processes in this run; none is taken from 
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from benchmarks import needs
 from benchmarks.machine import describe
 from memlane import Handle, MessageQueue, ReaderDied, WriterDied
 
@@ -65,7 +67,7 @@ def idle_readers() -> tuple[float, float]:
 
 def native_enqueue() -> tuple[float, float]:
     """p50 and p99 in ns of the native part of enqueue, timed in C++: medians of several runs."""
-    program = ROOT / "build/native/native/tests/enqueue_latency"
+    program = needs.native_program("enqueue_latency")
     runs = [
         json.loads(subprocess.run([program], check=True, capture_output=True, text=True).stdout)
         for _ in range(LATENCY_RUNS)
@@ -155,6 +157,10 @@ def import_ms() -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.foundation", description=__doc__
+    ).parse_args()
+    needs.native_program("enqueue_latency")
     print(describe())
     percent, slowest = idle_readers()
     print(

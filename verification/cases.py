@@ -72,6 +72,7 @@ WAIT = "CAPACITY=1 READERS=1"
 DEATH = "PROCESSES=2 FORKS"
 ATTACH = "CREATORS=1 ATTACHERS=1 SWEEPERS=1"
 CREATORS = "CREATORS=2 ATTACHERS=0 SWEEPERS=2"
+SURVIVORS = "CREATORS=1 ATTACHERS=2 SWEEPERS=1"
 OBSERVED = "CREATORS=1 ATTACHERS=0 SWEEPERS=1 OBSERVED"
 STORE = "READERS=1 OBJECTS=2"
 EXTENTS = "CHUNKS=2 READERS=1 SPACE=2 MESSAGES=5"
@@ -228,6 +229,20 @@ VARIANTS = (
         "UNLOCKED_BEFORE_REMOVE_NAME",
         CREATORS,
         "living_keep_names",
+    ),
+    segment(
+        "abandon",
+        "leaves the name of a dead creator",
+        "LEFT_WITHOUT_REMOVING",
+        SURVIVORS,
+        "last_removes_name",
+    ),
+    segment(
+        "abandon",
+        "take_all before its own locks are given up",
+        "TAKEN_BEFORE_GIVEN_UP",
+        SURVIVORS,
+        "last_removes_name",
     ),
     extents("copy_out", "after finish", "COPIED_AFTER_FINISH"),
     extents("hold", "gives back at once", "HOLD_GIVES_BACK"),

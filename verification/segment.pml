@@ -1,4 +1,4 @@
-/* The life of a segment: create, attach, sweep, remove_name and abandon (core/segment.hpp, core/sweep.hpp).
+/* The life of a segment: create, attach, leave, sweep, remove_name and abandon (core/segment.hpp, core/sweep.hpp).
  *
  * Modelled: CREATORS creators, one after the other or at once, that even use one name (memlane's own names never come
  * twice, but nothing here relies on that), ATTACHERS processes that attach to the same place, SWEEPERS sweeps at once,
@@ -16,6 +16,7 @@
  *   living_keep_names     a name is removed by its own living creator, or when no process uses the segment
  *   attached_has_name     nobody attaches to a segment that was swept
  *   taken_is_true         RankTaken is said only of a place that somebody else holds or has held
+ *   last_removes_name     the last to leave a segment whose creator was killed removes the name
  *   nothing_left_behind   when all have ended, however they ended, one more sweep leaves no name
  *   everybody_ends        no deadlock
  */
@@ -30,6 +31,7 @@
 /* Processes, as holders of locks. The first file is creator 1's, the second creator 2's. */
 #define CREATOR 1
 #define ATTACHER 3
+#define SWEEPER 5
 bit killed[5];
 bit ended[5];
 byte sweeps_ended;
@@ -38,7 +40,8 @@ byte name;                  /* of which file; 0: there is no such name */
 byte writer_lock[3];        /* by file: who holds it */
 byte reader_lock[3];
 byte user_locks[3];         /* bit 0: the first attacher, bit 1: the second */
-bit whole_lock[3];
+byte whole_lock[3];
+bit was_survived[3];        /* a process left it after its creator was killed */
 bit place_was_taken[3];
 bit swept[3];
 bit is_wanted[3];           /* by a living creator who has not begun to remove the name */
@@ -48,6 +51,7 @@ bit complete_by_magic = 1;
 bit living_keep_names = 1;
 bit attached_has_name = 1;
 bit taken_is_true = 1;
+bit last_removes_name = 1;
 bit nothing_left_behind = 1;
 bit everybody_ends;
 
@@ -141,9 +145,60 @@ proctype creator(byte file) {
     } unless { killed[file] }
 }
 
+/* Does not tell whether there was anything to give up. */
+inline give_up(who) {
+    reader_lock[file] = (reader_lock[file] == who -> 0 : reader_lock[file]);
+    user_locks[file] = user_locks[file] & (3 - (who - 2))
+}
+
+/* Segment::remove_name_of_the_dead, then all its locks go. */
+inline leave(who) {
+    if
+#ifndef LEFT_WITHOUT_REMOVING
+    :: file && name == file ->
+        d_step {
+            if
+            :: (reader_lock[file] == who || (user_locks[file] & (who - 2))) && killed[file] -> was_survived[file] = 1
+            :: else
+            fi;
+#ifndef TAKEN_BEFORE_GIVEN_UP
+            give_up(who)
+#endif
+        }
+        d_step {
+            if
+#ifdef TAKEN_BEFORE_GIVEN_UP
+            :: !writer_lock[file] && (!reader_lock[file] || reader_lock[file] == who) &&
+               !(user_locks[file] & (3 - (who - 2))) && !whole_lock[file] -> whole_lock[file] = who
+#else
+            :: !IS_USED(file) && !whole_lock[file] -> whole_lock[file] = who
+#endif
+            :: else
+            fi
+        }
+        if
+        :: whole_lock[file] == who ->
+            unlink_if_same(file, !is_wanted[name]);
+            swept[file] = (name != file)
+        :: else
+        fi
+#else
+    :: d_step {
+            file && (reader_lock[file] == who || (user_locks[file] & (who - 2))) && killed[file] -> was_survived[file] = 1
+       }
+#endif
+    :: else
+    fi;
+    d_step {
+        give_up(who);
+        whole_lock[file] = (whole_lock[file] == who -> 0 : whole_lock[file]);
+        ended[who] = 1
+    }
+}
+
 proctype attacher(byte who) {
     byte file;
-    bit has_place;
+    bit has_place, is_same;
     {
         (name || (ended[1] && ended[2]));
         file = name;
@@ -197,12 +252,7 @@ proctype attacher(byte who) {
             assert(attached_has_name)
         }
 over:
-        skip;
-        d_step {
-            reader_lock[file] = (reader_lock[file] == who -> 0 : reader_lock[file]);
-            user_locks[file] = user_locks[file] & (3 - (who - 2));
-            ended[who] = 1
-        }
+        leave(who)
     } unless { killed[who] }
 }
 
@@ -231,7 +281,7 @@ inline sweep() {
 #ifdef SWEPT_WITHOUT_LOCK
             :: true -> has_all = 1
 #else
-            :: !IS_USED(file) && !whole_lock[file] -> whole_lock[file] = 1; has_all = 1
+            :: !IS_USED(file) && !whole_lock[file] -> whole_lock[file] = SWEEPER; has_all = 1
 #endif
             :: else
             fi
@@ -267,6 +317,10 @@ proctype last_sweeper() {
     byte file;
     bit has_all, is_same;
     (ALL_ENDED && sweeps_ended == SWEEPERS);
+    d_step {
+        last_removes_name = (!name || !was_survived[name] || killed[ATTACHER]);
+        assert(last_removes_name)
+    }
     sweep();
     d_step {
         nothing_left_behind = !name;
@@ -291,6 +345,8 @@ inline kill(who) {
         writer_lock[1] = (writer_lock[1] == who -> 0 : writer_lock[1]);
         reader_lock[1] = (reader_lock[1] == who -> 0 : reader_lock[1]);
         reader_lock[2] = (reader_lock[2] == who -> 0 : reader_lock[2]);
+        whole_lock[1] = (whole_lock[1] == who -> 0 : whole_lock[1]);
+        whole_lock[2] = (whole_lock[2] == who -> 0 : whole_lock[2]);
         user_locks[1] = (who == ATTACHER -> user_locks[1] & 2 : user_locks[1]);
         user_locks[2] = (who == ATTACHER -> user_locks[2] & 2 : user_locks[2])
     }

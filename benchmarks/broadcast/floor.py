@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from benchmarks import needs
+
 SOURCE = Path(__file__).with_name("floor.cpp")
 TIMEOUT = 90.0
 SPIN_ROUNDS = 20_000
@@ -22,7 +24,7 @@ class Floor:
 
     def __init__(self, folder: Path) -> None:
         self._program = folder / "floor"
-        command = ["g++", "-std=c++20", "-O2", "-o", str(self._program), str(SOURCE)]
+        command = [needs.compiler(), "-std=c++20", "-O2", "-o", str(self._program), str(SOURCE)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT)
 
     def _run(self, *args: object) -> list[float]:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from benchmarks import needs
 from benchmarks.bars import Bar
 from benchmarks.machine import describe
 from benchmarks.report import bar_lines, load_warning
@@ -81,6 +81,8 @@ def _array(shared: bool) -> Array:
 
 
 def _movers(src: Array, dst: Array, size: int, pairs: Any) -> dict[str, Callable[[], object]]:
+    import torch  # whoever asks for help need not have it
+
     from_blocks, to_blocks = src.reshape(-1, size), dst.reshape(-1, size)
     a, b = pairs[:, 0].copy(), pairs[:, 1].copy()
 
@@ -119,7 +121,7 @@ def _measure(sizes: list[int], rounds: int, shared: bool) -> Iterator[Size]:
     src, dst = _array(shared), _array(shared)
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "floor"
-        build = ["g++", "-std=c++20", "-O2", "-pthread", "-o", str(program), str(SOURCE)]
+        build = [needs.compiler(), "-std=c++20", "-O2", "-pthread", "-o", str(program), str(SOURCE)]
         subprocess.run(build, check=True)
         for size in sizes:
             blocks = HALF // size
@@ -175,6 +177,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", type=int, choices=SIZES, default=[])
     parser.add_argument("--output", type=Path, help="folder for offload-moving.json")
     arguments = parser.parse_args()
+    needs.torch("python -m benchmarks.offload.moving")
+    needs.compiler()
     load, machine = os.getloadavg()[0], describe()
     print(machine, flush=True)
     rounds = 3 if arguments.quick else 7

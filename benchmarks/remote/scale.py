@@ -6,6 +6,7 @@ here is computed, and simulated for 64 readers. Nothing in the tables but the co
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import random
 import statistics
@@ -219,6 +220,8 @@ def simulate(c: Constants, relayed: bool, window: int, messages: int = 20_000) -
 
 
 def main() -> None:
+    words = argparse.ArgumentParser(prog="python -m benchmarks.remote.scale", description=__doc__)
+    words.parse_args()
     print(describe())
     c = measure()
     print(

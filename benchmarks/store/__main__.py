@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks import command
+from benchmarks import command, needs
 from benchmarks.results import CellResult
 from benchmarks.session import Workspace
 from benchmarks.store import bars
@@ -27,6 +27,8 @@ def main() -> None:
     peers = [peer for peer in PEERS if not asked.peer or peer.name in asked.peer]
     payloads = [payload for payload in PAYLOADS if not asked.only or payload.name in asked.only]
     rounds = asked.rounds or ROUNDS
+    if any(payload.name == "tensors" for payload in payloads):
+        needs.torch("the payload `tensors` (others: --only array-1m, ...)")
 
     def measure(workspace: Workspace) -> Iterator[CellResult]:
         for payload in payloads:

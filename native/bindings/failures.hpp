@@ -34,6 +34,8 @@ inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
         set_error("SegmentMissing", e.name, e.what());
     } catch (const core::SegmentExists& e) {
         set_error("SegmentExists", e.name);
+    } catch (const core::SegmentForeign& e) {
+        set_error("foreign_segment", e.path, e.owner, e.remedy);
     } catch (const core::SegmentRefused& e) {
         set_error("SegmentRefused", e.what());
     } catch (const core::LayoutMismatch& e) {

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -26,8 +27,6 @@ namespace nb = nanobind;
 
 class Survey {
 public:
-    static void prepare() { known(); }
-
     // `box` has the value as its only element; the caller has no other reference to it.
     Survey(const nb::list& box, const ViewLease& lease) : lease_(lease), torch_(loaded_torch()) {
         parts_.reserve(kFew);
@@ -76,8 +75,8 @@ private:
         std::uint32_t child;
     };
 
-    // What is looked for by name, once: when the module is made. Later two threads could wait, the one for the GIL and the
-    // other for the first to have found it.
+    // What is looked for by name, once. Not while the module is made: an interruption of numpy's import would come out of
+    // it as an ImportError.
     struct Known {
         nb::object array = nb::module_::import_("numpy").attr("ndarray");
         nb::object deque = nb::module_::import_("collections").attr("deque");
@@ -88,8 +87,14 @@ private:
         nb::str base{"base"}, dtype{"dtype"}, hasobject{"hasobject"}, flat{"flat"}, array_struct{"__array_struct__"};
         nb::str is_nested{"is_nested"}, data_ptr{"data_ptr"};
     };
+    // Under the GIL, not by a static's guard: the search may let go of the GIL, and another thread would hold it and wait
+    // for the guard.
     static Known& known() {
-        static auto* const found = new Known;  // never destroyed: the interpreter may end first
+        static Known* found = nullptr;  // never destroyed: the interpreter may end first
+        if (found == nullptr) {
+            auto fresh = std::make_unique<Known>();
+            if (found == nullptr) found = fresh.release();
+        }
         return *found;
     }
 
@@ -236,7 +241,6 @@ private:
 
 inline void bind_survivors(nb::module_& m) {
     using namespace nb::literals;
-    Survey::prepare();
     m.def(
         "survivor", [](const nb::list& box, const ViewLease& lease) { return Survey(box, lease).result(); }, "box"_a, "lease"_a,
         nb::sig("def survivor(box: list[object], lease: ViewLease) -> str | None"),

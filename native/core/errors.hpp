@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace memlane::core {
 
@@ -20,6 +21,18 @@ struct SegmentExists : std::runtime_error {
 
 struct SegmentRefused : std::runtime_error {
     using runtime_error::runtime_error;
+};
+
+// Of another user's file: the text is made where users have names.
+struct SegmentForeign : SegmentRefused {
+    SegmentForeign(std::string file, std::uint32_t owner_id, std::string what_to_do)
+        : SegmentRefused(file + " belongs to another user"),
+          path(std::move(file)),
+          owner(owner_id),
+          remedy(std::move(what_to_do)) {}
+    std::string path;
+    std::uint32_t owner;
+    std::string remedy;
 };
 
 struct LayoutMismatch : std::runtime_error {

@@ -78,6 +78,9 @@ public:
     bool take_user() { return os::try_lock(file_, os::LockKind::shared, {kUserLock, 1}); }
     // For removal: nobody at all uses the segment.
     bool take_all() { return os::try_lock(file_, os::LockKind::exclusive, {kLockBase, kLockSpan}); }
+    // Not to be called in a forked child.
+    void give_up_all() { os::unlock(file_, {kLockBase, kLockSpan}); }
+    bool is_open() const noexcept { return file_.is_open(); }
     // Does another description hold the slot? A system call (1.2 us).
     bool is_held_by_other(std::size_t slot) const { return os::is_locked(file_, byte_of(slot)); }
 

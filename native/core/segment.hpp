@@ -4,7 +4,6 @@
 // and goes with its descriptor.
 #pragma once
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -15,8 +14,8 @@
 #include "core/errors.hpp"
 #include "core/layout.hpp"
 #include "core/liveness.hpp"
+#include "core/segment_header.hpp"
 #include "core/sync.hpp"
-#include "os/clock.hpp"
 #include "os/mapping.hpp"
 #include "os/process.hpp"
 
@@ -25,22 +24,6 @@ namespace memlane::core {
 inline constexpr const char* kDirectory = "/dev/shm";
 inline constexpr const char* kNamePrefix = "memlane-";
 
-struct PlannedSection {
-    Section kind;
-    std::uint32_t stride;
-    std::uint64_t count;
-};
-
-// What a system puts into a segment; the same plan makes it and checks it at attach.
-struct SegmentPlan {
-    System system;
-    Geometry geometry;
-    std::uint64_t documented_bytes;
-    std::vector<PlannedSection> sections;
-
-    std::uint64_t header_offset() const noexcept { return align_up(documented_bytes, kPage); }
-};
-
 // Bytes of the documented part that are reserved at creation: `count` pieces, a stride apart. The trailer always is.
 struct ReservedRange {
     std::uint64_t offset;
@@ -48,6 +31,12 @@ struct ReservedRange {
     std::uint64_t stride = 0;
     std::uint64_t count = 1;
 };
+
+inline constexpr const char* kWhyRemoved =
+    "its creator has closed it or died, or it is a queue's and all its readers have attached";
+inline constexpr const char* kWhyMissing =
+    "its creator has closed it or died, or it is a queue's and all its readers have attached, or it was made on another "
+    "host or in a container, which has a /dev/shm of its own";
 
 inline bool is_exhaustion(int error) noexcept { return error == ENOSPC || error == EFBIG || error == ENOMEM; }
 
@@ -141,9 +130,10 @@ public:
         try {
             remove_name();
         } catch (const std::system_error&) {
-            // The name is swept by the next creation: this process's lock on it ends here.
+            // The next creation sweeps the name: this process's lock on it ends here.
         }
         SYNC_STEP(unlock);
+        remove_name_of_the_dead();
         lock_.release();
         file_.close();
         header_ = nullptr;
@@ -170,6 +160,21 @@ private:
         with_memory(bytes, [&] { mapping_->populate(offset, bytes); });
     }
 
+    // A creator that was killed could not remove its name: the last of the others to leave does. Each gives up its own
+    // locks first, because two who leave at once would otherwise take each other for survivors.
+    void remove_name_of_the_dead() noexcept {
+        if (!is_own() || !lock_.is_open()) return;
+        try {
+            if (os::facts_of(file_).links == 0) return;
+            lock_.give_up_all();
+            if (!lock_.take_all()) return;
+            SYNC_STEP(sweep);
+            os::unlink_if_same(file_, path());
+        } catch (const std::system_error&) {
+            // As above: the next creation sweeps it.
+        }
+    }
+
     void hold(std::optional<std::size_t> slot);
     bool try_hold(std::optional<std::size_t> slot);
     void check_header(const SegmentPlan& plan, const std::optional<SegmentId>& id);
@@ -187,58 +192,21 @@ private:
     std::vector<SectionEntry> sections_;  // private copy, checked: what a peer scribbles later is not believed
 };
 
+inline constexpr const char* kOneUser = "only processes of one user share a segment";
+
 inline std::string to_octal(mode_t mode) {
     char text[16];
     std::snprintf(text, sizeof text, "%04o", mode);
     return text;
 }
 
-inline std::vector<SectionEntry> place_sections(const SegmentPlan& plan) {
-    std::vector<SectionEntry> placed;
-    std::uint64_t at = plan.header_offset() + sizeof(SegmentHeader);
-    for (const PlannedSection& s : plan.sections) {
-        at = align_up(at, kSectionAlignment);
-        placed.push_back({s.kind, s.stride, at, s.count, 0});
-        at += s.stride * s.count;
-    }
-    return placed;
-}
-
-inline std::uint64_t trailer_end_of(const SegmentPlan& plan) {
-    const std::vector<SectionEntry> placed = place_sections(plan);
-    if (placed.empty()) return plan.header_offset() + kPage;
-    return align_up(placed.back().offset + placed.back().stride * placed.back().count, kPage);
-}
-
-// Of a segment that is ready otherwise: from here on it can be joined.
-inline void fill_in(SegmentHeader& h, const SegmentPlan& plan, const SegmentId& id,
-                    const std::vector<SectionEntry>& sections, std::uint64_t bytes) {
-    h.layout_major = kLayoutMajor;
-    h.layout_minor = kLayoutMinor;
-    h.header_offset = plan.header_offset();
-    h.trailer_end = bytes;
-    h.id = id;
-    h.system = plan.system;
-    h.section_count = static_cast<std::uint32_t>(sections.size());
-    h.geometry = plan.geometry;
-    h.created_ns = os::monotonic_now();
-    std::copy(sections.begin(), sections.end(), h.sections);  // there may be none: not memcpy
-    SYNC_STORE(header);
-    store_release(h.magic, kMagic);
-}
-
-// A private copy of a complete header: what a peer scribbles later is not believed. None if there is none. Looks with
-// pread first, because touching a hole of a mapped tmpfs file would allocate it, or end in SIGBUS where nothing is
-// left; and copies behind the acquire, because what was read before it may be older than the magic.
-inline std::optional<SegmentHeader> copy_header(const os::FileDescriptor& file, const SegmentHeader& mapped,
-                                                std::uint64_t offset) {
-    std::uint64_t magic = 0;
-    if (!os::read_at(file, &magic, sizeof magic, offset) || magic != kMagic) return std::nullopt;
-    SYNC_LOAD(header);
-    if (load_acquire(mapped.magic) != kMagic) return std::nullopt;
-    SegmentHeader seen;
-    if (!os::read_at(file, &seen, sizeof seen, offset) || seen.header_offset != offset) return std::nullopt;
-    return seen;
+// The file at `path` could not be opened, for want of permission.
+[[noreturn]] inline void throw_forbidden(const std::string& path, const char* remedy) {
+    const auto facts = os::facts_at(path);
+    if (facts && facts->owner != ::geteuid()) throw SegmentForeign(path, facts->owner, remedy);
+    if (facts && (facts->mode & 07777) != 0600)
+        throw SegmentRefused(path + " has mode " + to_octal(facts->mode & 07777) + ", but memlane's files have 0600");
+    throw SegmentRefused(path + " may not be opened by this user");
 }
 
 inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
@@ -294,10 +262,10 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
         s.file_ = os::open_existing(path);
     } catch (const std::system_error& error) {
         switch (error.code().value()) {
-            case ENOENT: throw SegmentMissing(name, path + " does not exist");
+            case ENOENT: throw SegmentMissing(name, path + " does not exist; " + kWhyMissing);
             case ELOOP: throw SegmentRefused(path + " is a symbolic link; segments never are");
             case EACCES:
-            case EPERM: throw SegmentRefused(path + " may not be opened by this user");
+            case EPERM: throw_forbidden(path, kOneUser);
             case EISDIR: case ENXIO:  // a directory, a socket
             case ENODEV: throw SegmentRefused(path + " is not a regular file");
             default: throw;
@@ -306,8 +274,7 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
     const os::FileFacts facts = os::facts_of(s.file_);
     if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
     if (facts.owner != ::geteuid())
-        throw SegmentRefused(path + " belongs to user " + std::to_string(facts.owner) + ", not to user " +
-                             std::to_string(::geteuid()));
+        throw SegmentForeign(path, facts.owner, kOneUser);
     if ((facts.mode & 07777) != 0600)
         throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
     // Not the whole file: what a system appends behind the trailer is not mapped.
@@ -319,7 +286,8 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
     const bool has_place = s.try_hold(slot);
     // Only now: with a lock held nobody takes the segment for dead any more. And before anybody is blamed for a place
     // that is taken: it may have been a sweep, which has removed the name since.
-    if (os::facts_of(s.file_).links == 0) throw SegmentMissing(name, path + " was removed a moment ago");
+    if (os::facts_of(s.file_).links == 0)
+        throw SegmentMissing(name, path + " was removed while this process attached; " + kWhyRemoved);
     if (!has_place) throw_taken();
     return segment;
 }
@@ -334,7 +302,7 @@ inline bool Segment::try_hold(std::optional<std::size_t> slot) {
     SYNC_STEP(lock);
     if (slot ? lock_.take_slot(*slot) : lock_.take_user()) return true;
     // Users share their byte: it is refused only while a sweep of the dead holds the whole segment.
-    if (!lock_.take_user()) throw SegmentMissing(name_, path() + " is being removed: its processes have died");
+    if (!lock_.take_user()) throw SegmentMissing(name_, path() + " is being removed, because all its processes have died");
     return false;
 }
 
@@ -350,7 +318,7 @@ inline void Segment::check_header(const SegmentPlan& plan, const std::optional<S
         throw LayoutMismatch(path() + " needs features " + std::to_string(seen.must_understand) +
                              ", this memlane understands " + std::to_string(kUnderstoodFeatures));
     if (seen.system != plan.system || seen.geometry != plan.geometry) throw_mismatch(plan);
-    if (id && seen.id != *id) throw SegmentMissing(name_, path() + " is another segment of the same name");
+    if (id && seen.id != *id) throw SegmentMissing(name_, path() + " is a newer segment of that name; the one asked for is gone");
     if (seen.section_count > kMaxSections) throw LayoutMismatch(path() + " has a damaged section directory");
     for (const PlannedSection& want : plan.sections) {
         const SectionEntry* found = nullptr;
@@ -362,28 +330,6 @@ inline void Segment::check_header(const SegmentPlan& plan, const std::optional<S
         if (!fits) throw LayoutMismatch(path() + " has a damaged section directory");
         sections_.push_back(*found);
     }
-}
-
-inline std::string to_text(const Geometry& g) {
-    std::string text = "(";
-    for (std::size_t i = 0; i < g.size(); ++i) {
-        if (i > 0) text += ", ";
-        text += std::to_string(g[i]);
-    }
-    return text + ")";
-}
-
-// The header, wherever it is: for who does not know the geometry. Reads the first kilobyte of every page that has its space.
-inline std::optional<SegmentHeader> find_header(const os::FileDescriptor& file) {
-    std::uint64_t at = 0;
-    while (const auto data = os::next_data(file, at)) {
-        at = align_up(*data, kPage);
-        SegmentHeader seen;
-        if (!os::read_at(file, &seen, sizeof seen, at)) break;
-        if (seen.magic == kMagic && seen.header_offset == at) return seen;
-        at += kPage;
-    }
-    return std::nullopt;
 }
 
 // Tells what the file holds instead.

@@ -1,4 +1,4 @@
-// Removes what killed processes left behind: names of segments that nobody holds.
+// Removes what killed processes left behind and no survivor has removed: names of segments that nobody holds.
 #pragma once
 
 #include <string>

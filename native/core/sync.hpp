@@ -28,7 +28,7 @@
 //   step      what comes next                           what a death right before it leaves
 //   lock      taking a participant's lock               nothing: a file without a name, or somebody else's segment
 //   link      giving a new segment its name             nothing
-//   unlink    removing that name                        a name without a holder; the next creation sweeps it
+//   unlink    removing that name                        a name without a creator: the last to leave, or the next creation, removes it
 //   sweep     removing the name of a dead segment       that name, and no lock on it
 //   unlock    giving up a participant's lock            nothing: the kernel does the same
 //   fill      copying a piece of a message or object     a chunk that is not published, or no object

@@ -261,15 +261,16 @@ private:
         const os::FileFacts facts = os::facts_of(found);
         if (!facts.is_regular()) throw core::SegmentRefused(path_ + " is not a regular file");
         if (facts.owner != ::geteuid())
-            throw core::SegmentRefused(path_ + " belongs to user " + std::to_string(facts.owner) + ", not to user " +
-                                       std::to_string(::geteuid()));
+            throw core::SegmentForeign(path_, facts.owner, kRemedy);
     }
+
+    static constexpr const char* kRemedy = "choose another instance_id, or run all its workers as one user";
 
     [[noreturn]] void refuse(const std::system_error& error) const {
         switch (error.code().value()) {
             case ELOOP: throw core::SegmentRefused(path_ + " is a symbolic link; regions never are");
             case EACCES:
-            case EPERM: throw core::SegmentRefused(path_ + " may not be opened by this user");
+            case EPERM: core::throw_forbidden(path_, kRemedy);
             case EISDIR:
             case ENXIO:  // a socket
             case ENODEV: throw core::SegmentRefused(path_ + " is not a regular file");

@@ -76,7 +76,7 @@ inline FileDescriptor open_existing(const std::string& path) {
 inline FileDescriptor reopen(const FileDescriptor& file) {
     const std::string path = "/proc/self/fd/" + std::to_string(file.get());
     FileDescriptor second = try_open(path, O_RDWR);
-    if (!second.is_open()) throw_errno("cannot reopen " + path + " (is /proc mounted?)");
+    if (!second.is_open()) throw_errno("cannot reopen " + path + (errno == ENOENT ? " (is /proc mounted?)" : ""));
     return second;
 }
 
@@ -110,6 +110,13 @@ inline FileFacts to_facts(const struct stat& s) noexcept {
 inline FileFacts facts_of(const FileDescriptor& file) {
     struct stat s{};
     if (::fstat(file.get(), &s) != 0) throw_errno("cannot stat a segment");
+    return to_facts(s);
+}
+
+// Of what bears the name, though it may not be opened; none if that cannot be told.
+inline std::optional<FileFacts> facts_at(const std::string& path) noexcept {
+    struct stat s{};
+    if (::lstat(path.c_str(), &s) != 0) return std::nullopt;
     return to_facts(s);
 }
 

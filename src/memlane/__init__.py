@@ -1,4 +1,11 @@
-"""memlane: the shared-memory data plane of multi-process Python engines."""
+"""memlane: the shared-memory data plane of multi-process Python engines.
+
+SIGTERM, SIGHUP and SIGQUIT end Python without finalizers, so nothing is closed and a ring or store
+may keep its name in /dev/shm until the last process that has attached leaves, or anybody creates a
+segment. memlane installs no signal handlers; let yours raise SystemExit:
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+"""
 
 import sys
 

@@ -7,10 +7,14 @@ import os
 
 import zmq
 
+from memlane import _threads
 from memlane.errors import Unsupported, system_fault
 
 # Of a context of memlane's with all its sockets, and some to spare.
 _DESCRIPTORS = 20
+# The one that serves the sockets, and libzmq's two; and as many again, because pyzmq collects the
+# messages that were not copied in a context of its own.
+_THREADS = 6
 
 
 def need_curve() -> None:
@@ -26,7 +30,7 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     """A context with one thread. Where libzmq finds no room for one it would end the process.
 
     Raises:
-        SystemFault: the process may not have that many descriptors more.
+        SystemFault: the process may not have that many descriptors or threads more.
     """
     spare: list[int] = []
     try:
@@ -38,4 +42,5 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     finally:
         for descriptor in spare:
             os.close(descriptor)
+    _threads.need(_THREADS)
     return zmq.Context()

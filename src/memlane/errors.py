@@ -7,6 +7,7 @@ its text says is in its attributes, too, and both survive pickling.
 from __future__ import annotations
 
 import errno
+import os
 from typing import Any
 
 
@@ -250,11 +251,7 @@ class SegmentMissing(MemlaneError, FileNotFoundError):
     """There is no segment of that name (any more)."""
 
     def __init__(self, name: str, why: str) -> None:
-        super().__init__(
-            f"shared memory segment {name!r} is missing: {why}. It may be on another host or in "
-            f"another /dev/shm (containers have their own), its creator may have closed it or "
-            f"died, or all readers may have attached, after which a queue's name is removed"
-        )
+        super().__init__(f"shared memory segment {name!r} is missing: {why}")
         self.name = name
 
     # Not through OSError's own fields: with an errno in them the text above would not be shown.
@@ -284,6 +281,22 @@ class SegmentExists(MemlaneError, FileExistsError):
 
 class SegmentRefused(MemlaneError, PermissionError):
     """A segment's file is not what memlane creates for this user."""
+
+
+def foreign_segment(path: str, owner: int, remedy: str) -> SegmentRefused:
+    """The error for a file of another user; `remedy` says what to do."""
+    return SegmentRefused(
+        f"{path} belongs to {_name_of(owner)}, not to {_name_of(os.geteuid())}; {remedy}"
+    )
+
+
+def _name_of(user: int) -> str:
+    import pwd  # reads the machine's list of users, which nobody else needs
+
+    try:
+        return f"user {pwd.getpwuid(user).pw_name} (uid {user})"
+    except KeyError:
+        return f"uid {user}"
 
 
 class SystemFault(MemlaneError, OSError):
@@ -316,6 +329,10 @@ _FAULTS: dict[int, type[SystemFault]] = {
     errno.EDQUOT: OutOfMemory,
 }
 _FAULT_HINTS = {
+    errno.EAGAIN: (
+        "end other threads or processes of this user, or raise the limit (`ulimit -u`; in a "
+        "container, its limit of pids)"
+    ),
     errno.EMFILE: "close descriptors or raise the limit (`ulimit -n`)",
     errno.ENFILE: "the whole system has too many open files (see `sysctl fs.file-max`)",
     errno.ENOENT: "is there a tmpfs mounted at /dev/shm, and /proc?",

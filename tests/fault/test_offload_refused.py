@@ -42,8 +42,9 @@ def test_file_of_another_user() -> None:
     os.chown(path_of(instance), NOBODY, NOBODY)
     try:
         before = path_of(instance).stat()
-        with refuses(PermissionError, match=str(NOBODY)):
+        with refuses(PermissionError, match=r"belongs to user nobody \(uid 65534\)") as caught:
             region_of(instance)
+        assert "choose another instance_id" in str(caught.value)
         assert path_of(instance).stat() == before
         assert path_of(instance).read_bytes() == b"theirs"
     finally:
@@ -58,8 +59,9 @@ def test_live_region_of_another_user() -> None:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-        with refuses(PermissionError):
+        with refuses(PermissionError, match=r"belongs to user root \(uid 0\)") as caught:
             region_of(instance, 1)
+        assert "choose another instance_id" in str(caught.value)
 
     with region_of(instance):
         start(role).result()

@@ -7,22 +7,56 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import private_shm, unshare_refusal
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def run_example(text: str, folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    script = folder / "example.py"
+    script.write_text(text)
+    return subprocess.run(
+        [*command, script], capture_output=True, text=True, timeout=50, check=False
+    )
+
+
+examples = pytest.mark.parametrize("number", range(len(EXAMPLES)))
+
+
+@examples
 def test_example_runs(number: int, tmp_path: Path) -> None:
     """Copied into a file and started, an example ends well and says something."""
-    script = tmp_path / "example.py"
-    script.write_text(EXAMPLES[number])
-    run = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60, check=False
-    )
+    run = run_example(EXAMPLES[number], tmp_path, sys.executable)
     assert run.returncode == 0, run.stderr
     assert run.stdout
     assert not run.stderr
+
+
+@pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+@examples
+def test_example_fits_a_container(number: int, tmp_path: Path) -> None:
+    """The same with the 64 MiB of /dev/shm that Docker gives a container."""
+    run = run_example(EXAMPLES[number], tmp_path, *private_shm("64m"))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
+    assert not run.stderr
+
+
+@examples
+def test_example_fails_with_its_children(number: int, tmp_path: Path) -> None:
+    """A child that fails makes the program fail, and nothing hangs."""
+    head, main, rest = EXAMPLES[number].partition('if __name__ == "__main__":')
+    if not main:
+        pytest.skip("it has no children")
+    head = re.sub(
+        r"^(def \w+\(.*\n)", r"\1    raise RuntimeError('a child fails')\n", head, flags=re.M
+    )
+    text = head + main + rest.replace("timeout=30", "timeout=2")
+    run = run_example(text, tmp_path, sys.executable)
+    assert run.returncode == 1
+    assert "a child fails" in run.stderr
 
 
 def test_there_are_examples() -> None:

@@ -1,7 +1,10 @@
 """What importing memlane gives, and where it refuses."""
 
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +36,91 @@ def test_other_systems(platform: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "Linux" in done.stdout
     assert len(done.stdout.splitlines()) == 1
+
+
+INTERRUPTED_AT_EVERY_NTH_MODULE = """
+import itertools, os, signal, sys
+
+class Interrupting:
+    def __init__(self, number):
+        self.left = number
+
+    def find_spec(self, name, path=None, target=None):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ends = []
+for number in itertools.count(1, int(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        sys.meta_path.insert(0, Interrupting(number))
+        try:
+            import memlane
+        except KeyboardInterrupt:
+            os._exit(10)
+        except ImportError as error:
+            print(number, repr(error), flush=True)
+            os._exit(11)
+        os._exit(0)
+    ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if ends[-1] == 0:
+        break
+print(*ends)
+"""
+
+
+@pytest.mark.slow
+def test_interrupted_while_it_finds_a_module() -> None:
+    """Ctrl-C in the middle of any import that this one makes is a KeyboardInterrupt."""
+    command = [sys.executable, "-c", INTERRUPTED_AT_EVERY_NTH_MODULE, "7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    *interrupted, last = done.stdout.split()
+    assert len(interrupted) > 10
+    assert set(interrupted) == {"10"}, done.stdout + done.stderr
+    assert last == "0"
+
+
+INTERRUPTED = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print("begin", flush=True)
+try:
+    import memlane
+except ImportError:
+    sys.exit(11)
+print("end", flush=True)
+"""
+
+
+def test_interrupted_at_any_moment() -> None:
+    """It ends by KeyboardInterrupt, or the interruption came too late: never by ImportError."""
+    spans: list[float] = []
+    ends: list[int] = []
+    for part in range(16):
+        child = subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"begin\n"
+        began = time.monotonic()
+        if part == 0:  # how long it takes
+            child.stdout.readline()
+            spans.append(time.monotonic() - began)
+        else:
+            time.sleep(spans[0] * part / 16)
+            child.send_signal(signal.SIGINT)
+        child.communicate()
+        ends.append(child.returncode)
+    assert set(ends) == {0, -signal.SIGINT}
+
+
+def test_in_a_directory_that_was_removed(tmp_path: Path) -> None:
+    """Neither the import nor a creation needs the working directory."""
+    code = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); import memlane; "
+    code += "memlane.ShmRingBuffer(1, 64, 2).close(); memlane.MessageQueue(1, 1).close()"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run([sys.executable, "-c", code, gone], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -55,14 +55,14 @@ class Handle:
 
     def to_json(self) -> str:
         """Plain JSON text, for wherever a pickle cannot go."""
-        import msgspec  # half of what importing memlane would cost, and only handles need it
+        from memlane._msgspec import msgspec  # half of the cost of importing memlane
 
         return msgspec.json.encode(self).decode()
 
     @staticmethod
     def from_json(text: str | bytes) -> Handle:
         """The handle in `text`; InvalidArgument (a ValueError) for anything that is none."""
-        import msgspec
+        from memlane._msgspec import msgspec
 
         try:
             fields = msgspec.json.decode(text)

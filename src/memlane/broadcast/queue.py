@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 class MessageQueue:
     """The writer's end of a queue, or a reader's (`create_from_handle`).
+    To close it on SIGTERM, too, install the handler that `help(memlane)` shows.
 
     Args:
         n_reader: all readers. With none `enqueue` returns at once and keeps nothing.

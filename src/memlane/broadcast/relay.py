@@ -19,6 +19,7 @@ from contextlib import closing, suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING
 
+from memlane import _threads
 from memlane._failures import participant
 from memlane._native import Encoder, Outgoing
 from memlane._segments import new_id
@@ -177,7 +178,7 @@ class Relay:
         """From now on readers may come, and messages are passed on."""
         self.stream.on_absent = self._note_absent
         self._report()
-        self._thread.start()
+        _threads.start(self._thread)
 
     # The thread -------------------------------------------------------------------------------
 

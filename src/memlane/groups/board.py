@@ -11,11 +11,12 @@ import time
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import zmq
 from zmq.utils import z85
 
+from memlane import _threads
 from memlane._contexts import new_context
+from memlane._msgspec import msgspec
 from memlane._undo import undone_by
 from memlane.errors import GroupFailed, RankMissing, SystemFault
 from memlane.groups.collectives import SLICE, Deadline, Waiting
@@ -79,7 +80,7 @@ class Board:
             self._router.bind(address)
             self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
             self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
-            self._thread.start()
+            _threads.start(self._thread)
         except zmq.ZMQError as error:
             raise SystemFault(
                 error.errno, f"rank 0 cannot listen on {host}:{port}: {error.strerror}"

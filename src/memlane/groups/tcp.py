@@ -6,11 +6,11 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import zmq
 
 from memlane._checks import integer_from
 from memlane._contexts import new_context
+from memlane._msgspec import msgspec
 from memlane._undo import undone_by
 from memlane.errors import Closed, InvalidArgument, InvalidType, WrongProcess
 from memlane.groups.board import Board, BoardStore, address_of

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from memlane import _threads
 from memlane.errors import GroupFailed, Unsupported
 from memlane.groups.collectives import Deadline
 
@@ -103,7 +104,7 @@ class _Wait:
         self._thread = Thread(
             target=self._run, args=(store, timeout), name="memlane-store", daemon=True
         )
-        self._thread.start()
+        _threads.start(self._thread)
 
     def _run(self, store: Any, timeout: timedelta) -> None:
         try:

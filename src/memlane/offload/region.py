@@ -44,6 +44,8 @@ _log = logging.getLogger("memlane.offload")
 class SharedOffloadRegion:
     """Blocks of all workers of an instance in one file of shared memory, mapped by each of them.
 
+    To clean up on SIGTERM, too, install the handler that `help(memlane)` shows.
+
     Args:
         instance_id: what the file is named after; the same in all processes of the instance.
         total_size_bytes: of the file; at least num_blocks * num_workers * cpu_page_size.

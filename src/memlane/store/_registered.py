@@ -70,7 +70,7 @@ def _is_same(one: type, other: type) -> bool:
 
 
 def _fields_and_builder(cls: type) -> tuple[tuple[str, ...], Callable[[dict[str, Any]], Any]]:
-    import msgspec
+    from memlane._msgspec import msgspec
 
     if issubclass(cls, msgspec.Struct):
         return cls.__struct_fields__, lambda values: cls(**values)

@@ -45,7 +45,7 @@ class ShmObjectStorageHandle:
 
     def to_json(self) -> str:
         """Plain JSON text, for wherever a pickle cannot go."""
-        import msgspec  # half of what importing memlane would cost, and only handles need it
+        from memlane._msgspec import msgspec  # half of the cost of importing memlane
 
         if self.reader_lock is not None:
             raise InvalidArgument("a handle with a reader_lock cannot be text; readers need none")
@@ -68,7 +68,7 @@ class ShmObjectStorageHandle:
     @staticmethod
     def from_json(text: str | bytes) -> ShmObjectStorageHandle:
         """The handle in `text`; InvalidArgument (a ValueError) for anything that is none."""
-        import msgspec
+        from memlane._msgspec import msgspec
 
         try:
             fields = msgspec.json.decode(text)

@@ -41,6 +41,8 @@ class Tenant(Protocol):
 class SingleWriterShmRingBuffer:
     """A ring of chunks of any size in shared memory; its creator is the only writer.
 
+    To close it on SIGTERM, too, install the handler that `help(memlane)` shows.
+
     Args:
         data_buffer_size: bytes of the ring.
         name: of the segment. With `create` it is used as it is, or chosen if None.

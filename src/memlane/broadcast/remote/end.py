@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 import zmq.utils.garbage
 
+from memlane import _threads
 from memlane._contexts import new_context
 from memlane._native import Turn
 from memlane._settings import warning_interval
@@ -134,6 +135,9 @@ class RemoteEnd(ABC):
             if isinstance(error, zmq.ZMQError):
                 raise system_fault(error.errno or errno.EIO, "cannot open a socket") from None
             raise
+
+    def _start_thread(self) -> None:
+        _threads.start(self._thread)
 
     def _event(self) -> int:
         """A descriptor that one thread can wake another with."""

@@ -24,8 +24,7 @@ from memlane.broadcast.remote.wire import Header, Refused, Report, Ring, Welcome
 from memlane.errors import CorruptMessage
 
 if TYPE_CHECKING:
-    import msgspec
-
+    from memlane._msgspec import msgspec
     from memlane.broadcast.remote.peer import Peer
     from memlane.broadcast.remote.writer import RemoteWriter
 

@@ -117,7 +117,7 @@ class RemoteReader(RemoteEnd):
         self._call_poller = self._poller(self._writer_fd, self._news)
         self._thread_poller = self._poller(signal_of(self._monitor))
         self.socket.connect(endpoint.text)
-        self._thread.start()
+        self._start_thread()
         self._until(lambda: self._stream.is_welcome)
 
     def _until(self, is_done: Callable[[], bool], say: Callable[[], None] | None = None) -> None:

@@ -27,8 +27,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Annotated, Any, NamedTuple
 
-import msgspec
-
+from memlane._msgspec import msgspec
 from memlane.errors import CorruptMessage
 
 VERSION = 2

@@ -106,7 +106,7 @@ class RemoteWriter(RemoteEnd):
                 "(insecure_network=True): whoever reaches the network can read along and send",
                 self.endpoint.text,
             )
-        self._thread.start()
+        self._start_thread()
 
     def live_beside(
         self,

@@ -1,0 +1,33 @@
+"""What a benchmark needs beside memlane: looked for before anything is measured.
+
+What is missing ends the program with one sentence that says how to get it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def torch(what: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        sys.exit(f"{what} needs torch, which is not installed here: pip install torch")
+
+
+def compiler() -> str:
+    """The command of the C++ compiler."""
+    if shutil.which("g++") is None:
+        sys.exit("this benchmark compiles a program to compare with: install g++")
+    return "g++"
+
+
+def native_program(name: str) -> Path:
+    """One of the programs that are built with the C++ tests."""
+    program = ROOT / "build/native/native/tests" / name
+    if not program.exists():
+        sys.exit(f"{program} has not been built: run `make native-test` first")
+    return program

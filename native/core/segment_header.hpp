@@ -1,0 +1,103 @@
+// The header of a segment: planned, filled in, found in a file, copied.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/layout.hpp"
+#include "core/sync.hpp"
+#include "os/clock.hpp"
+#include "os/file.hpp"
+
+namespace memlane::core {
+
+struct PlannedSection {
+    Section kind;
+    std::uint32_t stride;
+    std::uint64_t count;
+};
+
+// What a system puts into a segment; the same plan makes it and checks it at attach.
+struct SegmentPlan {
+    System system;
+    Geometry geometry;
+    std::uint64_t documented_bytes;
+    std::vector<PlannedSection> sections;
+
+    std::uint64_t header_offset() const noexcept { return align_up(documented_bytes, kPage); }
+};
+
+inline std::vector<SectionEntry> place_sections(const SegmentPlan& plan) {
+    std::vector<SectionEntry> placed;
+    std::uint64_t at = plan.header_offset() + sizeof(SegmentHeader);
+    for (const PlannedSection& s : plan.sections) {
+        at = align_up(at, kSectionAlignment);
+        placed.push_back({s.kind, s.stride, at, s.count, 0});
+        at += s.stride * s.count;
+    }
+    return placed;
+}
+
+inline std::uint64_t trailer_end_of(const SegmentPlan& plan) {
+    const std::vector<SectionEntry> placed = place_sections(plan);
+    if (placed.empty()) return plan.header_offset() + kPage;
+    return align_up(placed.back().offset + placed.back().stride * placed.back().count, kPage);
+}
+
+// Of a segment that is ready otherwise: from here on it can be joined.
+inline void fill_in(SegmentHeader& h, const SegmentPlan& plan, const SegmentId& id,
+                    const std::vector<SectionEntry>& sections, std::uint64_t bytes) {
+    h.layout_major = kLayoutMajor;
+    h.layout_minor = kLayoutMinor;
+    h.header_offset = plan.header_offset();
+    h.trailer_end = bytes;
+    h.id = id;
+    h.system = plan.system;
+    h.section_count = static_cast<std::uint32_t>(sections.size());
+    h.geometry = plan.geometry;
+    h.created_ns = os::monotonic_now();
+    std::copy(sections.begin(), sections.end(), h.sections);  // there may be none: not memcpy
+    SYNC_STORE(header);
+    store_release(h.magic, kMagic);
+}
+
+// A private copy of a complete header: what a peer scribbles later is not believed. None if there is none. Looks with
+// pread first, because touching a hole of a mapped tmpfs file would allocate it, or end in SIGBUS where nothing is
+// left; and copies behind the acquire, because what was read before it may be older than the magic.
+inline std::optional<SegmentHeader> copy_header(const os::FileDescriptor& file, const SegmentHeader& mapped,
+                                                std::uint64_t offset) {
+    std::uint64_t magic = 0;
+    if (!os::read_at(file, &magic, sizeof magic, offset) || magic != kMagic) return std::nullopt;
+    SYNC_LOAD(header);
+    if (load_acquire(mapped.magic) != kMagic) return std::nullopt;
+    SegmentHeader seen;
+    if (!os::read_at(file, &seen, sizeof seen, offset) || seen.header_offset != offset) return std::nullopt;
+    return seen;
+}
+
+inline std::string to_text(const Geometry& g) {
+    std::string text = "(";
+    for (std::size_t i = 0; i < g.size(); ++i) {
+        if (i > 0) text += ", ";
+        text += std::to_string(g[i]);
+    }
+    return text + ")";
+}
+
+// The header, wherever it is: for who does not know the geometry. Reads the first kilobyte of every page that has its space.
+inline std::optional<SegmentHeader> find_header(const os::FileDescriptor& file) {
+    std::uint64_t at = 0;
+    while (const auto data = os::next_data(file, at)) {
+        at = align_up(*data, kPage);
+        SegmentHeader seen;
+        if (!os::read_at(file, &seen, sizeof seen, at)) break;
+        if (seen.magic == kMagic && seen.header_offset == at) return seen;
+        at += kPage;
+    }
+    return std::nullopt;
+}
+
+}  // namespace memlane::core

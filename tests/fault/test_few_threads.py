@@ -1,0 +1,104 @@
+"""A system without another thread: an error of memlane that says so, never the end of the process.
+
+Fails without the guard: where libzmq cannot start its threads it ends the process.
+"""
+
+import errno
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memlane import MessageQueue, SystemFault
+from memlane.groups import TcpGroup
+from tests.harness import Link, start
+from tests.regions import new_id, region_of
+from tests.remotes import HERE
+
+NOBODY = 65534
+Begin = Callable[[], None]
+
+
+def writer_to_other_hosts() -> None:
+    MessageQueue(1, 0, connect_ip=HERE).close()
+
+
+def group() -> None:
+    TcpGroup(HERE, 0, 0, 1, secret="s" * 32, timeout=10).close()
+
+
+def region() -> None:
+    region_of(new_id(), threads=4).cleanup()
+
+
+beginnings = pytest.mark.parametrize("begin", [writer_to_other_hosts, group, region])
+
+
+def become_limited(begin: Begin) -> None:
+    """Root may have as many threads as there are, so it becomes somebody else.
+
+    All that `begin` imports is there by then: that user may not read it.
+    """
+    begin()
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+
+
+def allow_threads(most: int) -> None:
+    """Of all processes of this user."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+
+
+def threads_of_this_user() -> int:
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if process.stat().st_uid == os.geteuid():
+                count += len(list((process / "task").iterdir()))
+        except (FileNotFoundError, PermissionError):  # ended meanwhile, or hidden
+            continue
+    return count
+
+
+def refused(begin: Begin) -> str | None:
+    """What is said, if there are too few."""
+    try:
+        begin()
+    except SystemFault as error:
+        return str(error) if error.errno == errno.EAGAIN else f"another error: {error!r}"
+    return None
+
+
+def starting_without_any(_link: Link, begin: Begin) -> str | None:
+    become_limited(begin)
+    allow_threads(0)
+    return refused(begin)
+
+
+def starting_with_more_and_more(_link: Link, begin: Begin) -> int:
+    become_limited(begin)
+    allowed = threads_of_this_user()
+    while True:
+        allow_threads(allowed)
+        if refused(begin) is None:
+            return allowed
+        allowed += 1
+
+
+@beginnings
+def test_not_one_more(begin: Begin) -> None:
+    """It says that it is threads that are short, and how to have more."""
+    said = start(starting_without_any, begin).result()
+    assert said is not None
+    assert "thread" in said
+    assert "ulimit -u" in said
+
+
+@beginnings
+def test_almost_enough(begin: Begin) -> None:
+    """One more at a time, each start is refused or works."""
+    assert start(starting_with_more_and_more, begin).result() > 0

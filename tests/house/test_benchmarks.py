@@ -1,0 +1,79 @@
+"""The command lines of the benchmarks: help is help, and what is missing is one sentence."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ALL = [
+    "foundation",
+    "broadcast",
+    "store",
+    "offload.startup",
+    "offload.moving",
+    "remote",
+    "remote.scale",
+]
+RUN_WITHOUT = """
+import runpy, sys
+name, missing = sys.argv[1:3]
+sys.modules[missing] = None
+sys.argv[1:] = sys.argv[3:]
+runpy.run_module(name, run_name="__main__", alter_sys=False)
+"""
+
+
+def run(*command: object, **options: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_all_are_here() -> None:
+    """Every benchmark that can be started is in the list above."""
+    found = {
+        ".".join(path.relative_to(ROOT / "benchmarks").with_suffix("").parts)
+        for path in (ROOT / "benchmarks").rglob("*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
+    assert {name.removesuffix(".__main__") for name in found} == set(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_help(name: str) -> None:
+    """It prints help and measures nothing, with torch or without."""
+    for command in (
+        ["-m", f"benchmarks.{name}"],
+        ["-c", RUN_WITHOUT, f"benchmarks.{name}", "torch"],
+    ):
+        done = run(*command, "--help")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize("name", ["store", "offload.moving"])
+def test_without_torch(name: str) -> None:
+    """It says so, and how to get it."""
+    done = run("-c", RUN_WITHOUT, f"benchmarks.{name}", "torch")
+    assert done.returncode == 1
+    assert "pip install torch" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_the_native_programs(tmp_path: Path) -> None:
+    """Before `make native-test`: it says so."""
+    code = "import benchmarks.needs as needs, pathlib, runpy; "
+    code += f"needs.ROOT = pathlib.Path({str(tmp_path)!r}); "
+    code += "runpy.run_module('benchmarks.foundation', run_name='__main__')"
+    done = run("-c", code)
+    assert done.returncode == 1
+    assert "make native-test" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
