@@ -5,13 +5,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/access.hpp"
 #include "core/errors.hpp"
 #include "core/layout.hpp"
 #include "core/liveness.hpp"
@@ -187,12 +187,6 @@ private:
     std::vector<SectionEntry> sections_;  // private copy, checked: what a peer scribbles later is not believed
 };
 
-inline std::string to_octal(mode_t mode) {
-    char text[16];
-    std::snprintf(text, sizeof text, "%04o", mode);
-    return text;
-}
-
 inline std::vector<SectionEntry> place_sections(const SegmentPlan& plan) {
     std::vector<SectionEntry> placed;
     std::uint64_t at = plan.header_offset() + sizeof(SegmentHeader);
@@ -297,19 +291,14 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
             case ENOENT: throw SegmentMissing(name, path + " does not exist");
             case ELOOP: throw SegmentRefused(path + " is a symbolic link; segments never are");
             case EACCES:
-            case EPERM: throw SegmentRefused(path + " may not be opened by this user");
+            case EPERM: throw_forbidden(path);
             case EISDIR: case ENXIO:  // a directory, a socket
             case ENODEV: throw SegmentRefused(path + " is not a regular file");
             default: throw;
         }
     }
     const os::FileFacts facts = os::facts_of(s.file_);
-    if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
-    if (facts.owner != ::geteuid())
-        throw SegmentRefused(path + " belongs to user " + std::to_string(facts.owner) + ", not to user " +
-                             std::to_string(::geteuid()));
-    if ((facts.mode & 07777) != 0600)
-        throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
+    check_access(path, facts);
     // Not the whole file: what a system appends behind the trailer is not mapped.
     s.bytes_ = trailer_end_of(plan);
     // What the creator reserved has its space: nobody is made to allocate it for a file that is all holes.

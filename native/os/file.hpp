@@ -113,6 +113,13 @@ inline FileFacts facts_of(const FileDescriptor& file) {
     return to_facts(s);
 }
 
+// Of what bears the name, which need not be open, and may be a link; none if that cannot be told.
+inline std::optional<FileFacts> facts_at(const std::string& path) noexcept {
+    struct stat s{};
+    if (::lstat(path.c_str(), &s) != 0) return std::nullopt;
+    return to_facts(s);
+}
+
 // Of a descriptor that is somebody else's.
 inline std::uint64_t bytes_of(int fd) {
     struct stat s{};
