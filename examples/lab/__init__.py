@@ -1,4 +1,6 @@
-"""Hosts on one machine: network stacks with a /dev/shm each, and cables between them. Needs root.
+"""Hosts on one machine: network stacks with a /dev/shm each, and cables between them.
+
+Needs root, or a user and a network namespace of one's own, as `tests/own_shm.sh` makes them.
 
     with Host() as other, Cable(None, other) as cable:  # None: the host that this process is on
         here, there = cable.addresses

@@ -24,13 +24,17 @@ class Host(Helper):
 
 def refusal() -> str:
     """Return why this machine lets nobody have hosts and cables; empty if it does."""
-    if os.geteuid() != 0:
-        return "only root can make network namespaces"
     for command in ("unshare", "nsenter", "ip"):
         if shutil.which(command) is None:
             return f"there is no {command} command"
     try:
-        with Host() as host, Cable(None, host):
+        host = Host()
+    except Refused as error:
+        if os.geteuid() != 0:
+            return "only root can make network namespaces"
+        return f"network namespaces are refused: {error}"
+    try:
+        with host, Cable(None, host):
             return ""
     except Refused as error:
-        return f"network namespaces are refused: {error}"
+        return f"cables are refused: {error}"

@@ -200,12 +200,16 @@ inline std::string to_octal(mode_t mode) {
     return text;
 }
 
-// The file at `path` could not be opened, for want of permission.
+inline void check_access(const std::string& path, const os::FileFacts& facts, const char* remedy) {
+    if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
+    if (facts.owner != ::geteuid()) throw SegmentForeign(path, facts.owner, remedy);
+    if ((facts.mode & 07777) != 0600)
+        throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
+}
+
+// The kernel says only that it may not be opened; owner and mode can be seen without.
 [[noreturn]] inline void throw_forbidden(const std::string& path, const char* remedy) {
-    const auto facts = os::facts_at(path);
-    if (facts && facts->owner != ::geteuid()) throw SegmentForeign(path, facts->owner, remedy);
-    if (facts && (facts->mode & 07777) != 0600)
-        throw SegmentRefused(path + " has mode " + to_octal(facts->mode & 07777) + ", but memlane's files have 0600");
+    if (const auto facts = os::facts_at(path)) check_access(path, *facts, remedy);
     throw SegmentRefused(path + " may not be opened by this user");
 }
 
@@ -272,11 +276,7 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
         }
     }
     const os::FileFacts facts = os::facts_of(s.file_);
-    if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
-    if (facts.owner != ::geteuid())
-        throw SegmentForeign(path, facts.owner, kOneUser);
-    if ((facts.mode & 07777) != 0600)
-        throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
+    check_access(path, facts, kOneUser);
     // Not the whole file: what a system appends behind the trailer is not mapped.
     s.bytes_ = trailer_end_of(plan);
     // What the creator reserved has its space: nobody is made to allocate it for a file that is all holes.

@@ -1,6 +1,5 @@
 """Hosts and cables: what a cable does to frames, and that nothing of it is ever left."""
 
-import os
 import select
 import socket
 import struct
@@ -14,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import lab
-from tests.harness import PATIENCE, Link, Neighbour, neighbour, network_refusal, start, until
+from tests.harness import PATIENCE, Link, Neighbour, neighbour, start, until
 
-pytestmark = pytest.mark.skipif(bool(network_refusal()), reason=network_refusal())
+pytestmark = pytest.mark.hosts
 
 ECHO = """
 import socket, sys
@@ -92,10 +91,14 @@ def test_a_cable_loses() -> None:
         for first in range(0, 1000, 50):
             send(end, range(first, first + 50))
             back += received(end, 0.02)
+
+        def lost() -> int:
+            return there.cable.counts().lost - before.lost
+
+        # On a busy machine some are still on their way; and a few frames are no datagrams.
+        until(lambda: back.extend(received(end)) or abs(1000 - len(back) - lost()) <= 5)
         assert back == sorted(set(back))
         assert 700 < len(back) < 900  # 810 on average
-        lost = there.cable.counts().lost - before.lost
-        assert 1000 - len(back) == pytest.approx(lost, abs=5)  # some frames are no datagrams
 
 
 def test_a_cable_is_pulled_and_plugged() -> None:
@@ -163,11 +166,6 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert lab.refusal() == "only root can make network namespaces"
 
 
 def test_what_is_refused_is_told() -> None:

@@ -1,11 +1,17 @@
 """A signal handler that raises in the middle of a call to another host, whatever the moment."""
 
 import random
+import signal
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
+
 from memlane import Closed, Handle, MessageQueue
-from tests.harness import PATIENCE, Alarm, Link, alarm_after, start, until
+from memlane.broadcast.remote import reader as reading
+from memlane.broadcast.remote.wire import What, header_of
+from tests.harness import PATIENCE, Alarm, Aside, Link, alarm_after, start, until
+from tests.queues import start_reader
 from tests.remotes import remote_writer
 
 MANY = 150
@@ -80,3 +86,51 @@ def test_a_reader_is_interrupted_anywhere() -> None:
     assert count >= MANY
     assert got == sorted(set(got))
     assert len(got) >= 1500 - count
+
+
+def lose(reader: MessageQueue, frame: tuple[int, int]) -> str:
+    """Role's call: reads to the end; when that frame has come, a handler raises once before it was
+    looked at. Returns what came."""
+    receive, came = reading.receive, []
+
+    def raising(_number: int, _frame: object) -> None:
+        raise Alarm
+
+    def receive_and_raise(*args: Any) -> Any:
+        part = receive(*args)
+        if reading.receive is not receive and header_of(part)[:3:2] == frame:
+            reading.receive = receive
+            if frame == LAST:
+                assert args[0].poll(1000 * PATIENCE), "the end comes behind it"
+            signal.raise_signal(signal.SIGALRM)
+        return part
+
+    signal.signal(signal.SIGALRM, raising)
+    reading.receive = receive_and_raise
+    while True:
+        try:
+            came.append(str(reader.dequeue(PATIENCE)))
+        except Alarm:
+            came.append("interrupted")
+        except Closed:
+            return " ".join(came)
+
+
+LAST, END = (What.MESSAGE, 2), (What.END, 3)
+
+
+@pytest.mark.parametrize("frame", [LAST, END], ids=["last", "end"])
+def test_a_reader_is_interrupted_while_its_writer_closes(frame: tuple[int, int]) -> None:
+    """What the interrupted call had taken comes once more; a writer that closed is not called dead.
+
+    Fails without the guard: the writer had left as soon as the frames were delivered to libzmq.
+    """
+    with remote_writer() as writer:
+        reader = start_reader(writer.export_handle(0), 0)
+        reader.begin(lose, frame).until_blocked()
+        for number in range(3):
+            writer.enqueue(number)
+        closing = Aside(writer.close)
+        assert reader.outcome() == ("0 1 interrupted 2" if frame == LAST else "0 1 2 interrupted")
+        closing.result()
+    reader.leave()

@@ -227,7 +227,7 @@ class BoardStore:
             # What works answers at once, behind the deadline, too: it then tells who is missing.
             deadline = Deadline(max(deadline.left(_PATIENCE), 1.0))
         waiting = Waiting(self._rank)
-        while (answer := self._receive(deadline.left(SLICE))) is None:
+        while (answer := self._receive(deadline.left(waiting.due(SLICE)))) is None:
             if deadline.left(SLICE) == 0:
                 raise RankMissing(
                     f"gave up after {deadline.timeout:.1f} s waiting for rank 0, which keeps the "

@@ -65,6 +65,10 @@ class Waiting:
         self._interval = warning_interval()
         self._next = self._start + self._interval
 
+    def due(self, most: float) -> float:
+        """Seconds until the next line is due, never more than `most`."""
+        return min(most, max(0.0, self._next - time.monotonic()))
+
     def report(self, missing: Callable[[], Sequence[int]]) -> None:
         """Logs one line if one is due; `missing` tells who has not come."""
         now = time.monotonic()

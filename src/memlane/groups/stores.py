@@ -131,7 +131,7 @@ class StoreCollectives(Collectives):
         """The value of `key`, which those that `missing` names have not set yet."""
         waiting = Waiting(self.rank)
         while True:
-            left = self.deadline.left(SLICE)
+            left = self.deadline.left(waiting.due(SLICE))
             value = self._store.get(key, left)
             if value is not None:
                 return self._unless_over(_decoded(value))

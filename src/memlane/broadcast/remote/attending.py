@@ -67,6 +67,8 @@ def hear(writer: RemoteWriter, route: bytes, parts: list[zmq.Frame]) -> None:
         peer.state = "closed"
         peer.connection = peer.lost_since = None
         hosts.note_end_of_relay(writer, peer)
+    elif header.what == What.END:
+        peer.has_heard_end = True
     else:
         raise CorruptMessage(f"a reader sent a frame of kind {header.what}")
 

@@ -14,12 +14,34 @@ import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from memlane.broadcast.remote.end import SLICE
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import zmq
 
+    from memlane.broadcast.remote.peer import Peer
     from memlane.broadcast.remote.tcp import Connection
+
+
+def answer_while(
+    is_awaited: Callable[[Peer], bool],
+    peers: Iterable[Peer],
+    answer: Callable[[], float | None],
+    news: Iterable[int],
+    bound: float,
+) -> None:
+    """Answers readers, whose words those descriptors tell of, while one is awaited; no longer than
+    `bound` seconds."""
+    poller = select.poll()
+    for descriptor in news:
+        poller.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + bound
+    while answer() is not None and any(map(is_awaited, peers)):
+        if (left := deadline - time.monotonic()) <= 0:
+            break
+        poller.poll(int(min(left, SLICE) * 1000) + 1)
 
 
 def close(

@@ -11,6 +11,8 @@ from memlane.broadcast.statistics import ReaderState, ReaderStatistics
 if TYPE_CHECKING:
     from memlane.broadcast.remote.tcp import Connection
 
+_ANSWER_SECONDS = 0.2
+
 
 @dataclass(slots=True)
 class Peer:
@@ -35,6 +37,8 @@ class Peer:
     ring: tuple[str, str] | None = None  # name and id of the ring that it relays through
     via: Peer | None = None  # the relay that passes messages on to it
     has_left: bool = False  # it has closed, but relays to others still
+    end_said_at: float = 0.0  # when it was last told that there are no more messages, and
+    has_heard_end: bool = False  # it has said that it knows
 
     @property
     def is_waited_for(self) -> bool:
@@ -45,6 +49,13 @@ class Peer:
     def is_lost(self) -> bool:
         """Is it without a connection, and may come back?"""
         return self.state == "running" and self.lost_since is not None
+
+    def may_ask_again(self) -> bool:
+        """For what the writer said last, the end. A signal handler may raise in a reader between
+        taking a frame and looking at it; then it says hello, and is told again. A reader in a call
+        answers at once, but one that computes says nothing, so this does not last."""
+        is_asked = self.connection is not None and not self.has_heard_end
+        return is_asked and time.monotonic() - self.end_said_at < _ANSWER_SECONDS
 
     def name(self, ranks: list[int]) -> str:
         """`reader 3`, or what is known of it; `ranks` would be the usual one's."""

@@ -279,9 +279,9 @@ class RemoteReader(RemoteEnd):
             unnamed = absent.beside + len(absent.places) - len(absent.names)
             self._absent = absent.names + ["another reader"] * unnamed
             self.on_absent(absent.beside, absent.places)
-        elif header.what == What.END:
-            self._stream.end(header)
+        elif header.what == What.END and self._stream.end(header):
             self._is_ended = True
+            self._say(What.END, header.sequence)  # so that the writer may leave
 
     def _be_welcome(self, header: Header, welcome: Welcome) -> None:
         if self._stream.epoch not in (0, header.epoch):

@@ -95,11 +95,15 @@ class Stream:
             raise CorruptMessage(f"frame {header.piece} of a message that has not begun")
         return self._assembly.add(header, payload)
 
-    def end(self, header: Header) -> None:
+    def end(self, header: Header) -> bool:
+        """Was that all? False while what was lost comes again, with another end behind it."""
         if (header.sequence, 0) != self._expected:
+            if not self.is_welcome:
+                return False
             raise CorruptMessage(
                 f"the writer ends with message {header.sequence}, but {self._expected} was due"
             )
+        return True
 
     def foreign(self, header: Header) -> CorruptMessage:
         return CorruptMessage(f"a frame of another writer came (epoch {header.epoch:x}); dropped")

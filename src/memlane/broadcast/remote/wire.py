@@ -48,7 +48,7 @@ class What(IntEnum):
     WELCOME = 2  # answers HELLO; what follows begins where that asked for
     READY = 3  # everybody has attached
     ABSENT = 4  # answers ASK: who has not
-    END = 5  # there is no message with this sequence any more
+    END = 5  # there is no message with this sequence any more; a reader says it back
     REFUSED = 6
     SEEN = 7  # the writer knows that this reader reads from its relay's ring
     HELLO = 16

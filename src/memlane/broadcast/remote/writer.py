@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from typing import TYPE_CHECKING
 
@@ -86,7 +85,7 @@ class RemoteWriter(RemoteEnd):
         self.is_torn = False  # a signal handler has raised in between
         self._credit = 0  # messages, and
         self.room = -1  # bytes that may be sent without another look, -1: none
-        self.everybody_is_here = False
+        self.everybody_is_here = self._is_ending = False
         self._absent_here: Callable[[], list[str]] = list
         self._find_dead_here: Callable[[], None] = lambda: None
         self._tell_here: Callable[[int], None] = lambda _absent: None
@@ -223,6 +222,8 @@ class RemoteWriter(RemoteEnd):
             self._send_message(peer, message, piece if message.sequence == sequence else 0)
         if self.everybody_is_here:
             self.tell(peer, What.READY)
+        if self._is_ending:
+            self._say_end(peer)
 
     def is_set(self) -> bool:
         """Asked while the same call waits for the ring: raises for who died here meanwhile."""
@@ -370,26 +371,25 @@ class RemoteWriter(RemoteEnd):
             self.windows.drop_taken()
 
     def _say_goodbye(self) -> None:
-        poller = select.poll()
-        for descriptor in (*self._quiet, self._readers_fd):
-            poller.register(descriptor, select.POLLIN)
-        deadline = deadline_of(self.options.liveness)
-        while self._answer() is not None and any(peer.is_lost for peer in self.peers):
-            left = remaining(deadline)
-            if left == 0:
-                break
-            self._sleep(poller, left)
+        bound, news = self.options.liveness, (*self._quiet, self._readers_fd)
+        lingering.answer_while(lambda peer: peer.is_lost, self.peers, self._answer, news, bound)
+        self._is_ending = True
+        for peer in self.peers:
+            self._say_end(peer)
+        lingering.answer_while(Peer.may_ask_again, self.peers, self._answer, news, bound)
         self._stop_monitor()
         self._monitor.close(0)
         self._porter.socket.close(0)
-        for peer in self.peers:
-            self.tell(peer, What.END, self.outbox.next)
         lingering.close(
             self._context,
             self.socket,
             [peer.connection for peer in self.peers if peer.state == "running"],
-            self.options.liveness,
+            bound,
         )
+
+    def _say_end(self, peer: Peer) -> None:
+        self.tell(peer, What.END, self.outbox.next)
+        peer.end_said_at = time.monotonic()
 
     def _free(self) -> None:
         super()._free()

@@ -1,0 +1,35 @@
+// Whose file a segment must be, and of which mode.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+#include "core/errors.hpp"
+#include "os/file.hpp"
+
+namespace memlane::core {
+
+inline std::string to_octal(mode_t mode) {
+    char text[16];
+    std::snprintf(text, sizeof text, "%04o", mode);
+    return text;
+}
+
+inline void check_access(const std::string& path, const os::FileFacts& facts) {
+    if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
+    if (facts.owner != ::geteuid())
+        throw SegmentRefused(path + " belongs to user " + std::to_string(facts.owner) + ", not to user " +
+                             std::to_string(::geteuid()));
+    if ((facts.mode & 07777) != 0600)
+        throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
+}
+
+// Of a file that the kernel does not let us open, and says no more; owner and mode can be seen nevertheless.
+[[noreturn]] inline void throw_forbidden(const std::string& path) {
+    if (const auto facts = os::facts_at(path)) check_access(path, *facts);
+    throw SegmentRefused(path + " may not be opened by this user");
+}
+
+}  // namespace memlane::core
