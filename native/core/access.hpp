@@ -17,18 +17,17 @@ inline std::string to_octal(mode_t mode) {
     return text;
 }
 
-inline void check_access(const std::string& path, const os::FileFacts& facts) {
+// `remedy` is what another user's file makes necessary.
+inline void check_access(const std::string& path, const os::FileFacts& facts, const char* remedy) {
     if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
-    if (facts.owner != ::geteuid())
-        throw SegmentRefused(path + " belongs to user " + std::to_string(facts.owner) + ", not to user " +
-                             std::to_string(::geteuid()));
+    if (facts.owner != ::geteuid()) throw SegmentForeign(path, facts.owner, remedy);
     if ((facts.mode & 07777) != 0600)
         throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
 }
 
 // Of a file that the kernel does not let us open, and says no more; owner and mode can be seen nevertheless.
-[[noreturn]] inline void throw_forbidden(const std::string& path) {
-    if (const auto facts = os::facts_at(path)) check_access(path, *facts);
+[[noreturn]] inline void throw_forbidden(const std::string& path, const char* remedy) {
+    if (const auto facts = os::facts_at(path)) check_access(path, *facts, remedy);
     throw SegmentRefused(path + " may not be opened by this user");
 }
 

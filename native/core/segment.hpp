@@ -4,13 +4,13 @@
 // and goes with its descriptor.
 #pragma once
 
-#include <cstdio>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "core/access.hpp"
 #include "core/errors.hpp"
 #include "core/layout.hpp"
 #include "core/liveness.hpp"
@@ -193,25 +193,6 @@ private:
 };
 
 inline constexpr const char* kOneUser = "only processes of one user share a segment";
-
-inline std::string to_octal(mode_t mode) {
-    char text[16];
-    std::snprintf(text, sizeof text, "%04o", mode);
-    return text;
-}
-
-inline void check_access(const std::string& path, const os::FileFacts& facts, const char* remedy) {
-    if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
-    if (facts.owner != ::geteuid()) throw SegmentForeign(path, facts.owner, remedy);
-    if ((facts.mode & 07777) != 0600)
-        throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
-}
-
-// The kernel says only that it may not be opened; owner and mode can be seen without.
-[[noreturn]] inline void throw_forbidden(const std::string& path, const char* remedy) {
-    if (const auto facts = os::facts_at(path)) check_access(path, *facts, remedy);
-    throw SegmentRefused(path + " may not be opened by this user");
-}
 
 inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
                                                 const std::vector<ReservedRange>& reserved,

@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "core/access.hpp"
 #include "core/errors.hpp"
 #include "core/liveness.hpp"
 #include "core/segment.hpp"
