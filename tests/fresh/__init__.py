@@ -1,0 +1,1 @@
+"""The README's commands in places that strangers have: `make fresh`, before every release."""
