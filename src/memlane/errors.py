@@ -316,8 +316,12 @@ class OutOfMemory(SystemFault, MemoryError):
 
 def system_fault(number: int, what: str) -> SystemFault:
     """The error of a system call that failed with errno `number`; `what` says in what."""
-    hint = _FAULT_HINTS.get(number)
+    hint = _FAULT_HINTS.get(number) if number != errno.ENOENT else _missing_place(what)
     return _FAULTS.get(number, SystemFault)(number, f"{what}; {hint}" if hint else what)
+
+
+def _missing_place(what: str) -> str | None:
+    return "mount a tmpfs at /dev/shm" if "/dev/shm" in what else None
 
 
 _FAULTS: dict[int, type[SystemFault]] = {
@@ -335,7 +339,6 @@ _FAULT_HINTS = {
     ),
     errno.EMFILE: "close descriptors or raise the limit (`ulimit -n`)",
     errno.ENFILE: "the whole system has too many open files (see `sysctl fs.file-max`)",
-    errno.ENOENT: "is there a tmpfs mounted at /dev/shm, and /proc?",
     errno.EROFS: "mount /dev/shm so that it can be written to",
     errno.EACCES: "this user must be able to write to /dev/shm",
     errno.ENOSPC: "the file system may have no room for another file (see `df -i /dev/shm`)",

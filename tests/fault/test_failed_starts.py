@@ -237,7 +237,7 @@ def create_in_vain(_link: Link) -> list[tuple[str, str]]:
     ("mount", "error", "text"),
     [
         ("mount -t tmpfs -o ro tmpfs /dev/shm", "AccessDenied", "so that it can be written to"),
-        ("mount -t tmpfs tmpfs /dev", "SystemFault", "is there a tmpfs mounted at /dev/shm"),
+        ("mount -t tmpfs tmpfs /dev", "SystemFault", "mount a tmpfs at /dev/shm"),
     ],
     ids=["read-only", "missing"],
 )

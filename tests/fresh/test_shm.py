@@ -1,0 +1,76 @@
+"""The demo and the README's examples where /dev/shm is small, missing, full or read-only."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import unshare_refusal
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+# The first word is an empty folder, all others the command.
+PLACES = {
+    "64 MiB": "mount -t tmpfs -o size=64m,mode=1777 tmpfs /dev/shm",
+    "missing": (
+        'mount -t tmpfs tmpfs "$1" && for one in null zero full random urandom tty; do '
+        '>"$1/$one" && mount --bind "/dev/$one" "$1/$one" || exit 99; done && '
+        'ln -s /proc/self/fd "$1/fd" && mount --rbind "$1" /dev'
+    ),
+    "full": (
+        "mount -t tmpfs -o size=64m,mode=1777 tmpfs /dev/shm && "
+        "fallocate -l $((64 << 20)) /dev/shm/filler"
+    ),
+    "read-only": "mount -t tmpfs -o ro tmpfs /dev/shm",
+}
+
+pytestmark = [
+    pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal()),
+    pytest.mark.soak(seconds=180),
+]
+places = pytest.mark.parametrize("place", PLACES)
+
+
+def run(place: str, folder: Path, *command: object) -> "subprocess.CompletedProcess[str]":
+    """The command, in a namespace with such a /dev/shm and no terminal."""
+    empty = folder / "dev"
+    empty.mkdir()
+    script = f'{{ {PLACES[place]}; }} || exit 99; shift; exec "$@"'
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", empty, *map(str, command)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "examples")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+@places
+def test_demo(place: str, tmp_path: Path) -> None:
+    """It works, or says in one line what is wrong with /dev/shm."""
+    done = run(place, tmp_path, sys.executable, "-m", "engine", "--plain")
+    if place == "64 MiB":
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "/dev/shm" in line
+
+
+@places
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_example(place: str, number: int, tmp_path: Path) -> None:
+    """It works, or fails by an error of memlane that says what is wrong with /dev/shm."""
+    script = tmp_path / "example.py"
+    script.write_text(EXAMPLES[number])
+    done = run(place, tmp_path, sys.executable, script)
+    needs_shm = "connect_ip" not in EXAMPLES[number]  # readers on other hosts alone
+    assert done.returncode == (1 if needs_shm and place != "64 MiB" else 0), done.stderr
+    if done.returncode:
+        assert re.search(r"^memlane\.errors\.\w+: .*/dev/shm", done.stderr, re.MULTILINE)
