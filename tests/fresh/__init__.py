@@ -1,0 +1,1 @@
+"""What strangers meet on machines and terminals unlike ours, played for real."""
