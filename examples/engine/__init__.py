@@ -22,7 +22,8 @@ The partial sums and totals stand in for the all-reduce that GPUs do among thems
 Read `worker.py`, `crew.py` and `scheduler.py` for memlane's broadcast, `image_store.py` for its
 object store, `offload.py` for its offload region, `batching.py` and `paging.py` for what is
 decided, `model.py` and `kv_cache.py` for the transformer, `trace.py` for requests as a real service
-got them, and `live.py` for who does what meanwhile, which the `statistics` of queue and store tell.
+got them, `live.py` for who does what meanwhile, which the `statistics` of queue and store tell, and
+`ending.py` for how a program that holds shared memory and processes ends on a signal.
 Scheduler and workers do not know who is on which host: `local.py` starts workers on this one,
 `remote.py` on several, and `hosts.py` shows that on two (`python -m engine.hosts`, as root).
 """

@@ -1,12 +1,15 @@
 """The demo's command line: what may be asked for, and what is refused before anything starts."""
 
 import argparse
+import errno
 import math
+import os
+import sys
 from pathlib import Path
 
 from .batching import pools_for
 from .image_store import MAX_OBJECT_BYTES
-from .model import ModelConfig
+from .model import ModelConfig, block_bytes
 from .paging import BLOCK_SIZE, PoolTooSmall
 from .trace import TOKEN_SCALES, Scale, TraceError, TraceLine, read_trace
 from .workload import Workload, prompts_workload, trace_workload, with_images
@@ -46,6 +49,12 @@ def parse_arguments(config: ModelConfig) -> argparse.Namespace:
         )
     except PoolTooSmall as error:
         parser.error(f"argument --device-blocks: {error}")
+    need = sum(arguments.pools) * block_bytes(config, 1)
+    if need > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        parser.error(
+            f"the KV cache would need {need / 1e9:.0f} GB, and this machine has"
+            f" {memory / 1e9:.0f} GB of memory: generate fewer --tokens, or take a smaller --batch"
+        )
     return arguments
 
 
@@ -122,7 +131,7 @@ def add_prompts(options: "argparse._ActionsContainer") -> None:
         type=read_prompts,
         default=str(PROMPTS),
         metavar="FILE",
-        help="text file with one prompt per line (default: %(default)s)",
+        help="text file with one prompt per line, - for standard input (default: %(default)s)",
     )
 
 
@@ -174,12 +183,19 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
 def read_prompts(path: str) -> list[bytes]:
     """Return the lines that are not empty; their bytes are the tokens."""
     try:
-        prompts = [line for line in Path(path).read_bytes().splitlines() if line]
+        text = _standard_input() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror}") from None
+    prompts = [line for line in text.splitlines() if line]
     if not prompts:
         raise argparse.ArgumentTypeError(f"no prompts in {path}")
     return prompts
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, "standard input is closed")
+    return sys.stdin.buffer.read()
 
 
 def _read_trace(path: str) -> tuple[Path, list[TraceLine]]:

@@ -4,8 +4,13 @@ It is drawn by a thread of its own, so it goes on when the scheduler does not: a
 stopped, or dead, is seen here while the scheduler still waits for it.
 """
 
+import os
 import time
 from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Literal
 
 from rich.live import Live
 from rich.panel import Panel
@@ -29,6 +34,14 @@ RECENT_STEPS = 1000
 """Percentiles are of this many steps."""
 
 BAR_WIDTH = 40
+LABEL_WIDTH = 12
+FRAME = 2
+"""Rows that the panel's frame takes, and twice as many columns."""
+
+WIDE = 49
+"""Columns that everything about a worker takes; where there are fewer, it is told in short."""
+
+SHOW_CURSOR = b"\x1b[?25h"
 
 STATE_STYLES = {"running": "green", "stopped": "bold yellow", "dead": "bold red"}
 
@@ -48,46 +61,82 @@ class LiveView(Live):
         self._counted: deque[tuple[float, int, int, int]] = deque(maxlen=RATE_REFRESHES + 1)
         super().__init__(get_renderable=self._draw, refresh_per_second=REFRESHES_PER_SECOND)
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Draw for the last time; the cursor is shown again, whatever has become of rich."""
+        try:
+            super().__exit__(kind, error, traceback)
+        finally:
+            with suppress(OSError):  # the terminal is gone, and its cursor with it
+                os.write(self.console.file.fileno(), SHOW_CURSOR)
+
+    def refresh(self) -> None:
+        """Draw, as long as there is a terminal; that it is gone the engine learns by a signal."""
+        with suppress(OSError):
+            super().refresh()
+
     def _draw(self) -> Panel:
-        broadcast = self._crew.broadcast.statistics()
-        text = Text(no_wrap=True, overflow="ellipsis")
-        self._add_run(text, broadcast)
-        text.append(
-            f"\n{'worker':>6}{'pid':>10}  {'state':<9}{'behind':>6}{'last progress':>16}", "bold"
+        width, height = (
+            room - FRAME * sides for room, sides in zip(self.console.size, (2, 1), strict=True)
         )
-        for reader in broadcast.readers:
-            _add_worker(text, reader)
+        broadcast = self._crew.broadcast.statistics()
+        workers = _workers(broadcast.readers, width, height - 1)
+        run = self._run(broadcast, width)[: max(1, height - len(workers))]
+        text = Text("\n", no_wrap=True, overflow=self._overflow).join([*run, *workers])
         return Panel(text, title="memlane engine")
 
-    def _add_run(self, text: Text, broadcast: QueueStatistics) -> None:
+    def _run(self, broadcast: QueueStatistics, width: int) -> list[Text]:
+        """One line each, the most important first: on a small terminal the last have no room."""
         progress = self._progress
         counts = self._batcher.counts(progress.elapsed())
-        done = BAR_WIDTH * counts.finished // sum(counts)
-        _add_label(text, "requests")
-        text.append("━" * done, "green").append("━" * (BAR_WIDTH - done), "dim")
-        _add_label(text, "")
-        text.append(f"{counts.finished} finished, {counts.running} running, ")
-        text.append(f"{counts.paused} paused, {counts.waiting} waiting, {counts.to_come} to come")
-        _add_label(text, "per second")
-        text.append(self._rates())
-        _add_label(text, "step")
         steps = progress.steps[-RECENT_STEPS:]
-        text.append(f"{quantiles(steps, 1e3, 'ms')} from decision to tokens")
-        _add_label(text, "one way")
         latencies = progress.latencies[-RECENT_STEPS * len(broadcast.readers) :]
-        text.append(f"{quantiles(latencies, 1e6, 'us')} from enqueue to dequeued")
-        _add_label(text, "sent")
-        text.append(f"{broadcast.messages} messages, {broadcast.bytes / 1e6:.2f} MB")
         blocks = self._batcher.blocks
-        _add_label(text, "KV cache")
-        text.append(f"{blocks.used} of {blocks.pools.device} blocks used on each device; ")
-        text.append(f"sequences paused {blocks.pauses} times")
+        lines = [
+            _line("requests", self._bar(counts.finished, sum(counts), width)),
+            _line(
+                "",
+                f"{counts.finished} finished, {counts.running} running, {counts.paused} paused,"
+                f" {counts.waiting} waiting, {counts.to_come} to come",
+            ),
+            _line("per second", self._rates()),
+            _line("step", f"{quantiles(steps, 1e3, 'ms')} from decision to tokens"),
+            _line("one way", f"{quantiles(latencies, 1e6, 'us')} from enqueue to dequeued"),
+            _line("sent", f"{broadcast.messages} messages, {broadcast.bytes / 1e6:.2f} MB"),
+            _line(
+                "KV cache",
+                f"{blocks.used} of {blocks.pools.device} blocks used on each device;"
+                f" sequences paused {blocks.pauses} times",
+            ),
+        ]
         if self._crew.images is not None:
             store = self._crew.images.statistics()
-            _add_label(text, "images")
-            text.append(f"{store.objects} stored, {store.bytes / 1e6:.2f} MB; ")
-            text.append(f"{store.puts} puts, {store.hits} hits, {store.evictions} evictions")
-        text.append("\n")
+            lines.append(
+                _line(
+                    "images",
+                    f"{store.objects} stored, {store.bytes / 1e6:.2f} MB;"
+                    f" {store.puts} puts, {store.hits} hits, {store.evictions} evictions",
+                )
+            )
+        return [*lines, Text()]
+
+    def _bar(self, finished: int, requests: int, width: int) -> Text:
+        full, empty = "━━" if self._speaks_unicode else "#-"
+        width = max(1, min(BAR_WIDTH, width - LABEL_WIDTH))
+        done = width * finished // requests
+        return Text.assemble((full * done, "green"), (empty * (width - done), "dim"))
+
+    @property
+    def _speaks_unicode(self) -> bool:
+        return self.console.encoding.startswith("utf")
+
+    @property
+    def _overflow(self) -> Literal["ellipsis", "crop"]:
+        return "ellipsis" if self._speaks_unicode else "crop"
 
     def _rates(self) -> str:
         progress = self._progress
@@ -100,15 +149,27 @@ class LiveView(Live):
         return f"{steps:.0f} steps, {tokens:.0f} tokens generated, {computed:.0f} tokens run"
 
 
-def _add_label(text: Text, label: str) -> None:
-    """Begin a line."""
-    text.append(("\n" if text else "") + f"{label:<12}", "bold")
+def _line(label: str, content: str | Text) -> Text:
+    return Text.assemble((f"{label:<{LABEL_WIDTH}}", "bold"), content)
 
 
-def _add_worker(text: Text, reader: ReaderStatistics) -> None:
-    age = "never"
-    if reader.last_progress is not None:
-        age = f"{max(0.0, time.monotonic() - reader.last_progress):.1f} s ago"
-    text.append(f"\n{reader.rank:>6}{reader.pid or '-':>10}  ")
-    text.append(f"{reader.state:<9}", STATE_STYLES.get(reader.state, ""))
-    text.append(f"{reader.behind:>6}{age:>16}")
+def _workers(readers: Sequence[ReaderStatistics], width: int, height: int) -> list[Text]:
+    """Return a line each, below a heading; where they do not fit, without it and who runs."""
+    heading = f"{'worker':>6}{'pid':>10}  {'state':<9}"
+    if width >= WIDE:
+        heading += f"{'behind':>6}{'last progress':>16}"
+    if len(readers) >= height:
+        readers = sorted(readers, key=lambda reader: reader.state == "running")[: max(1, height)]
+        return [_row(reader, width) for reader in readers]
+    return [Text(heading, "bold"), *(_row(reader, width) for reader in readers)]
+
+
+def _row(reader: ReaderStatistics, width: int) -> Text:
+    row = Text(f"{reader.rank:>6}{reader.pid or '-':>10}  ")
+    row.append(f"{reader.state:<9}", STATE_STYLES.get(reader.state, ""))
+    if width >= WIDE:
+        age = "never"
+        if reader.last_progress is not None:
+            age = f"{max(0.0, time.monotonic() - reader.last_progress):.1f} s ago"
+        row.append(f"{reader.behind:>6}{age:>16}")
+    return row

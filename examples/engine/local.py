@@ -1,18 +1,78 @@
 """Workers on this host: they share its memory, so they have a store and an offload region, too."""
 
-import multiprocessing
+import errno
+import resource
 import secrets
-from multiprocessing.connection import Connection
+import time
+from collections.abc import Sequence
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from memlane import Handle, MessageQueue
 
-from .crew import Crew, WorkerDied
+from .crew import Crew
+from .ending import interruptible, kept_from_children
 from .image_store import ImageWriter
 from .model import ModelConfig, block_bytes
 from .offload import RegionPlan, RegionStart
 from .paging import Pools
-from .worker import CHUNK_BYTES, START_SECONDS, Assignment, Ready, run_worker
+from .worker import CHUNK_BYTES, START_SECONDS, Assignment, LastWords, Ready, run_worker
+
+
+class CannotStart(Exception):
+    """The system does not let us have a process; says which, and what to do."""
+
+
+class LocalWorker:
+    """A worker's process, and the pipe through which it says that it is ready, or why it ends."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        """Start it."""
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe(duplex=False)
+        with theirs:  # of which only the worker keeps a copy: the pipe ends with it
+            self._process = context.Process(
+                target=run_worker, args=(assignment, theirs), name=f"worker-{assignment.rank}"
+            )
+            self._process.start()
+        self.sentinel = self._process.sentinel
+        """A descriptor that is ready when it has ended."""
+        self.last_words = ""
+        """Why it ended, if it could tell; complete when it has been joined."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its id."""
+        return self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """None as long as it runs."""
+        return self._process.exitcode
+
+    def hear(self) -> Ready | None:
+        """Return that it is ready; None if it says why it ends, or has ended without a word."""
+        try:
+            message: Ready | LastWords = self.pipe.recv()
+        except EOFError:
+            return None
+        if isinstance(message, LastWords):
+            self.last_words = message.text
+            return None
+        return message
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, so many seconds at most."""
+        self._process.join(timeout)
+        if self.exitcode is not None and not self.pipe.closed:
+            with self.pipe:
+                while self.hear() is not None:
+                    pass
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
 
 
 class LocalCrew(Crew):
@@ -22,6 +82,8 @@ class LocalCrew(Crew):
     have an offload region, which they make among themselves: the scheduler only says what goes
     where.
     """
+
+    dying_seconds = 0.5  # the locks of a process go just before its exit code is known
 
     def __init__(
         self, config: ModelConfig, workers: int, pools: Pools, store_bytes: int = 0
@@ -35,6 +97,7 @@ class LocalCrew(Crew):
             MessageQueue(workers, workers, max_chunk_bytes=CHUNK_BYTES),
             ImageWriter(store_bytes, workers) if store_bytes else None,
         )
+        self.workers: dict[int, LocalWorker] = {}
         self.segments: list[str] = []
         """Names of all shared memory. The queues' are gone from /dev/shm once all are ready, the
         store's when the crew is let go; the region's once all workers have mapped it."""
@@ -43,46 +106,57 @@ class LocalCrew(Crew):
             instance, cell_bytes = secrets.token_hex(16), block_bytes(config, workers)
             self.region = RegionPlan(instance, pools.region, workers, cell_bytes)
         self.region_starts: list[RegionStart] = []
-        """By rank; empty without a region."""
+        """One of each worker; none without a region."""
         self._note_segment(self.broadcast.export_handle())
         if self.images is not None:
             self.segments.append(self.images.handle().ring_buffer_handle[1])
         try:
-            pipes = [self._spawn(config, rank, workers, pools.device) for rank in range(workers)]
-            for rank, pipe in enumerate(pipes):
-                self._connect(rank, pipe)
-            self.wait_until_ready()
+            self._start([self._assignment(config, rank, workers, pools) for rank in range(workers)])
+            with interruptible():
+                self._connect()
+                self.wait_until_ready()
         except BaseException:
-            self.close()
+            self.close(in_order=False)
             raise
 
-    def _spawn(self, config: ModelConfig, rank: int, workers: int, blocks: int) -> Connection:
-        """Start one worker; that it is `Ready` will come through the returned pipe."""
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=False)
+    def _assignment(self, config: ModelConfig, rank: int, workers: int, pools: Pools) -> Assignment:
         broadcast = self.broadcast.export_handle(rank)
         images = None if self.images is None else self.images.handle()
-        assignment = Assignment(config, rank, workers, blocks, broadcast, images, self.region)
-        process = context.Process(
-            target=run_worker,
-            args=(assignment, theirs),
-            name=f"worker-{rank}",
-        )
-        process.start()
-        theirs.close()  # so that the pipe ends with the worker
-        self.processes[rank] = process
-        return ours
+        return Assignment(config, rank, workers, pools.device, broadcast, images, self.region)
 
-    def _connect(self, rank: int, pipe: Connection) -> None:
-        with pipe:
-            if not pipe.poll(START_SECONDS):
-                raise TimeoutError(f"worker {rank} did not start within {START_SECONDS:.0f} s")
-            try:
-                ready: Ready = pipe.recv()
-            except EOFError:
-                raise WorkerDied(rank, self.pid(rank), "it did not start") from None
+    def _start(self, assignments: Sequence[Assignment]) -> None:
+        try:
+            with kept_from_children():
+                # Else the first worker's start does that, and unblocks two of the signals.
+                resource_tracker.ensure_running()
+            with kept_from_children():
+                for assignment in assignments:
+                    worker = LocalWorker(assignment)
+                    self.workers[assignment.rank] = self.processes[assignment.rank] = worker
+        except OSError as error:
+            raise CannotStart(f"cannot start worker {len(self.workers)}: {_why(error)}") from error
+
+    def _connect(self) -> None:
+        """Wait for all at once: who is slow must not hide who cannot start."""
+        deadline = time.monotonic() + START_SECONDS
+        ranks = {worker.pipe: rank for rank, worker in self.workers.items()}
+        while len(self.answers) < len(self.workers):
+            heard = wait(list(ranks), max(0.0, deadline - time.monotonic()))
+            if not heard:
+                late = [rank for rank in self.workers if rank not in self.answers]
+                raise TimeoutError(f"workers {late} did not start within {START_SECONDS:.0f} s")
+            for pipe, rank in ranks.items():
+                if pipe in heard:
+                    self._take(rank)
+        self.answers = dict(sorted(self.answers.items()))
+
+    def _take(self, rank: int) -> None:
+        """Connect to a worker that is ready; whatever comes after that is its end."""
+        if (ready := self.workers[rank].hear()) is None:
+            raise self.death(rank, "it did not start")
         self._note_segment(ready.answers)
-        self.answers[rank] = MessageQueue.create_from_handle(ready.answers, 0)
+        with self._naming(rank):
+            self.answers[rank] = MessageQueue.create_from_handle(ready.answers, 0)
         if ready.region is not None:
             self.region_starts.append(ready.region)
             if (name := Path(ready.region.path).name) not in self.segments:
@@ -91,3 +165,18 @@ class LocalCrew(Crew):
     def _note_segment(self, handle: Handle) -> None:
         if handle.buffer_handle is not None:
             self.segments.append(handle.buffer_handle[3])
+
+
+def _why(error: OSError) -> str:
+    match error.errno:
+        case errno.EMFILE:
+            limit, option = resource.RLIMIT_NOFILE, "open files (ulimit -n"
+        case errno.EAGAIN:
+            limit, option = resource.RLIMIT_NPROC, "processes (ulimit -u"
+        case errno.ENOENT:
+            return f"{error.strerror}; has the working directory been removed?"
+        case _:
+            return str(error)
+    most, _ = resource.getrlimit(limit)
+    now = "unlimited" if most == resource.RLIM_INFINITY else most
+    return f"{error.strerror}; raise the limit on {option}, now {now}), or use fewer --workers"

@@ -26,6 +26,7 @@ from memlane import Handle, MemlaneError, MessageQueue, in_the_same_node_as
 from memlane.groups import TcpGroup
 
 from .crew import Crew
+from .ending import interruptible, kept_from_children
 from .model import ModelConfig, Shard
 from .worker import CHUNK_BYTES, START_SECONDS, work
 
@@ -95,23 +96,27 @@ class RemoteCrew(Crew):
             TcpGroup(address, 0, 0, size, secret=secret, timeout=START_SECONDS) as group,
             ExitStack() as failing,
         ):
-            for rank, place in enumerate(places, start=1):
-                words = (address, str(group.port), str(rank), str(size), place.address)
-                command = [*place.command, sys.executable, "-m", "engine.remote", *words]
-                programs[rank] = Program(command, secret)
-                failing.callback(programs[rank].join)
-                failing.callback(programs[rank].kill)
-            group.broadcast_obj(blocks, 0)
-            super().__init__(_broadcast(group, connect_ip=address))
+            with kept_from_children():
+                for rank, place in enumerate(places, start=1):
+                    words = (address, str(group.port), str(rank), str(size), place.address)
+                    command = [*place.command, sys.executable, "-m", "engine.remote", *words]
+                    programs[rank] = Program(command, secret)
+                    failing.callback(programs[rank].join)
+                    failing.callback(programs[rank].kill)
+            with interruptible():
+                group.broadcast_obj(blocks, 0)
+                broadcast = _broadcast(group, connect_ip=address)
+            super().__init__(broadcast)
             self.programs = programs
             self.processes.update(programs)
             failing.pop_all()
-            failing.callback(self.close)
-            in_the_same_node_as(group, 0, timeout=START_SECONDS)
-            for rank in programs:
-                handle = Handle.from_json(group.broadcast_obj(None, rank))
-                self.answers[rank] = MessageQueue.create_from_handle(handle, 0)
-            self.wait_until_ready()
+            failing.callback(self.close, in_order=False)
+            with interruptible():
+                in_the_same_node_as(group, 0, timeout=START_SECONDS)
+                for rank in programs:
+                    handle = Handle.from_json(group.broadcast_obj(None, rank))
+                    self.answers[rank] = MessageQueue.create_from_handle(handle, 0)
+                self.wait_until_ready()
             failing.pop_all()
 
 

@@ -5,7 +5,7 @@ import time
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from memlane import Closed, Handle, MemlaneError, MessageQueue, ShmObjectStorageHandle
 
@@ -42,6 +42,12 @@ class Ready(NamedTuple):
     region: RegionStart | None
 
 
+class LastWords(NamedTuple):
+    """What a worker tells, through the same pipe, when it must leave by an error."""
+
+    text: str
+
+
 class Ballot(NamedTuple):
     """A worker's last answer of a step."""
 
@@ -67,26 +73,37 @@ class Report:
 def run_worker(assignment: Assignment, pipe: Connection) -> None:
     """Be a worker on the scheduler's host, with all that its memory makes possible.
 
-    Exits with code 1 when the scheduler dies, which the queues notice by themselves.
+    Exits with code 1 when the scheduler dies, which the queues notice by themselves. It starts with
+    the signals of a terminal blocked: they end the scheduler, and that ends the workers.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the scheduler, and that ends us
+    try:
+        _run(assignment, pipe)
+    except (MemlaneError, OSError, MemoryError) as error:
+        _leave(assignment.rank, pipe, error)
+
+
+def _run(assignment: Assignment, pipe: Connection) -> None:
     config, rank, world, blocks, broadcast_handle, images_handle, plan = assignment
     shard = Shard(config, rank, world, blocks)
     device = shard.cache.blocks
+    with (
+        closing(Offload(plan, rank, device)) if plan else nullcontext() as offload,
+        MessageQueue.create_from_handle(broadcast_handle, rank) as broadcast,
+        MessageQueue(1, 1, max_chunk_bytes=CHUNK_BYTES) as answers,
+        closing(ImageReader(images_handle)) if images_handle else nullcontext() as images,
+    ):
+        pipe.send(Ready(answers.export_handle(), offload.start if offload else None))
+        work(config, shard, broadcast, answers, images, offload)
+
+
+def _leave(rank: int, pipe: Connection, error: Exception) -> NoReturn:
+    """Tell the scheduler why, or the user if the scheduler is gone."""
     try:
-        with (
-            closing(Offload(plan, rank, device)) if plan else nullcontext() as offload,
-            MessageQueue.create_from_handle(broadcast_handle, rank) as broadcast,
-            MessageQueue(1, 1, max_chunk_bytes=CHUNK_BYTES) as answers,
-            closing(ImageReader(images_handle)) if images_handle else nullcontext() as images,
-        ):
-            pipe.send(Ready(answers.export_handle(), offload.start if offload else None))
-            pipe.close()
-            work(config, shard, broadcast, answers, images, offload)
+        pipe.send(LastWords(f"{type(error).__name__}: {error}"))
     except BrokenPipeError:
-        raise SystemExit(f"worker {rank} leaves: the scheduler died at the start") from None
-    except MemlaneError as error:
-        raise SystemExit(f"worker {rank} leaves: {error}") from None
+        why = "the scheduler died" if isinstance(error, BrokenPipeError) else error
+        raise SystemExit(f"worker {rank} leaves: {why}") from None
+    raise SystemExit(1)
 
 
 def work(
@@ -104,6 +121,8 @@ def work(
         told = inbox.take_decision()
         # Who decides has attached to the answers; before, a scheduler that died would be absent.
         answers.wait_until_ready(START_SECONDS)
+        # From here on nothing of this worker has a name in /dev/shm: SIGTERM may end it.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         while True:
             _step(config, shard, told, inbox, images, offload, answers)
             told = inbox.take_decision()

@@ -4,6 +4,7 @@ import fcntl
 import os
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -19,8 +20,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMPTS = [b"2 + 2 =", "Grüße aus München".encode(), b"E", b"To be, or not to be:"]
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "engine", *arguments]
+def command(*arguments: str, module: str = "engine") -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
 
 
 def environment(*first: Path, **more: str) -> dict[str, str]:
@@ -43,13 +44,38 @@ def write_prompts(folder: Path, prompts: list[bytes]) -> str:
     return str(path)
 
 
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+def without_codes(shown: str) -> str:
+    """What a terminal was sent, but for what moves and paints."""
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown)
+
+
 class Terminal:
-    """A terminal of 80 columns on which the demo runs; `shown` is all that came, codes included."""
+    """A terminal on which the demo runs; `shown` is all that came, codes included."""
 
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process = process
         self.shown = ""
         self._descriptor = descriptor
+
+    def type(self, keys: bytes) -> None:
+        """Press them: Ctrl-C is b"\\x03"."""
+        os.write(self._descriptor, keys)
+
+    def hang_up(self) -> None:
+        """Take the terminal away."""
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    @property
+    def is_there(self) -> bool:
+        return self._descriptor >= 0
+
+    @property
+    def is_cursor_hidden(self) -> bool:
+        return self.shown.rfind(HIDE_CURSOR) > self.shown.rfind(SHOW_CURSOR)
 
     @property
     def pids(self) -> list[int]:
@@ -63,19 +89,20 @@ class Terminal:
         seen = len(self.shown)
         deadline = time.monotonic() + PATIENCE
         while (match := re.compile(pattern).search(self.shown, seen)) is None:
-            assert self._read(deadline), f"it ended without {pattern!r}:\n{self.shown}"
+            assert self._read_on(deadline), f"it ended without {pattern!r}:\n{self.shown}"
         return match[0]
 
     def until_end(self) -> int:
         """Read everything; the exit code."""
         deadline = time.monotonic() + PATIENCE
-        while self._read(deadline):
+        while self._read_on(deadline):
             pass
         return self.process.wait(PATIENCE)
 
-    def _read(self, deadline: float) -> bool:
-        left = max(0.0, deadline - time.monotonic())
-        assert select.select([self._descriptor], [], [], left)[0], f"silent after:\n{self.shown}"
+    def read(self, seconds: float) -> bool:
+        """Take what comes within that time; False at the end of all."""
+        if not select.select([self._descriptor], [], [], seconds)[0]:
+            return True
         try:
             data = os.read(self._descriptor, 1 << 16)
         except OSError:  # EIO: nobody has the other side open any more
@@ -83,23 +110,53 @@ class Terminal:
         self.shown += data.decode(errors="replace")
         return bool(data)
 
+    def _read_on(self, deadline: float) -> bool:
+        assert time.monotonic() < deadline, f"silent after:\n{self.shown}"
+        return self.read(max(0.0, deadline - time.monotonic()))
+
+
+def default_signals() -> None:
+    """As a shell starts a program in the foreground; one in the background ignores some."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _take_terminal() -> None:
+    default_signals()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
 
 @contextmanager
-def terminal(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Terminal]:
-    """The demo with a terminal for stdout and stderr; it is killed at the end of the block."""
+def terminal(
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    size: tuple[int, int] = (80, 40),
+    module: str = "engine",
+) -> Iterator[Terminal]:
+    """The demo on a terminal, in its foreground; it is killed at the end of the block."""
     ours, theirs = os.openpty()
     try:
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
-        env = {**(environment() if env is None else env), "TERM": "xterm-256color"}
-        process = subprocess.Popen(command(*arguments), env=env, stdout=theirs, stderr=theirs)
+        columns, rows = size
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        process = subprocess.Popen(
+            command(*arguments, module=module),
+            env={**(environment() if env is None else env), "TERM": "xterm-256color"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
     except BaseException:
         os.close(ours)
         raise
     finally:
         os.close(theirs)
     with process:
+        screen = Terminal(process, ours)
         try:
-            yield Terminal(process, ours)
+            yield screen
         finally:
             process.kill()
-            os.close(ours)
+            if screen.is_there:
+                screen.hang_up()

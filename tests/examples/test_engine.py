@@ -62,7 +62,8 @@ def test_killed_worker_is_named_and_nothing_is_left(workers: int, prompts_file: 
     )  # one each of store and region
 
 
-def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str, unbuffered: str) -> None:
     """As of `| head -1`, or of a full disk."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -70,7 +71,7 @@ def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str) -> None:
     for output, complaint in ((writing, "Broken pipe"), (full, "No space left on device")):
         finished = subprocess.run(
             command("--workers", "1", "--tokens", "2", "--prompts", prompts_file),
-            env=environment(),
+            env=environment(PYTHONUNBUFFERED=unbuffered),
             stdout=output,
             stderr=subprocess.PIPE,
             text=True,
@@ -94,6 +95,18 @@ def test_without_any_output_it_runs(prompts_file: str) -> None:
         timeout=120,
     )
     assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_prompts_come_from_standard_input() -> None:
+    finished = subprocess.run(
+        command("--workers", "1", "--tokens", "2", "--prompts", "-"),
+        env=environment(),
+        input=b"\n".join(PROMPTS),
+        capture_output=True,
+        timeout=60,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert b"4 prompts" in finished.stdout
 
 
 def test_missing_prompts_file_is_a_clear_error(tmp_path: Path) -> None:
@@ -131,6 +144,13 @@ def test_wrong_number_is_a_clear_error(arguments: tuple[str, str]) -> None:
     finished = run(*arguments)
     assert finished.returncode == 2
     assert f"argument {arguments[0]}: " in finished.stderr
+
+
+def test_more_tokens_than_memory_are_refused(prompts_file: str) -> None:
+    finished = run("--tokens", "100000000", "--prompts", prompts_file)
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    assert re.search(r"KV cache would need \d+ GB, and this machine has \d+ GB", finished.stderr)
 
 
 @pytest.fixture

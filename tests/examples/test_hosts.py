@@ -1,13 +1,16 @@
 """The demo on two hosts, run for real."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.examples.demo import PROMPTS, environment, write_prompts
+from tests.examples.demo import PROMPTS, environment, terminal, write_prompts
 from tests.harness import unshare_refusal
 
 
@@ -42,6 +45,34 @@ def test_two_hosts(tmp_path: Path) -> None:
     assert re.search(r"/dev/shm of host 2 +empty\n +host 2 +gone, with its cable\n$", said)
     for pid in (scheduler[1], *workers.values()):
         assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.hosts
+def test_worker_that_dies_while_another_is_stopped_is_named_at_once(tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path, PROMPTS * 15)
+    with terminal("--prompts", prompts, module="engine.hosts") as screen:
+        screen.until_shown("undisturbed")
+        pids = dict(re.findall(r"(\d) \(pid (\d+)\)[,: ]", screen.shown))
+        os.kill(int(pids["1"]), signal.SIGSTOP)
+        os.kill(int(pids["3"]), signal.SIGKILL)
+        killed = time.monotonic()
+        screen.until_shown(r"engine: |worker 3")
+        assert time.monotonic() - killed < 1.0
+        assert screen.until_end() == 1
+    assert f"engine: worker 3 (pid {pids['3']}) died: killed by SIGKILL" in screen.shown
+
+
+@pytest.mark.hosts
+@pytest.mark.parametrize("when", ["host 1", "undisturbed"])
+def test_interrupt_ends_both_hosts_quietly(when: str, tmp_path: Path) -> None:
+    """Who is left on host 2, or in /dev/shm, the conftest sees."""
+    prompts = write_prompts(tmp_path, PROMPTS * 15)
+    with terminal("--prompts", prompts, module="engine.hosts") as screen:
+        screen.until_shown(when)
+        screen.type(b"\x03")
+        assert screen.until_end() == 130
+    assert "Traceback" not in screen.shown
+    assert "engine: " not in screen.shown
 
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())

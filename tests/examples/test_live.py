@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.demo import PROMPTS, environment, run, terminal, write_prompts
+from tests.examples.demo import (
+    HIDE_CURSOR,
+    PROMPTS,
+    SHOW_CURSOR,
+    environment,
+    run,
+    terminal,
+    without_codes,
+    write_prompts,
+)
 
 ESCAPE = "\x1b"
-HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 TITLE = "─ memlane engine ─"
 
 
@@ -27,7 +35,7 @@ def many(tmp_path: Path) -> str:
 
 def rows(shown: str) -> dict[int, str]:
     """The rows of the workers in the last picture, by pid, without codes."""
-    picture = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.rpartition(TITLE)[2])
+    picture = without_codes(shown.rpartition(TITLE)[2])
     return {int(row[2]): row[0] for row in re.finditer(r"│ +(\d+) +(\d+)  .*│", picture)}
 
 
@@ -77,6 +85,52 @@ def test_last_view_shows_who_was_killed(few: str) -> None:
     assert states == ["running", "dead", "running"]
     assert re.search(rf"kill -9 +worker 1 \(pid {screen.pids[1]}\)", view)
     assert f"worker 1 (pid {screen.pids[1]}) died" in screen.shown
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_terminal_that_is_not_utf8_gets_a_view_of_its_own_characters(
+    encoding: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "größer"  # which an error names
+    folder.mkdir()
+    prompts = write_prompts(folder, PROMPTS)
+    env = environment(PYTHONIOENCODING=encoding)
+    with terminal("--workers", "2", "--tokens", "8", "--prompts", prompts, env=env) as screen:
+        assert screen.until_end() == 0, screen.shown
+    assert screen.shown.isascii()
+    assert not screen.is_cursor_hidden
+    view = without_codes(screen.shown.rpartition(SHOW_CURSOR)[0])
+    assert re.search(r"\| requests +#{40} ", view)
+    assert len(re.findall(r"\| +\d +\d+  running .*\|", view)) >= 2
+    assert "same tokens" in screen.shown
+
+
+@pytest.mark.parametrize("size", [(40, 10), (80, 10), (40, 24), (30, 6)])
+def test_small_terminal_shows_every_worker(size: tuple[int, int], few: str) -> None:
+    arguments = ("--workers", "3", "--tokens", "8", "--prompts", few)
+    with terminal(*arguments, size=size) as screen:
+        assert screen.until_end() == 0, screen.shown
+    view, _, _ = screen.shown.rpartition(SHOW_CURSOR)
+    *_, picture = view.split("╭")
+    lines = without_codes("╭" + picture).splitlines()
+    assert len(lines) <= size[1]
+    assert {len(line) for line in lines} == {size[0]}
+    shown = [row[1] for line in lines if (row := re.match(r"│ +\d +(\d+) +running", line))]
+    assert shown == [str(pid) for pid in screen.pids]
+    assert "requests" in lines[1]
+
+
+def test_terminal_without_room_shows_who_does_not_run(many: str) -> None:
+    with terminal("--workers", "8", "--prompts", many, size=(40, 8)) as screen:
+        screen.until_shown("─ memlane engine ─")
+        victim = screen.pids[7]
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            screen.until_shown(rf"requests[^╭]*7 +{victim} [^╭]*stopped")
+        finally:
+            os.kill(victim, signal.SIGCONT)
+        screen.type(b"\x03")
+        assert screen.until_end() == 130
 
 
 def test_plain_has_no_control_codes_on_a_terminal(few: str) -> None:

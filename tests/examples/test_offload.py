@@ -152,7 +152,7 @@ def test_check_fails_if_one_worker_gets_wrong_blocks_back(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [("copy_blocks", "died: "), ("SharedOffloadRegion", "died: it did not start")],
+    [("copy_blocks", "died: "), ("SharedOffloadRegion", "died: killed by SIGKILL")],
 )
 def test_worker_that_dies_over_its_blocks_is_named(
     tmp_path: Path, name: str, complaint: str

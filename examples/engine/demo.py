@@ -1,0 +1,177 @@
+"""What `python -m engine` does."""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+from memlane import MemlaneError
+
+from .arguments import parse_arguments
+from .batching import Batcher
+from .crew import WorkerDied
+from .ending import check, complain, interruptible, say
+from .local import CannotStart, LocalCrew
+from .model import ModelConfig
+from .paging import Pools
+from .progress import Progress
+from .reference import run_reference
+from .scheduler import Engine
+from .summary import (
+    print_images,
+    print_line,
+    print_offload,
+    print_requests,
+    print_segments,
+    print_summary,
+)
+
+MAX_STEP_TOKENS = 128
+MOST_CHECKED_STEPS = 1000
+"""So many steps the single process computes at most, to compare: half a minute at worst."""
+PROMISED_SECONDS = 1.0
+"""Within this time memlane tells of a death."""
+
+
+def main() -> int:
+    """Run what the command line asks for; returns the exit code."""
+    config = ModelConfig()
+    try:
+        with interruptible():
+            arguments = parse_arguments(config)
+        demo = _kill_a_worker if arguments.kill_worker else _generate
+        return demo(config, arguments)
+    except (WorkerDied, CannotStart, MemlaneError, OSError, MemoryError) as error:
+        return complain(error)
+
+
+def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
+    """Answer all requests, print a summary, and compare with a single process."""
+    batcher, progress = _batcher(arguments, arguments.pools), Progress()
+    with _crew(config, arguments) as crew:
+        with interruptible():
+            _print_start(crew, arguments)
+        with _view(crew, batcher, progress, arguments), interruptible():
+            for _ in Engine(config, crew).generate(batcher, progress):
+                check()
+            seconds = progress.elapsed()
+        broadcast = crew.broadcast.statistics()
+        store = None if crew.images is None else crew.images.statistics()
+    if any(crew.exit_codes):
+        say(f"the workers left with exit codes {crew.exit_codes}")
+        return 1
+    with interruptible():
+        print_summary(progress, seconds, broadcast, crew.reports)
+        if crew.images is not None and store is not None:
+            print_images(crew.images, store, crew.reports)
+        if crew.region is not None:
+            print_offload(crew.region, crew.region_starts, batcher.blocks, crew.reports)
+        if arguments.workload.scaled is not None:
+            print_requests(progress)
+        clean = print_segments(crew.segments)
+        right = _compare(config, arguments, batcher)
+    return 0 if clean and right else 1
+
+
+def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
+    """Kill a worker in the middle, and show what the user of such an engine sees."""
+    batcher, progress = _batcher(arguments, arguments.pools), Progress()
+    victim = arguments.workers // 2
+    killed = None
+    with _crew(config, arguments) as crew:
+        with interruptible():
+            _print_start(crew, arguments)
+        pid = crew.pid(victim)
+        try:
+            with _view(crew, batcher, progress, arguments), interruptible():
+                for _ in Engine(config, crew).generate(batcher, progress):
+                    check()
+                    # In the middle: when half of the requests have been started.
+                    if killed is None and 2 * len(progress.queued) >= len(batcher.sequences):
+                        step = len(progress.steps) - 1
+                        print_line("kill -9", f"worker {victim} (pid {pid}) after step {step}")
+                        killed = time.monotonic()
+                        os.kill(pid, signal.SIGKILL)
+        except WorkerDied as death:
+            if killed is None:
+                raise
+            seconds = time.monotonic() - killed
+            named = (death.rank, death.pid) == (victim, pid)
+            told = str(death)
+        else:
+            say("it finished before the kill")
+            return 1
+    others = [code for rank, code in enumerate(crew.exit_codes) if rank != victim]
+    with interruptible():
+        print_line("what the user sees", told)
+        print_line(
+            "from kill to error", f"{1e3 * seconds:.1f} ms (promised: {PROMISED_SECONDS:.0f} s)"
+        )
+        print_line("the other workers", f"left with exit codes {others}")
+        clean = print_segments(crew.segments)
+    return 0 if named and seconds < PROMISED_SECONDS and not any(others) and clean else 1
+
+
+def _view(
+    crew: LocalCrew, batcher: Batcher, progress: Progress, arguments: argparse.Namespace
+) -> AbstractContextManager[object]:
+    """Return a live view if there is a terminal for it, else something that does nothing."""
+    if arguments.plain or sys.stdout is None or not sys.stdout.isatty():
+        return nullcontext()
+    try:
+        from .live import LiveView
+    except ImportError as error:
+        print_line("live view", f"none ({error}); `make demo` or pip install rich, or --plain")
+        return nullcontext()
+    return LiveView(crew, batcher, progress)
+
+
+def _compare(config: ModelConfig, arguments: argparse.Namespace, batcher: Batcher) -> bool:
+    """Print whether a single process, which never moves a block, elects the same; True if so."""
+    reference = _batcher(arguments, None)
+    run_reference(config, arguments.workers, reference, MOST_CHECKED_STEPS)
+    differing, generated, compared = [], 0, 0
+    for number, (theirs, ours) in enumerate(
+        zip(reference.sequences, batcher.sequences, strict=True)
+    ):
+        # Where the reference was cut short, as much of it as there is.
+        as_far = None if theirs.is_finished else len(theirs.tokens)
+        if theirs.tokens != ours.tokens[:as_far]:
+            differing.append(number)
+        generated += ours.new_tokens
+        compared += theirs.new_tokens
+    same = "the same tokens"
+    if compared < generated:
+        same += f", as far as compared: {compared} of {generated}"
+    print_line("single process", f"differs for requests {differing}" if differing else same)
+    return not differing
+
+
+def _print_start(crew: LocalCrew, arguments: argparse.Namespace) -> None:
+    workload = arguments.workload
+    print(f"memlane engine: {workload.title}")
+    pids = ", ".join(str(crew.pid(rank)) for rank in range(arguments.workers))
+    print_line("workers", f"{arguments.workers} ready (pids {pids}; scheduler {os.getpid()})")
+    if workload.scaled is not None:
+        print_line("scaled", workload.scaled)
+    if workload.images is not None:
+        print_line("images", f"{workload.images}, in a store of {arguments.store_mib} MiB")
+
+
+def _crew(config: ModelConfig, arguments: argparse.Namespace) -> LocalCrew:
+    return LocalCrew(config, arguments.workers, arguments.pools, _store_bytes(arguments))
+
+
+def _store_bytes(arguments: argparse.Namespace) -> int:
+    return 0 if arguments.workload.images is None else arguments.store_mib << 20
+
+
+def _batcher(arguments: argparse.Namespace, pools: Pools | None) -> Batcher:
+    return Batcher(
+        arguments.workload.requests,
+        max_batch=arguments.batch,
+        max_step_tokens=MAX_STEP_TOKENS,
+        pools=pools,
+    )

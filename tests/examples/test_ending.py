@@ -1,0 +1,248 @@
+"""How the demo ends when it does not end by itself: by signals, by deaths, by what is refused."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memlane import MessageQueue
+from tests.examples.demo import (
+    PROMPTS,
+    Terminal,
+    command,
+    default_signals,
+    environment,
+    terminal,
+    without_codes,
+    write_prompts,
+)
+from tests.harness import children_of, own_pid_namespace, private_shm, unshare_refusal, until
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+NAMES = [ending.name for ending in ENDING]
+BLOCKED = ("env", f"--block-signal={','.join(NAMES)}")
+PROMISED_SECONDS = 1.0
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> str:
+    return write_prompts(tmp_path, PROMPTS)
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> str:
+    """Prompts for minutes."""
+    return write_prompts(tmp_path, PROMPTS * 1000)
+
+
+@pytest.fixture
+def stopped(many: str) -> Iterator[Terminal]:
+    """A demo in the middle of its work, worker 0 of three of which is stopped."""
+    env = environment(MEMLANE_RINGBUFFER_WARNING_INTERVAL="0.5")
+    with terminal("--workers", "3", "--prompts", many, env=env, size=(200, 40)) as screen:
+        screen.until_shown(r"\d\d+ messages")
+        os.kill(screen.pids[0], signal.SIGSTOP)
+        until_state(screen.pids[0], "T")
+        yield screen
+
+
+def until_state(pid: int, state: str) -> None:
+    stat = Path(f"/proc/{pid}/stat")
+    until(lambda: stat.read_text().rpartition(") ")[2][0] == state)
+
+
+def signals_of(pid: int, mask: str) -> set[int]:
+    """Of a process: those that it catches (SigCgt), ignores (SigIgn), or blocks (SigBlk)."""
+    found = re.search(rf"{mask}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return {number for number in signal.valid_signals() if int(found[1], 16) >> (number - 1) & 1}
+
+
+def under(what: str, *arguments: str) -> list[str]:
+    """The demo from a shell that does that before."""
+    return ["sh", "-c", f'{what}; exec "$@"', "sh", *command(*arguments)]
+
+
+@pytest.mark.parametrize("ending", ENDING, ids=NAMES)
+def test_signal_before_the_first_line_ends_it_when_all_can_be_closed(
+    ending: signal.Signals, few: str
+) -> None:
+    """It waits while the demo is imported; there is not even a traceback of the interpreter."""
+    process = subprocess.Popen(
+        [*BLOCKED, *command("--prompts", few)],
+        env=environment(),
+        preexec_fn=default_signals,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: ending in signals_of(process.pid, "SigBlk"))
+    process.send_signal(ending)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 128 + ending
+
+
+@pytest.mark.parametrize("ending", ENDING, ids=NAMES)
+def test_signals_while_workers_start(ending: signal.Signals, few: str) -> None:
+    """Ten of them, to all processes: the workers' imports are not interrupted, nothing is left."""
+    with terminal("--workers", "3", "--prompts", few) as screen:
+        # The tracker of multiprocessing is one; and each has an interpreter by now, which imports.
+        until(lambda: len(children_of(screen.process.pid)) == 4)
+        for pid in children_of(screen.process.pid):
+            until(lambda pid=pid: signal.SIGPIPE in signals_of(pid, "SigIgn"))  # type: ignore[misc]
+        for _ in range(10):
+            os.killpg(screen.process.pid, ending)
+        assert screen.until_end() == 128 + ending
+    assert re.fullmatch(
+        r"(engine: waiting for worker .* to leave; killed in 4 s\r\n)?", screen.shown
+    )
+
+
+@pytest.mark.parametrize("ending", ENDING, ids=NAMES)
+def test_signal_on_a_terminal_shows_the_cursor_again(ending: signal.Signals, many: str) -> None:
+    keys = {signal.SIGINT: b"\x03", signal.SIGQUIT: b"\x1c"}
+    with terminal("--workers", "2", "--prompts", many) as screen:
+        screen.until_shown("─ memlane engine ─")
+        assert screen.is_cursor_hidden
+        if ending in keys:
+            screen.type(keys[ending])
+        else:
+            os.killpg(screen.process.pid, ending)
+        assert screen.until_end() == 128 + ending
+    assert not screen.is_cursor_hidden
+    assert "\nengine: " not in screen.shown
+    assert "Traceback" not in screen.shown
+
+
+def test_terminal_that_is_gone_ends_it(many: str) -> None:
+    with terminal("--workers", "2", "--prompts", many) as screen:
+        screen.until_shown("─ memlane engine ─")
+        screen.hang_up()
+        assert screen.process.wait(30) == 128 + signal.SIGHUP
+
+
+@pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+@pytest.mark.parametrize("ending", ENDING, ids=NAMES)
+def test_first_process_of_a_container_ends_on_a_signal(ending: signal.Signals, many: str) -> None:
+    process = subprocess.Popen(
+        [*own_pid_namespace(), *command("--workers", "2", "--prompts", many)[1:]],
+        env=environment(),
+        preexec_fn=default_signals,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(first), ending)
+        _, complaints = process.communicate(timeout=30)
+    assert (process.returncode, complaints) == (128 + ending, "")
+
+
+def test_ignored_signals_stay_ignored(few: str) -> None:
+    """As `nohup` wants it."""
+    process = subprocess.Popen(
+        under('trap "" HUP', "--workers", "1", "--tokens", "40", "--prompts", few),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "same tokens" in output
+
+
+def test_interrupt_with_a_stopped_worker_says_so_and_waits_for_nobody(stopped: Terminal) -> None:
+    stopped.process.send_signal(signal.SIGINT)
+    assert stopped.until_end() == 130
+    line = f"engine: worker 0 (pid {stopped.pids[0]}) is stopped: killed"
+    assert without_codes(stopped.shown).splitlines()[-1] == line
+
+
+def test_worker_that_dies_while_another_is_stopped_is_named_at_once(stopped: Terminal) -> None:
+    pids = stopped.pids
+    stopped.until_shown(
+        rf"worker 0 \(pid {pids[0]}, stopped, .*the scheduler \(pid {stopped.process.pid}\)"
+    )
+    os.kill(pids[2], signal.SIGKILL)
+    killed = time.monotonic()
+    stopped.until_shown(rf"worker 0 \(pid {pids[0]}\) is stopped: killed")
+    assert time.monotonic() - killed < PROMISED_SECONDS
+    assert stopped.until_end() == 1
+    line = f"engine: worker 2 (pid {pids[2]}) died: killed by SIGKILL"
+    assert without_codes(stopped.shown).splitlines()[-1] == line
+
+
+def test_worker_may_be_ended_by_a_signal_of_its_own(many: str) -> None:
+    with terminal("--workers", "2", "--prompts", many) as screen:
+        screen.until_shown("─ memlane engine ─")
+        os.kill(screen.pids[1], signal.SIGTERM)
+        assert screen.until_end() == 1
+    line = f"engine: worker 1 (pid {screen.pids[1]}) died: killed by SIGTERM"
+    assert without_codes(screen.shown).splitlines()[-1] == line
+
+
+@pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+def test_worker_without_shared_memory_says_so_through_the_scheduler(few: str) -> None:
+    """Enough for the store, and for none of the workers."""
+    finished = subprocess.run(
+        [*private_shm("21m"), *command("--workers", "3", "--prompts", few)[1:]],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert finished.returncode == 1
+    (line,) = finished.stderr.splitlines()
+    assert re.match(r"engine: worker \d \(pid \d+\) died: ShmExhausted: need \d+ bytes", line)
+
+
+@pytest.mark.parametrize("files", [12, 18])
+def test_too_few_files_are_one_clear_error(files: int, few: str) -> None:
+    """For multiprocessing's own process, or for a worker."""
+    finished = subprocess.run(
+        under(f"ulimit -n {files}", "--workers", "4", "--prompts", few),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert finished.returncode == 1
+    *_, last = finished.stderr.splitlines()
+    assert re.match(rf"engine: cannot start worker \d: Too many .*\(ulimit -n, now {files}\)", last)
+    assert "Traceback" not in finished.stderr
+
+
+def test_working_directory_that_is_gone_is_one_clear_error(few: str, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    finished = subprocess.run(
+        under(f"cd '{gone}' && rmdir '{gone}'", "--workers", "1", "--prompts", few),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert finished.returncode == 1
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("engine: cannot start worker 0: ")
+    assert "working directory" in line
+
+
+def test_killed_scheduler_leaves_nobody_while_workers_start(few: str) -> None:
+    """Nor a segment, as soon as somebody makes another one."""
+    with terminal("--workers", "3", "--prompts", few) as screen:
+        screen.process.kill()
+        screen.until_end()
+    MessageQueue(1, 1).close()

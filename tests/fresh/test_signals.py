@@ -1,0 +1,152 @@
+"""Signals at random moments of the demo, from its first line to its last: nothing is left behind.
+
+MEMLANE_FRESH_SIGNALS says how many of each kind (5 if it is not set). Every moment is drawn from a
+seed, which a failure names.
+"""
+
+import os
+import random
+import re
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from memlane import MessageQueue
+from tests.examples.demo import PROMPTS, Terminal, terminal, without_codes, write_prompts
+from tests.harness import PATIENCE
+
+ROUNDS = int(os.environ.get("MEMLANE_FRESH_SIGNALS", "5"))
+KEYS = {signal.SIGINT: b"\x03", signal.SIGQUIT: b"\x1c"}
+MOST_LINES = 2
+EXPECTED = re.compile(r"[│╭╰]|memlane engine: |  \S| *$")
+"""Lines of a run that nothing disturbs: the panel, the title, the summary."""
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> tuple[str, ...]:
+    prompts = write_prompts(tmp_path, PROMPTS)
+    return ("--workers", "2", "--tokens", "8", "--images", "2", "--prompts", prompts)
+
+
+@pytest.fixture
+def seconds(arguments: tuple[str, ...]) -> float:
+    """How long it takes when nothing disturbs it."""
+    with terminal(*arguments) as screen:
+        until_first_line(screen)
+        started = time.monotonic()
+        assert screen.until_end() == 0, screen.shown
+        return time.monotonic() - started
+
+
+@pytest.mark.soak(seconds=60 + 20 * ROUNDS)
+@pytest.mark.parametrize(
+    "kind",
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT],
+    ids=lambda kind: kind.name,
+)
+def test_a_signal_at_any_moment(
+    kind: signal.Signals, arguments: tuple[str, ...], seconds: float
+) -> None:
+    for number in range(ROUNDS):
+        chance = random.Random(f"{kind.name} {number}")
+        delay, repeats, to_all = (
+            chance.uniform(0, seconds),
+            chance.choice([1, 1, 10]),
+            chance.random() < 0.7,
+        )
+        before = segments()
+        with terminal(*arguments) as screen:
+            until_first_line(screen)
+            watch(screen, delay)
+            with suppress(ProcessLookupError):  # it was quicker than the one that was measured
+                for _ in range(repeats):
+                    send(screen, kind, to_all)
+            code = screen.until_end()
+            seed = f"{kind.name} {number}, after {delay:.3f} s of {seconds:.3f} s:\n{screen.shown}"
+            assert not orphans(screen.process.pid), seed
+        assert segments() == before, seed
+        assert not screen.is_cursor_hidden, seed
+        is_complete = "single process      the same tokens" in screen.shown
+        assert code == 128 + kind or (is_complete and code in (0, -kind)), f"{code}: {seed}"
+        assert len(remarks(screen.shown)) <= MOST_LINES, seed
+
+
+@pytest.mark.soak(seconds=60 + 20 * ROUNDS)
+def test_a_killed_scheduler_leaves_no_workers(arguments: tuple[str, ...], seconds: float) -> None:
+    """What it has left in /dev/shm goes with the next segment that anybody makes."""
+    for number in range(ROUNDS):
+        delay = random.Random(f"SIGKILL {number}").uniform(0, seconds)
+        before = segments()
+        with terminal(*arguments) as screen:
+            until_first_line(screen)
+            watch(screen, delay)
+            screen.process.kill()
+            screen.until_end()
+            seed = f"SIGKILL {number}, after {delay:.3f} s of {seconds:.3f} s:\n{screen.shown}"
+            assert not orphans(screen.process.pid), seed
+        MessageQueue(1, 1).close()
+        assert segments() == before, seed
+
+
+def until_first_line(screen: Terminal) -> None:
+    """Wait until it has its handlers; what comes before that is the interpreter's own start."""
+    status = Path(f"/proc/{screen.process.pid}/status")
+    deadline = time.monotonic() + PATIENCE
+    while (caught := re.search(r"SigCgt:\s*(\w+)", status.read_text())) is None or not (
+        int(caught[1], 16) >> (signal.SIGQUIT - 1) & 1
+    ):
+        assert time.monotonic() < deadline, "it does not start"
+
+
+def watch(screen: Terminal, seconds: float) -> None:
+    """Read for so long."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if not screen.read(left):
+            return
+
+
+def send(screen: Terminal, kind: signal.Signals, to_all: bool) -> None:
+    """To all of the foreground, as the terminal would, or to the scheduler."""
+    if not to_all:
+        screen.process.send_signal(kind)
+    elif kind in KEYS:
+        screen.type(KEYS[kind])
+    else:
+        os.killpg(screen.process.pid, kind)
+
+
+def remarks(shown: str) -> list[str]:
+    lines = without_codes(shown).replace("^C", "").replace("^\\", "").splitlines()
+    return [line for line in lines if not EXPECTED.match(line)]
+
+
+def segments() -> set[str]:
+    return {
+        name for name in os.listdir("/dev/shm") if name.startswith(("memlane-", "vllm_offload_"))
+    }
+
+
+def orphans(session: int) -> list[str]:
+    """Who is still there of that session, after all had time to see that they are alone."""
+    deadline = time.monotonic() + PATIENCE
+    while found := _members(session):
+        if time.monotonic() > deadline:
+            return found
+        select.select([], [], [], 0.01)
+    return []
+
+
+def _members(session: int) -> list[str]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            name, _, fields = (entry / "stat").read_text().rpartition(")")
+            state, _, _, its_session = fields.split()[:4]
+            if int(its_session) == session and state != "Z":
+                found.append(name)
+    return found
