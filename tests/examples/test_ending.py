@@ -94,7 +94,7 @@ def test_signals_while_workers_start(ending: signal.Signals, few: str) -> None:
         # The tracker of multiprocessing is one; and each has an interpreter by now, which imports.
         until(lambda: len(children_of(screen.process.pid)) == 4)
         for pid in children_of(screen.process.pid):
-            until(lambda pid=pid: signal.SIGPIPE in signals_of(pid, "SigIgn"))  # type: ignore[misc]
+            until(lambda pid=pid: signal.SIGINT in signals_of(pid, "SigCgt"))  # type: ignore[misc]
         for _ in range(10):
             os.killpg(screen.process.pid, ending)
         assert screen.until_end() == 128 + ending
