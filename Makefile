@@ -9,17 +9,21 @@ PIP := $(PY) -m pip install -q --disable-pip-version-check
 # What was built knows the folder that it was built in. A checkout that was moved or copied since is set up anew.
 MOVED := $(shell test ! -e $(VENV)/.installed || test "$$(cat $(VENV)/.installed)" = "$$(pwd -P)" || echo moved)
 
+# An interpreter that is interrupted while it starts prints a traceback: signals wait until the demo has its handlers.
+HELD := $(shell env --block-signal=INT true 2>/dev/null && echo env --block-signal=INT,TERM,HUP,QUIT)
+ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
+
 FUZZ_SECONDS ?= 600
 
 .PHONY: moved demo demo-hosts test root-test fresh first-half second-half native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
-	PYTHONPATH=examples $(PY) -m engine
-	PYTHONPATH=examples $(PY) -m engine --kill-worker
+	$(ENGINE)
+	$(ENGINE) --kill-worker
 
 # The demo on two hosts, both on this machine, with a cable between them that is pulled. Needs root; about 20 seconds.
 demo-hosts: $(VENV)/.installed
-	PYTHONPATH=examples $(PY) -m engine.hosts
+	$(ENGINE).hosts
 
 # On two cores two halves of about the same length run at once. `native-test`, `fuzz-test` and `python-test` are the parts.
 test: $(VENV)/.tools
