@@ -87,7 +87,7 @@ class Crew:
         self._watcher: threading.Thread | None = None
 
     def wait_until_ready(self) -> None:
-        """Return when all queues have their readers; raises as `gather` does, from then on."""
+        """Return when all queues have their readers, and none has a name in /dev/shm any more."""
         with self._naming():
             self.broadcast.wait_until_ready(START_SECONDS)
         for rank, answers in self.answers.items():
@@ -95,6 +95,8 @@ class Crew:
                 answers.wait_until_ready(START_SECONDS)
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._watcher.start()
+        self.send(None)
+        self.gather()  # a worker answers when its own queue is ready, which takes its name away
 
     def send(self, message: object) -> None:
         """Tell all workers; raises `WorkerDied` within the time that the queue promises."""

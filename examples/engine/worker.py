@@ -118,14 +118,15 @@ def work(
     broadcast.wait_until_ready(START_SECONDS)
     inbox = _Inbox(broadcast)
     try:
-        told = inbox.take_decision()
-        # Who decides has attached to the answers; before, a scheduler that died would be absent.
+        inbox.take_start()
+        # Who says so has attached to the answers; before, a scheduler that died would be absent.
         answers.wait_until_ready(START_SECONDS)
         # From here on nothing of this worker has a name in /dev/shm: SIGTERM may end it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        answers.enqueue(None)
         while True:
-            _step(config, shard, told, inbox, images, offload, answers)
             told = inbox.take_decision()
+            _step(config, shard, told, inbox, images, offload, answers)
     except Closed:
         if images is not None:
             inbox.report.view_ns = images.view_ns
@@ -163,6 +164,10 @@ class _Inbox:
     def __init__(self, broadcast: MessageQueue) -> None:
         self.report = Report()
         self._broadcast = broadcast
+
+    def take_start(self) -> None:
+        """Wait for the first message, which says nothing else; it is not measured."""
+        self._broadcast.dequeue()
 
     def take_decision(self) -> tuple[Decision, int]:
         """Return it, and how many ns it was on its way."""

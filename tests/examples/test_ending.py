@@ -184,6 +184,16 @@ def test_worker_that_dies_while_another_is_stopped_is_named_at_once(stopped: Ter
     assert without_codes(stopped.shown).splitlines()[-1] == line
 
 
+def test_worker_that_is_killed_as_soon_as_it_is_ready_leaves_nothing(many: str) -> None:
+    """Stopped before, it could not take away its queue's name by itself any more."""
+    with terminal("--workers", "3", "--prompts", many, "--plain") as screen:
+        screen.until_shown(r"ready \(.*\)")
+        for deed in (signal.SIGSTOP, signal.SIGKILL):
+            os.kill(screen.pids[1], deed)
+        assert screen.until_end() == 1
+    assert f"engine: worker 1 (pid {screen.pids[1]}) died: killed by SIGKILL" in screen.shown
+
+
 def test_worker_may_be_ended_by_a_signal_of_its_own(many: str) -> None:
     with terminal("--workers", "2", "--prompts", many) as screen:
         screen.until_shown("─ memlane engine ─")

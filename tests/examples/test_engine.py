@@ -37,12 +37,12 @@ def test_engine_generates_what_a_single_process_generates(prompts_file: str) -> 
     for fact in ("tokens in", "per second", "p99", "% of one core", "nothing left", "same tokens"):
         assert fact in finished.stdout
     assert re.search(r"steps +\d+, .* p50 [\d.]+ ms, p99 [\d.]+ ms", finished.stdout)
-    # Per step one broadcast for the decision, and one for each layer.
+    # One to start with; then per step one for the decision, and one for each layer.
     steps = re.search(r"steps +(\d+),", finished.stdout)
     sent = re.search(r"broadcast queue +([\d.]+) MB in (\d+) messages", finished.stdout)
     assert steps is not None
     assert sent is not None
-    assert int(sent[2]) == int(steps[1]) * (1 + CONFIG.layers)
+    assert int(sent[2]) == 1 + int(steps[1]) * (1 + CONFIG.layers)
     assert float(sent[1]) > 0
 
 
