@@ -66,7 +66,8 @@ class TcpGroup:
         self._pid = os.getpid()
         self._address, _ = address_of(host, self.port)
         self._context = new_context()
-        board = Board(host, self.port, self._keys) if self.rank == 0 else None
+        with undone_by(self._context.destroy):
+            board = Board(host, self.port, self._keys) if self.rank == 0 else None
         if board is not None:
             self.port = board.port
             self._address, _ = address_of(host, self.port)
