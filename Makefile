@@ -39,7 +39,7 @@ second-half: hooks
 
 # What needs root: giving files away, becoming another user, and, on most machines, making hosts and cables.
 root-test: $(VENV)/.tools
-	$(PY) -m pytest -q -m 'root or hosts' tests
+	tests/own_shm.sh $(PY) -m pytest -q -m 'root or hosts' tests
 
 # The README's commands in places that strangers have: before every release; a quarter of an hour.
 fresh: $(VENV)/.tools
