@@ -128,8 +128,8 @@ class MessageQueue:
             None,
         )
 
-    @staticmethod
-    def create_from_handle(handle: Handle, rank: int) -> MessageQueue:
+    @classmethod
+    def create_from_handle(cls, handle: Handle, rank: int) -> Self:
         """Attaches reader `rank` to the queue; it gets every message from the first.
 
         A rank in `local_reader_ranks` reads from shared memory, any other one over the network.
@@ -155,7 +155,7 @@ class MessageQueue:
             end = remote_reader(handle, rank)
         else:
             raise no_such_reader(rank, handle.local_reader_ranks)
-        queue = MessageQueue.__new__(MessageQueue)
+        queue = cls.__new__(cls)
         queue._setup(handle, end.geometry, None, end)
         return queue
 
