@@ -46,6 +46,7 @@ class MessageQueue:
         serializer: "pickle", or "msgpack" for who must not execute code by decoding; readers learn
             it from the handle. With msgpack tuples come back as lists, and types that it has not
             are refused at `enqueue`.
+        keep_readonly: with pickle, read-only arrays arrive read-only, and not writable like all.
         remote_window: messages that may be on their way to a reader on another host.
         remote_window_bytes: bytes that may; a message that is larger travels alone.
         remote_liveness: seconds after which a reader on another host, or for it its writer, that
@@ -79,6 +80,7 @@ class MessageQueue:
         *,
         spill_keep_bytes: int = 256 * 1024 * 1024,
         serializer: str = "pickle",
+        keep_readonly: bool = False,
         remote_window: int = 1024,
         remote_window_bytes: int = 64 * 1024 * 1024,
         remote_liveness: float = 3.0,
@@ -93,7 +95,7 @@ class MessageQueue:
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
         ranks = checked_ranks(local_reader_ranks, local)
         keep = min(integer_from("spill_keep_bytes", spill_keep_bytes, 0), MAX_SEGMENT_BYTES)
-        codec = codec_of(serializer)
+        codec = codec_of(serializer, keep_readonly=keep_readonly)
         if connect_ip is not None and not isinstance(connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
         queue_id = new_id()
@@ -176,10 +178,9 @@ class MessageQueue:
         self._writer = writer
         self._reader = reader
         end = writer or reader
-        if writer is not None and writer.segment is not None and geometry is not None:
+        if writer is not None and (ring := writer.segment) is not None and geometry is not None:
             g = geometry
-            ring = (g.n_reader, g.max_chunk_bytes, g.max_chunks, writer.segment.name)
-            handle.buffer_handle = ring
+            handle.buffer_handle = (g.n_reader, g.max_chunk_bytes, g.max_chunks, ring.name)
         self._is_writer = writer is not None
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
