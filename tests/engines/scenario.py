@@ -1,0 +1,33 @@
+"""A process of an engine: vLLM's own modules over shells, and some functions of `scenarios`.
+
+`python -m tests.engines.scenario 0.33 NAME...`; vLLM claims the version `TEST_VLLM_VERSION`.
+"""
+
+import logging
+import os
+import sys
+from importlib import import_module
+
+from tests.engines import sources, stubs
+
+
+def prepare(release: str) -> None:
+    """Also in the processes that a scenario starts."""
+    os.environ["TEST_VLLM"] = release
+    version = os.environ.get("TEST_VLLM_VERSION", f"{release}.0")
+    stubs.install(sources.vllm(release), version)
+    # As vLLM configures it: its own logger, and not the root.
+    log, lines = logging.getLogger("vllm"), logging.StreamHandler()
+    lines.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+if __name__ == "__main__":
+    prepare(sys.argv[1])
+    for name in sys.argv[2:]:
+        print("scenario:", name, flush=True)
+        getattr(import_module("tests.engines.scenarios"), name)()
+elif "TEST_VLLM" in os.environ and not stubs.is_installed():
+    prepare(os.environ["TEST_VLLM"])
