@@ -298,19 +298,37 @@ def _outlive(connection: Any) -> None:
     time.sleep(1)
 
 
-def second_shutdown() -> None:
-    """Whoever calls the executor's shutdown while another thread is in it waits for its end."""
+def _hang(connection: Any) -> None:
+    """As in a collective: no handler of Python's runs."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    connection.send("hanging")
+    while True:
+        signal.pause()
+
+
+def _executor(*targets: Any) -> Any:
+    """Of vLLM's class, with no more than what ends its workers; and the ends of their pipes."""
     register()
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-    there, death_writer = spawn.Pipe(duplex=False)
-    worker = spawn.Process(target=_outlive, args=(there,))
-    worker.start()
-    there.close()
     executor = MultiprocExecutor.__new__(MultiprocExecutor)
-    executor.workers = [
-        SimpleNamespace(proc=worker, death_writer=death_writer, worker_response_mq=None)
-    ]
+    executor.workers, pipes = [], []
+    for target in targets:
+        here, there = spawn.Pipe()
+        worker = spawn.Process(target=target, args=(there,))
+        worker.start()
+        there.close()
+        pipes.append(here)
+        executor.workers.append(
+            SimpleNamespace(proc=worker, death_writer=here, worker_response_mq=None)
+        )
+    return executor, pipes
+
+
+def second_shutdown() -> None:
+    """Whoever calls the executor's shutdown while another thread is in it waits for its end."""
+    executor, _ = _executor(_outlive)
+    worker = executor.workers[0].proc
     monitor = threading.Thread(target=executor.shutdown)
     monitor.start()
     while not getattr(executor, "shutting_down", False):
@@ -319,3 +337,15 @@ def second_shutdown() -> None:
     assert not worker.is_alive()
     monitor.join()
     executor.shutdown()
+
+
+def survivor_that_hangs() -> None:
+    """After another worker's death it is killed before vLLM's own patience ends."""
+    executor, pipes = _executor(_hang, _hang)
+    dead, survivor = (worker.proc for worker in executor.workers)
+    assert [pipe.recv() for pipe in pipes] == ["hanging"] * 2
+    dead.kill()
+    dead.join()
+    executor.shutdown()
+    survivor.join(10)
+    assert survivor.exitcode == -signal.SIGKILL

@@ -103,6 +103,13 @@ def test_second_shutdown_of_an_executor_waits(release: str) -> None:
     run("second_shutdown", release=release, **QUEUE)
 
 
+def test_survivor_that_hangs_is_killed() -> None:
+    """Before vLLM asks it with SIGTERM, which it does not hear; unless vLLM's patience is set."""
+    assert "SIGTERM" not in run("survivor_that_hangs", **QUEUE)
+    patience = {"VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1"}
+    assert "SIGTERM" in run("survivor_that_hangs", **QUEUE, **patience)
+
+
 def test_groups() -> None:
     """One writer and many readers, or the reverse, over torch's groups and vLLM's own."""
     run("groups", TEST_DEVICES="1", **QUEUE)
