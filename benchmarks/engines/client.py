@@ -100,16 +100,18 @@ def strike(engine: Engine, what: str, role: str) -> None:
         os.kill(victim, SIGNALS[what])
 
     threading.Timer(2, do).start()
-    if what == "stop":  # nothing ends: until then the driver reads what is said
 
-        def end() -> None:
-            tell(left=[])
-            os._exit(0)
+    def end() -> None:
+        tell(left=[])
+        os._exit(0)
 
-        threading.Timer(20, end).start()
+    # Nothing ends by itself: after a stop, and in a client of this kind when EngineCore is killed.
+    patience = threading.Timer(22 if what == "stop" else 40, end)
+    patience.start()
     try:
         engine.generate(1, 4000, temperature=0)
     except BaseException as error:
+        patience.cancel()
         tell(error=f"{type(error).__name__}: {error}")
     time.sleep(8)
     left = [name for pid, (name, _) in processes().items() if pid != os.getpid()]
