@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[2]
 
 def run(*names: str, release: str = "0.33", fails: bool = False, **environment: str) -> str:
     """What the scenarios wrote to both streams; they must end well, or badly if it `fails`."""
-    sources.vllm(release)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "MEMLANE_VLLM"))}
+    sources.engine(release)
+    clean = {
+        k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "SGLANG_", "MEMLANE_"))
+    }
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.engines.scenario", release, *names],
         cwd=ROOT,

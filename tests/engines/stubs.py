@@ -1,4 +1,4 @@
-"""vLLM's own modules without vLLM's requirements: some are real, all others are empty shells."""
+"""Engines' own modules without their requirements: some are real, all others are empty shells."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch.distributed as dist
+
 # Not a package: what they import is a shell unless it stands here, too.
 REAL = {
     "vllm.envs",
@@ -27,8 +29,13 @@ REAL = {
     "vllm.distributed.device_communicators.shm_broadcast",
     "vllm.distributed.device_communicators.shm_tensor_arena",
     "vllm.v1.executor.multiproc_executor",
+    "sglang.srt.environ",
+    "sglang.srt.plugins",
+    "sglang.srt.distributed.device_communicators.shm_broadcast",
+    "sglang.srt.utils.network",
+    "sglang.srt.utils.stale_shm_cleanup",
 }
-# Other packages that vLLM needs and memlane's tests have not.
+# Other packages that they need and memlane's tests have not.
 SHELLS = ("cloudpickle", "psutil", "urllib3", "regex", "cachetools")
 
 
@@ -77,13 +84,13 @@ class _Finder(importlib.abc.MetaPathFinder):
                     name, place / "__init__.py", submodule_search_locations=[str(place)]
                 )
             return importlib.util.spec_from_file_location(name, place.with_suffix(".py"))
-        if parents[-1] in ("vllm", *SHELLS):
+        if parents[-1] in ("vllm", "sglang", *SHELLS):
             return importlib.machinery.ModuleSpec(name, self._loader, is_package=True)
         return None
 
 
 def install(folder: Path, version: str) -> None:
-    """From now on `import vllm` finds that folder's modules, as far as they are needed here."""
+    """From now on the engine's modules come from that folder, as far as they are needed here."""
     platform = SimpleNamespace(
         device_count=lambda: int(os.environ.get("TEST_DEVICES", "8")),
         is_cuda_alike=lambda: False,
@@ -94,7 +101,11 @@ def install(folder: Path, version: str) -> None:
         "vllm": {"__version__": version},
         "vllm.platforms": {"current_platform": platform},
         "vllm.platforms.interface": {"get_assigned_physical_gpu_ids": lambda: None},
-        "vllm.utils.import_utils": {"resolve_obj_by_qualname": unchanged},
+        "sglang": {"__version__": version},
+        "sglang.srt.distributed.parallel_state": {
+            # All ranks of a test share their memory.
+            "in_the_same_node_as": lambda pg, source_rank: [True] * dist.get_world_size(pg)
+        },
     }
     sys.meta_path.insert(0, _Finder(folder, known))
     sys.modules["multiprocess"] = multiprocessing

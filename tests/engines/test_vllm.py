@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from memlane import InvalidArgument
-from memlane.engines.vllm._versions import release_of, systems_of, words_of
+from memlane.engines.vllm._engine import VLLM
 from tests.engines.running import run
 
 RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
@@ -19,7 +19,7 @@ def test_unset_variable_costs_nothing(value: str | None) -> None:
     """Neither vLLM nor torch is imported, nor any adapter."""
     code = (
         "import sys; from memlane.engines.vllm import register; register(); "
-        "print({'vllm', 'torch', 'memlane.engines.vllm._switch'} & set(sys.modules))"
+        "print({'vllm', 'torch', 'memlane.engines._switching'} & set(sys.modules))"
     )
     run_ = subprocess.run(
         [sys.executable, "-c", code],
@@ -46,7 +46,7 @@ def test_every_importer_is_rebound(release: str) -> None:
 @pytest.mark.parametrize("text", ["queue", "all", " queue, queue", "queue,all"])
 def test_words(text: str) -> None:
     """One or more, in any order; `all` is what there is for the release."""
-    assert systems_of(words_of(text), "0.33") == ("queue",)
+    assert VLLM.systems_of(VLLM.words_of(text), "0.33") == ("queue",)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_words(text: str) -> None:
 def test_words_that_lead_nowhere(text: str, says: str) -> None:
     """What is no system, or not there yet, is an error that says what there is."""
     with pytest.raises(InvalidArgument, match=says):
-        systems_of(words_of(text), "0.33")
+        VLLM.systems_of(VLLM.words_of(text), "0.33")
 
 
 def test_errors_end_the_start() -> None:
@@ -81,12 +81,12 @@ def test_errors_end_the_start() -> None:
 )
 def test_versions(version: str, release: str | None) -> None:
     """Every patch of a tested release is taken, and nothing else."""
-    assert release_of(version) == release
+    assert VLLM.release_of(version) == release
 
 
 def test_other_versions_are_declined() -> None:
     """With one warning that names those that are tested; vLLM keeps its own queue."""
-    log = run("declined", TEST_VLLM_VERSION="0.34.0", **QUEUE)
+    log = run("declined", TEST_VERSION="0.34.0", **QUEUE)
     (warning,) = re.findall(r"WARNING .*", log)
     assert "memlane is tested with vLLM 0.32 and 0.33, and this is 0.34.0" in warning
 

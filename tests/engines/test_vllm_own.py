@@ -20,7 +20,7 @@ AT_LEAST = 20
 def test_vllms_own_tests_of_the_queue(tmp_path: Path) -> None:
     """Of 0.33, from its source distribution, with the environment that switches memlane on."""
     for file in FILES:  # away from their package, which is called tests as well
-        shutil.copy(sources.vllm("0.33") / "tests/distributed" / file, tmp_path)
+        shutil.copy(sources.engine("0.33") / "tests/distributed" / file, tmp_path)
     own = ["--noconftest", "-c", os.devnull, "--rootdir", tmp_path, "-p", "no:cacheprovider"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *own, "-p", "tests.engines.hosting", "-q", tmp_path],

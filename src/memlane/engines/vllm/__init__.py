@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 
-VARIABLE = "MEMLANE_VLLM"
-
 
 def register() -> None:
     """The entry point of `vllm.general_plugins`: called in the client, EngineCore and each worker,
@@ -18,8 +16,9 @@ def register() -> None:
     Raises:
         InvalidArgument: the variable names something that is no system, or one that is not there.
     """
-    text = os.environ.get(VARIABLE, "").strip()
+    text = os.environ.get("MEMLANE_VLLM", "").strip()
     if text:
-        from memlane.engines.vllm._switch import switch_on
+        from memlane.engines._switching import switch_on
+        from memlane.engines.vllm._engine import VLLM
 
-        switch_on(text)
+        switch_on(VLLM, text)

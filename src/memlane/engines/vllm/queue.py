@@ -5,34 +5,35 @@ Only what vLLM's callers see; the queue itself is `memlane.MessageQueue`.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from vllm.utils.network_utils import get_ip
 
-import memlane
-from memlane.engines import _colleagues
-from memlane.engines._colleagues import Watch
+from memlane.engines._handles import EngineHandle
+from memlane.engines._queue import EngineQueue
 from memlane.engines._replacing import Replacement
-from memlane.engines.vllm import VARIABLE
+from memlane.engines.vllm._engine import VLLM
 from memlane.engines.vllm._executor import one_at_a_time
-from memlane.engines.vllm.handle import Handle
-from memlane.errors import InvalidArgument, InvalidType, RankTaken
+from memlane.errors import InvalidArgument, RankTaken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from typing import Self
 
+    import memlane
 
-class MessageQueue(memlane.MessageQueue):
+
+class MessageQueue(EngineQueue):
     """The constructor, the calls and the attributes that vLLM's engine, executors and groups use.
 
     `enable_shm_tensor_arena` is accepted: tensors travel as everything does, each reader gets a
     copy of its own.
     """
+
+    VARIABLE = VLLM.variable
 
     def __init__(
         self,
@@ -60,27 +61,10 @@ class MessageQueue(memlane.MessageQueue):
         super()._setup(handle, *args)
         self.shutting_down = False
         self.tensor_arena = None
-        self._watch = Watch(handle.reads if isinstance(handle, Handle) else [])
-        ends = _colleagues.written if self._is_writer else _colleagues.read
-        ends[handle.queue_id] = self
-
-    def export_handle(self, rank: int | None = None) -> Handle:
-        """A reader hands on what it attached by."""
-        handle = super().export_handle(rank) if self._is_writer else self.handle
-        known = {field.name: getattr(handle, field.name) for field in fields(memlane.Handle)}
-        if isinstance(handle, Handle):
-            return Handle(**known, reads=handle.reads)
-        return Handle(**known, reads=sorted(set(_colleagues.read) - {handle.queue_id}))
 
     @classmethod
     def create_from_handle(cls, handle: memlane.Handle, rank: int) -> Self:
         """Rank -1 is whichever remote place is free."""
-        if not isinstance(handle, Handle):
-            raise InvalidType(
-                f"this handle is {type(handle).__module__}.{type(handle).__name__}: the queue's "
-                f"writer uses vLLM's own queue, but this process memlane's: set {VARIABLE}=queue "
-                f"in every process and on every node"
-            )
         if rank != -1:
             return super().create_from_handle(handle, rank)
         refused: Exception = InvalidArgument("the queue has no remote readers: rank -1 is none")
@@ -92,37 +76,11 @@ class MessageQueue(memlane.MessageQueue):
                 refused = error
         raise refused
 
-    @classmethod
-    def create_from_process_group(  # type: ignore[override]
-        cls,
-        pg: Any,
-        max_chunk_bytes: int,
-        max_chunks: int,
-        writer_rank: int = 0,
-        external_writer_handle: Handle | None = None,
-        blocking: bool = True,
-    ) -> Self:
-        """One writer, all other ranks of torch's or vLLM's group read.
-
-        With an external handle, which `writer_rank` alone has, that rank is a reader, too.
-        """
+    @staticmethod
+    def same_node(pg: Any, source_rank: int) -> list[bool]:
         from vllm.distributed.parallel_state import in_the_same_node_as
 
-        rank = dist.get_rank(pg) if isinstance(pg, dist.ProcessGroup) else pg.rank
-        is_here = in_the_same_node_as(pg, source_rank=writer_rank)
-        if rank != writer_rank:
-            queue = cls.create_from_handle(_shared(pg, None, writer_rank), rank)
-        else:
-            if external_writer_handle is None:
-                local = [other for other, here in enumerate(is_here) if here and other != rank]
-                sizes = (max_chunk_bytes, max_chunks)
-                queue = cls(len(is_here) - 1, len(local), local, *sizes)
-            else:
-                queue = cls.create_from_handle(external_writer_handle, rank)
-            _shared(pg, queue.export_handle(), writer_rank)
-        if blocking:
-            queue.wait_until_ready()
-        return queue
+        return list(in_the_same_node_as(pg, source_rank=source_rank))
 
     @classmethod
     def create_from_process_group_single_reader(
@@ -132,7 +90,7 @@ class MessageQueue(memlane.MessageQueue):
         max_chunks: int,
         reader_rank: int = 0,
         blocking: bool = False,
-    ) -> tuple[Self, list[Handle]]:
+    ) -> tuple[Self, list[EngineHandle]]:
         """Every rank writes a queue of its own to one reader, which gets all handles.
 
         Ranks are global ones. Which of them are local is concluded from the devices per node, not
@@ -172,15 +130,6 @@ class MessageQueue(memlane.MessageQueue):
         """From any thread: a call that waits for a message ends ("cancelled"), and so do all later
         ones. The peers hear nothing; they see a death when the process ends."""
         self.shutting_down = self._watch.is_shut_down = True
-
-
-def _shared(pg: Any, handle: Handle | None, source: int) -> Any:
-    """The handle of rank `source`, on all ranks."""
-    if not isinstance(pg, dist.ProcessGroup):
-        return pg.broadcast_obj(handle, source)
-    box = [handle]
-    dist.broadcast_object_list(box, src=dist.get_global_rank(pg, source), group=pg)
-    return box[0]
 
 
 def replacements() -> list[Replacement]:
