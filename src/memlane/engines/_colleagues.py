@@ -33,6 +33,12 @@ written: WeakValueDictionary[str, MessageQueue] = WeakValueDictionary()
 read: WeakValueDictionary[str, MessageQueue] = WeakValueDictionary()
 
 
+def ids_read() -> set[str]:
+    """Of the queues that this process reads; other threads may open some meanwhile."""
+    ends = [ref() for ref in read.valuerefs()]
+    return {end.handle.queue_id for end in ends if end is not None}
+
+
 def _forget() -> None:
     written.clear()
     read.clear()

@@ -39,7 +39,7 @@ class EngineQueue(memlane.MessageQueue):
         if isinstance(handle, EngineHandle):
             return handle
         known = {field.name: getattr(handle, field.name) for field in fields(memlane.Handle)}
-        reads = sorted(set(_colleagues.read) - {handle.queue_id})
+        reads = sorted(_colleagues.ids_read() - {handle.queue_id})
         return EngineHandle(**known, variable=self.VARIABLE, reads=reads)
 
     @classmethod
