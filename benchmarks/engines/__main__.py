@@ -8,6 +8,7 @@ import os
 import signal
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,9 +31,10 @@ Line = tuple[float, str]
 
 def client(side: str, *words: str) -> Iterator[Line]:
     """The lines of a client's log, each with the time at which it came. Leaves no process."""
+    sockets = tempfile.TemporaryDirectory()  # a killed vLLM leaves its own
     process = subprocess.Popen(
         ["nice", "-n", "5", str(PYTHON), str(CLIENT), str(MODEL), *words],
-        env={**os.environ, **VARIABLES, "MEMLANE_VLLM": SIDES[side]},
+        env={**os.environ, **VARIABLES, "TMPDIR": sockets.name, "MEMLANE_VLLM": SIDES[side]},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -51,6 +53,7 @@ def client(side: str, *words: str) -> Iterator[Line]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        sockets.cleanup()
 
 
 def facts(line: str) -> dict[str, Any]:
