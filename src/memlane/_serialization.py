@@ -49,10 +49,17 @@ class PickleCodec:
     the writer wants.
     """
 
-    def __init__(self) -> None:
-        self.outgoing = Outgoing()
+    def __init__(self, *, keep_readonly: bool = False) -> None:
+        self.outgoing = outgoing = Outgoing()
+
+        def add_unchanged(buffer: pickle.PickleBuffer) -> bool:
+            # What add_buffer is given it marks as writable; the pickler asks the original.
+            return outgoing.add_buffer(pickle.PickleBuffer(buffer))
+
         self._pickler = pickle.Pickler(
-            self.outgoing, protocol=5, buffer_callback=self.outgoing.add_buffer
+            outgoing,
+            protocol=5,
+            buffer_callback=add_unchanged if keep_readonly else outgoing.add_buffer,
         )
         self._knows_torch = False
         self.encode_plain, self.decode_plain = _msgpack()
@@ -128,9 +135,11 @@ _CODECS: dict[str, type[PickleCodec] | type[MsgpackCodec]] = {
 }
 
 
-def codec_of(serializer: object) -> Codec:
+def codec_of(serializer: object, *, keep_readonly: bool = False) -> Codec:
     """A new codec of that name; each end of a queue has its own."""
     kind = _CODECS.get(serializer) if isinstance(serializer, str) else None
+    if keep_readonly and kind is PickleCodec:
+        return PickleCodec(keep_readonly=True)
     if kind is None:
         raise InvalidArgument(f"there is no serializer {serializer!r}: {', '.join(_CODECS)} are")
     return kind()

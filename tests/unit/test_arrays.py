@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memlane import MessageQueue
 from tests.queues import queue_of
 
 DTYPES = [
@@ -178,3 +179,18 @@ def test_arrays_are_aligned() -> None:
         writer.enqueue([np.zeros(5001, np.uint8), np.zeros(70_001, np.uint8)])
         for array in reader.dequeue():
             assert array.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("size", [12, 60_000])
+def test_read_only_arrays_can_stay_read_only(size: int) -> None:
+    """With `keep_readonly` an array arrives as writable as it was sent, small or large."""
+    fixed, free = np.arange(size), np.arange(size)
+    fixed.flags.writeable = False
+    with MessageQueue(1, 1, keep_readonly=True) as writer:
+        reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+        writer.enqueue([fixed, free])
+        got = reader.dequeue()
+        assert [array.flags.writeable for array in got] == [False, True]
+        assert np.array_equal(got[0], fixed)
+        assert not fixed.flags.writeable
+        reader.close()

@@ -22,6 +22,16 @@ def test_ranks_that_are_no_integers(rank: Any) -> None:
         MessageQueue.create_from_handle(writer.export_handle(), rank)
 
 
+def test_subclasses_attach_as_themselves() -> None:
+    """A reader is of the class that it was asked of."""
+
+    class Named(MessageQueue):
+        """A queue of somebody who adds to it."""
+
+    with Named(1, 1) as writer, Named.create_from_handle(writer.export_handle(), 0) as reader:
+        assert type(reader) is Named
+
+
 @pytest.mark.parametrize("handle", [None, "memlane-x", (1, 64, 2, "memlane-x"), {}])
 def test_what_is_no_handle(handle: Any) -> None:
     """Anything but a Handle is refused as such."""

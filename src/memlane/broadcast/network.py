@@ -50,10 +50,11 @@ class NetworkWriter:
         options: RemoteOptions,
         queue_id: str,
         geometry: RingGeometry,
+        codec: Codec,
     ) -> None:
         self._local = local
         self._max_chunk_bytes = geometry.max_chunk_bytes
-        self._encoder = Encoder(codec_of(options.serializer))
+        self._encoder = Encoder(codec)
         self.segment: RingSegment | None = None
         self.remote = RemoteWriter(n_remote, local_ranks, options, queue_id, geometry)
         if local is not None and local.segment is not None:
@@ -206,7 +207,7 @@ def writer_with_remote_readers(
             queue_id = bytes.fromhex(handle.queue_id)
             local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes)
             undo.enter_context(undone_by(local.abandon))
-        writer = NetworkWriter(local, n_remote, ranks, checked, handle.queue_id, geometry)
+        writer = NetworkWriter(local, n_remote, ranks, checked, handle.queue_id, geometry, codec)
     endpoint = writer.remote.endpoint
     handle.remote_subscribe_addr = endpoint.text
     handle.remote_addr_ipv6 = endpoint.is_ipv6

@@ -47,6 +47,7 @@ class MessageQueue:
         serializer: "pickle", or "msgpack" for who must not execute code by decoding; readers learn
             it from the handle. With msgpack tuples come back as lists, and types that it has not
             are refused at `enqueue`.
+        keep_readonly: with pickle, read-only arrays arrive read-only, and not writable like all.
         remote_window: messages that may be on their way to a reader on another host.
         remote_window_bytes: bytes that may; a message that is larger travels alone.
         remote_liveness: seconds after which a reader on another host, or for it its writer, that
@@ -80,6 +81,7 @@ class MessageQueue:
         *,
         spill_keep_bytes: int = 256 * 1024 * 1024,
         serializer: str = "pickle",
+        keep_readonly: bool = False,
         remote_window: int = 1024,
         remote_window_bytes: int = 64 * 1024 * 1024,
         remote_liveness: float = 3.0,
@@ -94,7 +96,7 @@ class MessageQueue:
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
         ranks = checked_ranks(local_reader_ranks, local)
         keep = min(integer_from("spill_keep_bytes", spill_keep_bytes, 0), MAX_SEGMENT_BYTES)
-        codec = codec_of(serializer)
+        codec = codec_of(serializer, keep_readonly=keep_readonly)
         if connect_ip is not None and not isinstance(connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
         queue_id = new_id()
@@ -129,8 +131,8 @@ class MessageQueue:
             None,
         )
 
-    @staticmethod
-    def create_from_handle(handle: Handle, rank: int) -> MessageQueue:
+    @classmethod
+    def create_from_handle(cls, handle: Handle, rank: int) -> Self:
         """Attaches reader `rank` to the queue; it gets every message from the first.
 
         A rank in `local_reader_ranks` reads from shared memory, any other one over the network.
@@ -156,7 +158,7 @@ class MessageQueue:
             end = remote_reader(handle, rank)
         else:
             raise no_such_reader(rank, handle.local_reader_ranks)
-        queue = MessageQueue.__new__(MessageQueue)
+        queue = cls.__new__(cls)
         queue._setup(handle, end.geometry, None, end)
         return queue
 
@@ -177,10 +179,9 @@ class MessageQueue:
         self._writer = writer
         self._reader = reader
         end = writer or reader
-        if writer is not None and writer.segment is not None and geometry is not None:
+        if writer is not None and (ring := writer.segment) is not None and geometry is not None:
             g = geometry
-            ring = (g.n_reader, g.max_chunk_bytes, g.max_chunks, writer.segment.name)
-            handle.buffer_handle = ring
+            handle.buffer_handle = (g.n_reader, g.max_chunk_bytes, g.max_chunks, ring.name)
         self._is_writer = writer is not None
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None

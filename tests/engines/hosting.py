@@ -1,0 +1,44 @@
+"""A plugin of pytest: vLLM's own tests on its modules over shells, switched on memlane."""
+
+import signal
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from types import FrameType
+
+import pytest
+
+import tests.engines.scenario
+from memlane.engines.vllm import register
+from tests.engines.left_out import LEFT_OUT
+
+tests.engines.scenario.prepare("0.33")
+register()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is listed, and fails if something listed is not there any more."""
+    stale = [p for p in LEFT_OUT if not any(fnmatchcase(item.name, p) for item in items)]
+    if stale:
+        raise pytest.UsageError(f"no test of vLLM's is left out by {stale}")
+    out = [item for item in items if any(fnmatchcase(item.name, p) for p in LEFT_OUT)]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in out]
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """vLLM's tests have this in a conftest of their own, which asks for all of vLLM."""
+    return caplog
+
+
+@pytest.fixture(autouse=True)
+def _deadline() -> Iterator[None]:
+    """A test that hangs fails; the others go on."""
+
+    def expire(_signal: int, _frame: FrameType | None) -> None:
+        pytest.fail("the test hangs")
+
+    signal.signal(signal.SIGALRM, expire)
+    signal.alarm(45)
+    yield
+    signal.alarm(0)

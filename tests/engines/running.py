@@ -1,0 +1,36 @@
+"""Runs a scenario in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.engines import sources
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*names: str, release: str = "0.33", fails: bool = False, **environment: str) -> str:
+    """What the scenarios wrote to both streams; they must end well, or badly if it `fails`."""
+    sources.engine(release)
+    clean = {
+        k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "SGLANG_", "MEMLANE_"))
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.engines.scenario", release, *names],
+        cwd=ROOT,
+        env={**clean, "VLLM_HOST_IP": "127.0.0.1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=50)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert (process.returncode != 0) == fails, output
+    return output

@@ -1,0 +1,85 @@
+"""What processes of SGLang do in the tests; each function is run by `running.run`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import tests.engines.scenario  # noqa: F401  # spawned processes find SGLang's modules, too
+from memlane import MessageQueue
+
+spawn = multiprocessing.get_context("spawn")
+
+
+def queue_class() -> Any:
+    """The class that SGLang's groups get, after its plugins have been called."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    return MessageQueue
+
+
+def through_plugins() -> None:
+    """Whoever has copied the name is rebound, too; once."""
+    import sglang.srt.distributed.device_communicators.shm_broadcast as broadcast
+    import sglang.srt.plugins as plugins
+
+    early = SimpleNamespace(copy=broadcast.MessageQueue)
+    sys.modules["an_early_importer"] = early  # type: ignore[assignment]
+    queue = queue_class()
+    plugins._plugins_loaded = False
+    assert queue_class() is queue is early.copy
+    assert queue.__module__ == "memlane.engines.sglang.queue"
+
+
+def _rank(rank: int, size: int, port: int, switched: str) -> None:
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), MEMLANE_SGLANG=switched)
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    end = queue_class().create_from_process_group(dist.group.WORLD, 1 << 22, 6)
+    for step in range(3):
+        sent = {"step": step, "ids": list(range(1000))}
+        assert end.broadcast_object(sent if rank == 0 else None) == sent
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _ranks(*switched: str) -> list[Any]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    size = len(switched)
+    ranks = [spawn.Process(target=_rank, args=(n, size, port, switched[n])) for n in range(size)]
+    for process in ranks:
+        process.start()
+    return ranks
+
+
+def group() -> None:
+    """As SGLang's groups use it."""
+    ranks = _ranks("queue", "queue", "all")
+    for process in ranks:
+        process.join(45)
+    assert [process.exitcode for process in ranks] == [0, 0, 0]
+
+
+def half_switched() -> None:
+    """A rank that goes on with SGLang's own queue learns so at once, on either side."""
+    for words in (("queue", ""), ("", "queue")):
+        ranks = _ranks(*words)
+        ranks[1].join(30)
+        assert ranks[1].exitcode == 1
+        ranks[0].kill()
+        ranks[0].join()
+    MessageQueue(1, 1).close()  # sweeps the name of the one whose readers never came
+
+
+def switched() -> None:
+    """A start."""
+    queue_class()

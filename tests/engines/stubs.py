@@ -1,0 +1,116 @@
+"""Engines' own modules without their requirements: some are real, all others are empty shells."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+
+# Not a package: what they import is a shell unless it stands here, too.
+REAL = {
+    "vllm.envs",
+    "vllm.plugins",
+    "vllm.logger",
+    "vllm.logging_utils",
+    "vllm.utils.network_utils",
+    "vllm.utils.system_utils",
+    "vllm.distributed.utils",
+    "vllm.distributed.parallel_state",
+    "vllm.distributed.device_communicators.shm_broadcast",
+    "vllm.distributed.device_communicators.shm_tensor_arena",
+    "vllm.v1.executor.multiproc_executor",
+    "sglang.srt.environ",
+    "sglang.srt.plugins",
+    "sglang.srt.distributed.device_communicators.shm_broadcast",
+    "sglang.srt.utils.network",
+    "sglang.srt.utils.stale_shm_cleanup",
+}
+# Other packages that they need and memlane's tests have not.
+SHELLS = ("cloudpickle", "psutil", "urllib3", "regex", "cachetools")
+
+
+def unchanged(*given: Any, **named: Any) -> Any:
+    """Any function of a shell. As a decorator it leaves what it decorates."""
+    return given[0] if len(given) == 1 and callable(given[0]) and not named else unchanged
+
+
+class _Shell(ModuleType):
+    """Has any name: classes without content, and functions that do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if f"{self.__name__}.{name}" in REAL:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        value = type(name, (), {}) if name[0].isupper() and not name.isupper() else unchanged
+        setattr(self, name, value)
+        return value
+
+
+class _ShellLoader(importlib.abc.Loader):
+    def __init__(self, known: dict[str, dict[str, Any]]) -> None:
+        self._known = known
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Shell(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module).update(self._known.get(module.__name__, {}))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, folder: Path, known: dict[str, dict[str, Any]]) -> None:
+        self._folder = folder
+        self._loader = _ShellLoader(known)
+
+    def find_spec(
+        self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        parents = [name.rsplit(".", level)[0] for level in range(name.count(".") + 1)]
+        if REAL & set(parents):
+            place = self._folder / name.replace(".", "/")
+            if place.is_dir():
+                return importlib.util.spec_from_file_location(
+                    name, place / "__init__.py", submodule_search_locations=[str(place)]
+                )
+            return importlib.util.spec_from_file_location(name, place.with_suffix(".py"))
+        if parents[-1] in ("vllm", "sglang", *SHELLS):
+            return importlib.machinery.ModuleSpec(name, self._loader, is_package=True)
+        return None
+
+
+def install(folder: Path, version: str) -> None:
+    """From now on the engine's modules come from that folder, as far as they are needed here."""
+    platform = SimpleNamespace(
+        device_count=lambda: int(os.environ.get("TEST_DEVICES", "8")),
+        is_cuda_alike=lambda: False,
+        is_cpu=lambda: True,
+        is_tpu=lambda: False,
+    )
+    known = {
+        "vllm": {"__version__": version},
+        "vllm.platforms": {"current_platform": platform},
+        "vllm.platforms.interface": {"get_assigned_physical_gpu_ids": lambda: None},
+        "sglang": {"__version__": version},
+        "sglang.srt.distributed.parallel_state": {
+            # All ranks of a test share their memory.
+            "in_the_same_node_as": lambda pg, source_rank: [True] * dist.get_world_size(pg)
+        },
+    }
+    sys.meta_path.insert(0, _Finder(folder, known))
+    sys.modules["multiprocess"] = multiprocessing
+
+
+def is_installed() -> bool:
+    """Here, already?"""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)

@@ -1,0 +1,130 @@
+"""vLLM's own modules on memlane: switching, the queue's calls, and deaths of workers."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from memlane import InvalidArgument
+from memlane.engines.vllm._engine import VLLM
+from tests.engines.running import run
+
+RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
+QUEUE = {"MEMLANE_VLLM": "queue"}
+
+
+@pytest.mark.parametrize("value", [None, "", " "])
+def test_unset_variable_costs_nothing(value: str | None) -> None:
+    """Neither vLLM nor torch is imported, nor any adapter."""
+    code = (
+        "import sys; from memlane.engines.vllm import register; register(); "
+        "print({'vllm', 'torch', 'memlane.engines._switching'} & set(sys.modules))"
+    )
+    run_ = subprocess.run(
+        [sys.executable, "-c", code],
+        env={} if value is None else {"MEMLANE_VLLM": value},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run_.stdout == "set()\n"
+
+
+@RELEASES
+def test_every_importer_is_rebound(release: str) -> None:
+    """By vLLM's plugins, once however often they are called; each replacement is one line."""
+    log = run("through_plugins", release=release, **QUEUE)
+    lines = re.findall(r"INFO (.* is memlane's.*)", log)
+    assert lines == [
+        "vllm.distributed.device_communicators.shm_broadcast.MessageQueue is memlane's, also in "
+        "an_early_importer, vllm.v1.executor.multiproc_executor",
+        "vllm.v1.executor.multiproc_executor.MultiprocExecutor.shutdown is memlane's",
+    ]
+
+
+@pytest.mark.parametrize("text", ["queue", "all", " queue, queue", "queue,all"])
+def test_words(text: str) -> None:
+    """One or more, in any order; `all` is what there is for the release."""
+    assert VLLM.systems_of(VLLM.words_of(text), "0.33") == ("queue",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("quue", "there is no system 'quue'"),
+        ("queue,", "there is no system ''"),
+        ("1", "name some of queue, store, region, separated by commas, or all"),
+        ("queue,store", "memlane has no store for vLLM 0.33 yet; it has queue"),
+        ("region,store", "memlane has no region and no store for vLLM 0.33 yet"),
+    ],
+)
+def test_words_that_lead_nowhere(text: str, says: str) -> None:
+    """What is no system, or not there yet, is an error that says what there is."""
+    with pytest.raises(InvalidArgument, match=says):
+        VLLM.systems_of(VLLM.words_of(text), "0.33")
+
+
+def test_errors_end_the_start() -> None:
+    """vLLM does not start with a word that leads nowhere."""
+    assert "there is no system 'quue'" in run("switched", fails=True, MEMLANE_VLLM="quue")
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("0.33.2", "0.33"),
+        ("0.32.1+cpu", "0.32"),
+        ("0.33.0rc1", "0.33"),
+        *[(other, None) for other in ("0.31.2", "0.34.0", "0.330.1", "1.0.0", "dev")],
+    ],
+)
+def test_versions(version: str, release: str | None) -> None:
+    """Every patch of a tested release is taken, and nothing else."""
+    assert VLLM.release_of(version) == release
+
+
+def test_other_versions_are_declined() -> None:
+    """With one warning that names those that are tested; vLLM keeps its own queue."""
+    log = run("declined", TEST_VERSION="0.34.0", **QUEUE)
+    (warning,) = re.findall(r"WARNING .*", log)
+    assert "memlane is tested with vLLM 0.32 and 0.33, and this is 0.34.0" in warning
+
+
+@RELEASES
+def test_calls_of_the_queue(release: str) -> None:
+    """Signatures, attributes and `shutdown`; places on other hosts; handles of the other side."""
+    run("calls", "remote_places", "mixed_handles", release=release, **QUEUE)
+
+
+@RELEASES
+def test_second_shutdown_of_an_executor_waits(release: str) -> None:
+    """Or the process would end before its workers have been ended."""
+    run("second_shutdown", release=release, **QUEUE)
+
+
+def test_survivor_that_hangs_is_killed() -> None:
+    """Before vLLM asks it with SIGTERM, which it does not hear; unless vLLM's patience is set."""
+    assert "SIGTERM" not in run("survivor_that_hangs", **QUEUE)
+    patience = {"VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1"}
+    assert "SIGTERM" in run("survivor_that_hangs", **QUEUE, **patience)
+
+
+def test_groups() -> None:
+    """One writer and many readers, or the reverse, over torch's groups and vLLM's own."""
+    run("groups", TEST_DEVICES="1", **QUEUE)
+
+
+def test_death_of_another_worker() -> None:
+    """It is named within a second, with rank and pid."""
+    run("another_worker_dies", **QUEUE)
+
+
+def test_stop_of_another_worker() -> None:
+    """It is named first, in vLLM's log; an idle wait says nothing."""
+    log = run("another_worker_stops", MEMLANE_RINGBUFFER_WARNING_INTERVAL="0.5", **QUEUE)
+    stopped = re.search(r"stopped: (\d+)", log)
+    assert stopped is not None
+    lines = re.findall(r"WARNING .*reader 1 \(pid (\d+), stopped, .*\), reader 0 .*", log)
+    assert set(lines) == {stopped[1]}
+    assert "WARNING" not in log[stopped.end() :]

@@ -1,0 +1,40 @@
+"""vLLM's own tests of its queue pass on memlane's, but for those that `left_out` lists."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines import sources
+
+ROOT = Path(__file__).parents[2]
+FILES = ("test_shm_broadcast.py", "test_mq_connect_ip.py")
+AT_LEAST = 20
+
+
+@pytest.mark.soak(seconds=200)
+def test_vllms_own_tests_of_the_queue(tmp_path: Path) -> None:
+    """Of 0.33, from its source distribution, with the environment that switches memlane on."""
+    for file in FILES:  # away from their package, which is called tests as well
+        shutil.copy(sources.engine("0.33") / "tests/distributed" / file, tmp_path)
+    own = ["--noconftest", "-c", os.devnull, "--rootdir", tmp_path, "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *own, "-p", "tests.engines.hosting", "-q", tmp_path],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "MEMLANE_VLLM": "queue",
+            "VLLM_HOST_IP": "127.0.0.1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert run.returncode == 0, run.stdout
+    assert passed is not None
+    assert int(passed[1]) >= AT_LEAST, run.stdout

@@ -1,0 +1,351 @@
+"""What processes of an engine do in the tests; each function is run by `running.run`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's modules, too
+from memlane import InvalidArgument, RankTaken, ReaderDied, TimedOut
+from memlane.engines.vllm import register
+
+spawn = multiprocessing.get_context("spawn")
+BROADCAST = "vllm.distributed.device_communicators.shm_broadcast"
+EXECUTOR = "vllm.v1.executor.multiproc_executor"
+
+
+def queue_class() -> Any:
+    """The class that vLLM's callers get in this process."""
+    register()
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    return MessageQueue
+
+
+def through_plugins() -> None:
+    """vLLM calls its plugins; modules that have copied the name are rebound, others find it."""
+    import vllm.distributed.device_communicators.shm_broadcast as broadcast
+    import vllm.plugins
+
+    original = [broadcast.MessageQueue]
+    early = SimpleNamespace(copy=broadcast.MessageQueue)
+    sys.modules["an_early_importer"] = early  # type: ignore[assignment]
+    from vllm.v1.executor import multiproc_executor
+
+    vllm.plugins.load_general_plugins()
+    assert broadcast.MessageQueue is not original[0]
+    assert early.copy is broadcast.MessageQueue is multiproc_executor.MessageQueue
+    shutdown = multiproc_executor.MultiprocExecutor.shutdown
+    vllm.plugins.plugins_loaded = False
+    vllm.plugins.load_general_plugins()
+    assert multiproc_executor.MultiprocExecutor.shutdown is shutdown
+    assert broadcast.ShmRingBuffer.__module__ == BROADCAST
+    assert broadcast.Handle.__module__ == BROADCAST
+
+
+def calls() -> None:
+    """vLLM's signatures and attributes, and what `shutdown` does to whom."""
+    MessageQueue = queue_class()
+    writer = MessageQueue(1, 1, enable_shm_tensor_arena=True)
+    assert writer.buffer.max_chunk_bytes == 24 * 1024 * 1024
+    reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+    assert type(reader) is MessageQueue
+    assert reader.export_handle() == writer.export_handle()
+    for end in (writer, reader):
+        end.wait_until_ready()
+        assert (end.shutting_down, end.tensor_arena) == (False, None)
+    writer.enqueue(("execute_model", (1,), {}, 0), timeout=1)
+    assert reader.dequeue(timeout=1, indefinite=True) == ("execute_model", (1,), {}, 0)
+    with writer.acquire_write(timeout=1) as chunk:
+        chunk[0] = 7
+    with reader.acquire_read(1, True) as chunk:
+        assert chunk[0] == 7
+    # A writer that is shut down is silent: no close, no death.
+    writer.shutdown()
+    assert writer.shutting_down
+    with pytest.raises(TimedOut):
+        reader.dequeue(timeout=0.3)
+    writer.enqueue("still there")
+    threading.Timer(0.2, reader.shutdown).start()
+    assert reader.dequeue() == "still there"
+    with pytest.raises(RuntimeError, match="cancelled"):
+        reader.dequeue(indefinite=True)
+    with pytest.raises(RuntimeError, match="cancelled"):
+        reader.dequeue(timeout=1)
+    writer.enqueue("late")
+    assert reader.shutting_down
+    assert reader.dequeue() == "late"  # what has come is delivered
+
+
+def remote_places() -> None:
+    """Rank -1 is whichever remote place is free; subclasses stay what they are."""
+
+    class Named(queue_class()):  # type: ignore[misc]
+        """Of an engine that adds to the queue."""
+
+    writer = Named(3, 1)
+    assert "127.0.0.1" in writer.export_handle().remote_subscribe_addr
+    handle = pickle.loads(pickle.dumps(writer.export_handle()))
+    local = Named.create_from_handle(handle, 0)
+    remote = [Named.create_from_handle(handle, -1) for _ in range(2)]
+    assert {type(end) for end in (local, *remote)} == {Named}
+    with pytest.raises(RankTaken, match="reader 2 cannot attach"):
+        Named.create_from_handle(handle, -1)
+    for end in (writer, local, *remote):
+        end.wait_until_ready(10)
+    writer.enqueue("to all")
+    assert [end.dequeue(10) for end in (local, *remote)] == ["to all"] * 3
+    only_local = Named(1, 1)
+    with pytest.raises(InvalidArgument, match="no remote readers"):
+        Named.create_from_handle(only_local.export_handle(), -1)
+    for end in (*remote, local, writer, only_local):
+        end.close()
+
+
+def mixed_handles() -> None:
+    """A handle of vLLM's own queue is refused, and one of memlane's where vLLM's own runs."""
+    from vllm.distributed.device_communicators.shm_broadcast import Handle
+
+    MessageQueue = queue_class()
+    with pytest.raises(TypeError, match="set MEMLANE_VLLM=queue in every process"):
+        MessageQueue.create_from_handle(Handle(local_reader_ranks=[0]), 0)
+    with MessageQueue(1, 1) as writer:
+        sent = pickle.dumps(writer.export_handle())
+        for other in ("", "store"):
+            os.environ["MEMLANE_VLLM"] = other
+            with pytest.raises(ValueError, match="set MEMLANE_VLLM=queue in every process"):
+                pickle.loads(sent)
+        os.environ["MEMLANE_VLLM"] = "all"
+        assert pickle.loads(sent) == writer.export_handle()
+
+
+def declined() -> None:
+    """Another version of vLLM keeps its own queue, and refuses handles of memlane's."""
+    import vllm.distributed.device_communicators.shm_broadcast as broadcast
+
+    from memlane.engines._handles import EngineHandle
+
+    original = [broadcast.MessageQueue]
+    sent = pickle.dumps(EngineHandle(variable="MEMLANE_VLLM"))
+    register()
+    register()
+    assert original[0] is broadcast.MessageQueue
+    with pytest.raises(ValueError, match="not tested with the engine's version"):
+        pickle.loads(sent)
+
+
+def switched() -> None:
+    """A start."""
+    register()
+
+
+# Groups ---------------------------------------------------------------------------------------
+
+
+def _rank_of_group(rank: int, size: int, port: int) -> None:
+    import torch.distributed as dist
+    from vllm.distributed.utils import StatelessProcessGroup
+
+    MessageQueue = queue_class()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    world = dist.group.WORLD
+    stateless = StatelessProcessGroup.create("127.0.0.1", port + 1, rank, size)
+    part = dist.new_group([1, 2])
+    # The writer is rank 1 of the group, which is another one in the part.
+    for group, source in ((world, 1), (stateless, 1), (part, 2)):
+        if group is not part or rank in (1, 2):
+            end = MessageQueue.create_from_process_group(group, 1 << 20, 4, 1)
+            assert end._is_writer == (rank == source)
+            assert end.broadcast_object("step" if rank == source else None) == "step"
+        dist.barrier()
+    ends = _external_writer(MessageQueue, world, rank, size)
+    dist.barrier()
+    del ends
+    end = _one_reader(MessageQueue, world, rank, size)
+    dist.barrier()
+    end.close()
+    dist.destroy_process_group()
+
+
+def _one_reader(MessageQueue: Any, world: Any, rank: int, size: int) -> Any:
+    own, handles = MessageQueue.create_from_process_group_single_reader(world, 1 << 20, 4, 0)
+    assert len(handles) == (size if rank == 0 else 0)
+    # One device per node: all ranks but the reader's own are remote, though they share memory.
+    assert [handle.remote_subscribe_addr is None for handle in handles[:2]] == [True, False][
+        : len(handles)
+    ]
+    ends = [MessageQueue.create_from_handle(handles[0], 0)] if handles else []
+    ends += [MessageQueue.create_from_handle(handle, -1) for handle in handles[1:]]
+    for end in (own, *ends):
+        end.wait_until_ready()
+    own.enqueue(f"answer of {rank}")
+    assert [end.dequeue(10) for end in ends] == [f"answer of {n}" for n in range(len(ends))]
+    return own
+
+
+def _external_writer(MessageQueue: Any, world: Any, rank: int, size: int) -> Any:
+    """Rank 0's process plays the executor, too: it alone has the handle of the writer."""
+    writer = MessageQueue(size, size) if rank == 0 else None
+    handle = writer.export_handle() if writer is not None else None
+    end = MessageQueue.create_from_process_group(world, 0, 0, 0, handle, blocking=False)
+    if writer is not None:
+        writer.wait_until_ready()
+        writer.enqueue("step")
+    end.wait_until_ready()
+    assert end._is_local_reader
+    assert end.dequeue(10) == "step"
+    return writer, end
+
+
+def groups() -> None:
+    """Three ranks, one writer and many readers or the reverse, over torch's groups and vLLM's."""
+    from vllm.utils.network_utils import get_open_port
+
+    port = get_open_port()
+    ranks = [spawn.Process(target=_rank_of_group, args=(rank, 3, port)) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(45)
+    assert [process.exitcode for process in ranks] == [0, 0, 0]
+
+
+# Workers and who waits for them -------------------------------------------------------------
+
+
+def _work(handle: Any, rank: int, connection: Any) -> None:
+    MessageQueue = queue_class()
+    steps = MessageQueue.create_from_handle(handle, rank)
+    answers = MessageQueue(1, 1)
+    connection.send(answers.export_handle())
+    steps.wait_until_ready()
+    answers.wait_until_ready()
+    while steps.dequeue(indefinite=True) == "answer":
+        answers.enqueue(rank)
+    signal.pause()  # a collective that the other one never joins
+
+
+class Crew:
+    """Two workers, each with a queue for its answers, as vLLM's executor has them."""
+
+    def __init__(self) -> None:
+        MessageQueue = queue_class()
+        self.steps = MessageQueue(2, 2)
+        self.workers, self.answers = [], []
+        for rank in range(2):
+            here, there = spawn.Pipe()
+            handle = self.steps.export_handle()
+            worker = spawn.Process(target=_work, args=(handle, rank, there))
+            worker.start()
+            there.close()
+            self.workers.append(worker)
+            self.answers.append(MessageQueue.create_from_handle(here.recv(), 0))
+            here.close()
+        self.steps.wait_until_ready()
+        self.steps.enqueue("answer")
+        assert [end.dequeue(10) for end in self.answers] == [0, 1]
+
+    def dismiss(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.join()
+
+
+def another_worker_dies() -> None:
+    """Who waits for worker 0's answer hears that worker 1 was killed."""
+    crew = Crew()
+    crew.steps.enqueue("compute")
+    died: list[float] = []
+
+    def kill() -> None:
+        crew.workers[1].kill()
+        died.append(time.monotonic())
+
+    threading.Timer(0.5, kill).start()
+    with pytest.raises(ReaderDied, match=rf"reader 1 \(pid {crew.workers[1].pid}\) died") as caught:
+        crew.answers[0].dequeue(timeout=20)
+    assert time.monotonic() - died[0] < 1
+    assert (caught.value.rank, caught.value.pid) == (1, crew.workers[1].pid)
+    crew.dismiss()
+
+
+def another_worker_stops() -> None:
+    """Who waits for worker 0's answer says in vLLM's log that worker 1 is stopped."""
+    crew = Crew()
+    crew.steps.enqueue("compute")
+    os.kill(crew.workers[1].pid, signal.SIGSTOP)
+    with pytest.raises(TimedOut):
+        crew.answers[0].dequeue(timeout=2.5)
+    print("stopped:", crew.workers[1].pid)
+    with pytest.raises(TimedOut):
+        crew.answers[0].dequeue(timeout=1.5, indefinite=True)
+    crew.dismiss()
+
+
+def _outlive(connection: Any) -> None:
+    with pytest.raises(EOFError):
+        connection.recv()
+    time.sleep(1)
+
+
+def _hang(connection: Any) -> None:
+    """As in a collective: no handler of Python's runs."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    connection.send("hanging")
+    while True:
+        signal.pause()
+
+
+def _executor(*targets: Any) -> Any:
+    """Of vLLM's class, with no more than what ends its workers; and the ends of their pipes."""
+    register()
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    executor = MultiprocExecutor.__new__(MultiprocExecutor)
+    executor.workers, pipes = [], []
+    for target in targets:
+        here, there = spawn.Pipe()
+        worker = spawn.Process(target=target, args=(there,))
+        worker.start()
+        there.close()
+        pipes.append(here)
+        executor.workers.append(
+            SimpleNamespace(proc=worker, death_writer=here, worker_response_mq=None)
+        )
+    return executor, pipes
+
+
+def second_shutdown() -> None:
+    """Whoever calls the executor's shutdown while another thread is in it waits for its end."""
+    executor, _ = _executor(_outlive)
+    worker = executor.workers[0].proc
+    monitor = threading.Thread(target=executor.shutdown)
+    monitor.start()
+    while not getattr(executor, "shutting_down", False):
+        time.sleep(0.01)
+    executor.shutdown()
+    assert not worker.is_alive()
+    monitor.join()
+    executor.shutdown()
+
+
+def survivor_that_hangs() -> None:
+    """After another worker's death it is killed before vLLM's own patience ends."""
+    executor, pipes = _executor(_hang, _hang)
+    dead, survivor = (worker.proc for worker in executor.workers)
+    assert [pipe.recv() for pipe in pipes] == ["hanging"] * 2
+    dead.kill()
+    dead.join()
+    executor.shutdown()
+    survivor.join(10)
+    assert survivor.exitcode == -signal.SIGKILL
