@@ -38,6 +38,7 @@ VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
+    "TORCHINDUCTOR_CACHE_DIR": str(HERE / "inductor"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import pickle
 import signal
@@ -345,7 +346,8 @@ def survivor_that_hangs() -> None:
     dead, survivor = (worker.proc for worker in executor.workers)
     assert [pipe.recv() for pipe in pipes] == ["hanging"] * 2
     dead.kill()
-    dead.join()
+    multiprocessing.connection.wait([dead.sentinel])  # as vLLM's monitor, which calls then
     executor.shutdown()
-    survivor.join(10)
+    for worker in (dead, survivor):
+        worker.join(10)
     assert survivor.exitcode == -signal.SIGKILL

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from multiprocessing.connection import wait
 from typing import Any
 
 Shutdown = Callable[[Any], None]
@@ -40,8 +41,10 @@ def one_at_a_time(shutdown: Shutdown) -> Shutdown:
 @contextmanager
 def _survivors_ended(executor: Any) -> Iterator[None]:
     processes = [worker.proc for worker in getattr(executor, "workers", None) or ()]
-    alive = [process for process in processes if process.is_alive()]
-    if len(alive) == len(processes) or OWN_PATIENCE in os.environ:
+    # A process that ends closes its sentinel, and only then can be waited for.
+    ended = wait([process.sentinel for process in processes], 0)
+    alive = [process for process in processes if process.sentinel not in ended]
+    if not ended or OWN_PATIENCE in os.environ:
         yield
         return
     timer = threading.Timer(GRACE, lambda: [process.kill() for process in alive])
