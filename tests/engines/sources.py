@@ -11,11 +11,11 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 HERE = Path(__file__).parents[2] / "build/engines"
-DISTRIBUTIONS = HERE / "dist"
 PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--retries", "1")
 PACKAGES = {"0.32": "vllm", "0.33": "vllm", "0.5": "sglang"}
 _refused: dict[str, str] = {}  # release and why
@@ -50,34 +50,35 @@ def engine(release: str) -> Path:
 
 
 def _wheel(folder: Path, distribution: str, version: str) -> None:
-    _pip("download", "--no-deps", "-d", DISTRIBUTIONS, f"{distribution}=={version}")
-    (wheel,) = DISTRIBUTIONS.glob(f"{distribution.replace('-', '_')}-{version}-*.whl")
-    with zipfile.ZipFile(wheel) as archive, _whole(folder) as part:
-        for name in archive.namelist():
-            if name.startswith(f"{PACKAGES[folder.name]}/") and name.endswith(".py"):
-                archive.extract(name, part)
+    with TemporaryDirectory(dir=HERE) as there:
+        _pip("download", "--no-deps", "-d", there, f"{distribution}=={version}")
+        (wheel,) = Path(there).iterdir()
+        with zipfile.ZipFile(wheel) as archive, _whole(folder) as part:
+            for name in archive.namelist():
+                if name.startswith(f"{PACKAGES[folder.name]}/") and name.endswith(".py"):
+                    archive.extract(name, part)
 
 
 def _source_033(folder: Path) -> None:
-    builders = HERE / "builders"
-    if not builders.exists():
+    with TemporaryDirectory(dir=HERE) as there:
+        builders = f"{there}/builders"
         _pip("install", "--target", builders, *BUILDERS)
-    _pip(
-        *("download", "--no-deps", "--no-build-isolation", "--no-binary", "vllm"),
-        *("-d", DISTRIBUTIONS, "vllm==0.33.0"),
-        PYTHONPATH=str(builders),
-        VLLM_TARGET_DEVICE="empty",
-        VLLM_VERSION_OVERRIDE="0.33.0",
-    )
-    with tarfile.open(DISTRIBUTIONS / "vllm-0.33.0.tar.gz") as archive, _whole(folder) as part:
-        wanted = [
-            member
-            for member in archive.getmembers()
-            if member.name.endswith(".py") and member.name.split("/")[1] in ("vllm", "tests")
-        ]
-        archive.extractall(part, wanted, filter="data")
-        for child in (part / "vllm-0.33.0").iterdir():
-            child.rename(part / child.name)
+        _pip(
+            *("download", "--no-deps", "--no-build-isolation", "--no-binary", "vllm"),
+            *("-d", there, "vllm==0.33.0"),
+            PYTHONPATH=builders,
+            VLLM_TARGET_DEVICE="empty",
+            VLLM_VERSION_OVERRIDE="0.33.0",
+        )
+        with tarfile.open(f"{there}/vllm-0.33.0.tar.gz") as archive, _whole(folder) as part:
+            wanted = [
+                member
+                for member in archive.getmembers()
+                if member.name.endswith(".py") and member.name.split("/")[1] in ("vllm", "tests")
+            ]
+            archive.extractall(part, wanted, filter="data")
+            for child in (part / "vllm-0.33.0").iterdir():
+                child.rename(part / child.name)
 
 
 def _pip(*arguments: str | Path, **environment: str) -> None:
@@ -106,3 +107,10 @@ def _lock() -> Iterator[None]:
     with (HERE / "fetching").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":  # before tests that have no network
+    for release in PACKAGES:
+        fetch(release)
+    for release, why in _refused.items():
+        print(f"tests of {PACKAGES[release]} {release} will be skipped: {why}", file=sys.stderr)
