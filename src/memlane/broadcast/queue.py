@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 class MessageQueue:
     """The writer's end of a queue, or a reader's (`create_from_handle`).
-    To close it on SIGTERM, too, install the handler that `help(memlane)` shows.
 
     Args:
         n_reader: all readers. With none `enqueue` returns at once and keeps nothing.
@@ -47,7 +46,7 @@ class MessageQueue:
         serializer: "pickle", or "msgpack" for who must not execute code by decoding; readers learn
             it from the handle. With msgpack tuples come back as lists, and types that it has not
             are refused at `enqueue`.
-        keep_readonly: with pickle, read-only arrays arrive read-only, and not writable like all.
+        keep_readonly: with pickle, read-only arrays arrive read-only.
         remote_window: messages that may be on their way to a reader on another host.
         remote_window_bytes: bytes that may; a message that is larger travels alone.
         remote_liveness: seconds after which a reader on another host, or for it its writer, that
@@ -66,8 +65,8 @@ class MessageQueue:
     Between the ends no lock is taken and, while nobody sleeps, no system call is made: `enqueue`
     crosses into native code once and copies the pickled object once, and so does `dequeue`. One
     thread at a time may use an end; `close()` may come from any thread. Dropping the last
-    reference frees everything but looks like a death to the peers: only `close()`, or leaving a
-    `with` block without an exception, says that this end is finished.
+    reference frees all but looks like a death to the peers: only `close()`, or leaving a `with`
+    block without an exception, says that this end is finished. On SIGTERM see `help(memlane)`.
     """
 
     def __init__(
