@@ -25,9 +25,9 @@ demo: $(VENV)/.installed
 demo-hosts: $(VENV)/.installed
 	$(ENGINE).hosts
 
-# Two of the three parts run at once, on two cores. `native-test`, `fuzz-test` and `python-test` are by subject.
+# Three parts at once, for two cores, as many tests wait. `native-test`, `fuzz-test` and `python-test` are by subject.
 test: $(VENV)/.tools
-	$(MAKE) --no-print-directory -j2 --output-sync=line second-half first-half engine-test
+	$(MAKE) --no-print-directory -j3 --output-sync=line first-half second-half engine-test
 
 first-half: fuzz-build
 	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
@@ -53,7 +53,7 @@ fresh: $(VENV)/.tools
 native-build: $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/native -G Ninja -DMEMLANE_NATIVE_TESTS=ON \
 	    -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" >/dev/null
-	$(VENV)/bin/cmake --build build/native
+	+$(VENV)/bin/cmake --build build/native
 
 native-test: native-build
 	$(VENV)/bin/ctest --test-dir build/native --output-on-failure
@@ -63,7 +63,7 @@ hooks: | $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/hooks -G Ninja -DMEMLANE_SYNC_HOOKS=ON -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
 	    -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DPython_EXECUTABLE="$(CURDIR)/$(PY)" \
 	    -Dnanobind_DIR="$$($(PY) -m nanobind --cmake_dir)" >/dev/null
-	$(VENV)/bin/cmake --build build/hooks
+	+$(VENV)/bin/cmake --build build/hooks
 	$(VENV)/bin/cmake --install build/hooks --prefix build/hooks/site >/dev/null
 	find src/memlane -mindepth 1 -maxdepth 1 ! -name __pycache__ \
 	    -exec ln -sfn ../../../../{} build/hooks/site/memlane/ \;
@@ -76,7 +76,7 @@ fuzz: fuzz-build
 	$(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 fuzz-build: $(VENV)/.tools native-build
-	$(VENV)/bin/cmake --build build/native --target fuzz
+	+$(VENV)/bin/cmake --build build/native --target fuzz
 
 fuzz-test: FUZZ_SECONDS := 20
 fuzz-test: fuzz

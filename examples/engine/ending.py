@@ -6,6 +6,9 @@ the program's first line to its last, except in `with interruptible():` blocks, 
 everything that may take long. There the signal raises `Ended`, and the `with` blocks further out
 close what they hold.
 
+What is not interruptible may hang, on a terminal that nobody reads. After `STUCK_SECONDS` the demo
+leaves as a killed one would: its workers see that and go, and the last removes what has a name.
+
 Nothing slow is imported here: this runs before numpy and memlane are imported.
 """
 
@@ -19,6 +22,8 @@ from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+STUCK_SECONDS = 20.0
+"""Far more than it takes to see stopped workers off, on a busy machine, too."""
 
 
 class Ended(BaseException):
@@ -45,6 +50,7 @@ def run(module: str) -> NoReturn:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup says so, or a shell's `&`
             signal.signal(number, _handle)
+    signal.signal(signal.SIGALRM, _break_off)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     code: str | int | None = 0
     try:
@@ -111,9 +117,15 @@ def say(text: str) -> None:
 def _handle(number: int, _frame: FrameType | None) -> None:
     if _State.came is None:
         _State.came = number
+        signal.setitimer(signal.ITIMER_REAL, STUCK_SECONDS)
     if _State.is_interruptible:
         _State.is_interruptible = False
         raise Ended
+
+
+def _break_off(_number: int, _frame: FrameType | None) -> None:
+    if _State.came is not None:
+        os._exit(128 + _State.came)
 
 
 def _give_up_output() -> None:

@@ -18,23 +18,30 @@ def start(thread: threading.Thread) -> None:
     """
     try:
         thread.start()
-    except RuntimeError:
-        if sys.is_finalizing():
+    except RuntimeError as error:
+        if sys.is_finalizing() or "shutdown" in str(error):
             raise
         raise system_fault(errno.EAGAIN, f"cannot start the thread {thread.name!r}") from None
 
 
 def need(count: int) -> None:
     """Raise SystemFault unless so many threads more may run at once."""
-    over = threading.Event()
+    running = threading.Lock()
     probes: list[threading.Thread] = []
+
+    def end_when_it_is_over() -> None:
+        with running:
+            pass
+
     try:
-        for number in range(count):
-            probe = threading.Thread(target=over.wait, name=f"memlane-{number}", daemon=True)
-            start(probe)
-            probes.append(probe)
+        with running:  # is let go however the block ends, also by a signal handler that raises
+            for number in range(count):
+                probe = threading.Thread(
+                    target=end_when_it_is_over, name=f"memlane-{number}", daemon=True
+                )
+                start(probe)
+                probes.append(probe)
     finally:
-        over.set()
         for probe in probes:
             probe.join()
             _until_gone(probe)

@@ -76,7 +76,9 @@ def _source_033(folder: Path) -> None:
                 for member in archive.getmembers()
                 if member.name.endswith(".py") and member.name.split("/")[1] in ("vllm", "tests")
             ]
-            archive.extractall(part, wanted, filter="data")
+            # Python 3.11.2 has no filters yet.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(part, wanted)
             for child in (part / "vllm-0.33.0").iterdir():
                 child.rename(part / child.name)
 

@@ -17,7 +17,7 @@ import pytest
 
 from memlane import MessageQueue
 from tests.examples.demo import PROMPTS, Terminal, terminal, without_codes, write_prompts
-from tests.harness import PATIENCE
+from tests.harness import PATIENCE, until
 
 ROUNDS = int(os.environ.get("MEMLANE_FRESH_SIGNALS", "5"))
 KEYS = {signal.SIGINT: b"\x03", signal.SIGQUIT: b"\x1c"}
@@ -90,6 +90,25 @@ def test_a_killed_scheduler_leaves_no_workers(arguments: tuple[str, ...], second
             assert not orphans(screen.process.pid), seed
         MessageQueue(1, 1).close()
         assert segments() == before, seed
+
+
+@pytest.mark.soak(seconds=120)
+def test_a_terminal_that_nobody_reads(tmp_path: Path) -> None:
+    """It holds up the view, and so the end; but not for ever, and nothing is left."""
+    prompts = write_prompts(tmp_path, PROMPTS * 1000)
+    before = segments()
+    with terminal("--workers", "2", "--prompts", prompts) as screen:
+        screen.until_shown("─ memlane engine ─")
+        until(lambda: "wait_woken" in blocked_in(screen.process.pid), "it writes", 30)
+        screen.process.terminate()
+        assert screen.process.wait(60) == 128 + signal.SIGTERM
+        assert not orphans(screen.process.pid)
+    assert segments() == before
+
+
+def blocked_in(pid: int) -> set[str]:
+    """The kernel's functions that its threads sleep in."""
+    return {task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/wchan")}
 
 
 def until_first_line(screen: Terminal) -> None:

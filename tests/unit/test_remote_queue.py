@@ -19,7 +19,7 @@ from memlane import (
 from memlane.broadcast.remote.wire import PIECE, SMALL
 from memlane.testing import stalls
 from tests.harness import PATIENCE, Aside, until
-from tests.queues import drain, fill, refuses
+from tests.queues import drain, fill, refuses, start_reader
 from tests.remotes import HERE, remote_queue, remote_writer, start_remote_reader
 
 
@@ -392,3 +392,29 @@ def test_release_of_an_absent_reader() -> None:
             MessageQueue.create_from_handle(handle, 1)
         writer.wait_until_ready(PATIENCE)
         reader.close()
+
+
+@pytest.mark.parametrize("local", [0, 1])
+def test_ready_though_the_writer_has_closed(local: int) -> None:
+    """A writer that has found everybody there may close at once: its readers are told before.
+
+    Fails without the guard: the thread that would have told them had ended.
+    """
+    with remote_writer(1, local) as writer:
+        beside = start_reader(writer.export_handle(0), 0) if local else None
+        handle = writer.export_handle(local)
+
+        def write() -> None:
+            writer.wait_until_ready(PATIENCE)
+            for number in range(3):
+                writer.enqueue(number)
+            writer.close()
+
+        writing = Aside(write).until_blocked()
+        reader = start_reader(handle, local)
+        writing.result()
+        reader.call("wait_until_ready", PATIENCE)
+        assert [reader.call("dequeue", PATIENCE) for _ in range(3)] == [0, 1, 2]
+    reader.leave()
+    if beside is not None:
+        beside.leave()

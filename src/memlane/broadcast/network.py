@@ -129,6 +129,8 @@ class NetworkWriter:
         self.remote.wait_until_ready(timeout)
         if self._local is not None:
             self._local.wait_until_ready(remaining(deadline))
+        with self.remote._lock:  # now, because the thread, which would, ends when this end closes
+            attending.announce_ready(self.remote)
 
     def release_reader(self, rank: int) -> None:
         if self._local is not None and rank in self._local.native.ranks:

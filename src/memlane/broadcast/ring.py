@@ -43,7 +43,7 @@ def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object)
 class ShmRingBuffer:
     """A fixed ring of chunks in shared memory: one writer, `n_reader` readers, no locks.
 
-    To close it on SIGTERM, too, install the handler that `help(memlane)` shows.
+    To free it on SIGTERM, too, install the handler that `help(memlane)` shows.
 
     Args:
         n_reader: readers, each with its own flag per chunk.

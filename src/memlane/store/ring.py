@@ -41,7 +41,7 @@ class Tenant(Protocol):
 class SingleWriterShmRingBuffer:
     """A ring of chunks of any size in shared memory; its creator is the only writer.
 
-    To close it on SIGTERM, too, install the handler that `help(memlane)` shows.
+    To free it on SIGTERM, too, install the handler that `help(memlane)` shows.
 
     Args:
         data_buffer_size: bytes of the ring.

@@ -240,6 +240,15 @@ def note_sign_of_life(peer: Peer) -> None:
     peer.knocked_at = time.monotonic()
 
 
+def announce_ready(writer: RemoteWriter) -> bool:
+    """Tells the readers once everybody has attached, here and elsewhere; with the lock."""
+    if not (writer.everybody_is_here or writer.absent() or writer.absent_here()):
+        writer.everybody_is_here = True
+        for peer in writer.peers:
+            writer.tell(peer, What.READY)
+    return writer.everybody_is_here
+
+
 def look(writer: RemoteWriter) -> float | None:
     """Judges every connection; seconds until the next look, None if there is nothing to see."""
     bound = writer.options.liveness

@@ -86,7 +86,7 @@ class RemoteWriter(RemoteEnd):
         self._credit = 0  # messages, and
         self.room = -1  # bytes that may be sent without another look, -1: none
         self.everybody_is_here = self._is_ending = False
-        self._absent_here: Callable[[], list[str]] = list
+        self.absent_here: Callable[[], list[str]] = list
         self._find_dead_here: Callable[[], None] = lambda: None
         self._tell_here: Callable[[int], None] = lambda _absent: None
         self._porter = Porter(self._context, self.keys)
@@ -116,7 +116,7 @@ class RemoteWriter(RemoteEnd):
         """There are local readers, too: names who is absent, raises for the dead, tells them how
         many are absent elsewhere."""
         with self._lock:
-            self._absent_here = absent_here
+            self.absent_here = absent_here
             self._find_dead_here = find_dead_here
             self._tell_here = tell_here
             self.note_attendance()
@@ -332,12 +332,8 @@ class RemoteWriter(RemoteEnd):
         with self._lock:
             was_recent = time.monotonic() - self._served_at < RECENT
             pause = self._answer(readers=not was_recent)
-            if not self.everybody_is_here and not self.absent():
+            if not attending.announce_ready(self) and not self.absent():
                 pause = SLICE  # local readers tell nobody here
-                if not self._absent_here():
-                    self.everybody_is_here = True
-                    for peer in self.peers:
-                        self.tell(peer, What.READY)
             if was_recent:
                 pause = RECENT if pause is None else min(pause, RECENT)
         self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
@@ -345,7 +341,7 @@ class RemoteWriter(RemoteEnd):
     def everybody_absent(self) -> list[str]:
         """Who has not attached, here and elsewhere; named as far as anybody would read it."""
         absent = self.absent()
-        named = self._absent_here() + [self._text(peer) for peer in absent[:MOST_NAMED]]
+        named = self.absent_here() + [self._text(peer) for peer in absent[:MOST_NAMED]]
         return named + ["another reader"] * (len(absent) - MOST_NAMED)
 
     # The rest ---------------------------------------------------------------------------------
