@@ -49,8 +49,17 @@ class Failure:
 
 def preloading(shim: Path) -> tuple[str, ...]:
     """What goes before an interpreter, so that its calls can fail."""
-    before = os.environ.get("LD_PRELOAD")
-    return ("env", f"LD_PRELOAD={before}:{shim}" if before else f"LD_PRELOAD={shim}")
+
+    def joined(variable: str, *values: str) -> str:
+        return f"{variable}={':'.join(value for value in values if value)}"
+
+    before = {name: os.environ.get(name, "") for name in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
+    # By its name: a blank in a path to preload would end it.
+    return (
+        "env",
+        joined("LD_LIBRARY_PATH", str(shim.parent), before["LD_LIBRARY_PATH"]),
+        joined("LD_PRELOAD", before["LD_PRELOAD"], shim.name),
+    )
 
 
 class FailingCalls:
