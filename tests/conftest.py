@@ -16,7 +16,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from tests.harness import METHODS, children_of, dismiss, holdings, reap, surplus
+from tests.harness import (
+    METHODS,
+    children_of,
+    dismiss,
+    holdings,
+    network_refusal,
+    reap,
+    surplus,
+)
 
 settings.register_profile("memlane", database=None, deadline=None)
 settings.load_profile("memlane")
@@ -30,6 +38,8 @@ _failed = pytest.StashKey[bool]()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak(seconds): rounds as many as the environment says")
     config.addinivalue_line("markers", "slow: takes more than five seconds by its nature")
+    config.addinivalue_line("markers", "root: gives files away, or becomes another user")
+    config.addinivalue_line("markers", "hosts: makes hosts and cables (examples/lab)")
     # Orphans of killed peers come to this process, where they are seen and reaped.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # A shell that starts this in the background has it ignored, and children inherit that.
@@ -48,6 +58,13 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("only root can give files away or become another user")
+    if item.get_closest_marker("hosts") and (refusal := network_refusal()):
+        pytest.skip(refusal)
 
 
 @pytest.hookimpl(wrapper=True)

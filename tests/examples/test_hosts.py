@@ -1,4 +1,4 @@
-"""The demo on two hosts, run for real as a stranger with root would."""
+"""The demo on two hosts, run for real."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.demo import PROMPTS, environment, write_prompts
-from tests.harness import network_refusal, unshare_refusal
+from tests.harness import unshare_refusal
 
 
 def run(*arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -17,7 +17,7 @@ def run(*arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedPr
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(network_refusal()), reason=network_refusal())
+@pytest.mark.hosts
 def test_two_hosts(tmp_path: Path) -> None:
     """Equal tokens, also over a pause; behind the bound everybody says who is gone, and goes."""
     finished = run("--tokens", "6", "--prompts", write_prompts(tmp_path, PROMPTS))

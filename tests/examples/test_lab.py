@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import lab
-from tests.harness import PATIENCE, Link, Neighbour, neighbour, network_refusal, start, until
+from tests.harness import PATIENCE, Link, Neighbour, neighbour, start, until
 
-pytestmark = pytest.mark.skipif(bool(network_refusal()), reason=network_refusal())
+pytestmark = pytest.mark.hosts
 
 ECHO = """
 import socket, sys

@@ -33,7 +33,7 @@ def test_symbolic_link(tmp_path: Path, to: str) -> None:
         path_of(instance).unlink()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.root
 def test_file_of_another_user() -> None:
     """Though root could open it, and nobody holds it."""
     instance = new_id()
@@ -50,7 +50,7 @@ def test_file_of_another_user() -> None:
         path_of(instance).unlink()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.root
 def test_live_region_of_another_user() -> None:
     instance = new_id()
 

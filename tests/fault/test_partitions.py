@@ -1,6 +1,6 @@
 """Partitions, kills and stops at random, between two network stacks.
 
-Afterwards the histories of all processes are compared (`tests.histories`). As root.
+Afterwards the histories of all processes are compared (`tests.histories`).
 
 ``MEMLANE_SOAK_PARTITIONS`` is the number of rounds (default 1).
 """
@@ -16,7 +16,7 @@ import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, TimedOut
 from memlane.broadcast.remote import joining
-from tests.harness import PATIENCE, Link, Peer, neighbour, network_refusal, start
+from tests.harness import PATIENCE, Link, Peer, neighbour, start
 from tests.histories import SLACK, WRITER, History, Log, Record
 from tests.remotes import remote_writer
 
@@ -165,7 +165,7 @@ class Round:
         )
 
 
-@pytest.mark.skipif(bool(network_refusal()), reason=network_refusal())
+@pytest.mark.hosts
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_a_round(number: int, tmp_path: Path) -> None:
     """Nothing lost, doubled or reordered; every death is told in time, and no other."""

@@ -1,4 +1,4 @@
-"""A cable that is pulled, and one that loses: between two network stacks, as root.
+"""A cable that is pulled, and one that loses: between two network stacks.
 
 ``MEMLANE_SOAK_CABLES`` is the number of rounds with stops, delays and losses (default 1; each sends
 1,000 messages).
@@ -18,7 +18,6 @@ from tests.harness import (
     Neighbour,
     Remote,
     neighbour,
-    network_refusal,
     until,
 )
 from tests.queues import refuses, start_reader
@@ -27,7 +26,7 @@ from tests.remotes import remote_writer
 ROUNDS = int(os.environ.get("MEMLANE_SOAK_CABLES", "1"))
 LIVENESS = 1.5
 pytestmark = [
-    pytest.mark.skipif(bool(network_refusal()), reason=network_refusal()),
+    pytest.mark.hosts,
     pytest.mark.soak(seconds=60 + 20 * ROUNDS),
 ]
 

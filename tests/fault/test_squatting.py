@@ -16,7 +16,6 @@ from tests.harness import NO_FILES, Link, start
 from tests.queues import path_of, refuses, ring_in, start_reader
 
 NOBODY = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 Attach = Callable[[MessageQueue], object]
 
@@ -93,7 +92,7 @@ def test_mode(writer: MessageQueue, attach: Attach, mode: int) -> None:
     path_of(writer).chmod(0o600)
 
 
-@needs_root
+@pytest.mark.root
 @attaching
 def test_owner(writer: MessageQueue, attach: Attach) -> None:
     """A segment of another user is refused, though root could open it."""
@@ -103,7 +102,7 @@ def test_owner(writer: MessageQueue, attach: Attach) -> None:
     assert isinstance(caught.value, SegmentRefused)
 
 
-@needs_root
+@pytest.mark.root
 def test_other_user(writer: MessageQueue) -> None:
     """Another user cannot attach, and is told so."""
     handle = writer.export_handle()
