@@ -1,8 +1,13 @@
-"""What the tests need from the network comes before the first of them, whose time is limited."""
+"""What all tests of engines need: the distributions, and time."""
 
 import pytest
 
 from tests.engines import sources
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Each of their many processes imports torch, which takes its time on a busy machine."""
+    item.add_marker(pytest.mark.soak(seconds=600))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -39,6 +39,6 @@ def _deadline() -> Iterator[None]:
         pytest.fail("the test hangs")
 
     signal.signal(signal.SIGALRM, expire)
-    signal.alarm(45)
+    signal.alarm(300)
     yield
     signal.alarm(0)

@@ -27,7 +27,7 @@ def run(*names: str, release: str = "0.33", fails: bool = False, **environment: 
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=50)
+        output, _ = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.engines import sources
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +14,6 @@ FILES = ("test_shm_broadcast.py", "test_mq_connect_ip.py")
 AT_LEAST = 20
 
 
-@pytest.mark.soak(seconds=200)
 def test_vllms_own_tests_of_the_queue(tmp_path: Path) -> None:
     """Of 0.33, from its source distribution, with the environment that switches memlane on."""
     for file in FILES:  # away from their package, which is called tests as well
