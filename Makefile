@@ -15,7 +15,7 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: moved demo demo-hosts test root-test fresh first-half second-half engine-test native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
+.PHONY: moved demo demo-hosts test root-test fresh first-part second-part third-part native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
 
 demo: $(VENV)/.installed
 	$(ENGINE)
@@ -27,20 +27,21 @@ demo-hosts: $(VENV)/.installed
 
 # Three parts at once, for two cores, as many tests wait. `native-test`, `fuzz-test` and `python-test` are by subject.
 test: $(VENV)/.tools
-	$(MAKE) --no-print-directory -j3 --output-sync=line first-half second-half engine-test
+	$(MAKE) --no-print-directory -j3 --output-sync=line first-part second-part third-part
 
-first-half: fuzz-build
+first-part: fuzz-build
 	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
 	tests/own_shm.sh $(PY) -m tests.fuzz --seconds 20 --jobs 2
-	tests/own_shm.sh $(PY) -m pytest -q tests/house tests/unit tests/property tests/examples
+	tests/own_shm.sh $(PY) -m pytest -q tests/house tests/unit tests/property
 
-second-half: hooks
+second-part: hooks
 	tests/own_shm.sh $(PY) -m pytest -q tests/crash tests/fault
 
-# The adapters on the engines' own modules, which are fetched before: own_shm.sh may leave no network.
-engine-test: $(VENV)/.tools
+# The engines' own modules, for their adapters, are fetched before: own_shm.sh may leave no network.
+third-part: $(VENV)/.tools
 	$(PY) -m tests.engines.sources
 	tests/own_shm.sh $(PY) -m pytest -q tests/engines
+	tests/own_shm.sh $(PY) -m pytest -q tests/examples
 
 # What needs root: giving files away, becoming another user, and, on most machines, making hosts and cables.
 root-test: $(VENV)/.tools
