@@ -84,7 +84,8 @@ def keyless(_link: Link, handle: Handle, count: int, server_key: str) -> int:
     for _ in range(-(-count // 10)):
         ones = [dealer_of(context, handle, None, server_key) for _ in range(10)]
         for one in ones:
-            one.send(hello(handle))
+            with suppress(zmq.Again):  # it was refused already, and has nobody to send to any more
+                one.send(hello(handle), zmq.NOBLOCK)
         # Now and then libzmq gives up at the stranger's end without a word: all share one wait.
         end = time.monotonic() + LIVENESS
         fates = [fates_of(one, 1, max(0.0, end - time.monotonic())) for one in ones]
