@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a command with a /dev/shm of its own, so that two halves of the tests do not see each other's segments:
+# Runs a command with a /dev/shm of its own, so that the parts of `make test` do not see each other's segments:
 #
 #   tests/own_shm.sh COMMAND ...
 #
@@ -8,7 +8,7 @@
 # else, and could open files of any mode. Of the capabilities in there they keep those with which tests make hosts and
 # cables (examples/lab), for which they also get a network of their own.
 #
-# Where the machine refuses that, as containers often do, the halves run one after the other instead.
+# Where the machine refuses that, as containers often do, the parts run one after the other instead.
 try() {
     place=$1 script="$2 && exec $3\"\$@\""
     shift 3
