@@ -15,7 +15,7 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: moved demo demo-hosts test root-test fresh first-part second-part third-part native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench stub clean
+.PHONY: moved demo demo-hosts test root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench engines stub clean
 
 demo: $(VENV)/.installed
 	$(ENGINE)
@@ -25,23 +25,22 @@ demo: $(VENV)/.installed
 demo-hosts: $(VENV)/.installed
 	$(ENGINE).hosts
 
-# Three parts at once, for two cores, as many tests wait. `native-test`, `fuzz-test` and `python-test` are by subject.
+# On two cores four at once, as many tests wait; the longest first.
 test: $(VENV)/.tools
-	$(MAKE) --no-print-directory -j3 --output-sync=line first-part second-part third-part
+	$(MAKE) --no-print-directory -j4 --output-sync=line test-fault test-remote test-crash test-engines test-examples \
+	    native-test fuzz-test test-unit test-property test-house
 
-first-part: fuzz-build
-	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
-	tests/own_shm.sh $(PY) -m tests.fuzz --seconds 20 --jobs 2
-	tests/own_shm.sh $(PY) -m pytest -q tests/house tests/unit tests/property
+# One folder of tests, with a /dev/shm of its own.
+test-%: $(VENV)/.tools
+	tests/own_shm.sh $(PY) -m pytest -q tests/$*
 
-second-part: hooks
-	tests/own_shm.sh $(PY) -m pytest -q tests/crash tests/fault
+test-fault test-remote test-crash: hooks
 
-# The engines' own modules, for their adapters, are fetched before: own_shm.sh may leave no network.
-third-part: $(VENV)/.tools
+test-engines: engines-sources
+
+# own_shm.sh may leave no network.
+engines-sources: $(VENV)/.tools
 	$(PY) -m tests.engines.sources
-	tests/own_shm.sh $(PY) -m pytest -q tests/engines
-	tests/own_shm.sh $(PY) -m pytest -q tests/examples
 
 # What needs root: giving files away, becoming another user, and, on most machines, making hosts and cables.
 root-test: $(VENV)/.tools
@@ -57,7 +56,7 @@ native-build: $(VENV)/.installed
 	+$(VENV)/bin/cmake --build build/native
 
 native-test: native-build
-	$(VENV)/bin/ctest --test-dir build/native --output-on-failure
+	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
 
 # The extension with sync hooks and the package around it, for tests that kill a process at a sync point.
 hooks: | $(VENV)/.installed
@@ -74,12 +73,12 @@ python-test: $(VENV)/.tools hooks
 
 # Hostile bytes: what decodes them gets seeds, then changed ones for so many seconds per target, two targets at a time.
 fuzz: fuzz-build
-	$(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS)
+	tests/own_shm.sh $(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS) --jobs 2
 
 fuzz-build: $(VENV)/.tools native-build
 	+$(VENV)/bin/cmake --build build/native --target fuzz
 
-fuzz-test: FUZZ_SECONDS := 20
+fuzz-test: FUZZ_SECONDS := 5
 fuzz-test: fuzz
 
 lint: $(VENV)/.tools
@@ -109,10 +108,10 @@ soak: $(VENV)/.tools native-test
 	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_PUTS=100000 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py tests/fault/test_soak_puts.py
 	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
-	    tests/fault/test_remote_soak.py tests/fault/test_remote_cable.py tests/unit/test_remote_strangers.py \
-	    tests/fault/test_remote_ends.py
+	    tests/remote/test_remote_soak.py tests/remote/test_remote_cable.py tests/unit/test_remote_strangers.py \
+	    tests/remote/test_remote_ends.py
 	MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 $(PY) -m pytest -q --durations=10 \
-	    tests/fault/test_partitions.py tests/fault/test_remote_cuts.py
+	    tests/remote/test_partitions.py tests/remote/test_remote_cuts.py
 	MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_offload_races.py tests/fault/test_offload_kills.py tests/fault/test_offload_every_call.py
 	MEMLANE_SOAK_SECONDS=180 MEMLANE_SOAK_STEPS=100000 MEMLANE_SOAK_LARGE=1 $(PY) -m pytest -q --durations=10 \
@@ -128,6 +127,14 @@ bench: $(VENV)/.tools native-test
 	$(PY) -m benchmarks.offload.startup
 	$(PY) -m benchmarks.offload.moving
 	$(PY) -m benchmarks.remote
+
+# The engines that memlane is for, on their own classes and on memlane's: a real vLLM (860 MB to fetch, once, 3.5 GB on disk),
+# and Ray. Half an hour; docs/engines.md has its tables.
+engines: $(VENV)/.tools
+	$(PIP) 'ray>=2.9'
+	$(PY) -m benchmarks.engines
+	$(PY) -m benchmarks.engines.ray
+	tests/own_shm.sh $(PY) -m pytest -q tests/engines/test_ray.py
 
 # Rewrites the type stub of the native module.
 stub: $(VENV)/.tools
@@ -154,7 +161,7 @@ endef
 export REFUSE_OLD_PYTHON
 
 $(VENV)/.tools: $(VENV)/.installed
-	$(PIP) torch==2.13.0
+	$(PIP) --no-compile torch==2.13.0
 	$(PIP) --no-build-isolation -e '.[test]'
 	touch $@
 

@@ -42,8 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hosts: makes hosts and cables (examples/lab)")
     # Orphans of killed peers come to this process, where they are seen and reaped.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # A shell that starts this in the background has it ignored, and children inherit that.
+    # What a shell ignores for its background jobs, or nohup, children would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for ignored in (signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_DFL)
     # Beside the first thread ThreadSanitizer starts one of its own, which stays.
     first = threading.Thread(target=int)
     first.start()

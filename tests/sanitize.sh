@@ -66,7 +66,7 @@ export TSAN_OPTIONS="$TSAN_OPTIONS:allocator_may_return_null=1"
 # Every Python object has memory of its own, so that a byte too far in one is seen.
 export PYTHONMALLOC=malloc
 # tests/house reads the source, which is the same.
-test $# -gt 0 || set -- tests/unit tests/property tests/fault tests/examples
+test $# -gt 0 || set -- tests/unit tests/property tests/fault tests/remote tests/examples
 # ThreadSanitizer knows every lock of the interpreter, the GIL included. But the atomics of other libraries it does not
 # see: their threads look like races, and are left out. (Those of the BLAS also look like left behind by the first test
 # that computes after a fork.)

@@ -207,14 +207,15 @@ def test_worker_may_be_ended_by_a_signal_of_its_own(many: str) -> None:
 def test_worker_without_shared_memory_says_so_through_the_scheduler(few: str) -> None:
     """Enough for the store, and for none of the workers."""
     finished = subprocess.run(
-        [*private_shm("21m"), *command("--workers", "3", "--prompts", few)[1:]],
+        [*private_shm("5m"), *command("--workers", "3", "--store-mib", "3", "--prompts", few)[1:]],
         env=environment(),
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert finished.returncode == 1
-    (line,) = finished.stderr.splitlines()
+    assert "Traceback" not in finished.stderr  # but a slow start may be remarked upon
+    line = finished.stderr.splitlines()[-1]
     assert re.match(r"engine: worker \d \(pid \d+\) died: ShmExhausted: need \d+ bytes", line)
 
 

@@ -33,7 +33,12 @@ def test_two_hosts(tmp_path: Path) -> None:
     assert list(workers) == ["1", "2", "3", "4"]
     assert said.count("single process      the same tokens\n") == 2
     assert re.search(r"recovered +one step took [1-9]", said)
-    assert re.search(rf"raises +after [34]\.\d s: worker 3 \(pid {workers['3']}\) died: Writ", said)
+    # Both sides have the same bound: a worker may have left before the scheduler gives it up.
+    gone = r"worker ([34]) \(pid (\d+)\) died: (?:WriterDied|it left with exit code 1)"
+    named = re.search(rf"raises +after (\d+\.\d) s: {gone}", said)
+    assert named, said
+    assert 3.0 <= float(named[1]) < 10.0
+    assert named[3] == workers[named[2]]
     relay = re.search(r"ReaderDied +reader ([34]) \(pid (\d+)\) died at 198\.18\.\d+\.2:", said)
     assert relay, said
     assert relay[2] == workers[relay[1]]

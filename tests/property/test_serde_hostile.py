@@ -189,6 +189,8 @@ REFUSED: list[Any] = [
     *([tag, 2**40] for tag in (5, 6, 7, 9, 18, 19)),
     [17, "<f8", 2**40],
     [17, "<f8", b"short"],
+    # code points that there are none of
+    [17, "<U1", b"\x00\x00\x00\x01"],
     [8, -64],
     # what torch has no tensors of
     [20, "qint8", [1]],

@@ -19,9 +19,9 @@ import zmq
 from memlane import AccessRefused, Handle, MessageQueue
 from memlane.broadcast.remote import attending, doorstep, wire
 from tests import strangers
-from tests.fault.test_remote_deaths import numbered, read_numbered
 from tests.harness import PATIENCE, Aside, holdings, start, until
 from tests.queues import refuses
+from tests.remote.test_remote_deaths import numbered, read_numbered
 from tests.remotes import address_of, remote_queue, remote_writer, start_remote_reader
 from tests.strangers import dealer_of, hello
 

@@ -143,7 +143,11 @@ def _array(memory: ObjectMemory, node: list[Any]) -> np.ndarray[Any, Any]:
 def _scalar(memory: ObjectMemory, node: list[Any]) -> Any:
     dtype = dtype_of(_parts(node, 3)[1])
     # A scalar with fields refers to its memory, and can be written to.
-    return np.ndarray((1,), dtype, bytearray(_content(node)))[0]
+    scalars = np.ndarray((1,), dtype, bytearray(_content(node)))
+    try:
+        return scalars[0]
+    except SystemError as error:  # so numpy says it of text
+        raise CorruptMessage(f"it is no {dtype}: {error}") from error
 
 
 def _numpy_text(memory: ObjectMemory, node: list[Any]) -> np.str_:

@@ -15,9 +15,9 @@ import zmq
 
 from memlane import AccessRefused, MessageQueue, WriterDied, WriterUnreachable
 from memlane.broadcast.remote import wire
-from tests.fault.test_remote_deaths import writing
 from tests.harness import PATIENCE, Remote, start
 from tests.queues import refuses
+from tests.remote.test_remote_deaths import writing
 from tests.remotes import address_of
 
 

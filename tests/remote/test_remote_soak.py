@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from tests.fault.test_remote_deaths import read_numbered, write_numbered
 from tests.harness import Aside
+from tests.remote.test_remote_deaths import read_numbered, write_numbered
 from tests.remotes import remote_writer, start_remote_reader
 
 MESSAGES = int(os.environ.get("MEMLANE_SOAK_REMOTE", "2000"))

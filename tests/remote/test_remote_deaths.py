@@ -14,7 +14,13 @@ from memlane import MessageQueue, RankTaken, ReaderDied, WriterDied
 from memlane.testing import stalls
 from tests.harness import PATIENCE, Aside, Link, Remote, serve, start, until
 from tests.queues import refuses
-from tests.remotes import LIVENESS, Cable, remote_queue, remote_writer, start_remote_reader
+from tests.remotes import (
+    LIVENESS,
+    Cable,
+    remote_queue,
+    remote_writer,
+    start_remote_reader,
+)
 
 SIZE = 20_000
 BOUND = LIVENESS + 1.5
@@ -36,8 +42,8 @@ def read_numbered(queue: MessageQueue, number: int = 0) -> tuple[int, Exception,
         number += 1
 
 
-def writing(link: Link, n_remote: int) -> None:
-    writer = remote_writer(n_remote)
+def writing(link: Link, n_remote: int, liveness: float = LIVENESS) -> None:
+    writer = remote_writer(n_remote, remote_liveness=liveness)
     serve(link, writer, writer.export_handle())
 
 
@@ -155,6 +161,16 @@ def test_a_killed_writer(method: str) -> None:
         assert error.pid == writer.pid
         assert moment - killed < BOUND
         reader.close()
+
+
+def test_a_killed_writer_has_no_ear() -> None:
+    """Its host refuses connections to it: readers need not wait for the bound."""
+    writer = Remote(start(writing, 1, 60.0))
+    with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
+        killed = writer.peer.kill()
+        _, error, moment = read_numbered(reader, 0)
+        assert isinstance(error, WriterDied), error
+        assert moment - killed < 1.0
 
 
 def test_an_exit_without_close_is_a_death() -> None:

@@ -11,7 +11,6 @@ import time
 import pytest
 
 from memlane import MessageQueue, ReaderDied, WriterDied
-from tests.fault.test_remote_deaths import numbered, read_numbered, write_numbered
 from tests.harness import (
     PATIENCE,
     Aside,
@@ -21,6 +20,7 @@ from tests.harness import (
     until,
 )
 from tests.queues import refuses, start_reader
+from tests.remote.test_remote_deaths import numbered, read_numbered, write_numbered
 from tests.remotes import remote_writer
 
 ROUNDS = int(os.environ.get("MEMLANE_SOAK_CABLES", "1"))
