@@ -13,9 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def torch(what: str) -> None:
-    if importlib.util.find_spec("torch") is None:
-        sys.exit(f"{what} needs torch, which is not installed here: pip install torch")
+def package(name: str, what: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        sys.exit(f"{what} needs {name}, which is not installed here: pip install {name}")
 
 
 def compiler() -> str:

@@ -1,7 +1,8 @@
 /* Who reads an object and who evicts it (store/object_reader.hpp, store_reader.hpp, store_writer.hpp).
  *
  * Modelled: OBJECTS objects, one after the other, in one entry of the table and one place of the ring; their offer,
- * references (GET_CACHED: a second one at any moment), eviction, and clear() while somebody reads (CLEARS). READERS readers
+ * references (GET_CACHED: a second one at any moment), eviction, and clear(), which makes an orphan of it (CLEARS): nobody
+ * owes reads of that, and it is retired when its place is wanted, as what is evicted is. READERS readers
  * pin any id at any moment, look whether it is live, read, look again, count the read and unpin. A reader may die between
  * any two steps (DIES), and then another one takes its place; or it closes while it reads (CLOSES), after which its pins
  * are void, though it looks on. Stores are buffered (memory.pml). The writer appends the table's section first.
@@ -12,7 +13,7 @@
  * Proven:
  *   valid_is_whole      what is read between pin and unpin is that object, and no other; so it is behind a close() if the
  *                       entry is valid still
- *   pinned_stays        an object that was granted stays valid until it is unpinned, unless it is cleared
+ *   pinned_stays        an object that was granted stays valid until it is unpinned, also when it is cleared
  *   evicted_when_read   what is evicted has been read by every reader that is there, as often as it was referenced
  *   listed_is_complete  whoever finds the section finds it filled in
  */
@@ -39,7 +40,6 @@
 
 bit is_gone[READERS];           /* its lock is free, or it has said `closed`; absent is not gone */
 bit killed[READERS];
-bit was_cleared[OBJECTS + 1];
 byte finished[READERS];         /* reads of the object that is offered, counted or on the way to it */
 bit valid_is_whole = 1;
 bit pinned_stays = 1;
@@ -145,16 +145,9 @@ proctype writer() {
             store_release(WRITER, REFERENCES, 2)    /* SYNC refer.store */
 #endif
 #ifdef CLEARS
-        :: was_cleared[id] = 1;
-           mark(RETIRED(id));
-           do                                       /* the ghost: nothing is written there before it is let go */
-           :: look_for_pins();
-              if
-              :: !pinned -> break
-              :: else
-              fi
-           od;
-           break
+        :: references > 0 ->
+            references = 0;
+            store_release(WRITER, REFERENCES, 0)    /* SYNC refer.store */
 #endif
         :: look_for_debts();
            if
@@ -232,7 +225,7 @@ inline get() {
         load(READER(r), STAMP, seen);               /* SYNC offer.load */ /* SYNC retire.load */
 #endif
         d_step {
-            pinned_stays = is_gone[r] || was_cleared[id] || seen == LIVE(id) || seen == CLOSING(id);
+            pinned_stays = is_gone[r] || seen == LIVE(id) || seen == CLOSING(id);
 #ifndef UNPINNED_BEFORE_READ
             assert(pinned_stays);
 #endif

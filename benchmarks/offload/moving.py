@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", type=int, choices=SIZES, default=[])
     parser.add_argument("--output", type=Path, help="folder for offload-moving.json")
     arguments = parser.parse_args()
-    needs.torch("python -m benchmarks.offload.moving")
+    needs.package("torch", "python -m benchmarks.offload.moving")
     needs.compiler()
     load, machine = os.getloadavg()[0], describe()
     print(machine, flush=True)

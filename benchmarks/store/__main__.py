@@ -28,7 +28,7 @@ def main() -> None:
     payloads = [payload for payload in PAYLOADS if not asked.only or payload.name in asked.only]
     rounds = asked.rounds or ROUNDS
     if any(payload.name == "tensors" for payload in payloads):
-        needs.torch("the payload `tensors` (others: --only array-1m, ...)")
+        needs.package("torch", "the payload `tensors` (others: --only array-1m, ...)")
 
     def measure(workspace: Workspace) -> Iterator[CellResult]:
         for payload in payloads:

@@ -2,11 +2,8 @@
 #include "bindings/offload.hpp"
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-
-#include <optional>
 
 #include "bindings/gil.hpp"
 #include "bindings/region_views.hpp"
@@ -32,9 +29,9 @@ os::Nanoseconds slice_of(double seconds) noexcept {
 }
 
 std::shared_ptr<RegionFile> new_region(std::string directory, const std::string& name, std::uint64_t total_bytes,
-                                       std::uint64_t blocks, std::uint64_t workers, std::uint64_t cell_bytes) {
+                                       std::uint64_t blocks, std::uint64_t row_bytes, std::uint64_t cell_bytes) {
     return std::make_shared<RegionFile>(std::move(directory), name,
-                                        offload::RegionGeometry{total_bytes, blocks, workers, cell_bytes});
+                                        offload::RegionGeometry{total_bytes, blocks, row_bytes, cell_bytes});
 }
 
 // A signal handler, or `progress`, may fork in the middle of a start: what is under way is the parent's.
@@ -113,12 +110,13 @@ nb::tuple leave(RegionFile& self, double patience) {
     return nb::make_tuple(departure.removed_name, departure.problem);
 }
 
-std::shared_ptr<Population> populate(const std::shared_ptr<RegionFile>& region, std::optional<std::uint64_t> worker,
-                                     bool is_builder, bool in_huge_pages, unsigned threads) {
+std::shared_ptr<Population> populate(const std::shared_ptr<RegionFile>& region, std::uint64_t offset, std::uint64_t bytes,
+                                     std::uint64_t stride, std::uint64_t count, bool is_builder, bool in_huge_pages,
+                                     unsigned threads) {
     require_own(region->is_own());
-    const auto& g = region->geometry();
     const bool by_populating = is_builder && in_huge_pages;  // what is not populated is not reserved
-    const Cells cells = worker && !by_populating ? Cells::of_worker(g, *worker) : Cells::whole(g.total_bytes);
+    const Cells cells =
+        by_populating ? Cells::whole(region->geometry().total_bytes) : Cells::of(offset, bytes, stride, count);
     const Reserving reserving = !is_builder     ? Reserving::not_at_all
                                 : in_huge_pages ? Reserving::by_populating
                                                 : Reserving::ahead;
@@ -150,7 +148,7 @@ void bind_offload(nb::module_& m) {
         .def("__getitem__", &RegionRows::row, "block"_a, nb::sig("def __getitem__(self, block: int) -> memoryview"));
 
     nb::class_<RegionFile>(m, "RegionFile", "The file of a region, and this holder's place in it.")
-        .def(nb::new_(&new_region), "directory"_a, "name"_a, "total_bytes"_a, "blocks"_a, "workers"_a, "cell_bytes"_a)
+        .def(nb::new_(&new_region), "directory"_a, "name"_a, "total_bytes"_a, "blocks"_a, "row_bytes"_a, "cell_bytes"_a)
         .def("enter", &enter, "seconds"_a, "One try to create or join it: 'created', 'joined' or 'waiting'.")
         .def("await_space", &await_space, "seconds"_a, "'complete', 'build' (it is on the caller) or 'waiting'.")
         .def("publish", &publish, "All the space is there.")
@@ -161,7 +159,7 @@ void bind_offload(nb::module_& m) {
              "Gives everything up. Was the name removed, and what could not be done?")
         .def("region_map", [](const RegionFile& self) { return RegionMap(mapping_of(self)); })
         .def("rows", [](const RegionFile& self) {
-                 return RegionRows(mapping_of(self), self.geometry().blocks, self.geometry().row_bytes());
+                 return RegionRows(mapping_of(self), self.geometry().blocks, self.geometry().row_bytes);
              })
         .def("memory", [](const RegionFile& self) {
                  const auto& mapping = mapping_of(self);
@@ -176,7 +174,8 @@ void bind_offload(nb::module_& m) {
         .def_prop_ro("is_own", &RegionFile::is_own);
 
     nb::class_<Population>(m, "Population", "Threads that reserve and populate pages; they end with it.")
-        .def(nb::new_(&populate), "region"_a, "worker"_a.none(), "is_builder"_a, "in_huge_pages"_a, "threads"_a)
+        .def(nb::new_(&populate), "region"_a, "offset"_a, "bytes"_a, "stride"_a, "count"_a, "is_builder"_a,
+             "in_huge_pages"_a, "threads"_a)
         .def("wait", &wait, "seconds"_a, "'reserved' (once), 'done' or 'working'; raises what went wrong.")
         .def("stop", [](Population& self) { const WithoutGil no_gil; self.stop(); })
         .def_prop_ro("done", &Population::done)

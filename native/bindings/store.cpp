@@ -33,6 +33,7 @@ void bind_end(nb::class_<End>& end) {
         .def("abandon", [](End& self) { self.finish(false); }, "Frees everything, tells nobody.")
         .def("check", &End::check, "Raises if this end is closed or a parent process's.")
         .def_prop_ro("is_closed", &End::is_closed)
+        .def_prop_ro("secret", &End::secret, "32 random bytes that all ends of the storage share.")
         .def_prop_ro("slot", &End::slot)
         .def_prop_ro("ranks", &End::ranks)
         .def("participant", &End::participant, "slot"_a,
@@ -49,7 +50,7 @@ const char* const kBlockers = "def blockers(self, id: int, references: int) -> l
 void bind_store(nb::module_& m) {
     nb::class_<ByteRingSegment>(m, "ByteRingSegment", "The shared memory of a ring of bytes.")
         .def_static("create", &ByteRingSegment::create, "bytes"_a, "id"_a, "name"_a,
-                    "Makes a segment with all its space reserved; sweeps what the dead left first.")
+                    "Makes a segment, of which the first piece is reserved; sweeps what the dead left first.")
         .def_static("attach", &ByteRingSegment::attach, "bytes"_a, "name"_a)
         .def_prop_ro("name", [](const ByteRingSegment& self) { return self.segment().name(); })
         .def_prop_ro("size", [](const ByteRingSegment& self) { return self.segment().bytes(); })
@@ -59,8 +60,9 @@ void bind_store(nb::module_& m) {
         .def("view", &ByteRingSegment::view, "offset"_a, "bytes"_a,
              nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))
         .def("read_header", &ByteRingSegment::read_header, "offset"_a,
-             nb::sig("def read_header(self, offset: int) -> tuple[int, int]"), "Id and size of a chunk.")
-        .def("write_header", &ByteRingSegment::write_header, "offset"_a, "id"_a, "size"_a)
+             nb::sig("def read_header(self, offset: int) -> tuple[int, int]"), "Id and size of a chunk; the size is 0 where there is none.")
+        .def("write_header", &ByteRingSegment::write_header, "offset"_a, "id"_a, "size"_a,
+             "Of a new chunk, whose space is taken first.")
         .def("writing", &ByteRingSegment::writing, "call"_a, "mend"_a,
              "A block around a call of the writer; `mend()` comes after one that raised.")
         .def("close", &ByteRingSegment::close)
@@ -94,18 +96,22 @@ void bind_store(nb::module_& m) {
     nb::class_<BoundStoreWriter> writer(m, "StoreWriter", "The writer's end of a storage; holds slot 0.");
     writer.def_static(
               "create",
-              [](const ByteRingSegment& ring, std::uint64_t n_readers, std::uint64_t max_objects, std::uint64_t max_object_size) {
+              [](const ByteRingSegment& ring, std::uint64_t n_readers, std::uint64_t max_objects, std::uint64_t max_object_size,
+                 const nb::bytes& secret, bool unlink_when_complete) {
                   ring.check();
                   const store::StoreGeometry g{n_readers, max_objects, max_object_size};
-                  return new BoundStoreWriter(store::StoreWriter::create(ring.segment(), ring.ring_bytes(), g));
+                  return new BoundStoreWriter(
+                      store::StoreWriter::create(ring.segment(), ring.ring_bytes(), g, to_secret(secret), unlink_when_complete));
               },
-              "ring"_a, "n_readers"_a, "max_objects"_a, "max_object_size"_a, "Adds an object table to the ring's file.")
-        .def("is_deserted", [](const BoundStoreWriter& self, std::uint64_t offset, std::uint64_t bytes) {
-                 return self.core().is_deserted(offset, bytes); }, "offset"_a, "bytes"_a,
-             "Does nobody read what was cleared in these bytes of the ring?")
-        .def("admits", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t offset,
-                          std::uint64_t bytes) { return self.core().admits(id, offset, bytes); }, "id"_a, "offset"_a, "bytes"_a,
-             "May that part of the ring become that object?")
+              "ring"_a, "n_readers"_a, "max_objects"_a, "max_object_size"_a, "secret"_a,
+              "unlink_when_complete"_a, "Adds an object table to the ring's file.")
+        .def("obstacle", [](const BoundStoreWriter& self, std::uint64_t offset, std::uint64_t bytes) {
+                 return self.core().obstacle(offset, bytes); }, "offset"_a, "bytes"_a,
+             "Retires the orphans in these bytes of the ring; 0, or the end of one that is read.")
+        .def("is_kept", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().is_kept(id); }, "id"_a,
+             "Is the entry of this id that of an object that was cleared, and is still read?")
+        .def("admits", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().admits(id); }, "id"_a,
+             "Is the object's entry in the table free?")
         .def("offer", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t address,
                          std::uint64_t size) { self.core().offer(id, address, size); }, "id"_a, "address"_a, "size"_a,
              "What was written there is an object from now on.")
@@ -120,14 +126,14 @@ void bind_store(nb::module_& m) {
         .def("evict", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().evict(id); }, "id"_a,
              "Its entry and space may be used again, which is counted once; False while somebody reads it.")
         .def("clear", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().clear(id); }, "id"_a,
-             "Retires it whoever reads it.")
+             "Makes an orphan of it: readable until its entry or space is wanted.")
         .def("take_back", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().take_back(id); }, "id"_a,
              "It never was an object.")
         .def("blockers", &BoundStoreWriter::blockers, "id"_a, "references"_a, nb::sig(kBlockers),
              "(slot, reads that it owes, pins) of everybody who keeps the object.")
-        .def("ghost_blockers", &BoundStoreWriter::ghost_blockers,
-             nb::sig("def ghost_blockers(self) -> list[tuple[int, int, int]]"),
-             "The same of objects that were cleared and are still read.");
+        .def("orphan_blockers", &BoundStoreWriter::orphan_blockers,
+             nb::sig("def orphan_blockers(self) -> list[tuple[int, int, int]]"),
+             "The same of orphans.");
     bind_end(writer);
 }
 

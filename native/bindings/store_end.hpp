@@ -38,6 +38,13 @@ inline std::optional<std::uint64_t> number_from(const char* name, nb::handle val
     return overflow == 0 && number >= 0 ? std::optional<std::uint64_t>(number) : std::nullopt;
 }
 
+inline store::Secret to_secret(const nb::bytes& text) {
+    store::Secret secret{};
+    if (text.size() != secret.size()) raise_error("InvalidArgument", "the secret of a storage has 32 bytes");
+    std::memcpy(secret.data(), text.c_str(), secret.size());
+    return secret;
+}
+
 // Its bytes stay what they are until this and every buffer that was made of it are gone.
 class PinnedObject {
 public:
@@ -108,6 +115,11 @@ public:
     }
     nb::tuple participant(std::size_t slot) const {
         return participant_of(core().participants(), core().table().participants(), core().slot(), slot);
+    }
+
+    nb::bytes secret() const {
+        const store::Secret secret = core().table().facts().secret;
+        return nb::bytes(secret.data(), secret.size());
     }
 
     // max_objects, puts, hits, evictions, objects, bytes
@@ -243,8 +255,8 @@ public:
 
     // (slot, reads that it owes, pins) of everybody who keeps object `id`.
     nb::list blockers(std::uint32_t id, std::uint32_t references) const { return to_list(core().blockers(id, references)); }
-    // The same of objects that were cleared and are still read.
-    nb::list ghost_blockers() const { return to_list(core().ghost_blockers()); }
+    // The same of orphans.
+    nb::list orphan_blockers() const { return to_list(core().orphan_blockers()); }
 
 private:
     static nb::list to_list(const std::vector<store::StoreWriter::Blocker>& blockers) {

@@ -15,6 +15,7 @@
 #include "bindings/shared_buffer.hpp"
 #include "core/sweep.hpp"
 #include "store/byte_ring.hpp"
+#include "store/ring_space.hpp"
 
 namespace memlane::bindings {
 
@@ -87,7 +88,9 @@ public:
         core::sweep_dead_segments();
         if (!core::free_name(name)) throw core::SegmentExists(name);
         try {
-            return {core::Segment::create(store::plan_of(bytes), segment_id, name, {{0, bytes}}, std::nullopt), bytes};
+            const std::uint64_t first = store::RingSpace::first_piece(bytes);
+            return {core::Segment::create(store::plan_of(bytes), segment_id, name, {{0, first}}, std::nullopt, bytes - first),
+                    bytes, first};
         } catch (const std::system_error& error) {
             if (error.code().value() == EEXIST) throw core::SegmentExists(name);
             throw;
@@ -96,7 +99,7 @@ public:
 
     static ByteRingSegment attach(std::uint64_t bytes, const std::string& name) {
         const WithoutGil no_gil;
-        return {core::Segment::attach(name, store::plan_of(bytes), std::nullopt, std::nullopt), bytes};
+        return {core::Segment::attach(name, store::plan_of(bytes), std::nullopt, std::nullopt), bytes, 0};
     }
 
     core::Segment& segment() const noexcept { return *segment_; }
@@ -119,11 +122,16 @@ public:
     }
     nb::tuple read_header(std::uint64_t offset) const {
         check();
+        if (!space_->has(offset, sizeof(store::ChunkHeader))) return nb::make_tuple(0, 0);
         const store::ChunkHeader header = store::read_header(segment_->mapping()->base() + offset);
-        return nb::make_tuple(header.id, header.size);
+        const std::uint64_t size = header.size < 0 ? 0 : static_cast<std::uint64_t>(header.size);
+        const bool has_space = size <= bytes_ - offset && space_->has(offset, size);
+        return nb::make_tuple(header.id, has_space ? header.size : 0);
     }
+    // Takes the space of the chunk, too.
     void write_header(std::uint64_t offset, std::int32_t id, std::int32_t size) const {
         check();
+        space_->take(offset + static_cast<std::uint64_t>(size));
         store::write_header(segment_->mapping()->base() + offset, {id, size});
     }
 
@@ -133,11 +141,14 @@ public:
     void abandon() const noexcept { segment_->abandon(); }
 
 private:
-    ByteRingSegment(std::shared_ptr<core::Segment> segment, std::uint64_t bytes)
-        : segment_(std::move(segment)), bytes_(bytes) {}
+    ByteRingSegment(std::shared_ptr<core::Segment> segment, std::uint64_t bytes, std::uint64_t reserved)
+        : segment_(std::move(segment)),
+          bytes_(bytes),
+          space_(std::make_shared<store::RingSpace>(*segment_, bytes, reserved)) {}
 
     std::shared_ptr<core::Segment> segment_;
     std::uint64_t bytes_;
+    std::shared_ptr<store::RingSpace> space_;
     std::shared_ptr<Writing> writing_ = std::make_shared<Writing>();
 };
 

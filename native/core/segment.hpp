@@ -33,18 +33,20 @@ struct ReservedRange {
 };
 
 inline constexpr const char* kWhyRemoved =
-    "its creator has closed it or died, or it is a queue's and all its readers have attached";
+    "its creator has closed it or died, or all its readers have attached";
 inline constexpr const char* kWhyMissing =
-    "its creator has closed it or died, or it is a queue's and all its readers have attached, or it was made on another "
+    "its creator has closed it or died, or all its readers have attached, or it was made on another "
     "host or in a container, which has a /dev/shm of its own";
 
 inline bool is_exhaustion(int error) noexcept { return error == ENOSPC || error == EFBIG || error == ENOMEM; }
 
 class Segment {
 public:
-    // `slot`: the participant that the creator is; none for a user who only holds the segment.
+    // `slot`: the participant that the creator is; none for a user who only holds the segment. `later`: bytes that will
+    // be reserved; refused if there is no space for them now.
     static std::shared_ptr<Segment> create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
-                                           const std::vector<ReservedRange>& reserved, std::optional<std::size_t> slot);
+                                           const std::vector<ReservedRange>& reserved, std::optional<std::size_t> slot,
+                                           std::uint64_t later = 0);
     // `slot` as above; `id`: refuse another segment that has come to bear the name.
     static std::shared_ptr<Segment> attach(const std::string& name, const SegmentPlan& plan,
                                            const std::optional<SegmentId>& id, std::optional<std::size_t> slot);
@@ -108,6 +110,15 @@ public:
         SYNC_STEP(unlink);
         os::unlink_if_same(file_, path());
         is_named_ = false;
+    }
+
+    // The same by one who attached. If it fails, the creator will try again.
+    void remove_name_as_peer() const noexcept {
+        SYNC_STEP(unlink);
+        try {
+            os::unlink_if_same(file_, path());
+        } catch (const std::system_error&) {
+        }
     }
 
     // As abandon(), but says so (when all the rest is done) if the name cannot be removed.
@@ -196,7 +207,7 @@ inline constexpr const char* kOneUser = "only processes of one user share a segm
 
 inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
                                                 const std::vector<ReservedRange>& reserved,
-                                                std::optional<std::size_t> slot) {
+                                                std::optional<std::size_t> slot, std::uint64_t later) {
     std::shared_ptr<Segment> segment(new Segment(name, true));
     Segment& s = *segment;
     s.bytes_ = trailer_end_of(plan);
@@ -210,7 +221,7 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
     }
     std::vector<ReservedRange> ranges = reserved;
     ranges.push_back({plan.header_offset(), s.bytes_ - plan.header_offset()});
-    std::uint64_t need = 0;
+    std::uint64_t need = later;
     for (const ReservedRange& range : ranges) need += range.bytes * range.count;
     // Ask before taking: filling the file system to its brim only to fail would hurt everybody else meanwhile.
     if (const std::uint64_t free = os::free_bytes(s.file_); need > free)

@@ -1,4 +1,4 @@
-// Start-up's long part: the space of the whole region is reserved, pages of the caller's own cells are populated. By
+// Start-up's long part: the space of the whole region is reserved, pages of the caller's own part are populated. By
 // threads that need no interpreter; the caller looks in from time to time.
 //
 // Reserving (fallocate) only finds the pages: about a third of the work, and one thread at a time, because it holds the
@@ -38,10 +38,15 @@ struct Cells {
     std::uint64_t count;
     std::uint64_t end;
 
-    static Cells whole(std::uint64_t end) noexcept { return {0, kPiece, kPiece, (end + kPiece - 1) / kPiece, end}; }
-    static Cells of_worker(const RegionGeometry& g, std::uint64_t worker) noexcept {
-        if (g.workers == 1) return whole(g.blocks * g.row_bytes());
-        return {worker * g.cell_bytes, g.cell_bytes, g.row_bytes(), g.blocks, g.blocks * g.row_bytes()};
+    static Cells run(std::uint64_t from, std::uint64_t end) noexcept {
+        return {from, kPiece, kPiece, (end - from + kPiece - 1) / kPiece, end};
+    }
+    static Cells whole(std::uint64_t end) noexcept { return run(0, end); }
+    // What lies without a gap goes by pieces, so that threads share it.
+    static Cells of(std::uint64_t offset, std::uint64_t bytes, std::uint64_t stride, std::uint64_t count) noexcept {
+        const std::uint64_t end = count == 0 ? offset : offset + (count - 1) * stride + bytes;
+        if (count <= 1 || stride == bytes) return run(offset, end);
+        return {offset, bytes, stride, count, end};
     }
     std::uint64_t begin_of(std::uint64_t i) const noexcept { return offset + i * stride; }
     std::uint64_t end_of(std::uint64_t i) const noexcept { return std::min(begin_of(i) + bytes, end); }

@@ -1,7 +1,7 @@
 // Bytes of a region, and the locks beyond its end that say what it is and who uses it.
 //
-//   0                     row 0: block 0 of all workers    | worker 0 | worker 1 | ... | worker M-1 |
-//   row                   row 1                            each cell holds that block of all tensors of its worker
+//   0                     row 0: block 0 of all workers    | cell 0 | cell 1 | ... | bytes of no cell |
+//   row                   row 1                            a cell holds that block of all tensors of one worker
 //   ...
 //   blocks * row          bytes that nobody was promised, up to total_bytes
 //
@@ -37,20 +37,22 @@ inline constexpr std::int64_t kMembers = core::kLockBase + (std::int64_t{1} << 4
 inline constexpr std::int64_t kNumbers = core::kLockBase + (std::int64_t{1} << 61);
 inline constexpr std::int64_t kNumberSpan = std::int64_t{1} << 59;
 
+// What all holders have in common.
 struct RegionGeometry {
     std::uint64_t total_bytes;
     std::uint64_t blocks;
-    std::uint64_t workers;
-    std::uint64_t cell_bytes;  // of one block of one worker
+    std::uint64_t row_bytes;
+    std::uint64_t cell_bytes;  // of one block of one worker; row_bytes if each holder divides rows as he likes
 
-    std::uint64_t row_bytes() const noexcept { return cell_bytes * workers; }
-    std::array<std::uint64_t, 4> numbers() const noexcept { return {total_bytes, blocks, workers, cell_bytes}; }
+    std::array<std::uint64_t, 4> numbers() const noexcept { return {total_bytes, blocks, row_bytes, cell_bytes}; }
     bool operator==(const RegionGeometry&) const = default;
 };
 
 inline std::string to_text(const RegionGeometry& g) {
-    return std::to_string(g.total_bytes) + " bytes, " + std::to_string(g.blocks) + " blocks of " +
-           std::to_string(g.workers) + " workers, cells of " + std::to_string(g.cell_bytes) + " bytes";
+    const std::string start = std::to_string(g.total_bytes) + " bytes, " + std::to_string(g.blocks) + " blocks of ";
+    if (g.cell_bytes == g.row_bytes) return start + std::to_string(g.row_bytes) + " bytes";
+    return start + std::to_string(g.row_bytes / g.cell_bytes) + " workers, cells of " + std::to_string(g.cell_bytes) +
+           " bytes";
 }
 
 constexpr os::LockRange name_lock() noexcept { return {kName, 1}; }

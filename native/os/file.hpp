@@ -212,12 +212,17 @@ inline void punch_hole(const FileDescriptor& file, std::uint64_t offset, std::ui
         if (errno != EINTR) throw_errno("cannot give back " + std::to_string(bytes) + " bytes of a segment");
 }
 
+// Where the first hole behind `offset` begins, or the file ends.
+inline std::uint64_t space_end(const FileDescriptor& file, std::uint64_t offset) {
+    const off_t hole = ::lseek(file.get(), static_cast<off_t>(offset), SEEK_HOLE);
+    if (hole < 0 && errno != ENXIO) throw_errno("cannot look for holes of a segment");
+    return hole < 0 ? offset : static_cast<std::uint64_t>(hole);
+}
+
 // Does the whole range have its space? Touching a hole of a mapped tmpfs file would allocate it, or end in SIGBUS.
 // One call, which walks over the pages: some 25 ns for each.
 inline bool has_space(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) {
-    const off_t hole = ::lseek(file.get(), static_cast<off_t>(offset), SEEK_HOLE);
-    if (hole < 0 && errno != ENXIO) throw_errno("cannot look for holes of a segment");
-    return hole >= 0 && static_cast<std::uint64_t>(hole) >= offset + bytes;
+    return space_end(file, offset) >= offset + bytes;
 }
 
 // Where the next bytes from `offset` on lie that have their space, if there are any.

@@ -16,6 +16,7 @@
 #include "core/wait.hpp"
 #include "os/clock.hpp"
 #include "store/object_table.hpp"
+#include "store/ring_space.hpp"
 
 namespace memlane::store {
 
@@ -48,6 +49,7 @@ public:
         : segment_(std::move(own)),
           table_(std::move(table)),
           participants_(*segment_, table_.slots()),
+          space_(*segment_, table_.ring_bytes()),
           slot_(slot) {}
 
     core::Segment& segment() const noexcept { return *segment_; }
@@ -150,13 +152,14 @@ private:
         return settled_stamp(object.index, looks) == live_stamp(object.id);
     }
 
-    // Sets the object's size. Whatever the table says, nothing beyond the ring is read; and what the ring says of the
-    // chunk must agree with it.
-    bool fits(Object& object) const noexcept {
+    // Sets the object's size. Whatever the table says, nothing beyond the ring is read, nor where it has no space; and
+    // what the ring says of the chunk must agree with it.
+    bool fits(Object& object) {
         object.size = core::load_relaxed(entry(object).size);
         const std::uint64_t room = table_.ring_bytes() - (object.offset - sizeof(ChunkHeader));
         if (object.size < kCountBytes || room < sizeof(ChunkHeader) || object.size > room - sizeof(ChunkHeader))
             return false;
+        if (!space_.has(object.offset - sizeof(ChunkHeader), sizeof(ChunkHeader) + object.size)) return false;
         const ChunkHeader header = read_header(table_.at(object.offset - sizeof(ChunkHeader)));
         const auto total = static_cast<std::uint64_t>(std::max(header.size, 0));
         return header.id == static_cast<std::int32_t>(object.id) && total >= object.size + sizeof(ChunkHeader) && total <= room;
@@ -171,6 +174,7 @@ private:
     std::shared_ptr<core::Segment> segment_;
     ObjectTable table_;
     core::Participants participants_;
+    RingSpace space_;
     const std::size_t slot_;
     std::vector<Held> held_;
     std::uint64_t next_serial_ = 0;

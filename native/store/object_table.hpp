@@ -15,13 +15,16 @@
 //   entry       pins    meaning
 //   live        any     whoever pins it first may read
 //   closing     any     the writer is looking for pins; whoever had pinned a live entry reads on
-//   retired     0       nobody may read; the writer may use the entry and its space again
-//   retired     some    cleared while somebody reads: the writer leaves entry and space alone
+//   retired     any     nobody may read, whoever pins it is refused; the writer may use the entry and its space again
+//
+// An orphan is live, but the writer's index has forgotten it, by clear(): nobody owes reads of it (its references are 0), and
+// the writer retires it when its entry or its space is wanted.
 //
 // A reader pins, then looks whether the entry is live; the writer marks it as closing, then looks whether anybody pins.
 // Between the two steps both have a full fence, so one of them sees the other. If there is a pin the entry is live again.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -47,11 +50,15 @@ static_assert(StoreGeometry{7, 100, 1}.stride() == 128);
 static_assert(StoreGeometry{7, 100, 1}.capacity() == 128);
 static_assert(kIdEnd % StoreGeometry{1, 65'536, 1}.capacity() == 0);
 
+// Random bytes that all ends of a storage share, and nobody who has no access to the segment: to sign what travels outside.
+using Secret = std::array<std::byte, 32>;
+
 struct StoreFacts {
     std::uint64_t n_readers;
     std::uint64_t max_objects;
     std::uint64_t max_object_size;
-    std::uint64_t reserved_0[5];
+    Secret secret;
+    std::uint64_t unlink_when_complete;  // 1: once all readers have attached the name goes
 
     std::uint64_t puts;  // by the writer, as all below
     std::uint64_t hits;  // references beyond the first
@@ -61,6 +68,7 @@ struct StoreFacts {
     std::uint64_t reserved_1[3];
 };
 static_assert(sizeof(StoreFacts) == 128);
+static_assert(offsetof(StoreFacts, secret) == 24);
 static_assert(offsetof(StoreFacts, puts) == 64);
 
 // stamp: the id, and above it the state.
@@ -105,12 +113,15 @@ inline std::vector<core::PlannedSection> sections_of(const StoreGeometry& g) {
 class ObjectTable {
 public:
     // The caller has asked exists_in() first.
-    static ObjectTable add(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g) {
+    static ObjectTable add(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g, const Secret& secret,
+                           bool unlink_when_complete) {
         Appendix appendix = Appendix::add(ring, sections_of(g), [&](const Appendix& added) {
             StoreFacts& facts = *added.section<StoreFacts>(core::Section::store_facts);
             facts.n_readers = g.n_readers;
             facts.max_objects = g.max_objects;
             facts.max_object_size = g.max_object_size;
+            facts.secret = secret;
+            facts.unlink_when_complete = unlink_when_complete ? 1 : 0;
         });
         return {ring, ring_bytes, std::move(appendix), g};
     }

@@ -43,6 +43,17 @@ private:
         core::add_single_writer(own_slot().epoch, 1u);
         participants().join(slot, os::own_identity());
         if (is_successor) forgive(patience);
+        if (table().facts().unlink_when_complete == 1 && is_complete(slot)) segment().remove_name_as_peer();
+    }
+
+    // Asked behind one's own join(), so that of two who come at once one sees both. The place of one that has left or
+    // died may be wanted by another.
+    bool is_complete(std::size_t own) const {
+        core::full_fence();
+        for (std::size_t slot = 1; slot < table().participants(); ++slot) {
+            if (slot != own && participants().presence(slot) != core::Presence::attached) return false;
+        }
+        return true;
     }
 
     // A successor owes no reads of what was stored before: nobody will tell it the addresses. Entry by entry, pinned, so

@@ -8,6 +8,8 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -20,35 +22,48 @@ class StoreWriter : public ObjectReader {
 public:
     static constexpr std::size_t kSlot = 0;
 
-    static std::shared_ptr<StoreWriter> create(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g) {
+    static std::shared_ptr<StoreWriter> create(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g,
+                                               const Secret& secret, bool unlink_when_complete = false) {
         // First, so that a ring which has a storage is refused whatever became of that.
         if (ObjectTable::exists_in(ring)) throw core::RankTaken("the ring has a storage already");
         // The table comes last, because a ring never loses it again; it costs nobody anything before that.
         std::shared_ptr<core::Segment> own = ring.join_same_mapping(kSlot);
-        return std::shared_ptr<StoreWriter>(new StoreWriter(std::move(own), ObjectTable::add(ring, ring_bytes, g)));
+        return std::shared_ptr<StoreWriter>(new StoreWriter(std::move(own), ObjectTable::add(ring, ring_bytes, g, secret, unlink_when_complete)));
     }
 
-    // Does nobody read what was cleared in these bytes of the ring?
-    bool is_deserted(std::uint64_t offset, std::uint64_t bytes) {
-        return std::none_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
-            return ghost.offset < offset + bytes && offset < ghost.offset + ghost.bytes && is_pinned(ghost.index);
-        });
+    // Makes way in these bytes of the ring: the orphans there are retired. 0 if the bytes are free now; else somebody
+    // pins an orphan there, and this is where a new chunk may begin behind it.
+    std::uint64_t obstacle(std::uint64_t offset, std::uint64_t bytes) {
+        if (orphans_.empty()) return 0;
+        auto orphan = orphans_.lower_bound(offset);
+        if (orphan != orphans_.begin() && std::prev(orphan)->second.end > offset) --orphan;
+        while (orphan != orphans_.end() && orphan->first < offset + bytes) {
+            if (!close_entry(orphan->second.id)) return core::align_up(orphan->second.end, core::kCacheLine);
+            orphan = orphans_.erase(orphan);
+        }
+        return 0;
     }
 
-    // May these bytes become object `id`? Its entry, too, must be nobody's.
-    bool admits(std::uint32_t id, std::uint64_t offset, std::uint64_t bytes) {
-        const std::uint64_t index = table().index_of(id);
-        if (is_live(core::load_relaxed(table().entry(index).stamp))) return false;
-        const bool is_haunted = std::any_of(ghosts_.begin(), ghosts_.end(), [&](const Ghost& ghost) {
-            return ghost.index == index && is_pinned(index);
-        });
-        return !is_haunted && is_deserted(offset, bytes);
+    // Is the entry of object `id` nobody's? An orphan in it is retired, unless somebody pins it.
+    bool admits(std::uint32_t id) {
+        const ObjectEntry& entry = table().entry(table().index_of(id));
+        if (!is_live(core::load_relaxed(entry.stamp))) return true;
+        const auto orphan = orphans_.find(table().offset_of(core::load_relaxed(entry.address)));
+        if (orphan == orphans_.end() || !close_entry(orphan->second.id)) return false;
+        orphans_.erase(orphan);
+        return !is_live(core::load_relaxed(entry.stamp));
+    }
+
+    // Does an orphan that is pinned keep the entry of this id?
+    bool is_kept(std::uint32_t id) const {
+        const ObjectEntry& entry = table().entry(table().index_of(id));
+        return is_live(core::load_relaxed(entry.stamp)) &&
+               orphans_.count(table().offset_of(core::load_relaxed(entry.address))) != 0;
     }
 
     // What was written there is an object from now on, with no reference yet. `size`: count bytes, metadata and data.
     void offer(std::uint32_t id, std::uint64_t address, std::uint64_t size) {
         const std::uint64_t index = table().index_of(id);
-        std::erase_if(ghosts_, [&](const Ghost& ghost) { return !is_pinned(ghost.index); });
         for (std::size_t slot = 0; slot < table().participants(); ++slot)
             core::store_relaxed<std::uint32_t>(table().claims(index, slot).reads, 0);
         ObjectEntry& entry = table().entry(index);
@@ -108,38 +123,30 @@ public:
     // Nobody reads it and nobody will: its entry and its space may be used again. False while somebody pins it, and
     // nothing has changed then.
     bool retire(std::uint32_t id) {
-        const std::uint64_t index = table().index_of(id);
         if (!knows(id)) return true;
-        if (is_pinned(index)) return false;
-        mark(index, closing_stamp(id));
-        if (is_pinned(index)) {
-            SYNC_STORE(offer);
-            core::store_release(table().entry(index).stamp, live_stamp(id));
-            return false;
-        }
-        mark(index, retired_stamp(id));
-        forget(index);
+        if (!close_entry(id)) return false;
+        forget(table().index_of(id));
         return true;
     }
 
-    // The same, whoever reads it: who is at it keeps entry and space, all others are refused.
+    // Makes an orphan of it, which can be read until its entry or its space is wanted. May be done again.
     void clear(std::uint32_t id) {
         const std::uint64_t index = table().index_of(id);
-        if (!knows(id)) return;
-        mark(index, retired_stamp(id));
-        const ObjectEntry& entry = table().entry(index);
-        if (is_pinned(index))
-            ghosts_.push_back({index, table().offset_of(core::load_relaxed(entry.address)),
-                               sizeof(ChunkHeader) + core::load_relaxed(entry.size)});
+        if (!knows(id) || is_orphan(id)) return;
+        ObjectEntry& entry = table().entry(index);
+        const std::uint64_t offset = table().offset_of(core::load_relaxed(entry.address));
+        orphans_[offset] = {id, offset + sizeof(ChunkHeader) + core::load_relaxed(entry.size)};
+        SYNC_STORE(refer);
+        core::store_release(entry.references, 0u);
         forget(index);
     }
 
     // Of a put that did not come to its end: nobody knows the object, and it was never there.
     void take_back(std::uint32_t id) {
-        if (!knows(id)) return;
+        if (!knows(id) || is_orphan(id)) return;
         StoreFacts& facts = table().facts();
         const bool was_counted = core::load_relaxed(table().entry(table().index_of(id)).references) > 0;
-        clear(id);
+        if (!retire(id)) clear(id);
         if (was_counted) core::store_relaxed(facts.puts, core::load_relaxed(facts.puts) - 1);
     }
 
@@ -159,27 +166,48 @@ public:
         }
         return found;
     }
-    // Who still reads what was cleared.
-    std::vector<Blocker> ghost_blockers() {
+    // Who pins orphans.
+    std::vector<Blocker> orphan_blockers() {
         std::vector<Blocker> found;
         for (std::size_t slot = 0; slot < table().participants(); ++slot) {
             std::uint32_t pins = 0;
-            for (const Ghost& ghost : ghosts_) pins += core::load_relaxed(table().claims(ghost.index, slot).pins);
+            for (const auto& [offset, orphan] : orphans_)
+                pins += core::load_relaxed(table().claims(table().index_of(orphan.id), slot).pins);
             if (pins > 0 && !is_gone(slot)) found.push_back({slot, 0, pins});
         }
         return found;
     }
 
 private:
-    struct Ghost {
-        std::uint64_t index;
-        std::uint64_t offset;
-        std::uint64_t bytes;
+    struct Orphan {
+        std::uint32_t id;
+        std::uint64_t end;  // of its chunk in the ring
     };
 
     StoreWriter(std::shared_ptr<core::Segment> own, ObjectTable table)
         : ObjectReader(std::move(own), std::move(table), kSlot) {
         participants().join(kSlot, os::own_identity());
+    }
+
+    bool is_orphan(std::uint32_t id) const {
+        const ObjectEntry& entry = table().entry(table().index_of(id));
+        const auto orphan = orphans_.find(table().offset_of(core::load_relaxed(entry.address)));
+        return orphan != orphans_.end() && orphan->second.id == id;
+    }
+
+    // The entry is retired, unless somebody pins it: then it is live, as it was.
+    bool close_entry(std::uint32_t id) {
+        const std::uint64_t index = table().index_of(id);
+        if (!knows(id)) return true;
+        if (is_pinned(index)) return false;
+        mark(index, closing_stamp(id));
+        if (is_pinned(index)) {
+            SYNC_STORE(offer);
+            core::store_release(table().entry(index).stamp, live_stamp(id));
+            return false;
+        }
+        mark(index, retired_stamp(id));
+        return true;
     }
 
     // Before it looks for pins, and before anything is written where the object lay.
@@ -226,7 +254,7 @@ private:
         return sum;
     }
 
-    std::vector<Ghost> ghosts_;  // what was cleared while somebody read it
+    std::map<std::uint64_t, Orphan> orphans_;  // by where they begin in the ring
 };
 
 }  // namespace memlane::store

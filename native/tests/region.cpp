@@ -15,7 +15,7 @@ using namespace memlane::offload;
 namespace {
 
 constexpr os::Nanoseconds kSlice = 100 * os::kMillisecond;
-constexpr RegionGeometry kShape{24 * (1u << 20) + 5, 6, 4, 1u << 20};
+constexpr RegionGeometry kShape{24 * (1u << 20) + 5, 6, 4u << 20, 1u << 20};
 
 std::string name() { return "memlane-test-region-" + std::to_string(os::own_pid()); }
 
@@ -32,6 +32,17 @@ void finish(Population& population) {
     }
 }
 
+// Without gaps by pieces, from where it begins to where it ends; with gaps cell by cell.
+void parts_to_populate() {
+    const Cells run = Cells::of(5, 100 * (1u << 20), 100 * (1u << 20), 1);
+    CHECK(run.count == 4 && run.begin_of(0) == 5 && run.end_of(3) == 100 * (1u << 20) + 5);
+    CHECK(run.sum() == 100 * (1u << 20));
+    CHECK(Cells::of(0, 4096, 4096, 3).count == 1);
+    const Cells cells = Cells::of(4096, 100, 8192, 3);
+    CHECK(cells.count == 3 && cells.begin_of(2) == 4096 + 2 * 8192 && cells.sum() == 300);
+    CHECK(Cells::of(77, 0, 0, 0).sum() == 0 && Cells::of(77, 0, 0, 0).count == 0);
+}
+
 // What memlane.offload._start does; true for the creator.
 bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::uint64_t participants = 0) {
     Entry entry;
@@ -42,7 +53,8 @@ bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::u
     }
     const bool builds = turn == Turn::build;
     file->map();
-    Population population(file, Cells::of_worker(kShape, worker), builds ? Reserving::ahead : Reserving::not_at_all, 3);
+    const Cells cells = Cells::of(worker * kShape.cell_bytes, kShape.cell_bytes, kShape.row_bytes, kShape.blocks);
+    Population population(file, cells, builds ? Reserving::ahead : Reserving::not_at_all, 3);
     finish(population);
     CHECK(population.done() == population.bytes());
     if (builds) file->publish();
@@ -150,6 +162,7 @@ int main() {
     a_population_is_stopped();
     another_geometry_is_refused();
     touching_keeps_what_is_there();
+    parts_to_populate();
     CHECK(!is_named());
     return 0;
 }

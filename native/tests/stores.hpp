@@ -20,7 +20,7 @@ struct Store {
     std::uint64_t places;
     std::uint64_t bytes;
     std::shared_ptr<core::Segment> ring = new_ring(places * bytes);
-    std::shared_ptr<StoreWriter> writer = StoreWriter::create(*ring, places * bytes, {2, 8, bytes});
+    std::shared_ptr<StoreWriter> writer = StoreWriter::create(*ring, places * bytes, {2, 8, bytes}, {});
     std::shared_ptr<StoreReader> one = join();
     std::shared_ptr<StoreReader> two = join();
 
@@ -33,10 +33,11 @@ struct Store {
     std::uint64_t payload_bytes() const noexcept { return size() - store::kCountBytes; }
 
     void put(std::uint32_t id) const {
-        CHECK(writer->admits(id, address_of(id), bytes));
+        CHECK(is_free(id));
         fill(id);
     }
-    // Of an object that was admitted.
+    bool is_free(std::uint32_t id) const { return writer->admits(id) && writer->obstacle(address_of(id), bytes) == 0; }
+    // Of an object whose place is free.
     void fill(std::uint32_t id) const {
         const std::uint64_t address = address_of(id);
         store::write_header(ring->mapping()->base() + address,

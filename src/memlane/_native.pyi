@@ -270,7 +270,7 @@ class ByteRingSegment:
     @staticmethod
     def create(bytes: int, id: bytes, name: str) -> ByteRingSegment:
         """
-        Makes a segment with all its space reserved; sweeps what the dead left first.
+        Makes a segment, of which the first piece is reserved; sweeps what the dead left first.
         """
 
     @staticmethod
@@ -287,9 +287,11 @@ class ByteRingSegment:
     def whole(self) -> memoryview: ...
     def view(self, offset: int, bytes: int) -> memoryview: ...
     def read_header(self, offset: int) -> tuple[int, int]:
-        """Id and size of a chunk."""
+        """Id and size of a chunk; the size is 0 where there is none."""
 
-    def write_header(self, offset: int, id: int, size: int) -> None: ...
+    def write_header(self, offset: int, id: int, size: int) -> None:
+        """Of a new chunk, whose space is taken first."""
+
     def writing(self, call: str, mend: object) -> WriterCall:
         """
         A block around a call of the writer; `mend()` comes after one that raised.
@@ -359,6 +361,10 @@ class StoreReader:
     @property
     def is_closed(self) -> bool: ...
     @property
+    def secret(self) -> bytes:
+        """32 random bytes that all ends of the storage share."""
+
+    @property
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
@@ -374,15 +380,27 @@ class StoreWriter:
 
     @staticmethod
     def create(
-        ring: ByteRingSegment, n_readers: int, max_objects: int, max_object_size: int
+        ring: ByteRingSegment,
+        n_readers: int,
+        max_objects: int,
+        max_object_size: int,
+        secret: bytes,
+        unlink_when_complete: bool,
     ) -> StoreWriter:
         """Adds an object table to the ring's file."""
 
-    def is_deserted(self, offset: int, bytes: int) -> bool:
-        """Does nobody read what was cleared in these bytes of the ring?"""
+    def obstacle(self, offset: int, bytes: int) -> int:
+        """
+        Retires the orphans in these bytes of the ring; 0, or the end of one that is read.
+        """
 
-    def admits(self, id: int, offset: int, bytes: int) -> bool:
-        """May that part of the ring become that object?"""
+    def is_kept(self, id: int) -> bool:
+        """
+        Is the entry of this id that of an object that was cleared, and is still read?
+        """
+
+    def admits(self, id: int) -> bool:
+        """Is the object's entry in the table free?"""
 
     def offer(self, id: int, address: int, size: int) -> None:
         """What was written there is an object from now on."""
@@ -413,7 +431,7 @@ class StoreWriter:
         """
 
     def clear(self, id: int) -> None:
-        """Retires it whoever reads it."""
+        """Makes an orphan of it: readable until its entry or space is wanted."""
 
     def take_back(self, id: int) -> None:
         """It never was an object."""
@@ -421,8 +439,8 @@ class StoreWriter:
     def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]:
         """(slot, reads that it owes, pins) of everybody who keeps the object."""
 
-    def ghost_blockers(self) -> list[tuple[int, int, int]]:
-        """The same of objects that were cleared and are still read."""
+    def orphan_blockers(self) -> list[tuple[int, int, int]]:
+        """The same of orphans."""
 
     def pin(self, address: object, id: object) -> PinnedObject | None:
         """The object, kept as it is; None unless that id is stored there."""
@@ -448,6 +466,10 @@ class StoreWriter:
 
     @property
     def is_closed(self) -> bool: ...
+    @property
+    def secret(self) -> bytes:
+        """32 random bytes that all ends of the storage share."""
+
     @property
     def slot(self) -> int: ...
     @property
@@ -541,7 +563,7 @@ class RegionFile:
         name: str,
         total_bytes: int,
         blocks: int,
-        workers: int,
+        row_bytes: int,
         cell_bytes: int,
     ) -> None: ...
     def enter(self, seconds: float) -> str:
@@ -590,7 +612,10 @@ class Population:
     def __init__(
         self,
         region: RegionFile,
-        worker: int | None,
+        offset: int,
+        bytes: int,
+        stride: int,
+        count: int,
         is_builder: bool,
         in_huge_pages: bool,
         threads: int,

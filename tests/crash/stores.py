@@ -49,6 +49,8 @@ def storing(_link: Link, begin: Begin) -> None:
         writer.put("more", value_of("more"))
     begin("clear")
     writer.clear()
+    begin("put, over orphans")
+    put(writer, *range(2))
     begin("close")
     writer.close()
 
@@ -140,3 +142,38 @@ def getter_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
             remote.leave()
         del writer
     return doomed.passages, f"{state}: its place is free, the writer and the other reader go on"
+
+
+def coming_last(_link: Link, begin: Begin, handle: ShmObjectStorageHandle) -> None:
+    """Role: the last reader of a storage whose name goes then."""
+    begin("attach, last")
+    reader = Storage.create_from_handle(handle)
+    begin("close")
+    reader.close()
+
+
+def last_comer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
+    """The name is gone, or a successor can take the place by it, and then it is gone."""
+    with (
+        leaving_nothing(),
+        Storage(64, 2, Ring(SIZE, create=True), BytesSerde, unlink_when_complete=True) as writer,
+    ):
+        name = writer.ring_buffer.handle()[1]
+        other = start_reader(writer.handle())
+        doomed = Doomed(hooks, spot, coming_last, writer.handle())
+        for stage, _ in doomed.stages():
+            assert (name in segments()) == (stage == "attach, last")
+            doomed.go()
+        state = writer.statistics().readers[1].state
+        seen = f"{state}: the name is gone"
+        if name in segments():
+            successor = start_reader(writer.handle())
+            assert successor.call("statistics").rank == 1
+            successor.leave()
+            seen = f"{state}: a successor takes the place, and the name is gone"
+        assert name not in segments()
+        ((_, place),) = put(writer, "k")
+        assert other.call("get", *place) == value_of("k")
+        other.leave()
+        del writer
+    return doomed.passages, seen

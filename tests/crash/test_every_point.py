@@ -38,6 +38,7 @@ ROLES = {
     "sweeper": "creators.sweeper_dies",
     "storage writer": "stores.storer_dies",
     "storage reader": "stores.getter_dies",
+    "last storage reader": "stores.last_comer_dies",
     "creator of a region": "regions.creator_dies",
     "creator of a region that is joined": "regions.creator_dies_beside_another",
     "only participant of a region": "regions.participant_dies",

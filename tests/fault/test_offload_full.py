@@ -69,7 +69,7 @@ def space_goes_while_it_is_reserved(_link: Link) -> None:
     before = free()
     file = created_and_then_full(instance)
     for in_huge_pages in (False, True):
-        population = Population(file, None, True, in_huge_pages, 2)
+        population = Population(file, 0, 30 * MIB, 0, 1, True, in_huge_pages, 2)
         with refuses(MemoryError) as caught:
             while population.wait(1) != "done":
                 pass
@@ -87,7 +87,7 @@ def no_space_to_touch(_link: Link) -> None:
     without_populate()
     instance = new_id()
     file = created_and_then_full(instance)
-    population = Population(file, None, True, True, 2)
+    population = Population(file, 0, 30 * MIB, 0, 1, True, True, 2)
     with refuses(ShmExhausted):
         while population.wait(1) != "done":
             pass

@@ -129,7 +129,8 @@ def test_kernel_without_populate(rank: int | None) -> None:
             assert file.enter(1) == "joined"
             assert file.await_space(1) == "complete"
             file.map(False)
-            population = Population(file, rank, False, False, 2)
+            part = (0, 8 * PAGE, 0, 1) if rank is None else (PAGE, PAGE, 2 * PAGE, 4)
+            population = Population(file, *part, False, False, 2)
             while population.wait(1) != "done":
                 pass
             assert population.was_touched

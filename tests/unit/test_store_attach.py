@@ -248,6 +248,48 @@ def test_text_that_is_nothing(text: str) -> None:
         ShmObjectStorageHandle.from_json(3)  # type: ignore[arg-type]
 
 
+def test_name_that_goes_with_the_last_reader() -> None:
+    """Nobody can come then, also not for one who left; those who are there go on."""
+    with store_of(2, attached=0, unlink_when_complete=True) as (writer, _):
+        name = writer.ring_buffer.handle()[1]
+        one = Storage.create_from_handle(writer.handle())
+        assert name in segments()
+        two = Storage.create_from_handle(writer.handle())
+        assert name not in segments()
+        place = writer.put("k", ONE)
+        assert [reader.get(*place) for reader in (one, two)] == [ONE, ONE]
+        one.close()
+        with refuses(SegmentMissing, match="all its readers have attached"):
+            Storage.create_from_handle(writer.handle())
+        two.close()
+
+
+def test_name_while_a_reader_is_missing() -> None:
+    """It stays though another has come and left, whose place can be taken."""
+    with store_of(2, attached=0, unlink_when_complete=True) as (writer, _):
+        name = writer.ring_buffer.handle()[1]
+        Storage.create_from_handle(writer.handle()).close()
+        readers = []
+        for _ in range(2):
+            assert name in segments()
+            readers.append(Storage.create_from_handle(writer.handle()))
+        assert name not in segments()
+        for reader in readers:
+            reader.close()
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_last_readers_who_come_at_once(turn: int) -> None:
+    """One of them removes the name; a kill of everybody leaves nothing then."""
+    with store_of(4, attached=0, unlink_when_complete=True) as (writer, _):
+        readers = [start_store_reader(writer) for _ in range(4)]
+        for reader in readers:
+            assert reader.call("statistics").role == "reader"
+        assert writer.ring_buffer.handle()[1] not in segments(), turn
+        for reader in readers:
+            reader.leave()
+
+
 def test_the_storage_is_gone() -> None:
     with store_of(attached=0) as (writer, _):
         handle = writer.handle()

@@ -95,7 +95,7 @@ void try_input(Input input) {
     std::shared_ptr<store::StoreWriter> writer;
     if (is_store) {
         segment = core::Segment::create(store::plan_of(kRingBytes), {}, name(), {{0, kRingBytes}}, std::nullopt);
-        if (!is_late) writer = store::StoreWriter::create(*segment, kRingBytes, kStore);
+        if (!is_late) writer = store::StoreWriter::create(*segment, kRingBytes, kStore, {});
         for (std::uint32_t id = 0; writer && id < 3; ++id) put(*writer, id);
     } else {
         segment = core::Segment::create(broadcast::plan_of(kGeometry), {}, name(), {{0, kGeometry.total_bytes()}}, 0);
@@ -118,7 +118,7 @@ void try_input(Input input) {
     }
     peer.add_region(everything.base(), shown);
     peer.begin();
-    if (is_late) attempt([&] { writer = store::StoreWriter::create(*segment, kRingBytes, kStore); });
+    if (is_late) attempt([&] { writer = store::StoreWriter::create(*segment, kRingBytes, kStore, {}); });
     attempt([&] { is_store == is_other ? attach_ring(is_queue) : attach_storage(); });
     if (writer) attempt([&] { read_all(*writer); });
 }

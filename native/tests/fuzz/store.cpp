@@ -30,10 +30,10 @@ public:
             case 2: return store_.writer->clear(id % 8);
             case 3: store_.writer->retire(id % 8); return;
             case 4: store_.writer->blockers(id, static_cast<std::uint32_t>(s.value)); return;
-            case 5: store_.writer->ghost_blockers(); return;
+            case 5: store_.writer->orphan_blockers(); return;
             case 6: store_.writer->is_read(id, static_cast<std::uint32_t>(s.value)); return;
             case 7:
-                if (store_.writer->admits(id % 8, store_.address_of(id % 8), store_.bytes)) store_.fill(id % 8);
+                if (store_.is_free(id % 8)) store_.fill(id % 8);
                 return;
             case 8: return replace(true);
             case 9: return replace(false);

@@ -21,18 +21,34 @@ _log = logging.getLogger("memlane.offload")
 
 
 @dataclass(frozen=True)
+class Part:
+    """Bytes of a region: `count` times `size`, a stride apart."""
+
+    offset: int
+    size: int
+    stride: int
+    count: int
+
+
+NOTHING = Part(0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What a holder asked for."""
+    """What a holder asked for. `part`: what it populates; `joiners_part`: if it finds the space
+    reserved. `check` is asked by who reserves the space, before, and may raise."""
 
     directory: str
     path: str
     total_bytes: int
-    rank: int | None
-    participants: int | None
+    part: Part
+    joiners_part: Part
     threads: int
     in_huge_pages: bool
-    progress: Progress | None
-    timeout: float
+    participants: int | None = None
+    progress: Progress | None = None
+    timeout: float = 30.0
+    check: Callable[[int], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,13 +64,22 @@ def start(file: RegionFile, plan: Plan) -> Started:
     is_creator = _enter(file, plan) == "created"
     is_builder = _await_space(file, plan) == "build"
     if is_builder:
+        if plan.check is not None:
+            plan.check(plan.total_bytes)
         # What a builder that died had reserved is there already.
         _space.check(plan.directory, plan.total_bytes - file.allocated, file.free)
     file.map(plan.in_huge_pages)
     if not is_builder:
         _mark_mapped(file, plan)
     began = time.monotonic()
-    population = Population(file, plan.rank, is_builder, plan.in_huge_pages, plan.threads)
+    part = plan.part if is_builder else plan.joiners_part
+    population = Population(
+        file,
+        *(part.offset, part.size, part.stride, part.count),
+        is_builder,
+        plan.in_huge_pages,
+        plan.threads,
+    )
     try:
         _populate(file, population, plan, is_builder)
     finally:
@@ -102,21 +127,31 @@ def _await_space(file: RegionFile, plan: Plan) -> str:
 
 
 def _mark_mapped(file: RegionFile, plan: Plan) -> None:
-    deadline = time.monotonic() + plan.timeout
-    while (naming := file.mark_mapped(plan.participants or 0, _SLICE)) == "waiting":
-        if time.monotonic() > deadline:
-            raise TimedOut(
-                f"could not remove the name {plan.path} within {plan.timeout} s: somebody who is "
-                f"joining or leaving has been stopped in the middle of that",
-                plan.timeout,
-            )
-    if naming == "removed":
+    if _remove_name_at(plan.participants or 0, file, plan):
         _log.info(
             "removed the name %s (%d bytes): all %d participants have mapped it",
             plan.path,
             plan.total_bytes,
             plan.participants,
         )
+
+
+def remove_name(file: RegionFile, plan: Plan) -> None:
+    """By whoever knows that all have mapped the region; not if the name is another's by now."""
+    if _remove_name_at(1, file, plan):
+        _log.info("removed the name %s (%d bytes)", plan.path, plan.total_bytes)
+
+
+def _remove_name_at(participants: int, file: RegionFile, plan: Plan) -> bool:
+    deadline = time.monotonic() + plan.timeout
+    while (naming := file.mark_mapped(participants, _SLICE)) == "waiting":
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"could not remove the name {plan.path} within {plan.timeout} s: somebody who is "
+                f"joining or leaving has been stopped in the middle of that",
+                plan.timeout,
+            )
+    return naming == "removed"
 
 
 def _populate(file: RegionFile, population: Population, plan: Plan, is_builder: bool) -> None:

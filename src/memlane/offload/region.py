@@ -7,14 +7,12 @@ import math
 import mmap
 import os
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from memlane._checks import integer, integer_from
-from memlane._native import RegionFile, await_bytes, usable_cores
-from memlane._undo import undone_by
+from memlane._native import await_bytes
 from memlane.errors import (
     Closed,
     InvalidArgument,
@@ -22,10 +20,9 @@ from memlane.errors import (
     OutsideCell,
     TimedOut,
     Unsupported,
-    WrongProcess,
 )
 from memlane.offload import _pages, _start
-from memlane.offload._page_locks import PageLocks
+from memlane.offload._holding import Holding, file_name, share_of_cores
 
 if TYPE_CHECKING:
     from typing import Self
@@ -35,9 +32,6 @@ if TYPE_CHECKING:
     from memlane._native import RegionMap, RegionRows
 
 V = TypeVar("V")
-MAX_REGION_BYTES = 1 << 58
-_LEAVE_PATIENCE = 1.0
-_MOST_THREADS = 16
 _log = logging.getLogger("memlane.offload")
 
 
@@ -107,61 +101,43 @@ class SharedOffloadRegion:
             participants = integer_from("participants", participants, 1)
         if progress is not None and not callable(progress):
             raise InvalidType("progress must be callable with two numbers")
-        file_name = _file_name(instance_id, prefix)
+        name = file_name("instance_id", instance_id, prefix)
         where = _absolute(directory)
-        self.mmap_path = f"{where}/{file_name}"
+        self.mmap_path = f"{where}/{name}"
+        part = _start.Part(0, self.total_size_bytes, 0, 1)
+        sharing = 1
+        if self.rank is not None:
+            sharing = self.num_workers
+            self._worker_offset = self.rank * self.cpu_page_size
+            self._worker_area_end = self._worker_offset + self.cpu_page_size
+            part = _start.Part(
+                self._worker_offset, self.cpu_page_size, self._row_stride, self.num_blocks
+            )
         plan = _start.Plan(
             where,
             self.mmap_path,
             self.total_size_bytes,
-            self.rank,
-            participants,
-            self._share_of_cores() if threads is None else integer_from("threads", threads, 1),
+            *(part, part),
+            share_of_cores(sharing) if threads is None else integer_from("threads", threads, 1),
             _pages.wants_huge(pages, where),
+            participants,
             progress,
             _seconds(timeout),
         )
-        if self.rank is not None:
-            self._worker_offset = self.rank * self.cpu_page_size
-            self._worker_area_end = self._worker_offset + self.cpu_page_size
-
-        file = RegionFile(
-            where,
-            file_name,
-            self.total_size_bytes,
-            self.num_blocks,
-            self.num_workers,
-            self.cpu_page_size,
-        )
-        with undone_by(lambda: file.leave(_LEAVE_PATIENCE)):
-            started = _start.start(file, plan)
-        self._file = file
-        self._creator = started.is_creator
-        self.pages = started.pages
-        self.fd: int | None = file.fd
-        self.mmap_obj: RegionMap | None = file.region_map()
-        self._locks = PageLocks(
-            file.address, self.total_size_bytes, self._row_stride, self.mmap_path
-        )
-        self._whole: torch.Tensor | None = None
-        self._views: list[Any] = []
-        self._finalizer = weakref.finalize(
-            self,
-            _release,
-            file,
-            self._locks,
-            self.mmap_obj,
-            f"{self.mmap_path} ({self.total_size_bytes} bytes)",
-        )
-        _log.info(
-            "%s %s (%d bytes, pages: %s)",
-            "created" if self._creator else "joined",
-            self.mmap_path,
-            self.total_size_bytes,
-            self.pages,
-        )
+        self._hold(Holding(name, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
         if pages == "huge" and self.pages != "huge":
             _log.warning("%s has huge pages only in part: memory is fragmented", self.mmap_path)
+
+    def _hold(self, holding: Holding) -> None:
+        self._holding = holding
+        self._file = holding.file
+        self._locks = holding.locks
+        self._creator = holding.is_creator
+        self.pages = holding.pages
+        self.fd: int | None = holding.file.fd
+        self.mmap_obj: RegionMap | None = holding.memory
+        self._whole: torch.Tensor | None = None
+        self._views: list[Any] = []
 
     def _check_sizes(self) -> None:
         if self.rank is not None and self.rank >= self.num_workers:
@@ -172,12 +148,6 @@ class SharedOffloadRegion:
                 f"bytes are {self.num_blocks * self._row_stride} bytes, more than "
                 f"total_size_bytes {self.total_size_bytes}"
             )
-        if self.total_size_bytes >= MAX_REGION_BYTES:
-            raise InvalidArgument(f"{self.total_size_bytes} bytes are more than a region can have")
-
-    def _share_of_cores(self) -> int:
-        sharing = 1 if self.rank is None else self.num_workers
-        return max(1, min(_MOST_THREADS, usable_cores() // sharing))
 
     # Memory ---------------------------------------------------------------------------------
 
@@ -249,16 +219,12 @@ class SharedOffloadRegion:
 
     @property
     def _is_open(self) -> bool:
-        return self._finalizer.alive
+        return self._holding.is_open
 
     def _check_usable(self) -> None:
         if not self._is_open:
             raise Closed(f"the region {self.mmap_path} was cleaned up")
-        if not self._file.is_own:
-            raise WrongProcess(
-                "this region was opened by the process that forked this one; only cleanup() may "
-                "be called here. Make a new region in the child"
-            )
+        self._holding.require_own()
 
     # Page-locking ---------------------------------------------------------------------------
 
@@ -305,7 +271,7 @@ class SharedOffloadRegion:
         self.mmap_obj = None
         self.fd = None
         self._creator = False
-        self._finalizer()
+        self._holding.end()
 
     def __enter__(self) -> Self:
         self._check_usable()
@@ -321,38 +287,6 @@ class SharedOffloadRegion:
             f"<SharedOffloadRegion {self.mmap_path} {who}{state}, {self.num_blocks} blocks, "
             f"{self.total_size_bytes} bytes>"
         )
-
-
-def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -> None:
-    """Like cleanup, by the finalizer too: locks of pages go before the mapping does."""
-    if file.is_own:  # in a forked child CUDA cannot be used, and nothing is locked
-        locks.unlock()
-    locks.forget()
-    memory.close()
-    removed, problem = file.leave(_LEAVE_PATIENCE)
-    if removed:
-        _log.info("removed %s", what)
-    if problem:
-        _log.warning("%s may stay until its next start replaces it: %s", what, problem)
-
-
-def _file_name(instance_id: object, prefix: object) -> str:
-    """One name in the directory, whatever is in the id."""
-    for what, text in (("instance_id", instance_id), ("prefix", prefix)):
-        if not isinstance(text, str):
-            raise InvalidType(f"{what} must be a string, not {type(text).__name__}")
-        if "/" in text or "\0" in text or ".." in text:
-            raise InvalidArgument(f"{what} {text!r} cannot be part of a file's name")
-    if not instance_id:
-        raise InvalidArgument("instance_id must not be empty")
-    name = f"{prefix}{instance_id}.mmap"
-    try:
-        length = len(os.fsencode(name))
-    except UnicodeEncodeError:
-        raise InvalidArgument(f"instance_id {instance_id!r} cannot be part of a name") from None
-    if length > 255:
-        raise InvalidArgument(f"{name[:40]!r}... has {length} bytes; a file's name has at most 255")
-    return name
 
 
 def _absolute(directory: object) -> str:

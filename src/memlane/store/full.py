@@ -44,16 +44,16 @@ def store_full(
     key: Hashable,
     need: int,
     ring: SingleWriterShmRingBuffer,
-    *,
-    is_place: bool,
+    is_obstructed: bool,
 ) -> StoreFull:
     """The error of an object of `need` bytes; the oldest chunk of the ring has to stay.
 
-    `is_place`: there is room in the ring, but what was cleared there is still being read; or the
-    place in the table belongs to the oldest, because chunks of others have used up the ids between.
+    `is_obstructed`: there is room in the ring, but what was cleared there is still being read; or
+    the place in the table belongs to the oldest, because chunks of others have used up the ids
+    between.
     """
     what = f"no room for {key!r}, {need} bytes"
-    readers = end.ghost_blockers() if is_place else []
+    readers = end.orphan_blockers() if is_obstructed else []
     oldest = ring.monotonic_id_start
     if readers or oldest not in ring.metadata:
         return _kept(end, what, "what was cleared", need, key, None, readers)

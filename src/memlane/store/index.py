@@ -21,6 +21,7 @@ class ObjectIndex:
         self.id_index: dict[int, Hashable] = {}
         self.writer_flag: dict[int, int] = {}
         self.touched: set[int] = set()
+        self.may_obstruct = False  # before the first orphan
         self.end: StoreWriter | None = None
 
     def _open_end(self) -> StoreWriter | None:
@@ -52,14 +53,15 @@ class ObjectIndex:
         self._drop(chunk_id)
         return True
 
-    def is_deserted(self, offset: int, nbytes: int) -> bool:
-        """Does nobody read what was cleared there?"""
+    def obstacle(self, offset: int, nbytes: int) -> int:
+        """0 if nobody reads what was cleared there; else the offset behind it."""
         end = self._open_end()
-        return end is None or end.is_deserted(offset, nbytes)
+        return 0 if end is None else end.obstacle(offset, nbytes)
 
     def forget(self, chunk_id: int) -> None:
         """Takes back what a put has done so far; nobody knows the object's address yet."""
         end = self._open_end()
+        self.may_obstruct = True
         if end is not None:
             end.take_back(chunk_id)
         self._drop(chunk_id)
@@ -73,8 +75,9 @@ class ObjectIndex:
         self.touched.discard(chunk_id)
 
     def forget_all(self) -> None:
-        """Whoever reads an object goes on with it; nobody else gets it any more."""
+        """Who was told of an object can read it until its space is wanted."""
         end = self._open_end()
+        self.may_obstruct = True
         if end is not None:
             for number in self.id_index:
                 end.clear(number)

@@ -35,14 +35,21 @@ class Positions:
         self._sizes: dict[int, int] = {}  # id -> bytes
         self._before = (0, 0, 0)  # start, end and oldest id before the newest chunk came
 
-    def allocate(self, nbytes: int) -> Place | None:
-        """A chunk of `nbytes` bytes, or None while there is no room for it."""
-        start = self.start
-        address = self.end
+    def allocate(self, nbytes: int, at_least: int | None = None) -> Place | None:
+        """A chunk of `nbytes` bytes, or None while there is no room for it.
+
+        `at_least`: what lies between the newest chunk and this address is left out; on an empty
+        ring, what lies before this offset.
+        """
+        start, address = self.start, self.end
+        if at_least is not None:
+            address = at_least
+            if not self.metadata:
+                start = 0
         if address % self.size + nbytes > self.size:
             address = (address // self.size + 1) * self.size
         if address + nbytes - start > self.size:
-            if self.metadata or nbytes > self.size:
+            if self.metadata or nbytes > self.size or at_least is not None:
                 return None
             # Nothing is in the way, wherever the positions are.
             start = address = 0

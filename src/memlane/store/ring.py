@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from, segment_name
 from memlane._native import ByteRingSegment
 from memlane._segments import SharedMemoryInfo, name_of, new_id, released_after
-from memlane.errors import InvalidArgument, StoreFull, WrongRole
+from memlane.errors import InvalidArgument, ShmExhausted, StoreFull, WrongRole
 from memlane.store.positions import ID_MAX, Place, Positions
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ IsFree = Callable[[int, memoryview], bool]
 class Tenant(Protocol):
     """Who keeps something in the chunks, and must hear of their end."""
 
-    def is_deserted(self, offset: int, nbytes: int) -> bool:
-        """May a new chunk lie there?"""
+    may_obstruct: bool  # could `obstacle` say anything but 0?
+
+    def obstacle(self, offset: int, nbytes: int) -> int:
+        """0 if a new chunk may lie there; else the offset behind what is in its way."""
 
     def release(self, chunk_id: int) -> bool:
         """The chunk is about to be freed. False keeps it."""
@@ -46,12 +48,14 @@ class SingleWriterShmRingBuffer:
     Args:
         data_buffer_size: bytes of the ring.
         name: of the segment. With `create` it is used as it is, or chosen if None.
-        create: make the segment, with all its space reserved, instead of attaching to it.
+        create: make the segment instead of attaching to it. Its space is reserved in pieces, as
+            the ring grows into it.
 
     Raises:
         InvalidArgument: a size below 1, or no name to attach to.
         SegmentExists: the name to create is taken by the living.
-        ShmExhausted: /dev/shm has no space for it.
+        ShmExhausted: /dev/shm has no space for it. So does whatever allocates a chunk, if others
+            have taken the space since.
         SegmentMissing, SegmentRefused, LayoutMismatch: the named segment cannot be joined.
 
     A chunk: 4 bytes of id, 4 bytes of its size (these 8 included), data. Where chunks lie is known
@@ -87,6 +91,9 @@ class SingleWriterShmRingBuffer:
         self._new: int | None = None
         self._ending: int | None = None
         self._is_clearing = False
+        # Why the last chunk lies further on, or nowhere: who reads what was cleared; no more space.
+        self._is_obstructed = False
+        self._shortage: ShmExhausted | None = None
         self._finalizer = weakref.finalize(self, self._segment.abandon)
 
     # State ----------------------------------------------------------------------------------
@@ -135,6 +142,8 @@ class SingleWriterShmRingBuffer:
 
     @property
     def shared_memory(self) -> SharedMemoryInfo:
+        """All of it; what the ring has not grown into has no space yet: touching it takes some,
+        or ends in SIGBUS if there is none."""
         return SharedMemoryInfo(self._segment.name, self._segment.size, self._segment.whole())
 
     def handle(self) -> tuple[int, str]:
@@ -162,28 +171,46 @@ class SingleWriterShmRingBuffer:
             self._new = self._positions.id_end
             place = self._place(total)
             if place is None:
-                raise self.no_room(total)
-            at = place.address % self.data_buffer_size
-            if self._tenant is not None and not self._tenant.is_deserted(at, total):
-                raise StoreFull(
-                    f"Not enough space in the data buffer: where a chunk of {total} bytes would "
-                    f"lie somebody still reads what was cleared; the storage's statistics() tell "
-                    f"who",
-                    total,
-                )
+                raise self._shortage or self.no_room(total)
             self._new = None
             return place
 
     def _place(self, total: int) -> Place | None:
-        if self.data_buffer_size >= total >= ID_MAX:
+        """A new chunk, behind what the tenant does not give away. None if there is no room."""
+        size, positions = self.data_buffer_size, self._positions
+        if size >= total >= ID_MAX:
             raise InvalidArgument(f"a chunk has less than 2**31 bytes, not {total}")
-        place = self._positions.allocate(total)
-        if place is not None:
-            self._segment.write_header(place.address % self.data_buffer_size, place.id, total)
+        self._is_obstructed, self._shortage = False, None
+        place, is_first = positions.allocate(total), True
+        while place is not None:
+            at = place.address % size
+            tenant, end = self._tenant, 0
+            if tenant is not None and tenant.may_obstruct:
+                end = tenant.obstacle(at, total)
+            if end == 0:
+                try:
+                    self._segment.write_header(at, place.id, total)
+                    break
+                except ShmExhausted as error:  # the ring cannot grow: for now it ends here
+                    self._shortage, end = error, size
+            else:
+                self._is_obstructed = True
+            positions.undo()
+            # An empty ring has room everywhere, wherever its positions are.
+            goes_back, is_first = is_first and not positions.metadata, False
+            place = positions.allocate(
+                total, 0 if goes_back else place.address - at + min(end, size)
+            )
         return place
 
     def no_room(self, total: int) -> StoreFull:
         """The error of a chunk of `total` bytes."""
+        if self._is_obstructed:
+            return StoreFull(
+                f"Not enough space in the data buffer: where a chunk of {total} bytes would lie "
+                f"somebody still reads what was cleared; the storage's statistics() tell who",
+                total,
+            )
         used = self._positions.end - self._positions.start
         return StoreFull(
             f"Not enough space in the data buffer: a chunk of {total} bytes does not fit "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         serde_class: how values become bytes; an `ObjectSerde`.
         reader_lock: not needed. With one, a `get` of the writer stands in for a reader.
         max_objects: that are stored at once; `min(65536, data_buffer_size // 1024 + 64)` if None.
+        unlink_when_complete: the writer's choice. Once all readers have attached the name is
+            removed, and a kill of everybody leaves nothing; but none can be replaced.
 
     Raises:
         RankTaken: the ring has a storage already, or all readers have attached.
@@ -62,6 +65,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         reader_lock: Any = None,
         *,
         max_objects: int | None = None,
+        unlink_when_complete: bool = False,
     ) -> None:
         self.max_object_size = integer_from("max_object_size", max_object_size, 1)
         self.n_readers = integer_from("n_readers", n_readers, 1)
@@ -90,7 +94,12 @@ class SingleWriterShmObjectStorage(ObjectReads):
         if self.is_writer:
             with ring_buffer._only_writer("make a storage"):
                 self._end = self._writer = StoreWriter.create(
-                    segment, self.n_readers, self._max_objects, self.max_object_size
+                    segment,
+                    self.n_readers,
+                    self._max_objects,
+                    self.max_object_size,
+                    os.urandom(32),
+                    unlink_when_complete,
                 )
                 self._index.end = self._writer
                 ring_buffer._tenant = self._index
@@ -98,8 +107,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
             self._end = StoreReader.attach(segment, self.n_readers, self.max_object_size)
         self._finalizer = weakref.finalize(self, self._end.abandon)
 
-    @staticmethod
-    def create_from_handle(handle: ShmObjectStorageHandle) -> SingleWriterShmObjectStorage:
+    @classmethod
+    def create_from_handle(cls, handle: ShmObjectStorageHandle) -> Self:
         """A reader of the storage, in the next free place.
 
         Raises:
@@ -113,7 +122,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         size, name = handle.ring_buffer_handle
         ring = SingleWriterShmRingBuffer(size, name)
         with undone_by(ring.close):
-            return SingleWriterShmObjectStorage(
+            return cls(
                 handle.max_object_size,
                 handle.n_readers,
                 ring,
@@ -224,12 +233,17 @@ class SingleWriterShmObjectStorage(ObjectReads):
         while True:
             is_full = len(self.id_index) >= self._max_objects
             place = None if is_full else ring._place(total)
+            is_kept = False
             if place is not None:
-                if writer.admits(place.id, place.address % ring.data_buffer_size, total):
+                if writer.admits(place.id):
                     return place
                 ring._positions.undo()
-            if not self._free_oldest():
-                raise store_full(writer, self._index, key, size, ring, is_place=place is not None)
+                is_kept = writer.is_kept(place.id)  # the next time, too, whoever goes
+            if is_kept or not self._free_oldest():
+                if not is_full and ring._shortage is not None:
+                    raise ring._shortage
+                is_obstructed = is_kept or (not is_full and ring._is_obstructed)
+                raise store_full(writer, self._index, key, size, ring, is_obstructed)
 
     def _free_oldest(self) -> list[int]:
         return self.ring_buffer._free(self._may_go, 2 * self.max_object_size)
@@ -287,7 +301,11 @@ class SingleWriterShmObjectStorage(ObjectReads):
             self._free_oldest()
 
     def clear(self) -> None:
-        """Empties ring and indexes. What is being read stays until then; ids go on."""
+        """Empties ring and indexes; ids go on.
+
+        What readers were told of they can read until its space is used again, and what they hold
+        is stepped over until they let go.
+        """
         self.ring_buffer.clear()
 
     def default_is_free_check(self, id: int, buf: memoryview) -> bool:

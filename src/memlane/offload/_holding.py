@@ -1,0 +1,109 @@
+"""A place in a region from its start to its end: the file, its memory, its page locks.
+
+What lies in a row is its users' affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+
+from memlane._native import RegionFile, RegionMap, usable_cores
+from memlane._undo import undone_by
+from memlane.errors import InvalidArgument, InvalidType, WrongProcess
+from memlane.offload import _start
+from memlane.offload._page_locks import PageLocks
+
+_MOST_BYTES = 1 << 58
+_LEAVE_PATIENCE = 1.0
+_MOST_THREADS = 16
+_log = logging.getLogger("memlane.offload")
+
+
+class Holding:
+    """Started when it is made; ended by `end`, or with its last reference."""
+
+    def __init__(
+        self, file_name: str, num_blocks: int, row_bytes: int, cell_bytes: int, plan: _start.Plan
+    ) -> None:
+        if plan.total_bytes >= _MOST_BYTES:
+            raise InvalidArgument(f"{plan.total_bytes} bytes are more than a region can have")
+        file = RegionFile(
+            plan.directory, file_name, plan.total_bytes, num_blocks, row_bytes, cell_bytes
+        )
+        with undone_by(lambda: file.leave(_LEAVE_PATIENCE)):
+            started = _start.start(file, plan)
+        self.file = file
+        self.is_creator = started.is_creator
+        self.pages = started.pages
+        memory = file.region_map()
+        self.memory: RegionMap | None = memory
+        self.locks = PageLocks(file.address, plan.total_bytes, row_bytes, plan.path)
+        self._plan = plan
+        what = f"{plan.path} ({plan.total_bytes} bytes)"
+        self._finalizer = weakref.finalize(self, _release, file, self.locks, memory, what)
+        _log.info(
+            "%s %s (%d bytes, pages: %s)",
+            "created" if self.is_creator else "joined",
+            plan.path,
+            plan.total_bytes,
+            self.pages,
+        )
+
+    @property
+    def is_open(self) -> bool:
+        return self._finalizer.alive
+
+    def require_own(self) -> None:
+        if not self.file.is_own:
+            raise WrongProcess(
+                "this region was opened by the process that forked this one; only cleanup() may "
+                "be called here. Make a new region in the child"
+            )
+
+    def remove_name(self) -> None:
+        """All have mapped it: nothing stays behind however they end."""
+        _start.remove_name(self.file, self._plan)
+
+    def end(self) -> None:
+        """Gives everything up; the last holder removes the file. Idempotent."""
+        self.memory = None
+        self._finalizer()
+
+
+def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -> None:
+    """Like `end`, by the finalizer too: locks of pages go before the mapping does."""
+    if file.is_own:  # in a forked child CUDA cannot be used, and nothing is locked
+        locks.unlock()
+    locks.forget()
+    memory.close()
+    removed, problem = file.leave(_LEAVE_PATIENCE)
+    if removed:
+        _log.info("removed %s", what)
+    if problem:
+        _log.warning("%s may stay until its next start replaces it: %s", what, problem)
+
+
+def share_of_cores(sharing: int) -> int:
+    """Threads for one of so many holders that start at once."""
+    return max(1, min(_MOST_THREADS, usable_cores() // sharing))
+
+
+def file_name(what: str, instance_id: object, prefix: object) -> str:
+    """One name in the directory, whatever is in the id, which the caller calls `what`."""
+    for called, text in ((what, instance_id), ("prefix", prefix)):
+        if not isinstance(text, str):
+            raise InvalidType(f"{called} must be a string, not {type(text).__name__}")
+        if "/" in text or "\0" in text or ".." in text:
+            raise InvalidArgument(f"{called} {text!r} cannot be part of a file's name")
+    if not instance_id:
+        raise InvalidArgument(f"{what} must not be empty")
+    name = f"{prefix}{instance_id}.mmap"
+    try:
+        length = len(os.fsencode(name))
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} {instance_id!r} cannot be part of a name") from None
+    if length > 255:
+        raise InvalidArgument(f"{name[:40]!r}... has {length} bytes; a file's name has at most 255")
+    return name
