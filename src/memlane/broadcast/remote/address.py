@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _RECONNECT_MS = 50
 _CONNECT_MS = 1000
+_PROBE_SECONDS = 0.2
 FIRST_CONTACT = 3.0
 """Seconds at least, however small the bound: a packet that was lost comes again after one."""
 
@@ -64,6 +65,15 @@ def own_address() -> str:
             probe.connect((anywhere, 9))
             return str(probe.getsockname()[0])
     return "127.0.0.1"
+
+
+def is_deserted(endpoint: Endpoint) -> bool:
+    """Whether its host refuses a connection, because nobody listens there any more."""
+    family = socket.AF_INET6 if endpoint.is_ipv6 else socket.AF_INET
+    with suppress(OSError), socket.socket(family) as probe:  # without descriptors nobody can tell
+        probe.settimeout(_PROBE_SECONDS)
+        return probe.connect_ex((endpoint.host, endpoint.port)) == errno.ECONNREFUSED
+    return False
 
 
 def listener(

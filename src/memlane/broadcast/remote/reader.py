@@ -310,12 +310,9 @@ class RemoteReader(RemoteEnd):
             raise self._failure
 
     def _writer(self) -> str:
-        since = time.monotonic() - self.last_progress
         state = "connected" if self._watch.is_connected else "without a connection"
-        return (
-            f"the writer (pid {self.writer_pid} at {self.endpoint.text}, {state}, last message "
-            f"{since:.1f} s ago)"
-        )
+        who = f"the writer (pid {self.writer_pid} at {self.endpoint.text}, {state}, last message "
+        return f"{who}{time.monotonic() - self.last_progress:.1f} s ago)"
 
     def _line(self, waited: float) -> str | None:
         """An idle queue is no news; a writer that is gone is."""
@@ -350,7 +347,7 @@ class RemoteReader(RemoteEnd):
                     stall.speak()
                 left = remaining(deadline)
                 if left == 0:
-                    who = names_of(self._absent) if self._absent else self._writer()
+                    who = names_of(self._absent or [self._writer()])
                     raise TimedOut(f"gave up after {timeout} s waiting for {who}", timeout)
                 self._sleep(self._call_poller, SLICE if left is None else min(left, SLICE))
 
@@ -363,13 +360,20 @@ class RemoteReader(RemoteEnd):
                 if self._watch.note(event["event"], event["value"]):
                     self._greet()
                 self._failure = self._failure or self._watch.refusal
-                self._has_news = True
-                os.eventfd_write(self._news, 1)
+                self._wake()
+        if self._watch.was_cut:
+            is_deserted = address.is_deserted(self.endpoint)
+            with self._lock:
+                self._watch.note_probe(is_deserted)
+                self._wake()
         self._sleep(self._thread_poller, None)
+
+    def _wake(self) -> None:
+        self._has_news = True
+        os.eventfd_write(self._news, 1)
 
     def _greet(self) -> None:
         self._stream.is_welcome = False
-        sequence, piece = self._stream.wanted
         hello = Hello(
             self._handle.queue_id,
             self.rank,
@@ -377,8 +381,7 @@ class RemoteReader(RemoteEnd):
             self._session,
             "" if self._handle.remote_server_key else self._secret,
             self.taken,
-            sequence,
-            piece,
+            *self._stream.wanted,
             self._host,
         )
         with suppress(zmq.Again):
