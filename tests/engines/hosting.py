@@ -1,8 +1,10 @@
 """A plugin of pytest: vLLM's own tests on its modules over shells, switched on memlane."""
 
+import multiprocessing
 import signal
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from importlib import import_module
 from types import FrameType
 
 import pytest
@@ -12,7 +14,10 @@ from memlane.engines.vllm import register
 from tests.engines.left_out import LEFT_OUT
 
 tests.engines.scenario.prepare("0.33")
+system_utils = import_module("vllm.utils.system_utils")
 register()
+# Spawned processes would look for vLLM in vain.
+system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.engines import sources
@@ -11,14 +12,22 @@ from tests.engines import sources
 ROOT = Path(__file__).parents[2]
 
 
-def run(*names: str, release: str = "0.33", fails: bool = False, **environment: str) -> str:
+def run(
+    *names: str,
+    release: str = "0.33",
+    file: str | None = None,
+    interpreter: Sequence[str] = (sys.executable,),
+    fails: bool = False,
+    **environment: str,
+) -> str:
     """What the scenarios wrote to both streams; they must end well, or badly if it `fails`."""
     sources.engine(release)
+    file = file or f"{sources.PACKAGES[release]}_scenarios"
     clean = {
         k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "SGLANG_", "MEMLANE_"))
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.engines.scenario", release, *names],
+        [*interpreter, "-m", "tests.engines.scenario", release, file, *names],
         cwd=ROOT,
         env={**clean, "VLLM_HOST_IP": "127.0.0.1", **environment},
         stdout=subprocess.PIPE,

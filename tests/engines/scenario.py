@@ -1,6 +1,6 @@
 """A process of an engine: its own modules over shells, and functions of a file of scenarios.
 
-`python -m tests.engines.scenario 0.33 NAME...`; the engine claims the version `TEST_VERSION`.
+`python -m tests.engines.scenario 0.33 FILE NAME...`; the engine claims the version `TEST_VERSION`.
 """
 
 import logging
@@ -26,8 +26,8 @@ def prepare(release: str) -> None:
 
 if __name__ == "__main__":
     prepare(sys.argv[1])
-    scenarios = import_module(f"tests.engines.{sources.PACKAGES[sys.argv[1]]}_scenarios")
-    for name in sys.argv[2:]:
+    scenarios = import_module(f"tests.engines.{sys.argv[2]}")
+    for name in sys.argv[3:]:
         print("scenario:", name, flush=True)
         getattr(scenarios, name)()
 elif "TEST_RELEASE" in os.environ and not stubs.is_installed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 # Not a package: what they import is a shell unless it stands here, too.
@@ -22,13 +24,28 @@ REAL = {
     "vllm.plugins",
     "vllm.logger",
     "vllm.logging_utils",
+    "vllm.utils.math_utils",
     "vllm.utils.network_utils",
     "vllm.utils.system_utils",
     "vllm.distributed.utils",
     "vllm.distributed.parallel_state",
     "vllm.distributed.device_communicators.shm_broadcast",
     "vllm.distributed.device_communicators.shm_tensor_arena",
+    "vllm.distributed.device_communicators.shm_object_storage",
+    "vllm.multimodal.cache.shm",
+    "vllm.multimodal.inputs",
+    "vllm.utils.collection_utils",
+    "vllm.utils.jsontree",
+    "vllm.utils.mem_constants",
+    "vllm.v1.serial_utils",
     "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.hisparse.runtime",
+    "vllm.v1.kv_offload.cpu.gpu_worker",
+    "vllm.v1.kv_offload.cpu.host_register",
+    "vllm.v1.kv_offload.cpu.shared_offload_region",
+    "vllm.v1.kv_offload.cpu.spec",
+    "vllm.v1.kv_offload.tiering.manager",
+    "vllm.v1.kv_offload.tiering.spec",
     "sglang.srt.environ",
     "sglang.srt.plugins",
     "sglang.srt.distributed.device_communicators.shm_broadcast",
@@ -36,12 +53,28 @@ REAL = {
     "sglang.srt.utils.stale_shm_cleanup",
 }
 # Other packages that they need and memlane's tests have not.
-SHELLS = ("cloudpickle", "psutil", "urllib3", "regex", "cachetools")
+SHELLS = (
+    "cloudpickle",
+    "psutil",
+    "urllib3",
+    "regex",
+    "cachetools",
+    "PIL",
+    "pydantic",
+    "pydantic_core",
+    "pybase64",
+)
 
 
 def unchanged(*given: Any, **named: Any) -> Any:
     """Any function of a shell. As a decorator it leaves what it decorates."""
     return given[0] if len(given) == 1 and callable(given[0]) and not named else unchanged
+
+
+class _Empty:
+    """Any class of a shell."""
+
+    __class_getitem__ = classmethod(lambda cls, _: cls)
 
 
 class _Shell(ModuleType):
@@ -52,7 +85,8 @@ class _Shell(ModuleType):
             raise AttributeError(name)
         if f"{self.__name__}.{name}" in REAL:
             return importlib.import_module(f"{self.__name__}.{name}")
-        value = type(name, (), {}) if name[0].isupper() and not name.isupper() else unchanged
+        is_class = name[0].isupper() and not name.isupper()
+        value = type(name, (_Empty,), {}) if is_class else unchanged
         setattr(self, name, value)
         return value
 
@@ -95,12 +129,21 @@ def install(folder: Path, version: str) -> None:
         device_count=lambda: int(os.environ.get("TEST_DEVICES", "8")),
         is_cuda_alike=lambda: False,
         is_cpu=lambda: True,
+        is_rocm=lambda: False,
         is_tpu=lambda: False,
     )
     known = {
         "vllm": {"__version__": version},
         "vllm.platforms": {"current_platform": platform},
         "vllm.platforms.interface": {"get_assigned_physical_gpu_ids": lambda: None},
+        "vllm.utils.import_utils": {"LazyLoader": lambda name, *_: importlib.import_module(name)},
+        "vllm.utils.cache": {"CacheInfo": SimpleNamespace},
+        "vllm.utils.torch_utils": {"PIN_MEMORY": False},
+        "vllm.v1.utils": {
+            "tensor_data": lambda tensor: tensor.flatten().view(torch.uint8).numpy().data
+        },
+        "pybase64": {"urlsafe_b64encode": base64.urlsafe_b64encode},
+        "pydantic_core": {"core_schema": SimpleNamespace(CoreSchema=object)},
         "sglang": {"__version__": version},
         "sglang.srt.distributed.parallel_state": {
             # All ranks of a test share their memory.

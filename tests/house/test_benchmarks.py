@@ -16,6 +16,7 @@ ALL = [
     "remote",
     "remote.scale",
     "engines",
+    "engines.ray",
 ]
 STARTED_BY_OTHERS = {"engines.client"}  # in the environment of another engine
 RUN_WITHOUT = """

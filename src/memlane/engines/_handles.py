@@ -1,4 +1,4 @@
-"""The handle of a queue between an engine's processes; never taken for one of the engine's own."""
+"""Handles between an engine's processes: of a queue, and where any system's may arrive."""
 
 from __future__ import annotations
 
@@ -23,11 +23,24 @@ class EngineHandle(Handle):
 
 
 def _arrived(fields: dict[str, Any]) -> EngineHandle:
-    why = why_not(fields["variable"], "queue")
+    arrives_where(fields["variable"], "queue")
+    return EngineHandle(**fields)
+
+
+def not_switched(what: str, variable: str, system: str) -> str:
+    """What is said where something of the engine's own arrives at memlane's."""
+    return (
+        f"the writer of {what} uses the engine's own {system}, but this process memlane's: set "
+        f"{variable}={system} in every process and on every node"
+    )
+
+
+def arrives_where(variable: str, system: str) -> None:
+    """Raises unless a handle of memlane's arrives where that system is memlane's, too."""
+    why = why_not(variable, system)
     if why is not None:
         raise InvalidArgument(
-            f"this queue's writer uses memlane, but this process the engine's own queue ({why}): "
-            f"set {fields['variable']}=queue in every process and on every node, with one version "
-            f"of the engine"
+            f"this {system}'s writer uses memlane, but this process the engine's own {system} "
+            f"({why}): set {variable}={system} in every process and on every node, with one "
+            f"version of the engine"
         )
-    return EngineHandle(**fields)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import memlane
 from memlane.engines import _colleagues
 from memlane.engines._colleagues import Watch
-from memlane.engines._handles import EngineHandle
+from memlane.engines._handles import EngineHandle, not_switched
 from memlane.errors import InvalidType
 
 if TYPE_CHECKING:
@@ -46,11 +46,7 @@ class EngineQueue(memlane.MessageQueue):
     def create_from_handle(cls, handle: memlane.Handle, rank: int) -> Self:
         """As memlane's, of a handle that came from this class."""
         if not isinstance(handle, EngineHandle):
-            raise InvalidType(
-                f"this handle is {type(handle).__module__}.{type(handle).__name__}: the queue's "
-                f"writer uses the engine's own queue, but this process memlane's: set "
-                f"{cls.VARIABLE}=queue in every process and on every node"
-            )
+            raise InvalidType(not_switched(repr(type(handle)), cls.VARIABLE, "queue"))
         return super().create_from_handle(handle, rank)
 
     @classmethod

@@ -1,7 +1,8 @@
 """vLLM on memlane: the plugin that vLLM finds by itself, and one module for each system.
 
-`MEMLANE_VLLM=queue` switches the queue on, `all` every system that this vLLM has; unset or empty,
-nothing is changed and nothing imported.
+`MEMLANE_VLLM=queue` switches the queue on, `store` the object store, `region` the offload region,
+`all` every system that there is for this vLLM; unset or empty, nothing is changed and nothing
+imported.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ def register() -> None:
     more than once in a process if need be.
 
     Raises:
-        InvalidArgument: the variable names something that is no system, or one that is not there.
+        InvalidArgument: the variable names something that is no system, or one that is not there;
+            or the engine's object store is memlane's, and this process would look for vLLM's own.
     """
     text = os.environ.get("MEMLANE_VLLM", "").strip()
     if text:
@@ -22,3 +24,8 @@ def register() -> None:
         from memlane.engines.vllm._engine import VLLM
 
         switch_on(VLLM, text)
+    name = os.environ.get("VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME")
+    if name:
+        from memlane.engines.vllm._engine import check_store
+
+        check_store(name)

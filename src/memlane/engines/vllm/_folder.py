@@ -1,0 +1,58 @@
+"""The folder that bears the name of vLLM's region, with memlane's region as a file in it.
+
+vLLM's own class cannot open a folder, and memlane refuses a file: whichever comes first has the
+name, and processes of both kinds never share a region.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from memlane._undo import undone_by
+from memlane.engines.vllm._engine import VLLM
+from memlane.errors import SegmentRefused, SystemFault, foreign_segment, system_fault
+
+FILE = "memlane"
+T = TypeVar("T")
+
+
+def within(path: str, start: Callable[[], T]) -> T:
+    """What `start` makes in the folder; if it fails, the folder goes unless others use it."""
+    for tries_left in reversed(range(100)):
+        try:
+            _make(path)
+            with undone_by(lambda: remove(path)):
+                return start()
+        except SystemFault as error:
+            # Whoever left an earlier region has removed the folder at this moment.
+            if error.errno != errno.ENOENT or not tries_left:
+                raise
+    raise AssertionError
+
+
+def remove(path: str) -> None:
+    """Unless others use it."""
+    with suppress(OSError):
+        os.rmdir(path)
+
+
+def _make(path: str) -> None:
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        facts = os.lstat(path)
+    except OSError as error:
+        raise system_fault(error.errno or 0, f"cannot make the folder {path}") from None
+    if not stat.S_ISDIR(facts.st_mode):
+        raise SegmentRefused(
+            f"{path} is no folder: vLLM's own region has that name, and this process uses "
+            f"memlane's. Set {VLLM.variable}=region in every process of the engine, or in none; if "
+            f"all of them have ended, remove {path}"
+        )
+    if facts.st_uid != os.geteuid():
+        raise foreign_segment(path, facts.st_uid, "run all workers as one user")

@@ -1,0 +1,180 @@
+"""vLLM's SharedOffloadRegion (`v1/kv_offload/cpu/shared_offload_region.py`), by memlane's.
+
+Only what vLLM's callers see; space, pages and the life of the file are `memlane.offload`'s.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.kv_offload.cpu import shared_offload_region as vllms_own
+
+import memlane
+from memlane._checks import integer, integer_from
+from memlane._undo import undone_by
+from memlane.engines._replacing import Replacement
+from memlane.engines.vllm import _folder
+from memlane.engines.vllm._engine import VLLM
+from memlane.errors import InvalidArgument, InvalidType, OutsideCell
+from memlane.offload._holding import Holding, file_name, share_of_cores
+from memlane.offload._pages import wants_huge
+from memlane.offload._start import NOTHING, Part, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class SharedOffloadRegion(memlane.SharedOffloadRegion):
+    """With the constructor of vLLM 0.33, and `populate_only_on_creator` of 0.32's.
+
+    `num_segments` is accepted: several threads populate one file.
+    """
+
+    BLOCK_SIZE_ALIGNMENT = mmap.PAGESIZE
+
+    # vLLM sets these itself, and page-locks itself, too.
+    _base: Any = None
+    is_pinned = False
+
+    def __init__(
+        self,
+        engine_id: str,
+        num_chunks: int,
+        rank: int | None,
+        kv_bytes_per_chunk: int,
+        cpu_page_size: int,
+        barrier: Callable[[], object] | None = None,
+        *,
+        creator_memory_check: Callable[[int], object] | None = None,
+        populate_shard: tuple[int, int] | None = None,
+        num_segments: int = 1,
+        populate_only_on_creator: bool = False,
+    ) -> None:
+        if barrier is not None and not callable(barrier):
+            raise InvalidType(f"barrier must be callable, not {type(barrier).__name__}")
+        barriers = [barrier] * (1 if populate_shard is None else 2) if barrier else []
+        try:
+            self.page_size = mmap.PAGESIZE
+            self.num_chunks = self.num_blocks = integer_from("num_chunks", num_chunks, 1)
+            self._row_stride = integer_from("kv_bytes_per_chunk", kv_bytes_per_chunk, 1)
+            self.cpu_page_size = integer_from("cpu_page_size", cpu_page_size, 1)
+            self.rank = None if rank is None else integer_from("rank", rank, 0)
+            self.num_workers = self._row_stride // self.cpu_page_size
+            self.total_size_bytes = self.num_chunks * self._row_stride
+            self.pinned_addresses: list[int] = []
+            self._canonical_offset = 0
+            if self._row_stride % self.page_size:
+                raise InvalidArgument(
+                    f"kv_bytes_per_chunk {kv_bytes_per_chunk} is not a multiple of the page size "
+                    f"{self.page_size}, and only whole pages can be page-locked"
+                )
+            if populate_only_on_creator and not barriers:
+                raise InvalidArgument("populate_only_on_creator needs a barrier")
+            parts, sharing = self._parts(populate_shard, populate_only_on_creator)
+            folder = f"/dev/shm/{file_name('engine_id', engine_id, 'vllm_offload_')}"
+            self.mmap_path = f"{folder}/{_folder.FILE}"
+            place = (folder, self.mmap_path, self.total_size_bytes)
+            pages = (share_of_cores(sharing), wants_huge("auto", "/dev/shm"))
+            plan = Plan(*place, *parts, *pages, check=creator_memory_check)
+            # The holders agree on rows; how each divides them is its affair.
+            sizes = (self.num_chunks, self._row_stride, self._row_stride)
+            self._hold(_folder.within(folder, lambda: Holding(_folder.FILE, *sizes, plan)))
+            self._end = weakref.finalize(self, _leave, self._holding, folder)
+            with undone_by(self.cleanup):
+                self._base = torch.frombuffer(self._file.memory(), dtype=torch.int8)
+                while barriers:
+                    barriers.pop()()
+                    self._creator = False
+                    self._holding.remove_name()
+                    _folder.remove(folder)
+        except Exception:
+            for wait in barriers:
+                try:
+                    wait()  # the others wait there, for this one, too
+                except Exception:
+                    VLLM.log.warning("the others could not be released", exc_info=True)
+            raise
+
+    def _parts(
+        self, shard: tuple[int, int] | None, is_creators: bool
+    ) -> tuple[tuple[Part, Part], int]:
+        """What this one populates, if it creates the region or joins it; how many do so at once."""
+        whole = Part(0, self.total_size_bytes, 0, 1)
+        if self.rank is not None:
+            self._worker_offset = self.rank * self.cpu_page_size
+            self._worker_area_end = self._worker_offset + self.cpu_page_size
+            if self._worker_area_end > self._row_stride:
+                raise InvalidArgument(
+                    f"the cell of rank {self.rank} would end {self._worker_area_end} bytes after "
+                    f"the beginning of its row, which has {self._row_stride}"
+                )
+        if is_creators:
+            return (whole, NOTHING), 1
+        if shard is not None:
+            index, count = (integer_from("populate_shard", number, 0) for number in shard)
+            if index >= count:
+                raise InvalidArgument(f"populate_shard {shard}: {count} shares have no {index}")
+            pages = self.total_size_bytes // self.page_size
+            begin, end = (min(pages, -(-pages // count) * n) for n in (index, index + 1))
+            part = Part(begin * self.page_size, (end - begin) * self.page_size, 0, 1)
+            return (part, part), count
+        if self.rank is None:
+            return (whole, whole), 1
+        cells = Part(self._worker_offset, self.cpu_page_size, self._row_stride, self.num_chunks)
+        return (cells, cells), self.num_workers
+
+    @property
+    def base_tensor(self) -> torch.Tensor:
+        """All of it, as int8."""
+        self._check_usable()
+        base: torch.Tensor = self._base
+        return base
+
+    create_next_worker_view = memlane.SharedOffloadRegion.create_next_view
+
+    def create_next_canonical_view(self, tensor_page_size: int) -> torch.Tensor:
+        """The next tensor that all ranks have in common, from the beginning of each row."""
+        at, size = self._canonical_offset, integer("tensor_page_size", tensor_page_size)
+        if size < 1 or at + size > self._row_stride:
+            raise OutsideCell(f"{size} bytes at byte {at} leave rows of {self._row_stride} bytes")
+        view = self.base_tensor.as_strided((self.num_chunks, size), (self._row_stride, 1), at)
+        self._canonical_offset += size
+        self._views.append(view)
+        return view
+
+    def iter_worker_slot_ranges(self) -> Iterator[tuple[int, int]]:
+        """(offset, bytes) of this rank's cells, with all pages that they touch."""
+        if self.rank is None:
+            raise OutsideCell("a region without a rank has no cells")
+        page, begin = self.page_size, self.rank * self.cpu_page_size
+        for row in range(0, self.total_size_bytes, self._row_stride):
+            first = (row + begin) // page * page
+            yield first, -(-(row + begin + self.cpu_page_size) // page) * page - first
+
+    def create_kv_memoryview(self) -> memoryview:  # type: ignore[override]
+        """All of it without a copy: (num_chunks, kv_bytes_per_chunk)."""
+        return memoryview(self.base_tensor.view(self.num_chunks, -1).numpy())
+
+    def cleanup(self) -> None:
+        """As memlane's, once what vLLM page-locked is unlocked."""
+        if self.is_pinned and self._base is not None and self._file.is_own:
+            for address in reversed(self.pinned_addresses or [self._base.data_ptr()]):
+                vllms_own.host_unregister(address)
+        self.pinned_addresses.clear()
+        self.is_pinned = False
+        self._base = None
+        super().cleanup()
+        self._end()
+
+
+def _leave(holding: Holding, folder: str) -> None:
+    holding.end()
+    _folder.remove(folder)
+
+
+def replacements() -> list[Replacement]:
+    """What is replaced in this process."""
+    return [Replacement(vllms_own.__name__, "SharedOffloadRegion", SharedOffloadRegion)]

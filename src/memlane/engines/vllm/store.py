@@ -1,0 +1,149 @@
+"""vLLM's object store (`distributed/device_communicators/shm_object_storage.py`), by memlane's.
+
+Only what vLLM's callers see: signed handles, `touch` and `clear` of readers, and names. The store
+itself is memlane's; how values become bytes stays vLLM's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.device_communicators.shm_object_storage import MsgpackSerde
+
+import memlane
+from memlane.engines._handles import arrives_where, not_switched
+from memlane.engines._replacing import Replacement
+from memlane.engines.vllm._engine import VLLM, store_name
+from memlane.errors import InvalidArgument, InvalidType, SegmentMissing, UnknownKey
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class SingleWriterShmRingBuffer(memlane.SingleWriterShmRingBuffer):
+    """Its segments are named by memlane, so that what a killed engine leaves is swept."""
+
+    def __init__(
+        self, data_buffer_size: int, name: str | None = None, create: bool = False
+    ) -> None:
+        try:
+            super().__init__(data_buffer_size, name and store_name(name), create)
+        except SegmentMissing:
+            if not os.path.exists(f"/dev/shm/{name}"):
+                raise
+            raise InvalidArgument(
+                not_switched(f"/dev/shm/{name}", VLLM.variable, "store")
+            ) from None
+
+
+class StoreHandle(memlane.ShmObjectStorageHandle):
+    """Refused where vLLM's own store is in use."""
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], StoreHandle], tuple[dict[str, Any]]]:
+        return _arrived, (vars(self),)
+
+
+def _arrived(fields: dict[str, Any]) -> StoreHandle:
+    arrives_where(VLLM.variable, "store")
+    return StoreHandle(**fields)
+
+
+class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
+    """The constructor and the calls of vLLM's caches.
+
+    A handle is signed by HMAC-SHA256 with a secret that only the ends of the storage know. Readers
+    accept no other; so does the writer, and only for what it has stored now.
+    """
+
+    def __init__(
+        self,
+        max_object_size: int,
+        n_readers: int,
+        ring_buffer: memlane.SingleWriterShmRingBuffer,
+        serde_class: type[Any] = MsgpackSerde,
+        reader_lock: Any = None,
+    ) -> None:
+        given = (max_object_size, n_readers, ring_buffer, serde_class, reader_lock)
+        super().__init__(*given, unlink_when_complete=True)
+        self._secret = self._end.secret
+
+    def handle(self) -> StoreHandle:
+        """As memlane's; it carries no secret."""
+        return StoreHandle(**vars(super().handle()))
+
+    @classmethod
+    def create_from_handle(cls, handle: memlane.ShmObjectStorageHandle) -> Self:
+        """As memlane's, of a handle that came from this class."""
+        if not isinstance(handle, StoreHandle):
+            raise InvalidType(not_switched(repr(type(handle)), VLLM.variable, "store"))
+        return super().create_from_handle(handle)
+
+    def get_signature(self, key: str) -> list[int]:
+        """Of the handle under which an object is stored now."""
+        return list(self._signature_of(key, *self._index.find(key)))
+
+    def _signature_of(self, key: str, address: int, number: int) -> bytes:
+        signed = hashlib.sha256(key.encode()).digest()
+        signed += address.to_bytes(8, "little") + number.to_bytes(4, "little")
+        return hmac.digest(self._secret, signed, "sha256")
+
+    def verify_signature(
+        self, key: str | None, address: int, monotonic_id: int, signature: list[int] | None
+    ) -> None:
+        """Raises InvalidArgument unless the handle was given out for that key."""
+        if key is None or signature is None:
+            raise InvalidArgument("a key and an SHM handle signature are needed to read an object")
+        try:
+            given = bytes(signature) if isinstance(signature, list) else b""
+            is_right = hmac.compare_digest(given, self._signature_of(key, address, monotonic_id))
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            is_right = False  # of a wrong kind, or beyond what is signed
+        if is_right and self.is_writer:
+            is_right = self.key_index.get(key) == (address, monotonic_id)
+        if not is_right:
+            raise InvalidArgument(
+                f"the SHM handle signature is not that of {key!r} at address {address!r} with id "
+                f"{monotonic_id!r}"
+            )
+
+    def get(
+        self, address: int, monotonic_id: int, signature: Any = None, key: str | None = None
+    ) -> Any:
+        """As memlane's; a reader's handle must be signed."""
+        if not self.is_writer:
+            self.verify_signature(key, address, monotonic_id, signature)
+        return super().get(address, monotonic_id)
+
+    def touch(  # type: ignore[override]
+        self, key: str, address: int = 0, monotonic_id: int = 0, signature: Any = None
+    ) -> None:
+        """On the writer as memlane's, silent if the key is unknown; on a reader a look whether the
+        object can still be read, which counts as no read."""
+        if self.is_writer:
+            with suppress(UnknownKey):
+                super().touch(key)
+            return
+        self.verify_signature(key, address, monotonic_id, signature)
+        self._pin(address, monotonic_id).release()
+
+    def clear(self) -> None:
+        """The writer's; a reader's does nothing."""
+        if self.is_writer:
+            super().clear()
+
+
+def replacements() -> list[Replacement]:
+    """What is replaced in this process; the serde and vLLM's handle stay."""
+    # Memory that may not be written to is new to the serde, which copies it.
+    warnings.filterwarnings("ignore", "The given buffer is not writable", module="vllm.v1.seri")
+    home = "vllm.distributed.device_communicators.shm_object_storage"
+    return [
+        Replacement(home, new.__name__, new)
+        for new in (SingleWriterShmRingBuffer, SingleWriterShmObjectStorage)
+    ]

@@ -1,0 +1,47 @@
+"""vLLM's own modules on memlane's offload region."""
+
+import re
+from functools import partial
+
+import pytest
+
+from tests.engines import running
+
+RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
+REGION = {"MEMLANE_VLLM": "region"}
+run = partial(running.run, file="vllm_region_scenarios")
+
+
+@RELEASES
+def test_every_importer_is_rebound(release: str) -> None:
+    """All of them, by one line; the queue stays vLLM's."""
+    log = run("through_plugins", release=release, **REGION)
+    assert re.findall(r"INFO (.* is memlane's.*)", log) == [
+        "vllm.v1.kv_offload.cpu.shared_offload_region.SharedOffloadRegion is memlane's, also in "
+        "vllm.v1.hisparse.runtime, vllm.v1.kv_offload.cpu.gpu_worker, vllm.v1.kv_offload.cpu.spec, "
+        "vllm.v1.kv_offload.tiering.manager, vllm.v1.kv_offload.tiering.spec"
+    ]
+
+
+@RELEASES
+def test_ranks(release: str) -> None:
+    """Processes write their cells, a tier reads rows; the name goes at the barrier or the end."""
+    run("workers_and_scheduler", "barriers", release=release, **REGION)
+
+
+@RELEASES
+def test_ranks_that_fail(release: str) -> None:
+    """They keep nobody waiting at a barrier."""
+    run("failing_ranks", "interrupted", release=release, **REGION)
+
+
+def test_layouts() -> None:
+    """Who populates what; canonical views; what is left over, refused or wrong."""
+    run("parts", "canonical_views", "bad_input", **REGION)
+    run("left_over", "many_starts", **REGION)
+
+
+@RELEASES
+def test_processes_that_are_switched_in_part(release: str) -> None:
+    """Neither hangs nor shares: the second one fails at once, whichever it is."""
+    run("half_switched", release=release)

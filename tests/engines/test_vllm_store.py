@@ -1,0 +1,68 @@
+"""vLLM's own caches of images on memlane's store."""
+
+import re
+from functools import partial
+
+import pytest
+
+from tests.engines import running
+from tests.harness import private_shm, unshare_refusal
+
+RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
+STORE = {"MEMLANE_VLLM": "store"}
+run = partial(running.run, file="vllm_stores")
+
+
+@RELEASES
+def test_every_importer_is_rebound(release: str) -> None:
+    """By vLLM's plugins; each replacement is one line, and the queue is not touched."""
+    log = run("through_plugins", release=release, **STORE)
+    home = "vllm.distributed.device_communicators.shm_object_storage"
+    assert re.findall(r"INFO (.* is memlane's.*)", log) == [
+        f"{home}.SingleWriterShmRingBuffer is memlane's, also in vllm.multimodal.cache.shm",
+        f"{home}.SingleWriterShmObjectStorage is memlane's, also in an_early_importer, "
+        "vllm.multimodal.cache.shm",
+    ]
+
+
+@pytest.mark.parametrize(("release", "switch"), [("0.32", "store"), ("0.33", "all")])
+def test_images_reach_the_workers(release: str, switch: str) -> None:
+    """Through vLLM's own caches, bit for bit, also when the cache is full; and the name is gone."""
+    assert "Warning" not in run("caches", release=release, MEMLANE_VLLM=switch)
+
+
+def test_death_of_a_worker() -> None:
+    """The cache works on for the others."""
+    run("worker_dies", **STORE)
+
+
+def test_clear() -> None:
+    """Readers' does nothing; older handles are good until their space is used again."""
+    run("cleared", **STORE)
+
+
+def test_signatures() -> None:
+    """Made as vLLM makes them, and refused if anything is forged."""
+    run("documented_signature", "forged", **STORE)
+
+
+def test_switched_in_part() -> None:
+    """The side that differs says which variable to set, before it gets anything."""
+    run("half_switched", **STORE)
+    run("half_switched_the_other_way")
+
+
+def test_handles_of_the_other_side() -> None:
+    """They are refused, in whichever process they arrive; none carries the secret."""
+    run("mixed_handles", **STORE)
+
+
+def test_name_of_a_killed_client() -> None:
+    """It is swept by the next one."""
+    run("killed", **STORE)
+
+
+@pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+def test_full_shm() -> None:
+    """It costs what is cached, and is no SIGBUS when others take the space."""
+    run("full_shm", interpreter=private_shm("128m"), **STORE)
