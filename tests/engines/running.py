@@ -7,8 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.engines import sources
 
+RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
 ROOT = Path(__file__).parents[2]
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from memlane import InvalidArgument
 from memlane.engines.vllm._engine import VLLM
-from tests.engines.running import run
+from tests.engines.running import RELEASES, run
 
-RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
 QUEUE = {"MEMLANE_VLLM": "queue"}
 
 

@@ -3,11 +3,9 @@
 import re
 from functools import partial
 
-import pytest
-
 from tests.engines import running
+from tests.engines.running import RELEASES
 
-RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
 REGION = {"MEMLANE_VLLM": "region"}
 run = partial(running.run, file="vllm_region_scenarios")
 

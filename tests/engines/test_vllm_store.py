@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 
 from tests.engines import running
+from tests.engines.running import RELEASES
 from tests.harness import private_shm, unshare_refusal
 
-RELEASES = pytest.mark.parametrize("release", ["0.32", "0.33"])
 STORE = {"MEMLANE_VLLM": "store"}
 run = partial(running.run, file="vllm_stores")
 
