@@ -130,9 +130,10 @@ bench: $(VENV)/.tools native-test
 
 # The engines that memlane is for, on their own classes and on memlane's: a real vLLM (860 MB to fetch, once, 3.5 GB on disk),
 # and Ray. Half an hour; docs/engines.md has its tables.
-engines: $(VENV)/.tools
+engines: engines-sources
 	$(PIP) 'ray>=2.9'
 	$(PY) -m benchmarks.engines
+	$(PY) -m benchmarks.engines --release 0.33 --rounds 1
 	$(PY) -m benchmarks.engines.ray
 	tests/own_shm.sh $(PY) -m pytest -q tests/engines/test_ray.py
 

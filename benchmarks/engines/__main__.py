@@ -1,4 +1,4 @@
-"""`python -m benchmarks.engines [--rounds N] [--only speed|nodes|deaths]`."""
+"""`python -m benchmarks.engines [--release R] [--rounds N] [--only speed|images|nodes|deaths]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.environment import MODEL, PYTHON, VARIABLES, set_up
+from benchmarks.engines.environment import MODEL, PYTHON, SEER, set_up
 from benchmarks.machine import describe
 
 SIDES = {"vLLM's own": "", "memlane": "all"}
@@ -28,13 +28,16 @@ ROLES = {
 LOGS = MODEL.parent / "logs"
 Line = tuple[float, str]
 
+variables: dict[str, str] = {}  # of every client
+
 
 def client(side: str, *words: str) -> Iterator[Line]:
     """The lines of a client's log, each with the time at which it came. Leaves no process."""
     sockets = tempfile.TemporaryDirectory()  # a killed vLLM leaves its own
+    model = SEER if words == ("images",) else MODEL
     process = subprocess.Popen(
-        ["nice", "-n", "5", str(PYTHON), str(CLIENT), str(MODEL), *words],
-        env={**os.environ, **VARIABLES, "TMPDIR": sockets.name, "MEMLANE_VLLM": SIDES[side]},
+        ["nice", "-n", "5", str(PYTHON), str(CLIENT), str(model), *words],
+        env={**os.environ, **variables, "TMPDIR": sockets.name, "MEMLANE_VLLM": SIDES[side]},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -98,11 +101,12 @@ def strikes(what: str, role: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="turns of each side")
-    parser.add_argument("--only", choices=["speed", "nodes", "deaths"])
+    parser.add_argument("--only", choices=["speed", "images", "nodes", "deaths"])
+    parser.add_argument("--release", choices=["0.32", "0.33"], default="0.32", help="of vLLM")
     arguments = parser.parse_args()
-    set_up()
-    print(f"vLLM 0.32.0, tensor parallel 2, {describe()}")
-    for what in ("speed", "nodes"):
+    variables.update(set_up(arguments.release))
+    print(f"vLLM {arguments.release}.0, tensor parallel 2, {describe()}")
+    for what in ("speed", "images", "nodes"):
         if arguments.only in (None, what):
             speeds(what, arguments.rounds)
     if arguments.only in (None, "deaths"):

@@ -1,4 +1,4 @@
-"""A client of vLLM, run in its environment: `client.py MODEL speed`, `... nodes`, `... kill ROLE`.
+"""A client of vLLM, run in its environment: `client.py MODEL speed|nodes|images`, or `kill ROLE`.
 
 What it measures it prints as one line of JSON behind `@@`; everything else is vLLM's log.
 """
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,21 @@ def options(model: str) -> dict[str, Any]:
         "model": model,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
+        "max_model_len": 4096,
         "enforce_eager": True,
         "dtype": "float32",
         "tensor_parallel_size": 2,
         "distributed_executor_backend": "mp",
-        "max_model_len": 4096,
         "disable_log_stats": True,
     }
 
 
+SEES = {
+    "load_format": "auto",
+    "skip_tokenizer_init": False,
+    "max_model_len": 256,
+    "mm_processor_cache_type": "shm",
+}
 BIND = "VLLM_CPU_OMP_THREADS_BIND"
 NODES = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29517}
 
@@ -90,11 +96,15 @@ class Engine:
 
         self._llm = LLM(**{**options(model), **more})
 
-    def generate(self, prompts: int, tokens: int, **sampling: Any) -> list[list[int]]:
-        """The tokens of each prompt."""
+    def generate(
+        self, prompts: int, tokens: int, images: Sequence[Any] = (), **sampling: Any
+    ) -> list[list[int]]:
+        """The tokens of each prompt, to which an image belongs if there are `images`."""
         from vllm import SamplingParams
 
         given: list[Any] = [{"prompt_token_ids": [5, 6, 7, 8 + i]} for i in range(prompts)]
+        for prompt, image in zip(given, images, strict=False):
+            prompt["multi_modal_data"] = {"image": image}
         same = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling)
         outputs = self._llm.generate(given, same, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
@@ -130,6 +140,26 @@ def speed_of_nodes(engine: Engine) -> None:
     tell(tokens=greedy, tokens_per_s=rate, steps_per_s=200 / (time.monotonic() - began))
 
 
+def sight(engine: Engine) -> None:
+    """Tokens for 64 new images, and for the same again from the cache."""
+    import numpy as np
+    from PIL import Image
+
+    noise = np.random.default_rng(3)
+    pictures = [
+        Image.fromarray(noise.integers(0, 256, (300, 400, 3), dtype=np.uint8)) for _ in range(64)
+    ]
+    engine.generate(1, 4, temperature=0)
+    tokens, rates = [], []
+    for _ in ("new", "cached"):
+        began = time.monotonic()
+        tokens.append(engine.generate(64, 8, pictures, temperature=0))
+        rates.append(64 / (time.monotonic() - began))
+    if tokens[0] != tokens[1] or len({str(each) for each in tokens[0]}) < 60:
+        raise SystemExit(f"tokens do not tell images apart, or cached ones differ: {tokens}")
+    tell(tokens=tokens, new_images_per_s=rates[0], cached_images_per_s=rates[1])
+
+
 async def strike(model: str, what: str, role: str) -> None:
     """Does it to one process in the middle of a long request, and tells what the client gets."""
     from vllm import AsyncEngineArgs, SamplingParams
@@ -163,6 +193,8 @@ if __name__ == "__main__":
     model, what, *role = sys.argv[1:]
     if what == "speed":
         speed(Engine(model))
+    elif what == "images":
+        sight(Engine(model, **SEES))
     elif what == "second node":
         be_second_node(model)
     elif what == "nodes":

