@@ -213,7 +213,8 @@ def test_interrupt_ends_the_engine_quietly(
     engine.send_signal(signal.SIGINT)
     _, complaints = engine.communicate(timeout=10)
     assert engine.returncode == 130
-    assert complaints == ""
+    # Workers that take more than a second to go are named, once.
+    assert re.fullmatch(r"(engine: waiting for worker .* to leave; killed in 4 s\n)?", complaints)
     wait_for_exit(workers, 0.0)
 
 
