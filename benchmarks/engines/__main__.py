@@ -15,11 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.environment import MODEL, PYTHON, SEER, set_up
+from benchmarks.engines.environment import MODEL, PYTHON, ROOT, SEER, set_up
 from benchmarks.machine import describe
 
 SIDES = {"vLLM's own": "", "memlane": "all"}
 CLIENT = Path(__file__).with_name("client.py")
+OWN_SHM = str(ROOT / "tests/own_shm.sh")
 ROLES = {
     "worker 0": "VLLM::Worker_TP0",
     "worker 1": "VLLM::Worker_TP1",
@@ -33,10 +34,10 @@ variables: dict[str, str] = {}  # of every client
 
 def client(side: str, *words: str) -> Iterator[Line]:
     """The lines of a client's log, each with the time at which it came. Leaves no process."""
-    sockets = tempfile.TemporaryDirectory()  # a killed vLLM leaves its own
+    sockets = tempfile.TemporaryDirectory()  # a killed vLLM leaves its own, and segments
     model = SEER if words == ("images",) else MODEL
     process = subprocess.Popen(
-        ["nice", "-n", "5", str(PYTHON), str(CLIENT), str(model), *words],
+        [OWN_SHM, "nice", "-n", "5", str(PYTHON), str(CLIENT), str(model), *words],
         env={**os.environ, **variables, "TMPDIR": sockets.name, "MEMLANE_VLLM": SIDES[side]},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

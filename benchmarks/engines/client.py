@@ -170,12 +170,18 @@ async def strike(model: str, what: str, role: str) -> None:
     if len(found) != 1:
         raise SystemExit(f"no single {role} in {processes()}")
     (victim,) = found.values()
-    asyncio.get_running_loop().call_later(2, os.kill, victim, SIGNALS[what])
-    asyncio.get_running_loop().call_later(2, lambda: tell(victim=victim))
+
+    def hit() -> None:
+        os.kill(victim, SIGNALS[what])
+        tell(victim=victim)
+
     sampling = SamplingParams(max_tokens=4000, ignore_eos=True, detokenize=False, temperature=0)
     try:
         async with asyncio.timeout(24 if what == "stop" else 40):
-            async for _ in engine.generate({"prompt_token_ids": [5, 6, 7]}, sampling, "long"):
+            steps = engine.generate({"prompt_token_ids": [5, 6, 7]}, sampling, "long")
+            await anext(steps)  # the first takes seconds
+            asyncio.get_running_loop().call_later(1, hit)
+            async for _ in steps:
                 pass
     except TimeoutError:  # nothing ends by itself after a stop
         tell(left=[])
