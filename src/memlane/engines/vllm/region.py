@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,6 @@ from memlane._checks import integer, integer_from
 from memlane._undo import undone_by
 from memlane.engines._replacing import Replacement
 from memlane.engines.vllm import _folder
-from memlane.engines.vllm._engine import VLLM
 from memlane.errors import InvalidArgument, InvalidType, OutsideCell
 from memlane.offload._holding import Holding, file_name, share_of_cores
 from memlane.offload._pages import wants_huge
@@ -55,8 +55,10 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
     ) -> None:
         if barrier is not None and not callable(barrier):
             raise InvalidType(f"barrier must be callable, not {type(barrier).__name__}")
-        barriers = [barrier] * (1 if populate_shard is None else 2) if barrier else []
-        try:
+        barriers = [] if barrier is None else [barrier] * (1 if populate_shard is None else 2)
+        with ExitStack() as others:  # they wait there, for one that fails, too
+            for wait in barriers:
+                others.callback(wait)
             self.page_size = mmap.PAGESIZE
             self.num_chunks = self.num_blocks = integer_from("num_chunks", num_chunks, 1)
             self._row_stride = integer_from("kv_bytes_per_chunk", kv_bytes_per_chunk, 1)
@@ -85,18 +87,11 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
             self._end = weakref.finalize(self, _leave, self._holding, folder)
             with undone_by(self.cleanup):
                 self._base = torch.frombuffer(self._file.memory(), dtype=torch.int8)
-                while barriers:
-                    barriers.pop()()
+                others.close()
+                if barriers:
                     self._creator = False
                     self._holding.remove_name()
                     _folder.remove(folder)
-        except Exception:
-            for wait in barriers:
-                try:
-                    wait()  # the others wait there, for this one, too
-                except Exception:
-                    VLLM.log.warning("the others could not be released", exc_info=True)
-            raise
 
     def _parts(
         self, shard: tuple[int, int] | None, is_creators: bool
