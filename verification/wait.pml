@@ -3,12 +3,14 @@
  *
  * Modelled: wait_until as it stands, without the spin and without the slices of 100 ms: a sleeper that would only be
  * rescued by its slice counts as lost. wake_parked, wake_always, and a futex whose wait compares and sleeps in one step
- * and whose wake wakes all. The writer waits for the readers and the readers for the writer. A futex wait
- * may end for no reason, once per end (a signal). Stores are buffered (memory.pml).
+ * and whose wake wakes all. The writer waits for the readers and the readers for the writer, whom only the last one
+ * wakes that the chunk waits for. A futex wait may end for no reason, once per end (a signal). Stores are buffered
+ * (memory.pml).
  *
  * Abstracted: the flags are one counter that the writer publishes and one per reader that it consumes, modulo
- * CAPACITY + 1 (ring.pml is about the flags). The writer may stop for ever, either side may close (CLOSES), or the
- * first reader be closed from another thread (STOPPED). Of a futex word only matters whether it has changed since its
+ * CAPACITY + 1 (ring.pml is about the flags). The writer may stop for ever, either side may close (CLOSES), the
+ * first reader die, which the writer finds at the end of a slice, and be released (DIES), or it may be closed from
+ * another thread (STOPPED). Of a futex word only matters whether it has changed since its
  * load (that 2^32 increments come in between is ruled out). The word `membership` is waited for in the same loop and
  * is always woken; it is not here.
  *
@@ -44,6 +46,9 @@ byte asleep[OWNERS];         /* the word that the process sleeps on */
 bit is_current[OWNERS];      /* nobody has incremented the word since the process loaded it */
 bit has_been_signalled[OWNERS];
 bit nobody_left_asleep = 1;
+#ifdef DIES
+bit is_dead;                 /* the first reader, and the writer has not found it yet */
+#endif
 
 #ifdef ONE_BYTE_FOR_ALL
 #define PARKED_OF(who) PARKED((who) > 0)
@@ -65,6 +70,9 @@ inline futex_wait(who, word) {
 #endif
     if
     :: !asleep[who]
+#ifdef DIES
+    :: d_step { asleep[who] && (who) == WRITER && is_dead -> asleep[who] = 0 }      /* a slice ends */
+#endif
 #ifdef SIGNALS
     :: d_step { asleep[who] && !has_been_signalled[who] -> asleep[who] = 0; has_been_signalled[who] = 1 }
 #endif
@@ -149,10 +157,73 @@ inline wake_parked(who, word, first, last) {
     fi
 }
 
+/* Has reader `s`, too, given back the chunk that `r` has given back just now? The chunk may have been published again
+ * meanwhile: then its flags have fallen, that of `r` among them. */
+inline ask_other(r, s) {
+    load(READER(r), PUBLISHED, ready);
+    if
+    :: (ready + TURNS - turn[READER(r)]) % TURNS == CAPACITY -> is_last = 0
+    :: else ->
+        load(READER(r), CONSUMED(s), parked);
+        is_last = ((ready + TURNS - parked) % TURNS <= (ready + TURNS - turn[READER(r)]) % TURNS);
+        parked = 0
+    fi;
+    ready = 0;
+#if (defined(CLOSES) || defined(DIES)) && !defined(CLOSED_IS_WAITED_FOR)
+    if
+    :: !is_last -> load(READER(r), STATE(1 + (s)), is_last)         /* SYNC leave.load */
+    :: else
+    fi
+#endif
+}
+
+/* wake_parked of a reader that has given back a chunk. */
+inline wake_writer(r) {
+#ifdef OTHERS_ASKED_BEFORE_FENCE
+    is_last = 1;
+    if
+    :: READERS > 1 -> ask_other(r, 1 - r)
+    :: else
+    fi;
+#endif
+#ifndef NO_FENCE_IN_WAKE
+    full_fence(READER(r));
+#endif
+    load(READER(r), PARKED_OF(WRITER), parked);                     /* SYNC park.load */
+    if
+    :: parked ->
+        parked = 0;
+#ifdef CLEARED_BY_ANYBODY
+        store_relaxed(READER(r), PARKED_OF(WRITER), 0);
+#endif
+#ifndef OTHERS_ASKED_BEFORE_FENCE
+        is_last = 1;
+        if
+        :: READERS > 1 -> ask_other(r, 1 - r)
+        :: else
+        fi;
+#endif
+        if
+        :: is_last ->
+#ifdef CLEARED_AFTER_INCREMENT
+            fetch_add(READER(r), WORD_CONSUMED);
+            store_relaxed(READER(r), PARKED_OF(WRITER), 0);
+            futex_wake_all(WORD_CONSUMED)
+#else
+            store_relaxed(READER(r), PARKED_OF(WRITER), 0);
+            wake_always(READER(r), WORD_CONSUMED)
+#endif
+        :: else
+        fi;
+    :: else
+    fi;
+    is_last = 0
+}
+
 inline ask_one(r) {
     load(WRITER, CONSUMED(r), ready);
     ready = ((turn[WRITER] + TURNS - ready) % TURNS < CAPACITY);
-#ifdef CLOSES
+#if defined(CLOSES) || defined(DIES)
     if
     :: !ready -> load(WRITER, STATE(1 + r), ready)  /* SYNC leave.load */
     :: else
@@ -216,6 +287,14 @@ inline wait_until(who, word) {
         :: else -> is_current[who] = 0
         fi;
         store_relaxed(who, PARKED_OF(who), 0);
+#ifdef DIES
+        if
+        :: (who) == WRITER && is_dead ->
+            is_dead = 0;
+            store_release(WRITER, STATE(1), CLOSED)                 /* release_reader */
+        :: else
+        fi;
+#endif
         if
         :: !ready -> ask_ready(who)
         :: else
@@ -250,7 +329,7 @@ proctype writer() {
 
 proctype reader(byte r) {
     byte ready, parked;
-    bit any;
+    bit is_last;
     do
     :: wait_until(READER(r), WORD_PUBLISHED);
        load(READER(r), PUBLISHED, ready);
@@ -261,11 +340,16 @@ proctype reader(byte r) {
        if
        :: turn[READER(r)] = (turn[READER(r)] + 1) % TURNS;
           store_release(READER(r), CONSUMED(r), turn[READER(r)]);      /* SYNC consume.store */
-          wake_parked(READER(r), WORD_CONSUMED, WRITER, WRITER)
+          wake_writer(r)
 #ifdef CLOSES
        :: store_release(READER(r), STATE(1 + r), CLOSED);       /* SYNC leave.store */
+#ifndef CLOSED_READER_WAKES_NOBODY
           wake_always(READER(r), WORD_CONSUMED);
+#endif
           break
+#endif
+#ifdef DIES
+       :: r == 0 -> is_dead = 1; break
 #endif
        fi
     od

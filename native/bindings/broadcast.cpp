@@ -20,7 +20,7 @@ using namespace nb::literals;
 
 namespace {
 
-const nb::sig kParticipant("def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]");
+const nb::sig kSeen("def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int]]");
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
 
 // The C library maps every allocation of so many bytes anew, whose pages are then faulted in one by one: for 64 MiB that
@@ -121,11 +121,16 @@ void bind_broadcast(nb::module_& m) {
         .def("__enter__", &ChunkBlock::enter, nb::sig("def __enter__(self) -> memoryview"))
         .def("__exit__", &ChunkBlock::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none());
 
+    nb::class_<Sightings>(m, "Sightings", "Peers as they were seen at one moment.")
+        .def("participants", &Sightings::participants, kSeen, "By slot; what each of them does is asked of /proc now.");
+
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "keep_bytes"_a)
-        .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(), "One object, encoded.")
+        .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(),
+             nb::sig("def send(self, object: object, timeout: float | None) -> None"), "One object, encoded.")
         .def("send_encoded", &Writer::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),
+             nb::sig("def send_encoded(self, encoder: Encoder, timeout: float | None, watch: object | None) -> None"),
              "What the encoder has; a blocked call asks `watch` like a `cancel`.")
         .def("begin_write", &Writer::begin_write, "timeout"_a.none(),
              nb::sig("def begin_write(self, timeout: float | None) -> memoryview"), "The next chunk, free to be filled by hand.")
@@ -136,7 +141,7 @@ void bind_broadcast(nb::module_& m) {
              nb::sig("def write_block(self, owner: object, timeout: float | None) -> ChunkBlock"),
              "A block on the next chunk, which it fills by hand.")
         .def("wait_until_ready", &Writer::wait_until_ready, "timeout"_a.none())
-        .def("blocking_slots", &Writer::blocking_slots, "The readers that keep the next chunk from being free.")
+        .def("awaited", &Writer::awaited, "The writer itself, and the readers that keep the next chunk from being free.")
         .def("release_reader", &Writer::release_reader, "reader"_a,
              "Stops waiting for a reader that is dead or absent; False if it lives.")
         .def("set_absent_elsewhere",
@@ -152,7 +157,7 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("absent_elsewhere", [](Writer& self) { return self.readable().participants().absent_elsewhere(); })
         .def("participant",
              [](Writer& self, std::size_t slot) { return participant_of(self.readable(), RingWriter::kSlot, slot); }, "slot"_a,
-             kParticipant)
+             nb::sig(kParticipant))
         .def("counters", [](Writer& self) { return counters_of(self.readable(), RingWriter::kSlot); }, kCounters);
 
     nb::class_<Reader>(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.")
@@ -177,11 +182,12 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("ranks", &Reader::ranks)
         .def_prop_ro("absent_elsewhere", [](Reader& self) { return self.readable().participants().absent_elsewhere(); })
         .def_prop_ro("place", &Reader::place, "Of the reader among the local ones.")
+        .def("awaited", &Reader::awaited, "The writer.")
         .def_prop_ro("origin", &Reader::origin, nb::sig("def origin(self) -> tuple[int, str] | None"),
                      "If this ring is a relay's: pid and address of the writer whose messages it passes on.")
         .def("participant",
              [](Reader& self, std::size_t slot) { return participant_of(self.readable(), 1 + self.place(), slot); }, "slot"_a,
-             kParticipant)
+             nb::sig(kParticipant))
         .def("counters", [](Reader& self) { return counters_of(self.readable(), 1 + self.place()); }, kCounters);
 }
 

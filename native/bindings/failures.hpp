@@ -50,11 +50,13 @@ inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
 }
 
 // `end`: the endpoint object, which memlane._failures asks for its participants.
-[[noreturn]] inline void raise_failure(nb::handle end, const char* what, std::size_t slot = 0,
-                                       nb::handle timeout = nb::handle()) {
+inline void set_failure(nb::handle end, const char* what, std::size_t slot = 0, nb::handle timeout = nb::none()) {
     const nb::object make = nb::module_::import_("memlane._failures").attr("failure");
-    const nb::object failure = make(end, what, slot, timeout.is_valid() ? nb::borrow(timeout) : nb::none());
+    const nb::object failure = make(end, what, slot, timeout);
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(failure.ptr())), failure.ptr());
+}
+[[noreturn]] inline void raise_failure(nb::handle end, const char* what, std::size_t slot = 0) {
+    set_failure(end, what, slot);
     throw nb::python_error();
 }
 

@@ -3,8 +3,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <vector>
+
 #include "bindings/failures.hpp"
 #include "core/participants.hpp"
+#include "os/clock.hpp"
 #include "os/process.hpp"
 
 namespace memlane::bindings {
@@ -26,17 +29,62 @@ inline const char* to_text(core::Presence presence, const os::ProcessIdentity& w
     }
 }
 
-// Of a slot: state, pid, position, last progress, is waiting, views, since when. Times in ns of the monotonic clock.
+// What a slot said at one moment. What its process is doing then, /proc is asked by `to_tuple` only, which is slow.
+struct Sighting {
+    std::size_t slot;
+    core::Presence presence;
+    os::ProcessIdentity who;
+    std::uint64_t position;
+    os::Nanoseconds last_progress;
+    bool is_waiting;
+    std::uint32_t views;
+    os::Nanoseconds views_since;
+
+    Sighting(const core::Participants& participants, std::size_t at, core::Presence seen)
+        : slot(at),
+          presence(seen),
+          who(participants.identity(at)),
+          position(core::load_relaxed(participants.slot(at).position)),
+          last_progress(core::load_relaxed(participants.slot(at).last_progress_ns)),
+          is_waiting(core::load_relaxed(participants.slot(at).activity) == core::SlotActivity::waiting),
+          views(core::load_relaxed(participants.slot(at).views)),
+          views_since(core::load_relaxed(participants.slot(at).views_since_ns)) {}
+
+    // State, pid, position, last progress, is waiting, views, since when, seen when. Times in ns of the monotonic clock.
+    nb::tuple to_tuple(os::Nanoseconds now) const {
+        return nb::make_tuple(to_text(presence, who), who.pid, position, last_progress, is_waiting, views, views_since, now);
+    }
+};
+
+inline constexpr const char* kParticipant =
+    "def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]";
+
+// Of a slot, and whether its process lives: costs system calls.
 inline nb::tuple participant_of(const core::Participants& participants, std::size_t count, std::size_t own_slot,
                                 std::size_t slot) {
     if (slot >= count) raise_error("InvalidArgument", "no such slot");
     const core::Presence presence = slot == own_slot ? core::Presence::attached : participants.presence(slot);
-    const os::ProcessIdentity who = participants.identity(slot);
-    const core::ParticipantSlot& facts = participants.slot(slot);
-    return nb::make_tuple(to_text(presence, who), who.pid, core::load_relaxed(facts.position),
-                          core::load_relaxed(facts.last_progress_ns),
-                          core::load_relaxed(facts.activity) == core::SlotActivity::waiting,
-                          core::load_relaxed(facts.views), core::load_relaxed(facts.views_since_ns));
+    return Sighting(participants, slot, presence).to_tuple(os::monotonic_now());
 }
+
+// Whom a call waited for in vain, seen without a system call: the call has looked for the dead itself.
+class Sightings {
+public:
+    Sightings(const core::Participants& participants, const std::vector<std::size_t>& slots) {
+        seen_.reserve(slots.size());
+        for (const std::size_t slot : slots) seen_.emplace_back(participants, slot, core::to_presence(participants.state(slot)));
+    }
+
+    // By slot, each as `participant` has it, but doing what it does now.
+    nb::dict participants() const {
+        nb::dict all;
+        for (const Sighting& one : seen_) all[nb::int_(one.slot)] = one.to_tuple(at_);
+        return all;
+    }
+
+private:
+    os::Nanoseconds at_ = os::monotonic_now();
+    std::vector<Sighting> seen_;
+};
 
 }  // namespace memlane::bindings

@@ -37,7 +37,7 @@ public:
 
     nb::object receive(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
-        begin(timeout, cancel);
+        if (!try_begin(timeout, cancel)) return {};
         nb::object object = receive_object(described());
         check_own();
         return object;
@@ -74,6 +74,8 @@ public:
                     }
                 }};
     }
+
+    Sightings awaited() { return {readable().participants(), std::vector<std::size_t>{0}}; }
 
     void wait_until_ready(nb::handle timeout) {
         const Call call(*this);
@@ -248,6 +250,10 @@ private:
     nb::object chunk_;  // of the open block
 
     void begin(nb::handle timeout, nb::handle cancel) {
+        if (!try_begin(timeout, cancel)) throw nb::python_error();
+    }
+
+    bool try_begin(nb::handle timeout, nb::handle cancel) {
         const os::Deadline deadline = deadline_of(timeout);
         if (core().holds_next()) raise_failure(self(), "next_chunk_held");
         core::Outcome outcome = core().begin_nowait();
@@ -260,9 +266,9 @@ private:
             if (look.is_cancelled()) raise_failure(self(), "cancelled");
             check_own();
             const WithoutGil no_gil;
-            outcome = core().begin(deadline, look);
+            outcome = core().begin(deadline, look, cancel.is_none() ? core::kLongestSlice : core::kSlice);
         }
-        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
+        return is_ok(*this, outcome, timeout);
     }
 };
 

@@ -26,26 +26,26 @@ public:
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), keep_bytes),
           encoder_(codec) {}
 
-    void send(nb::handle object, nb::handle timeout) {
+    nb::object send(nb::handle object, nb::handle timeout) {
         const Call call(*this);
         const Cleared cleared{encoder_};
         const os::Deadline deadline = deadline_of(timeout);
         encoder_.encode(object);
         check_own();
-        put(encoder_, deadline, timeout);
+        return put(encoder_, deadline, timeout);
     }
 
     // A message that was encoded already, because it goes elsewhere, too. `watch` is asked like a `cancel`, as long as
     // the call is blocked, so that it can raise what happened there.
-    void send_encoded(const Encoder& encoder, nb::handle timeout, nb::handle watch) {
+    nb::object send_encoded(const Encoder& encoder, nb::handle timeout, nb::handle watch) {
         const Call call(*this);
-        put(encoder, deadline_of(timeout), timeout, watch);
+        return put(encoder, deadline_of(timeout), timeout, watch);
     }
 
     nb::object begin_write(nb::handle timeout) {
         const Call call(*this);
         const RingGeometry& g = core().ring().geometry();
-        begin(g.max_chunk_bytes, deadline_of(timeout), timeout);
+        if (!begin(g.max_chunk_bytes, deadline_of(timeout), timeout)) throw nb::python_error();
         const std::uint64_t at = core().ring().chunk_at(core().position()) * g.max_chunk_bytes;
         chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, g.max_chunk_bytes));
         nb::object view = view_of(chunk_);
@@ -77,7 +77,7 @@ public:
             return core().wait_until_read(position, deadline, look);
         }();
         if (outcome.status == core::Status::timed_out) return false;
-        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
+        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome);
         return true;
     }
 
@@ -94,7 +94,11 @@ public:
         core().segment().remove_name();
     }
 
-    std::vector<std::size_t> blocking_slots() { return readable().blocking_slots(); }
+    Sightings awaited() {
+        std::vector<std::size_t> slots = readable().blocking_slots();
+        slots.push_back(RingWriter::kSlot);
+        return {core().participants(), slots};
+    }
 
     bool release_reader(std::size_t reader) {
         const Call call(*this);
@@ -102,12 +106,13 @@ public:
     }
 
 private:
-    void put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
+    // None, or nothing and the Python error (see is_ok).
+    nb::object put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         const Outgoing& message = encoder.message();
         const broadcast::FrameTable table = message.table();
         const std::uint64_t bytes = encoder.kind() == ChunkKind::frames ? table.total() : message.stream_bytes();
         if (bytes <= core().ring().geometry().max_chunk_bytes) {
-            begin(bytes, deadline, timeout, watch);
+            if (!begin(bytes, deadline, timeout, watch)) return {};
             std::byte* const chunk = core().chunk();
             copying(bytes, [&] {
                 return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
@@ -117,13 +122,14 @@ private:
                 });
             });
         } else {
-            begin(0, deadline, timeout, watch);
-            spill(message, table, bytes, deadline, timeout, watch);
+            if (!begin(0, deadline, timeout, watch)) return {};
+            if (!spill(message, table, bytes, deadline, timeout, watch)) return {};
         }
         core().publish(encoder.kind(), bytes);
+        return nb::none();
     }
 
-    void begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
+    bool begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         if (refused_.is_valid()) {
             if (nb::cast<SharedBuffer&>(refused_).is_in_use()) raise_failure(self(), "refused_chunk_in_use");
             refused_ = nb::object();
@@ -138,10 +144,10 @@ private:
             const WithoutGil no_gil;
             outcome = core().begin(bytes, deadline, look);
         }
-        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
+        return is_ok(*this, outcome, timeout);
     }
 
-    void spill(const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes, os::Deadline deadline,
+    bool spill(const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes, os::Deadline deadline,
                nb::handle timeout, nb::handle watch) {
         const os::FileDescriptor& file = core().segment().file();
         const auto write = [&](std::uint64_t extent) {
@@ -155,7 +161,7 @@ private:
             const WithoutGil no_gil;
             return core().spill(bytes, deadline, write, look);
         }();
-        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome, timeout);
+        return is_ok(*this, outcome, timeout);
     }
 
     Encoder encoder_;

@@ -37,7 +37,7 @@ void bind_end(nb::class_<End>& end) {
         .def_prop_ro("slot", &End::slot)
         .def_prop_ro("ranks", &End::ranks)
         .def("participant", &End::participant, "slot"_a,
-             nb::sig("def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]"))
+             nb::sig(kParticipant))
         .def("counters", &End::counters, nb::sig("def counters(self) -> tuple[int, int, int, int, int, int]"),
              "max_objects, puts, hits, evictions, objects, bytes.")
         .def("outstanding", &End::outstanding, "Reads that each reader still owes.");

@@ -54,25 +54,30 @@ public:
     }
 
     // The same, waiting for the writer. What it published before it closed or died comes first. `look(reason)` is
-    // called without any lock held at least every 100 ms.
+    // called without any lock held, ever more rarely if the caller allows slices up to `longest`, unless a process
+    // that knows the documented part alone has written what came before: it wakes nobody.
     template <class Look>
-    core::Outcome begin(os::Deadline deadline, Look&& look) {
+    core::Outcome begin(os::Deadline deadline, Look&& look, os::Nanoseconds longest = core::kSlice) {
         const core::Waiting waiting(own());
-        bool writer_died = false;  // as the latest look found
         const core::WaitPoint point{&ring_.waits().published, &ring_.parked_readers()[reader_]};
         const core::WaitResult result = core::wait_until(
             point, spinner_, deadline,
             [&] { return is_stopping() || is_published() || has_writer_closed(); },
             [&](core::LookReason reason) {
-                writer_died = is_writer_dead();
-                return writer_died || look(reason);
-            });
+                const os::Nanoseconds now = os::monotonic_now();
+                if (!deadline.is_poll() || now - last_look_ >= core::kPollInterval) {
+                    is_writer_dead_ = is_writer_dead();
+                    last_look_ = now;
+                }
+                return is_writer_dead_ || look(reason);
+            },
+            [&] { return core::load_relaxed(participants_.slot(0).position) < position_ ? core::kSlice : longest; });
         if (is_stopping()) return {core::Status::closed};
         // In this order: what the writer published before it closed is then seen, even if both came since the wait.
         const bool writer_closed = has_writer_closed();
         if (is_published()) return {core::Status::ok};
         if (writer_closed) return {core::Status::peer_closed, 0};
-        if (writer_died) return {core::Status::peer_died, 0};
+        if (is_writer_dead_) return {core::Status::peer_died, 0};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         return {core::Status::timed_out};
     }
@@ -191,11 +196,24 @@ private:
         return position_++;
     }
 
-    // From now on the writer may change the chunk.
+    // From now on the writer may change the chunk. Only the last reader wakes it: each stores its own flag, then (full
+    // fence) looks at the others', so of two that are the last at once one sees both. If the writer has reused the chunk
+    // meanwhile the own flag has fallen, and others will be the last.
     void give_back(std::uint64_t position) noexcept {
+        const std::uint64_t chunk = ring_.chunk_at(position);
         SYNC_STORE(consume);
-        core::store_release<std::uint8_t>(ring_.consumed_by(ring_.chunk_at(position), reader_), 1);
-        core::wake_parked(&ring_.waits().consumed, {&ring_.waits().writer_parked, 1});
+        core::store_release<std::uint8_t>(ring_.consumed_by(chunk, reader_), 1);
+        core::wake_parked(&ring_.waits().consumed, {&ring_.waits().writer_parked, 1}, [&] { return is_read_by_all(chunk); });
+    }
+
+    // Nobody waits for who has left; a dead reader the writer must find itself.
+    bool is_read_by_all(std::uint64_t chunk) const noexcept {
+        for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
+            if (core::load_relaxed(ring_.consumed_by(chunk, r)) != 0) continue;
+            const core::SlotState state = participants_.state(1 + r);
+            if (state != core::SlotState::closed && state != core::SlotState::released) return false;
+        }
+        return true;
     }
 
     // Own flag first: once it is 0 the writer has passed `reset`, so the `written` that follows is of this turn.
@@ -219,6 +237,8 @@ private:
     ChunkSpace space_;
     std::size_t reader_;
     core::Spinner spinner_;
+    os::Nanoseconds last_look_ = 0;  // whether the writer lives
+    bool is_writer_dead_ = false;    // as that look found
     std::uint64_t position_;
     std::vector<Held> held_;                // chunks that this reader keeps because something refers to them
     os::Nanoseconds shown_since_ = 0;       // since when the caller looks at the taken chunk, 0 if it does not

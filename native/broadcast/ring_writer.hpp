@@ -217,7 +217,8 @@ private:
         const core::WaitResult result = core::wait_until(
             point, spinner_, deadline, [&] { return is_stopping() || ready(); },
             [&](core::LookReason reason) {
-                look_at_readers(os::monotonic_now());
+                const os::Nanoseconds now = os::monotonic_now();
+                if (!deadline.is_poll() || now - last_look_ >= core::kPollInterval) look_at_readers(now);
                 return first_dead() || look(reason);
             });
         if (is_stopping()) return {core::Status::closed};

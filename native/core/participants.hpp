@@ -13,6 +13,16 @@ namespace memlane::core {
 // `dead` is decided by the lock alone: attached, and nobody holds it any more.
 enum class Presence { absent, attached, dead, closed, released };
 
+// What the slot says; whether the process still lives, `Participants::presence` asks.
+inline Presence to_presence(SlotState state) noexcept {
+    switch (state) {
+        case SlotState::closed: return Presence::closed;
+        case SlotState::released: return Presence::released;
+        case SlotState::attached: return Presence::attached;
+        default: return Presence::absent;
+    }
+}
+
 // A wait of the slot's owner: counted, and said in the slot until it ends, by an exception of a signal handler, too.
 class Waiting {
 public:
@@ -92,15 +102,6 @@ public:
     }
 
 private:
-    static Presence to_presence(SlotState state) noexcept {
-        switch (state) {
-            case SlotState::closed: return Presence::closed;
-            case SlotState::released: return Presence::released;
-            case SlotState::attached: return Presence::attached;
-            default: return Presence::absent;
-        }
-    }
-
     void set_state(std::size_t i, SlotState state) const noexcept {
         if (state == SlotState::attached) {
             SYNC_STORE(join);

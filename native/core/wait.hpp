@@ -1,6 +1,6 @@
 // The one wait loop, for every system and both sides.
 //
-//   check - spin a little - { register as sleeper - full fence - check again - sleep at most 100 ms - look around }
+//   check - spin a little - { register as sleeper - full fence - check again - sleep for a slice - look around }
 //
 // Why nobody is left asleep: the sleeper stores `parked`, then (full fence) loads what it waits for; the waker
 // stores that, then (full fence) loads `parked`. One of the two sees the other. The waker clears `parked` before
@@ -24,6 +24,10 @@
 namespace memlane::core {
 
 inline constexpr os::Nanoseconds kSlice = 100 * os::kMillisecond;
+// A wait that may be long looks around ever more rarely, down to this: a death is to be named within a second.
+inline constexpr os::Nanoseconds kLongestSlice = 700 * os::kMillisecond;
+// Calls that poll in vain look for the dead at most so often.
+inline constexpr os::Nanoseconds kPollInterval = os::kMillisecond;
 
 inline void pause() noexcept {
 #if defined(__x86_64__)
@@ -86,18 +90,21 @@ struct WaitPoint {
 enum class WaitResult { ready, timed_out, interrupted };
 enum class LookReason { slice, signal, giving_up };
 
-// Waits until ready() is true. `look(reason)` is called after every 100 ms slice, after every signal, and before the
-// wait ends for want of time; true from it ends the wait as `interrupted`. Nothing is asked of the kernel when ready() is
+// Waits until ready() is true. `look(reason)` is called after every slice, after every signal, and before the wait ends
+// for want of time; true from it ends the wait as `interrupted`. Slices take 100 ms, and each one twice as long as the
+// one before where longest() allows it. Nothing is asked of the kernel when ready() is
 // true at once, and but a yield of the core when it comes true within the spin.
-template <class Ready, class Look>
-WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look) {
+template <class Ready, class Look, class Longest>
+WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look,
+                      Longest&& longest) {
     if (ready()) return WaitResult::ready;
     if (deadline.is_poll()) {
         if (look(LookReason::giving_up)) return WaitResult::interrupted;
         return ready() ? WaitResult::ready : WaitResult::timed_out;
     }
     if (spinner.spin(ready)) return WaitResult::ready;
-    os::Nanoseconds next_look = os::monotonic_now() + kSlice;
+    os::Nanoseconds slice = kSlice;
+    os::Nanoseconds next_look = os::monotonic_now() + slice;
     for (;;) {
         // Acquire: who sees a waker's increment stores `parked` after that waker has cleared it. Else the clearing
         // could arrive later and undo it, and the next waker would see nobody.
@@ -123,9 +130,15 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
             if (look(reason)) return WaitResult::interrupted;
             if (ready()) return WaitResult::ready;
             if (is_over) return WaitResult::timed_out;
-            next_look = now + kSlice;
+            slice = std::min<os::Nanoseconds>(2 * slice, longest());
+            next_look = now + slice;
         }
     }
+}
+
+template <class Ready, class Look>
+WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look) {
+    return wait_until(point, spinner, deadline, ready, look, [] { return kSlice; });
 }
 
 inline void wake_always(std::uint32_t* word) noexcept {
@@ -135,18 +148,22 @@ inline void wake_always(std::uint32_t* word) noexcept {
 }
 
 // Call after the store that the sleepers wait for. One fence and one look while nobody sleeps; one system call
-// however many do.
-inline void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked) noexcept {
+// however many do. `is_wanted`, asked behind the fence and of sleepers only: false leaves them to somebody else.
+template <class IsWanted>
+void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked, IsWanted&& is_wanted) noexcept {
     SYNC_LOAD(park);
     full_fence();
     bool any = false;
     for (std::uint8_t& one : parked) {
-        if (load_relaxed(one) != 0) {
-            store_relaxed<std::uint8_t>(one, 0);
-            any = true;
-        }
+        if (load_relaxed(one) == 0) continue;
+        if (!any && !is_wanted()) return;
+        store_relaxed<std::uint8_t>(one, 0);
+        any = true;
     }
     if (any) wake_always(word);
+}
+inline void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked) noexcept {
+    wake_parked(word, parked, [] { return true; });
 }
 
 }  // namespace memlane::core

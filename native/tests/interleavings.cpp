@@ -103,6 +103,24 @@ void no_wake_up_of_the_writer_is_lost() {
     }
 }
 
+// Two readers are the last at once: each has given the chunk back before the other one looks. One of them wakes.
+void one_of_two_last_readers_wakes() {
+    const RingGeometry geometry{2, 64, 1};
+    const auto segment = new_segment(geometry);
+    RingWriter writer(segment, geometry, 64);
+    const auto one = new_reader(*segment, geometry, 0);
+    const auto other = new_reader(*segment, geometry, 1);
+    CHECK(writer.begin_nowait(8).status == Status::ok);
+    writer.publish(ChunkKind::object, 8);
+    CHECK(one->begin_nowait().status == Status::ok && other->begin_nowait().status == Status::ok);
+    broadcast::RingWaits& waits = writer.ring().waits();
+    core::store_relaxed<std::uint8_t>(waits.writer_parked, 1);
+    const std::uint32_t before = waits.consumed;
+    at_point["park.load"] = [&] { other->finish(8); };
+    one->finish(8);
+    CHECK(waits.consumed > before && waits.writer_parked == 0);
+}
+
 // The writer sends its last message and ends when the reader has looked in vain and is about to ask after the writer.
 void what_was_sent_comes_before_the_end() {
     for (const char* point : {"join.load", "leave.load"}) {
@@ -164,9 +182,10 @@ int main() {
     turn_between_the_readers_two_loads();
     no_wake_up_is_lost();
     no_wake_up_of_the_writer_is_lost();
+    one_of_two_last_readers_wakes();
     what_was_sent_comes_before_the_end();
     place_that_a_sweep_holds_is_not_taken();
     wrong_order_is_caught();
     CHECK(at_point.empty());
-    std::puts("interleavings: 15 forced orders hold");
+    std::puts("interleavings: 16 forced orders hold");
 }

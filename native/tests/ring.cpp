@@ -149,6 +149,27 @@ void closed_reader_is_not_waited_for() {
     send(writer, 3);
 }
 
+// Of five readers one has left, one was released while absent, and the others give the chunk back one after the other.
+void only_the_last_reader_wakes_the_writer() {
+    const RingGeometry g{5, 64, 1};
+    const auto segment = new_segment(g);
+    RingWriter writer(segment, g, 64);
+    std::unique_ptr<RingReader> readers[4];
+    for (std::size_t r = 0; r < 4; ++r) readers[r] = new_reader(*segment, g, r);
+    CHECK(writer.release_reader(4));
+    send(writer, 1);
+    broadcast::RingWaits& waits = writer.ring().waits();
+    core::store_relaxed<std::uint8_t>(waits.writer_parked, 1);
+    readers[3]->announce_close();  // wakes always
+    const std::uint32_t before = waits.consumed;
+    for (std::size_t r = 0; r < 3; ++r) {
+        CHECK(waits.consumed == before && waits.writer_parked == 1);
+        CHECK(receive(*readers[r]) == 1);
+    }
+    CHECK(waits.consumed == before + 1 && waits.writer_parked == 0);
+    send(writer, 2);
+}
+
 void rank_is_taken_once() {
     const RingGeometry g{1, 64, 1};
     const auto segment = new_segment(g);
@@ -189,7 +210,8 @@ int main() {
     sleeper_is_woken();
     dead_reader_is_told_and_released();
     closed_reader_is_not_waited_for();
+    only_the_last_reader_wakes_the_writer();
     rank_is_taken_once();
     foreign_chunk_has_no_descriptor();
-    std::puts("ring: 8 properties hold");
+    std::puts("ring: 9 properties hold");
 }

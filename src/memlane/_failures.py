@@ -5,11 +5,11 @@ Called by the bindings only (`native/bindings/failures.hpp`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from memlane._native import RingReader
 from memlane.errors import (
     Cancelled,
     Closed,
@@ -25,7 +25,9 @@ from memlane.errors import (
 )
 
 if TYPE_CHECKING:
-    from memlane._native import RingReader, RingWriter
+    from memlane._native import RingWriter
+
+    RingEnd = RingReader | RingWriter
 
 
 class Participant(NamedTuple):
@@ -39,10 +41,15 @@ class Participant(NamedTuple):
     is_waiting: bool  # in a call of memlane
     views: int  # chunks that it keeps because something refers to them
     views_since_ns: int  # when the oldest of them was taken
+    seen_ns: int  # when all this was so
 
     def since(self) -> str:
-        """How long ago it last published, consumed or attached."""
-        return f"last progress {(time.monotonic_ns() - self.last_progress_ns) / 1e9:.1f} s ago"
+        """How long before it last published, consumed or attached."""
+        return f"last progress {(self.seen_ns - self.last_progress_ns) / 1e9:.1f} s ago"
+
+    def held(self) -> str:
+        """For how long it has kept the oldest of its views."""
+        return f"for {(self.seen_ns - self.views_since_ns) / 1e9:.1f} s"
 
 
 class End(Protocol):
@@ -52,7 +59,42 @@ class End(Protocol):
     def slot(self) -> int: ...
     @property
     def ranks(self) -> Sequence[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]: ...
+
+
+class Awaited:
+    """Whom a call of `end` waits for, behind `prefix`, as text that is made when it is first read.
+
+    So a poll pays nothing for it. Keeps what the peers said, and not the end.
+    """
+
+    __slots__ = ("_origin", "_peers", "_prefix", "_ranks", "_text")
+
+    def __init__(self, end: RingEnd, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._peers = end.awaited()
+        if isinstance(end, RingReader):
+            self._ranks, self._origin = None, end.origin
+        else:
+            self._ranks, self._origin = end.ranks, None
+        self._text = ""
+
+    def __str__(self) -> str:
+        if not self._text:
+            peers = {slot: Participant(*seen) for slot, seen in self._peers.participants().items()}
+            writer = peers.pop(0)
+            if self._ranks is None:
+                names = _writer(writer, self._origin)
+            else:
+                names = names_of(_blocking_readers(writer, peers, self._ranks))
+            self._text = self._prefix + names
+        return self._text
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
 
 
 # A text names so many of those it is about, and counts the rest.
@@ -115,17 +157,18 @@ def participant(end: End, slot: int) -> Participant:
     return Participant(*end.participant(slot))
 
 
-def failure(end: End, what: str, slot: int, timeout: float | None) -> MemlaneError:
+def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> MemlaneError:
     """The exception for `what` that happened to `end`; `slot` is the peer that it is about."""
     match what:
+        case "timed_out":
+            return TimedOut(Awaited(end, f"gave up after {timeout} s waiting for "), timeout)
+        case "not_ready":
+            missing = names_of(absent_readers(end))
+            return TimedOut(f"gave up after {timeout} s waiting for {missing}", timeout)
         case "cancelled":
             return Cancelled()
         case "peer_died":
             return _death(end, slot)
-        case "timed_out":
-            return _timeout(timeout, [writer_of(end)] if end.slot else blocking_readers(end))
-        case "not_ready":
-            return _timeout(timeout, absent_readers(end))
     kind, text = _TEXTS[what]
     return kind(text)
 
@@ -138,11 +181,11 @@ def view_in_use(what: str) -> MemlaneError:
     )
 
 
-def _death(end: End, slot: int) -> MemlaneError:
+def _death(end: RingEnd, slot: int) -> MemlaneError:
     who = participant(end, slot)
     detail = f" after {who.position} messages, {who.since()}"
-    if slot == 0:
-        if (origin := cast("RingReader", end).origin) is None:
+    if isinstance(end, RingReader) and slot == 0:
+        if (origin := end.origin) is None:
             return WriterDied(who.pid, detail)
         pid, address = origin
         return WriterDied(pid, f" at {address}, or its relay here (pid {who.pid}) did{detail}")
@@ -152,48 +195,40 @@ def _death(end: End, slot: int) -> MemlaneError:
     return ReaderDied(end.ranks[slot - 1], who.pid, detail)
 
 
-def _timeout(timeout: float | None, waiting_for: list[str]) -> TimedOut:
-    names = f" waiting for {names_of(waiting_for)}" if waiting_for else ""
-    return TimedOut(f"gave up after {timeout} s{names}", timeout)
-
-
-def writer_of(end: End) -> str:
+def _writer(writer: Participant, origin: tuple[int, str] | None) -> str:
     """Who a reader waits for; if that one waits itself, somebody else is the culprit."""
-    writer = participant(end, 0)
     is_kept = writer.is_waiting and writer.state not in ("stopped", "dead", "closed")
     what = "itself waiting for a reader" if is_kept else doing(writer)
     who = f"(pid {writer.pid}, {what}, {writer.since()})"
-    if (origin := cast("RingReader", end).origin) is None:
+    if origin is None:
         return f"the writer {who}"
     pid, address = origin
     return f"the relay {who} of the writer (pid {pid} at {address})"
 
 
-def absent_readers(end: End) -> list[str]:
+def absent_readers(end: RingEnd) -> list[str]:
     """Who has not attached yet; readers on other hosts only the writer can tell apart."""
     absent = [
         f"reader {rank} (never attached)"
         for slot, rank in enumerate(end.ranks, start=1)
         if participant(end, slot).state == "absent"
     ]
-    elsewhere = cast("RingWriter", end).absent_elsewhere
+    elsewhere = end.absent_elsewhere
     if elsewhere:
         absent.append(f"{elsewhere} readers on other hosts (never attached)")
     return absent
 
 
-def blocking_readers(end: End) -> list[str]:
+def _blocking_readers(
+    writer: Participant, seen: dict[int, Participant], ranks: Sequence[int]
+) -> list[str]:
     """The readers that a writer waits for: who, in what state, how far behind, since when.
 
     Many are kept waiting by one of them (in a collective, say): the culprit comes first.
     """
-    sent = participant(end, 0).position
-    readers = [
-        (participant(end, slot), end.ranks[slot - 1])
-        for slot in cast("RingWriter", end).blocking_slots()
-    ]
+    readers = [(who, ranks[slot - 1]) for slot, who in seen.items()]
     readers.sort(key=lambda reader: _suspicion(reader[0]))
-    named = [_behind(who, rank, sent) for who, rank in readers[:MOST_NAMED]]
+    named = [_behind(who, rank, writer.position) for who, rank in readers[:MOST_NAMED]]
     return named + ["another reader"] * (len(readers) - len(named))
 
 
@@ -210,8 +245,7 @@ def _behind(who: Participant, rank: int, sent: int) -> str:
     parts = [f"pid {who.pid}", doing(who), f"{sent - who.position} behind", who.since()]
     if who.views:
         chunks = "1 chunk" if who.views == 1 else f"{who.views} chunks"
-        held = (time.monotonic_ns() - who.views_since_ns) / 1e9
-        parts.insert(2, f"holds views of {chunks} for {held:.1f} s")
+        parts.insert(2, f"holds views of {chunks} {who.held()}")
     return f"reader {rank} ({', '.join(parts)})"
 
 
@@ -235,6 +269,8 @@ def doing(who: Participant) -> str:
 
 
 def names_of(waiting_for: list[str]) -> str:
-    """The first of them, and how many more."""
+    """The first of them, and how many more; there are none if they have just come."""
+    if not waiting_for:
+        return "nobody any more"
     more = len(waiting_for) - MOST_NAMED
     return ", ".join(waiting_for[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

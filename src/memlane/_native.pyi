@@ -153,16 +153,22 @@ class ChunkBlock:
         self, kind: object | None, error: object | None, traceback: object | None
     ) -> None: ...
 
+class Sightings:
+    """Peers as they were seen at one moment."""
+
+    def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int]]:
+        """By slot; what each of them does is asked of /proc now."""
+
 class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
 
     def __init__(
         self, ring: RingSegment, ranks: Sequence[int], codec: object, keep_bytes: int
     ) -> None: ...
-    def send(self, object: object | None, timeout: object | None) -> None:
+    def send(self, object: object, timeout: float | None) -> None:
         """One object, encoded."""
 
-    def send_encoded(self, encoder: Encoder, timeout: object | None, watch: object | None) -> None:
+    def send_encoded(self, encoder: Encoder, timeout: float | None, watch: object | None) -> None:
         """What the encoder has; a blocked call asks `watch` like a `cancel`."""
 
     def begin_write(self, timeout: float | None) -> memoryview:
@@ -178,8 +184,10 @@ class RingWriter:
         """A block on the next chunk, which it fills by hand."""
 
     def wait_until_ready(self, timeout: object | None) -> None: ...
-    def blocking_slots(self) -> list[int]:
-        """The readers that keep the next chunk from being free."""
+    def awaited(self) -> Sightings:
+        """
+        The writer itself, and the readers that keep the next chunk from being free.
+        """
 
     def release_reader(self, reader: int) -> bool:
         """Stops waiting for a reader that is dead or absent; False if it lives."""
@@ -206,7 +214,7 @@ class RingWriter:
     def ranks(self) -> list[int]: ...
     @property
     def absent_elsewhere(self) -> int: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
 
 class RingReader:
@@ -255,13 +263,16 @@ class RingReader:
     def place(self) -> int:
         """Of the reader among the local ones."""
 
+    def awaited(self) -> Sightings:
+        """The writer."""
+
     @property
     def origin(self) -> tuple[int, str] | None:
         """
         If this ring is a relay's: pid and address of the writer whose messages it passes on.
         """
 
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
 
 class ByteRingSegment:
@@ -368,7 +379,7 @@ class StoreReader:
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]: ...
     def counters(self) -> tuple[int, int, int, int, int, int]:
         """max_objects, puts, hits, evictions, objects, bytes."""
 
@@ -474,7 +485,7 @@ class StoreWriter:
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]: ...
     def counters(self) -> tuple[int, int, int, int, int, int]:
         """max_objects, puts, hits, evictions, objects, bytes."""
 

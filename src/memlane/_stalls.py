@@ -8,28 +8,26 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import TYPE_CHECKING
 
-from memlane._failures import (
-    End,
-    absent_readers,
-    blocking_readers,
-    names_of,
-    writer_of,
-)
+from memlane._failures import Awaited, absent_readers, names_of
+
+if TYPE_CHECKING:
+    from memlane._failures import RingEnd
 
 logger = logging.getLogger("memlane")
 
 
-def report(end: End, wait: str, waited: float) -> None:
+def report(end: RingEnd, wait: str, waited: float) -> None:
     """One line about a wait of `end` that has lasted `waited` seconds."""
     logger.warning("%s", _line(end, wait, waited))
 
 
-def _line(end: End, wait: str, waited: float) -> str:
+def _line(end: RingEnd, wait: str, waited: float) -> str:
     match wait:
         case "chunk":
             return (
-                f"{names_of(blocking_readers(end))} kept the writer (pid {os.getpid()}) "
+                f"{Awaited(end)} kept the writer (pid {os.getpid()}) "
                 f"waiting for {waited:.1f} s: No available shared memory broadcast block"
             )
         case "ready":
@@ -40,6 +38,5 @@ def _line(end: End, wait: str, waited: float) -> str:
         case _:
             rank = end.ranks[end.slot - 1]
             return (
-                f"{writer_of(end)} kept reader {rank} (pid {os.getpid()}) waiting for "
-                f"{waited:.1f} s"
+                f"{Awaited(end)} kept reader {rank} (pid {os.getpid()}) waiting for {waited:.1f} s"
             )

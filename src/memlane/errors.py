@@ -84,9 +84,13 @@ class Cancelled(MemlaneError, RuntimeError):
 
 
 class TimedOut(MemlaneError, TimeoutError):
-    """The time of the call was over; it has sent and consumed nothing."""
+    """The time of the call was over; it has sent and consumed nothing.
 
-    def __init__(self, message: str, timeout: float | None = None) -> None:
+    A queue's text is made when it is first asked for, so that polling is cheap: what it says of
+    processes is partly of that moment.
+    """
+
+    def __init__(self, message: object, timeout: float | None = None) -> None:
         super().__init__(message)
         self.timeout = timeout
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from memlane import MessageQueue
-from tests.harness import PATIENCE, Remote
-from tests.queues import start_reader
+from memlane import MessageQueue, WriterDied
+from tests.harness import PATIENCE, Aside, Remote
+from tests.queues import BOUND, start_reader, start_writer
 
 IDLE = 5.0
 SHARE = 0.005
@@ -51,6 +51,37 @@ def test_four_idle_readers() -> None:
         assert statistics.median(delays) < 0.02
         for reader in readers:
             reader.call("close")
+
+
+@pytest.mark.slow
+def test_the_longer_nothing_happens_the_rarer_a_reader_looks() -> None:
+    """Ten times a second at first, and less than twice a second soon."""
+    with MessageQueue(1, 1, None, 256, 4) as writer:
+        reader = start_reader(writer.export_handle())
+        reader.begin("dequeue").until_blocked()
+        time.sleep(1.5)
+        before = reader.peer.sleeps()
+        time.sleep(4)
+        assert reader.peer.sleeps() - before < 8
+        writer.enqueue("awake")
+        assert reader.outcome() == "awake"
+        reader.call("close")
+
+
+@pytest.mark.slow
+def test_death_after_a_long_silence() -> None:
+    """It is named within a second, however rarely the reader looks by then."""
+    for silence in (1.6, 1.75, 2.0):
+        writer = start_writer()
+        reader = MessageQueue.create_from_handle(writer.greeting, 0)
+        blocked = Aside(reader.dequeue)
+        time.sleep(silence)
+        killed = time.monotonic()
+        writer.peer.kill()
+        with pytest.raises(WriterDied):
+            blocked.result()
+        assert blocked.ended - killed < BOUND
+        reader.close()
 
 
 def test_a_blocked_writer_sleeps() -> None:

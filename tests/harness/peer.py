@@ -12,7 +12,7 @@ from typing import Any
 from tests.harness.child import die_with_parent, play
 from tests.harness.leaks import children_of
 from tests.harness.link import Link
-from tests.harness.waiting import PATIENCE, cpu_seconds, until_asleep
+from tests.harness.waiting import PATIENCE, cpu_seconds, sleeps, until_asleep
 
 METHODS = ("fork", "spawn")
 _ROOT = Path(__file__).parents[2]
@@ -115,6 +115,10 @@ class Peer:
     def cpu_seconds(self) -> float:
         """Processor time that the process has used."""
         return cpu_seconds(self.pid)
+
+    def sleeps(self) -> int:
+        """How often its threads have given up the processor because they had to wait."""
+        return sleeps(self.pid)
 
 
 def start(

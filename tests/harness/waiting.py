@@ -53,3 +53,12 @@ def cpu_seconds(pid: int) -> float:
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
+
+
+def sleeps(pid: int) -> int:
+    """How often the threads of a process have given up the processor because they had to wait."""
+    key = "\nvoluntary_ctxt_switches:"
+    return sum(
+        int((task / "status").read_text().partition(key)[2].split()[0])
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    )

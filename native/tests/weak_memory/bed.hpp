@@ -27,23 +27,29 @@ inline void require(bool holds, const char* otherwise) {
     if (!holds) Explorer::instance().fail(otherwise, "as the scenario saw it");
 }
 
-// A ring of one reader, both ends of it in this process, as it was made before every execution.
+// A ring of one reader or two, all ends of it in this process, as it was made before every execution.
 struct Bed {
-    explicit Bed(std::uint64_t chunks) : geometry{1, 64, chunks}, segment(testing::new_segment(geometry)) {
+    explicit Bed(std::uint64_t chunks, std::uint64_t readers = 1)
+        : geometry{readers, 64, chunks}, segment(testing::new_segment(geometry)) {
         reader_segment = segment->join_same_mapping(1);
+        if (readers > 1) second_segment = segment->join_same_mapping(2);
         const std::byte* base = segment->mapping()->base();
         untouched.assign(base, base + segment->bytes());
     }
 
     void clean(unsigned cores = 4) {
         reader.reset();
+        second.reset();
         writer.reset();
         std::memcpy(segment->mapping()->base(), untouched.data(), untouched.size());
         restart_clock();
         set_cores(cores);
     }
     void make_writer() { writer.emplace(segment, geometry, 64); }
-    void make_reader() { reader.emplace(reader_segment, geometry, 0, 64); }
+    void make_reader() {
+        reader.emplace(reader_segment, geometry, 0, 64);
+        if (second_segment) second.emplace(second_segment, geometry, 1, 64);
+    }
 
     void start(unsigned cores = 4) {
         clean(cores);
@@ -117,9 +123,11 @@ struct Bed {
     RingGeometry geometry;
     std::shared_ptr<core::Segment> segment;
     std::shared_ptr<core::Segment> reader_segment;
+    std::shared_ptr<core::Segment> second_segment;
     std::vector<std::byte> untouched;
     std::optional<RingWriter> writer;
     std::optional<RingReader> reader;
+    std::optional<RingReader> second;
 };
 
 inline std::string Bed::name_of(const void* address) const {

@@ -6,7 +6,7 @@
 //   weak_memory PLACE     how things go wrong with that place weakened, step by step
 //
 // What is proven: for one writer and one reader, up to two laps of a ring of one chunk or two, with waiting, attaching
-// and leaving (scenarios.cpp): in no order of their steps, and with no value that the memory model of C++20 lets an
+// and leaving, and for two readers that give a chunk back at once (scenarios.cpp): in no order of their steps, and with no value that the memory model of C++20 lets an
 // access return (memory.hpp), is there a data race on a chunk, a descriptor or the header, a message repeated,
 // skipped or torn, or a sleeper whom nobody wakes. It is proven of the code that ships: the compiler's instrumentation
 // reports every access of native/core and native/broadcast to the explorer (accesses.cpp), which tries all orders and
@@ -16,7 +16,7 @@
 // of the kernel, that a futex call compares and falls asleep in one step as seen by wake-ups, and nothing else: no lock
 // and no file orders anything. Sleeps end by wake-ups alone: the 100 ms slice, which would hide a lost one, never ends.
 //
-// What is not proven but tested elsewhere, on x86-64 only: more readers, more laps, deaths, extents, forks, and the
+// What is not proven but tested elsewhere, on x86-64 only: more readers otherwise, more laps, deaths, extents, forks, and the
 // machine code. No aarch64 machine has run memlane yet: of weakly ordered processors this is all the evidence there is.
 #include <cstdio>
 #include <cstring>

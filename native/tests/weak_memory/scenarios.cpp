@@ -83,6 +83,29 @@ Scenario writer_waits_twice() {
                          });
 }
 
+// Two readers give the only chunk back at once, while the writer sleeps: one of them wakes it, though each does so only as
+// the last.
+Scenario last_reader_wakes() {
+    const auto bed = std::make_shared<Bed>(1, 2);
+    const auto is_woken = std::make_shared<bool>();
+    const auto give_back = [bed, is_woken](RingReader& reader) {
+        reader.finish(sizeof(std::uint64_t));
+        *is_woken |= core::load_relaxed(bed->writer->ring().waits().consumed) != 0;
+    };
+    Scenario made = bed->scenario("last reader wakes",
+                                  {[bed, give_back] { give_back(*bed->reader); }, [bed, give_back] { give_back(*bed->second); }},
+                                  [bed, is_woken] {
+                                      bed->start();
+                                      bed->fill_at_once(1);
+                                      CHECK(bed->reader->begin_nowait().status == Status::ok);
+                                      CHECK(bed->second->begin_nowait().status == Status::ok);
+                                      bed->writer->ring().waits().writer_parked = 1;
+                                      *is_woken = false;
+                                  });
+    made.finish = [is_woken] { CHECK(*is_woken); };
+    return made;
+}
+
 // The writer closes behind its last message. A reader that looks now and then gets that first.
 Scenario writer_leaves() {
     const auto bed = std::make_shared<Bed>(1);
@@ -208,7 +231,7 @@ std::vector<Scenario> small_scenarios() {
     return {header_is_filled_in(), first_message(false),  next_lap(4),
             next_lap(1),           writer_waits_twice(),  reader_joins(),
             reader_leaves(),       writer_leaves(),       writer_leaves_a_waiting_reader(),
-            reader_is_stopped()};
+            reader_is_stopped(),     last_reader_wakes()};
 }
 
 std::vector<Scenario> large_scenarios() { return {first_message(true), reader_waits_twice(), laps(2)}; }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -96,8 +95,7 @@ def _kept(
         if owes:
             parts.append(f"has not read it {'yet' if owes == 1 else f'{owes} times'}")
         if pins and who.views:
-            held = (time.monotonic_ns() - who.views_since_ns) / 1e9
-            parts.append(f"reads it or holds a view of it, for {held:.1f} s")
+            parts.append(f"reads it or holds a view of it, {who.held()}")
         parts.append("never attached" if is_absent else who.since())
         name = "the writer itself" if rank is None else f"reader {rank}"
         names.append(f"{name} ({', '.join(parts)})")
