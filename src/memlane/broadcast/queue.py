@@ -41,9 +41,8 @@ class MessageQueue:
         max_chunks: messages that the writer may be ahead of the slowest reader.
         connect_ip: this host's address as readers on other hosts reach it, IPv4 or IPv6; the
             kernel chooses the port. None: the address that packets to other hosts leave from.
-        max_extent_bytes: so much of the space behind the ring (and at most half of /dev/shm) is
-            kept for the large messages to come, until there was none for ten seconds or space is
-            short. What finds no place in it is given back once every reader has read it.
+        max_extent_bytes: space behind the ring (at most half of /dev/shm) that large messages keep
+            for the next ones, until there was none for ten seconds or space is short.
         serializer: "pickle", or "msgpack" for who must not execute code by decoding; readers learn
             it from the handle. With msgpack tuples come back as lists, and types that it has not
             are refused at `enqueue`.
