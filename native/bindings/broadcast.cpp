@@ -126,7 +126,7 @@ void bind_broadcast(nb::module_& m) {
 
     nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
         .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
-             "ranks"_a, "codec"_a, "keep_bytes"_a)
+             "ranks"_a, "codec"_a, "max_extent_bytes"_a)
         .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(),
              nb::sig("def send(self, object: object, timeout: float | None) -> None"), "One object, encoded.")
         .def("send_encoded", &Writer::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),

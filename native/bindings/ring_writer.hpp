@@ -22,8 +22,8 @@ using broadcast::RingWriter;
 
 class Writer : public End<Writer, RingWriter> {
 public:
-    Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t keep_bytes)
-        : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), keep_bytes),
+    Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t pool_bytes)
+        : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), pool_bytes),
           encoder_(codec) {}
 
     nb::object send(nb::handle object, nb::handle timeout) {
@@ -136,7 +136,7 @@ private:
         }
         if (core().has_extents()) {
             const WithoutGil no_gil;
-            core().reclaim();
+            core().tend(bytes == 0);
         }
         core::Outcome outcome = core().begin_nowait(bytes);
         if (outcome.status == core::Status::would_block) {
@@ -149,17 +149,16 @@ private:
 
     bool spill(const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes, os::Deadline deadline,
                nb::handle timeout, nb::handle watch) {
-        const os::FileDescriptor& file = core().segment().file();
-        const auto write = [&](std::uint64_t extent) {
+        const auto fill = [&](broadcast::ExtentWriter& writer) {
             return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
                 SYNC_STEP(spill);
-                return os::write_at(file, from, size, extent + at);
+                return writer.put(at, size, from);
             });
         };
         Interruption look(self(), core().segment(), "chunk", watch);
         const core::Outcome outcome = [&] {
             const WithoutGil no_gil;
-            return core().spill(bytes, deadline, write, look);
+            return core().spill(bytes, deadline, fill, look);
         }();
         return is_ok(*this, outcome, timeout);
     }

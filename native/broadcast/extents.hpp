@@ -1,15 +1,24 @@
 // Space behind the ring, in the ring's own file, for messages that do not fit a chunk.
 //
-// An extent belongs to one turn of one chunk. The writer writes it with pwrite and readers read it with pread
-// through the descriptors that they hold: the file may have no name by then, a full file system is an error and never
-// SIGBUS, and new pages need not be zeroed first. Only a view maps an extent. Of what is free again up to `keep`
-// bytes stay allocated (warm: the next message pays for its copy only); the rest is given back to the system.
+//   begin            the pool: what was used once keeps its space, and its pages in the writer's memory, for the next message
+//   begin + pool     beyond it: for what finds no place in the pool; given back to the system after its turn
+//
+// The life of an extent, as the writer's book has it:
+//
+//   free, cold   no space yet                                written by pwrite: a full file system is an error and never SIGBUS
+//   free, warm   space that is mapped                        written by a copy, which costs half of a pwrite
+//   in use       it belongs to one turn of one chunk         until every reader has finished with that turn
+//
+// Given back means punched out of the file: what lies beyond the pool at once, what is warm when space is short or when
+// there was no large message for a while.
 #pragma once
 
 #include <cstdint>
 #include <iterator>
 #include <map>
 #include <optional>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "core/layout.hpp"
@@ -17,30 +26,35 @@
 
 namespace memlane::broadcast {
 
+// torn: a write failed, and so did giving back what it took; not taken before trim() has given it back.
+enum class Space : std::uint8_t { cold, torn, warm };
+
 struct Extent {
     std::uint64_t offset;
     std::uint64_t bytes;
+    Space space;  // as it was found: what was written since is not said here
 };
 
 // The writer's book of the file behind `begin`. Only the writer has one.
 class Extents {
 public:
-    Extents(std::uint64_t begin, std::uint64_t keep) : end_(begin), keep_(keep) {}
+    Extents(std::uint64_t begin, std::uint64_t pool_bytes)
+        : end_(begin), pool_end_(begin + pool_bytes / core::kPage * core::kPage) {}
 
     std::uint64_t end() const noexcept { return end_; }
     bool in_use() const noexcept { return !used_.empty(); }
     std::uint64_t warm_bytes() const noexcept { return warm_bytes_; }
+    bool is_in_pool(const Extent& extent) const noexcept { return extent.offset + extent.bytes <= pool_end_; }
     // Position of the message whose extent is in use for the longest time.
     std::optional<std::uint64_t> oldest() const noexcept {
         return used_.empty() ? std::nullopt : std::optional(used_.front().position);
     }
 
     Extent take(std::uint64_t bytes, std::uint64_t position) {
-        const std::uint64_t rounded = core::align_up(bytes, core::kPage);
-        Extent extent{0, rounded};
-        if (!take_free(extent)) {
-            extent.offset = end_;
-            end_ += rounded;
+        Extent extent{0, core::align_up(bytes, core::kPage), Space::warm};
+        if (!take_free(extent, true)) {
+            extent.space = Space::cold;
+            if (!take_free(extent, true) && !append(extent, pool_end_) && !take_free(extent, false)) append_beyond(extent);
         }
         used_.push_back({extent, position});
         return extent;
@@ -55,7 +69,10 @@ public:
                 ++at;
                 continue;
             }
-            give_back(file, at->extent);
+            const Extent extent = at->extent;
+            const bool is_kept = is_in_pool(extent);
+            if (!is_kept) os::punch_hole(file, extent.offset, extent.bytes);
+            add_free({extent.offset, extent.bytes, is_kept ? Space::warm : Space::cold});
             at = used_.erase(at);
             any = true;
         }
@@ -64,32 +81,29 @@ public:
 
     // The latest extent was not used after all: its space may be written in part.
     void cancel(const os::FileDescriptor& file) {
-        const Extent extent = used_.back().extent;
+        Extent extent = used_.back().extent;
         used_.pop_back();
-        bool warm = false;
         try {
             os::punch_hole(file, extent.offset, extent.bytes);
+            extent.space = Space::cold;
         } catch (const std::system_error&) {
-            warm = true;  // trim() tries again
-            warm_bytes_ += extent.bytes;
+            extent.space = Space::torn;
         }
-        add_free(extent, warm);
+        add_free(extent);
     }
 
     // Gives all that is free back to the system. False if nothing was left to give.
     bool trim(const os::FileDescriptor& file) {
-        bool any = false;
-        std::vector<Extent> warm;
+        std::vector<Extent> held;
         for (const auto& [offset, range] : free_)
-            if (range.warm) warm.push_back({offset, range.bytes});
-        for (const Extent& extent : warm) {
+            if (range.space != Space::cold) held.push_back({offset, range.bytes, range.space});
+        for (const Extent& extent : held) {
             os::punch_hole(file, extent.offset, extent.bytes);
             free_.erase(extent.offset);
-            warm_bytes_ -= extent.bytes;
-            add_free(extent, false);
-            any = true;
+            if (extent.space == Space::warm) warm_bytes_ -= extent.bytes;
+            add_free({extent.offset, extent.bytes, Space::cold});
         }
-        return any;
+        return !held.empty();
     }
 
 private:
@@ -99,58 +113,67 @@ private:
     };
     struct FreeRange {
         std::uint64_t bytes;
-        bool warm;
+        Space space;
     };
 
-    // First fit, warm ranges before cold ones; the rest of a range stays free.
-    bool take_free(Extent& extent) {
-        for (const bool warm : {true, false}) {
-            for (auto at = free_.begin(); at != free_.end(); ++at) {
-                if (at->second.warm != warm || at->second.bytes < extent.bytes) continue;
-                extent.offset = at->first;
-                const FreeRange rest{at->second.bytes - extent.bytes, warm};
-                free_.erase(at);
-                if (rest.bytes > 0) free_[extent.offset + extent.bytes] = rest;
-                if (warm) warm_bytes_ -= extent.bytes;
-                return true;
-            }
+    // First fit among those of the extent's kind; the rest of a range stays free.
+    bool take_free(Extent& extent, bool in_pool) {
+        for (auto at = free_.begin(); at != free_.end(); ++at) {
+            const auto [offset, range] = *at;
+            if (range.space != extent.space || (offset < pool_end_) != in_pool || range.bytes < extent.bytes) continue;
+            free_.erase(at);
+            if (range.bytes > extent.bytes) free_[offset + extent.bytes] = {range.bytes - extent.bytes, range.space};
+            if (range.space == Space::warm) warm_bytes_ -= extent.bytes;
+            extent.offset = offset;
+            return true;
         }
         return false;
     }
 
-    void give_back(const os::FileDescriptor& file, const Extent& extent) {
-        const bool warm = warm_bytes_ + extent.bytes <= keep_;
-        if (warm) {
-            warm_bytes_ += extent.bytes;
-        } else {
-            os::punch_hole(file, extent.offset, extent.bytes);
-        }
-        add_free(extent, warm);
+    bool append(Extent& extent, std::uint64_t limit) {
+        if (end_ > limit || extent.bytes > limit - end_) return false;
+        extent.offset = std::exchange(end_, end_ + extent.bytes);
+        return true;
     }
 
-    // Neighbours of one kind become one range, so that the file does not grow for want of a range long enough.
-    void add_free(Extent extent, bool warm) {
+    void append_beyond(Extent& extent) {
+        if (const std::uint64_t end = end_; end < pool_end_) {  // what is left of the pool stays free
+            end_ = pool_end_ + extent.bytes;
+            add_free({end, pool_end_ - end, Space::cold});
+            extent.offset = pool_end_;
+        } else {
+            append(extent, UINT64_MAX);
+        }
+    }
+
+    // Neighbours of one kind become one range, so that the file does not grow for want of a range long enough; but none
+    // lies on both sides of the pool's end.
+    void add_free(Extent extent) {
+        if (extent.space == Space::warm) warm_bytes_ += extent.bytes;
+        const auto joins = [&](std::uint64_t border, const FreeRange& range) {
+            return range.space == extent.space && border != pool_end_;
+        };
         auto next = free_.lower_bound(extent.offset);
         if (next != free_.begin()) {
             const auto before = std::prev(next);
-            if (before->second.warm == warm && before->first + before->second.bytes == extent.offset) {
-                extent = {before->first, before->second.bytes + extent.bytes};
+            if (before->first + before->second.bytes == extent.offset && joins(extent.offset, before->second)) {
+                extent = {before->first, before->second.bytes + extent.bytes, extent.space};
                 free_.erase(before);
             }
         }
-        if (next != free_.end() && next->second.warm == warm && extent.offset + extent.bytes == next->first) {
+        if (next != free_.end() && extent.offset + extent.bytes == next->first && joins(next->first, next->second)) {
             extent.bytes += next->second.bytes;
-            next = free_.erase(next);
+            free_.erase(next);
         }
-        if (!warm && extent.offset + extent.bytes == end_) {
+        if (extent.space == Space::cold && extent.offset + extent.bytes == end_) {
             end_ = extent.offset;  // the file's own length stays: cutting it could hurt a reader that still looks
             return;
         }
-        free_[extent.offset] = {extent.bytes, warm};
+        free_[extent.offset] = {extent.bytes, extent.space};
     }
 
     std::uint64_t end_;
-    std::uint64_t keep_;
+    std::uint64_t pool_end_;
     std::uint64_t warm_bytes_ = 0;
     std::vector<Used> used_;
     std::map<std::uint64_t, FreeRange> free_;

@@ -11,6 +11,7 @@
 
 #include "broadcast/chunk_space.hpp"
 #include "broadcast/extents.hpp"
+#include "broadcast/pool.hpp"
 #include "broadcast/ring_layout.hpp"
 #include "core/participants.hpp"
 #include "core/status.hpp"
@@ -27,17 +28,21 @@ public:
 
     static constexpr std::uint64_t kShortCopy = 4096;
 
-    // `reserved_bytes` of every chunk are reserved already; the rest is when it is first used. `keep_bytes` of
-    // extents stay allocated for the next message that needs one. `first`: position of the first message; the end of
+    // After so long without a large message the space of those that were is given back.
+    static constexpr os::Nanoseconds kIdle = 10 * os::kSecond;
+
+    // `reserved_bytes` of every chunk are reserved already; the rest is when it is first used. `pool_bytes` of
+    // extents are kept for the messages to come. `first`: position of the first message; the end of
     // 64 bits is reached by no ring that begins at 0 (58,000 years at 10 million messages a second), and by tests.
     RingWriter(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved_bytes,
-               std::uint64_t keep_bytes = 0, std::uint64_t first = 0)
+               std::uint64_t pool_bytes = 0, std::uint64_t first = 0)
         : segment_(std::move(segment)),
           ring_(*segment_, geometry),
           participants_(*segment_),
           spinner_(1 + geometry.n_reader, os::usable_cores()),
           space_(geometry, reserved_bytes),
-          extents_(segment_->bytes(), keep_bytes),
+          pool_(segment_, pool_bytes),
+          extents_(pool_.begin(), pool_.bytes()),
           readers_(geometry.n_reader, Reader::expected),
           last_look_(os::monotonic_now()),
           position_(first) {
@@ -75,10 +80,11 @@ public:
         return wait_for_readers([&] { return is_over(position); }, deadline, look);
     }
 
-    // After begin(): writes a message that does not fit the chunk behind the ring. `write(offset)` returns 0 or an
-    // errno. While space is short it waits for older turns; ShmExhausted if there are none to wait for.
-    template <class Write, class Look>
-    core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Write&& write, Look&& look) {
+    // After begin(): writes a message that does not fit the chunk behind the ring. `fill(writer)` puts its parts by an
+    // ExtentWriter and returns 0 or an errno. While space is short it waits for older turns; ShmExhausted if there are
+    // none to wait for.
+    template <class Fill, class Look>
+    core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look) {
         const os::FileDescriptor& file = segment_->file();
         for (;;) {
             reclaim();
@@ -87,9 +93,16 @@ public:
             const std::uint64_t free = os::free_bytes(file);
             if (bytes <= free || bytes - free <= extents_.warm_bytes()) {
                 const Extent extent = extents_.take(bytes, position_);
-                error = write(extent.offset);
+                ExtentWriter writer = pool_.writer(extent, bytes);
+                error = pool_.lengthen_file(extent);
+                if (error == 0) error = fill(writer);
                 if (error == 0) {
+                    writer.finish();
+                    if (extents_.is_in_pool(extent)) pool_.keep(extent);
                     spilled_ = extent;
+                    const bool was_idle = is_idle(began_);
+                    last_spill_ = began_;
+                    if (was_idle || free < os::total_bytes(file) / 8) extents_.trim(file);
                     return {core::Status::ok};
                 }
                 extents_.cancel(file);
@@ -103,13 +116,16 @@ public:
         }
     }
 
-    // Is there space behind the ring that a message was sent in, and that reclaim() may give back?
-    bool has_extents() const noexcept { return extents_.in_use(); }
+    // Is there space behind the ring that may be free by now, or has been for long?
+    bool has_extents() const noexcept {
+        return extents_.in_use() || (extents_.warm_bytes() > 0 && is_idle(os::monotonic_now()));
+    }
 
-    // Frees the space behind the ring of the messages that everybody has read; whether there was any. To be called
-    // before every message: after a large one there may never be another that would need the space.
-    bool reclaim() {
-        return extents_.reclaim(segment_->file(), [this](std::uint64_t turn) { return is_over(turn); });
+    // To be called before every message, if has_extents(): after a large one there may never be another that would need
+    // the space.
+    void tend(bool is_large) {
+        reclaim();
+        if (!is_large && is_idle(os::monotonic_now())) extents_.trim(segment_->file());
     }
 
     // A death that another call has found must not be missed by the next begin_nowait().
@@ -210,6 +226,13 @@ private:
         return true;
     }
 
+    // Frees the space behind the ring of the messages that everybody has read; whether there was any.
+    bool reclaim() {
+        return extents_.reclaim(segment_->file(), [this](std::uint64_t turn) { return is_over(turn); });
+    }
+
+    bool is_idle(os::Nanoseconds now) const noexcept { return now - last_spill_ >= kIdle; }
+
     template <class Ready, class Look>
     core::Outcome wait_for_readers(Ready&& ready, os::Deadline deadline, Look&& look) {
         const core::Waiting waiting(participants_.slot(kSlot));
@@ -275,7 +298,9 @@ private:
     core::Participants participants_;
     core::Spinner spinner_;
     ChunkSpace space_;
+    Pool pool_;
     Extents extents_;
+    os::Nanoseconds last_spill_ = 0;
     Extent spilled_{};  // of the message that is about to be published
     std::vector<Reader> readers_;
     os::Nanoseconds last_look_;

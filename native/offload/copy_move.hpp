@@ -26,11 +26,15 @@
 
 #include "offload/copy_check.hpp"
 #include "offload/copy_layout.hpp"
-#include "offload/copy_streaming.hpp"
+#include "core/copy_streaming.hpp"
 #include "os/clock.hpp"
 #include "os/threads.hpp"
 
 namespace memlane::offload {
+
+using core::kLine;
+using core::prefetch;
+using core::StreamingCopy;
 
 // Bytes that one thread takes at a time, and for which one more thread is worth its start.
 inline constexpr std::uint64_t kUnitBytes = 1u << 20;
@@ -38,8 +42,6 @@ inline constexpr std::uint64_t kUnitBytes = 1u << 20;
 inline constexpr unsigned kMostThreads = 8;
 // A pair costs at least as much as so many bytes.
 inline constexpr std::uint64_t kPairBytes = 512;
-// Moves of at least so many bytes go past the caches: what is left of them there would be less than what they displace.
-inline constexpr std::uint64_t kStreamingBytes = 8u << 20;
 // A caller who waits looks around so often.
 inline constexpr os::Nanoseconds kLookInterval = 50 * os::kMillisecond;
 
@@ -51,7 +53,7 @@ public:
           segments_(segments_of(from, to)), pairs_(std::move(reading.pairs)) {
         if (block_bytes_ == 0) pairs_.clear();
         if (block_bytes_ <= kSmallBlock && !reading.ascending && pairs_.size() >= kSortedPairs) sort(reading.to);
-        streams_ = kCanStream && bytes() >= kStreamingBytes;
+        streams_ = core::kCanStream && bytes() >= core::kStreamingBytes;
         merges_ = std::all_of(segments_.begin(), segments_.end(), [&](const Segment& s) {
             return from_stride_ == to_stride_ && from_stride_ == static_cast<std::int64_t>(s.bytes);
         });

@@ -77,9 +77,9 @@ void write_all(Meeting& m, const std::function<void(int)>& begin_turn) {
         if (is_large) {
             std::vector<std::byte> text(bytes);
             fill(text.data(), bytes, i);
-            const auto write = [&](std::uint64_t at) {
+            const auto write = [&](broadcast::ExtentWriter& to) {
                 SYNC_STEP(spill);
-                return os::write_at(m.segment->file(), text.data(), bytes, at);
+                return to.put(0, bytes, text.data());
             };
             RIGHT(writer.spill(bytes, never, write, keep_waiting).status == Status::ok);
         } else {

@@ -124,8 +124,8 @@ void messages_keep_their_order_over_the_end_of_the_position() {
                 if (status != Status::ok) continue;
                 const std::uint64_t value = sent++;
                 if (is_large) {
-                    const auto write = [&](std::uint64_t offset) {
-                        return os::write_at(segment->file(), &value, sizeof value, offset);
+                    const auto write = [&](broadcast::ExtentWriter& to) {
+                        return to.put(0, sizeof value, &value);
                     };
                     CHECK(writer.spill(sizeof value, os::Deadline::never(), write, keep_waiting).status == Status::ok);
                     writer.publish(ChunkKind::object, sizeof value);
@@ -163,8 +163,8 @@ void extents_are_given_back_over_the_end_of_the_position() {
     const std::vector<std::byte> message(3 * core::kPage, std::byte{7});
     for (int i = 0; i < 4; ++i) {
         CHECK(writer.begin_nowait(0).status == Status::ok);
-        const auto write = [&](std::uint64_t offset) {
-            return os::write_at(segment->file(), message.data(), message.size(), offset);
+        const auto write = [&](broadcast::ExtentWriter& to) {
+            return to.put(0, message.size(), message.data());
         };
         CHECK(writer.spill(message.size(), os::Deadline::never(), write, keep_waiting).status == Status::ok);
         writer.publish(ChunkKind::object, message.size());

@@ -163,7 +163,7 @@ class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
 
     def __init__(
-        self, ring: RingSegment, ranks: Sequence[int], codec: object, keep_bytes: int
+        self, ring: RingSegment, ranks: Sequence[int], codec: object, max_extent_bytes: int
     ) -> None: ...
     def send(self, object: object, timeout: float | None) -> None:
         """One object, encoded."""

@@ -70,7 +70,7 @@ LARGE = np.arange(100_000)
 def large_messages(failing: Failing) -> None:
     """Messages that do not fit their chunk are sent, read, and looked at."""
     with (
-        MessageQueue(1, 1, None, 64, 2, spill_keep_bytes=0) as writer,
+        MessageQueue(1, 1, None, 64, 2, max_extent_bytes=0) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
     ):
         with failing("send"):

@@ -36,7 +36,7 @@ def message(number: int) -> Numbers:
 
 
 def new_writer(n_readers: int) -> MessageQueue:
-    return MessageQueue(n_readers, n_readers, None, CHUNK, CHUNKS, spill_keep_bytes=KEEP)
+    return MessageQueue(n_readers, n_readers, None, CHUNK, CHUNKS, max_extent_bytes=KEEP)
 
 
 def allocated(writer: MessageQueue) -> int:

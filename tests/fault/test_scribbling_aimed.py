@@ -100,7 +100,7 @@ def decode_meanwhile(_link: Link, what: str) -> int:
     sent, serializer, at = OF_QUEUE[what]
     received = 0
     with (
-        MessageQueue(1, 1, None, CHUNK, 1, serializer=serializer, spill_keep_bytes=0) as writer,
+        MessageQueue(1, 1, None, CHUNK, 1, serializer=serializer, max_extent_bytes=0) as writer,
         MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader,
     ):
         limit_memory()

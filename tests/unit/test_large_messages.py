@@ -1,5 +1,6 @@
 """Messages that do not fit a chunk: the same promises, at any size."""
 
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -93,11 +94,14 @@ def test_space_is_used_again() -> None:
         assert file_of(writer).st_size < 16 * MIB
 
 
-@pytest.mark.parametrize(("keep", "least", "most"), [(0, 0, MIB), (64 * MIB, 8 * MIB, 64 * MIB)])
+@pytest.mark.parametrize(
+    ("keep", "least", "most"),
+    [(0, 0, MIB), (4 * MIB, 0, MIB), (64 * MIB, 8 * MIB, 9 * MIB)],
+)
 def test_what_stays_allocated(keep: int, least: int, most: int) -> None:
-    """Up to spill_keep_bytes stay warm; beyond that space goes back once everybody has read."""
+    """What fits into max_extent_bytes is kept; other space goes back once everybody has read."""
     with (
-        MessageQueue(1, 1, max_chunk_bytes=CHUNK, spill_keep_bytes=keep) as writer,
+        MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_extent_bytes=keep) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
     ):
         writer.enqueue(bytes(8 * MIB))
@@ -111,7 +115,7 @@ def test_what_stays_allocated(keep: int, least: int, most: int) -> None:
 def test_space_does_not_go_back_too_early() -> None:
     """A call that finds the ring full leaves the messages in it alone."""
     with (
-        MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_chunks=2, spill_keep_bytes=0) as writer,
+        MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_chunks=2, max_extent_bytes=0) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
     ):
         for lap in range(3):
@@ -124,11 +128,41 @@ def test_space_does_not_go_back_too_early() -> None:
                 assert (reader.dequeue() == lap + number).all()
 
 
+def test_what_is_kept_is_used_again() -> None:
+    """Messages of any size in any order: what was written once takes no space anew."""
+    with queue_of(max_chunk_bytes=CHUNK, max_chunks=4) as (writer, (reader,)):
+        sizes = [9 * MIB + 1, 8 * KIB, 3 * MIB - 1, 70 * KIB, 9 * MIB + 3000]
+        allocated = set()
+        for lap in range(4):
+            for number, size in enumerate(sizes):
+                sent = [np.full(size, lap + number, np.uint8), bytes([lap]) * (size // 2)]
+                writer.enqueue(sent)
+                got = reader.dequeue()
+                assert (got[0] == lap + number).all()
+                assert got[1] == sent[1]
+                del got
+            allocated.add(file_of(writer).st_blocks)
+        assert len(allocated) == 1
+
+
+@pytest.mark.soak(seconds=11)
+def test_what_is_kept_goes_back_after_a_while() -> None:
+    """Ten seconds without a large message: the next small one gives the space back."""
+    with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
+        writer.enqueue(bytes(8 * MIB))
+        reader.dequeue()
+        writer.enqueue("soon")
+        assert file_of(writer).st_blocks * 512 > 8 * MIB
+        time.sleep(10.1)  # the time is what is tested
+        writer.enqueue("late")
+        assert file_of(writer).st_blocks * 512 < MIB
+
+
 @pytest.mark.parametrize("call", ["enqueue", "acquire_write"])
 def test_space_goes_back_without_another_large_message(call: str) -> None:
     """Whatever is sent next gives it back: after one large message there may never be another."""
     with (
-        MessageQueue(1, 1, max_chunk_bytes=CHUNK, spill_keep_bytes=0) as writer,
+        MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_extent_bytes=0) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
     ):
         writer.enqueue(bytes(8 * MIB))

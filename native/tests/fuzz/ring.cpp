@@ -44,7 +44,7 @@ void send(RingWriter& writer, unsigned what) {
     if (fits) {
         std::memcpy(writer.chunk(), message.data(), bytes);
     } else {
-        const auto write = [&](std::uint64_t offset) { return os::write_at(writer.segment().file(), message.data(), bytes, offset); };
+        const auto write = [&](ExtentWriter& to) { return to.put(0, bytes, message.data()); };
         const auto look = [](core::LookReason) { return true; };
         if (writer.spill(bytes, os::Deadline::after(0), write, look).status != core::Status::ok) return;
     }

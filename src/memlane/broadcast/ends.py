@@ -113,13 +113,13 @@ class LocalWriter(_LocalEnd[RingWriter]):
         queue_id: bytes,
         ranks: Sequence[int],
         codec: Codec,
-        keep_bytes: int,
+        max_extent_bytes: int,
     ) -> None:
         """A new segment, and the writer's end of it. Fails whole."""
         segment = RingSegment.create(
             geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
         )
-        super().__init__(segment, lambda: RingWriter(segment, ranks, codec, keep_bytes))
+        super().__init__(segment, lambda: RingWriter(segment, ranks, codec, max_extent_bytes))
         self.send: Callable[[Any, float | None], None] = self.native.send
 
     def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:

@@ -41,8 +41,8 @@ class MessageQueue:
         max_chunks: messages that the writer may be ahead of the slowest reader.
         connect_ip: this host's address as readers on other hosts reach it, IPv4 or IPv6; the
             kernel chooses the port. None: the address that packets to other hosts leave from.
-        spill_keep_bytes: of the space behind the ring so much stays allocated for the next large
-            message; more is given back as soon as every reader has finished with it.
+        max_extent_bytes: space behind the ring (at most half of /dev/shm) that large messages keep
+            for the next ones, until there was none for ten seconds or space is short.
         serializer: "pickle", or "msgpack" for who must not execute code by decoding; readers learn
             it from the handle. With msgpack tuples come back as lists, and types that it has not
             are refused at `enqueue`.
@@ -78,7 +78,7 @@ class MessageQueue:
         max_chunks: int = 10,
         connect_ip: str | None = None,
         *,
-        spill_keep_bytes: int = 256 * 1024 * 1024,
+        max_extent_bytes: int = 1024 * 1024 * 1024,
         serializer: str = "pickle",
         keep_readonly: bool = False,
         remote_window: int = 1024,
@@ -94,7 +94,7 @@ class MessageQueue:
             raise InvalidArgument(f"{local} local readers are more than {readers} readers")
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
         ranks = checked_ranks(local_reader_ranks, local)
-        keep = min(integer_from("spill_keep_bytes", spill_keep_bytes, 0), MAX_SEGMENT_BYTES)
+        pool = min(integer_from("max_extent_bytes", max_extent_bytes, 0), MAX_SEGMENT_BYTES)
         codec = codec_of(serializer, keep_readonly=keep_readonly)
         if connect_ip is not None and not isinstance(connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
@@ -102,7 +102,7 @@ class MessageQueue:
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
         if local == readers:
             end = (
-                LocalWriter(geometry, queue_id, ranks, codec, keep)
+                LocalWriter(geometry, queue_id, ranks, codec, pool)
                 if local
                 else LonelyWriter(geometry.max_chunk_bytes)
             )
@@ -117,7 +117,7 @@ class MessageQueue:
                 handle,
                 geometry,
                 codec,
-                keep,
+                pool,
                 readers - local,
                 connect_ip=connect_ip,
                 listen_on_all=listen_on_all,

@@ -78,7 +78,7 @@ def attempt(content: bytes) -> object:
     (sent, read, kind, *_), scribbles = records.parse(content)
     serializer = "msgpack" if kind & 1 else "pickle"
     writer = MessageQueue(
-        1, 1, None, CHUNK, CHUNKS, serializer=serializer, spill_keep_bytes=kind << 14
+        1, 1, None, CHUNK, CHUNKS, serializer=serializer, max_extent_bytes=kind << 14
     )
     reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
     outcomes: list[object] = []

@@ -17,9 +17,11 @@
 #include <emmintrin.h>
 #endif
 
-namespace memlane::offload {
+namespace memlane::core {
 
 inline constexpr std::size_t kLine = 64;
+// From so many bytes on a copy goes past the caches: what is left of them there would be less than what they displace.
+inline constexpr std::uint64_t kStreamingBytes = 8u << 20;
 
 inline void prefetch(const void* at) noexcept { __builtin_prefetch(at, 0, 3); }
 
@@ -113,4 +115,4 @@ public:
 
 #endif
 
-}  // namespace memlane::offload
+}  // namespace memlane::core
