@@ -119,8 +119,8 @@ def test_a_finalizer_in_the_ends_own_thread() -> None:
     try:
         writer: Any = remote_writer()
         remote = writer._writer.remote
-        collects = Collects(remote._porter.answer_all)
-        remote._porter.answer_all = collects
+        collects = Collects(remote.transport.let_in)
+        remote.transport.let_in = collects
         where, thread = address_of(writer.handle), remote._thread
         writer.itself = writer
         del writer, remote
@@ -140,8 +140,8 @@ def test_close_that_raises(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
         end: Any = writer._writer
         real = getattr(end, first).close
 
-        def raising() -> None:
-            real()
+        def raising(*timeout: float | None) -> None:
+            real(*timeout)
             raise OSError("the name cannot be removed")
 
         monkeypatch.setattr(getattr(end, first), "close", raising)
