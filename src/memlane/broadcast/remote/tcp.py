@@ -9,6 +9,7 @@ the latter also ends one whose reader is stopped with its window full.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -58,11 +59,10 @@ class Connection:
     def copy(self) -> socket.socket:
         """Another descriptor of it; OSError if it was closed."""
         descriptor = os.dup(self.descriptor)
-        try:
-            return socket.socket(fileno=descriptor)
-        except OSError:  # the number is another file's by now
+        if os.fstat(descriptor).st_ino != self._inode:  # the number is another file's by now
             os.close(descriptor)
-            raise
+            raise OSError(errno.EBADF, "it was closed")
+        return socket.socket(fileno=descriptor)
 
     def _peer(self) -> str:
         """`host:port` of the other end."""

@@ -141,6 +141,7 @@ class Listening(Transport):
         self.quiet = signal_of(self._zap), self._watch(_WATCHED_BY_WRITER)
         self.endpoint = self._bind(host, on_all=options.listen_on_all)
         self.news = signal_of(self.socket)
+        self.look_at_door()  # so that a child that is forked at once closes what listens, too
 
     def _bind(self, host: str, *, on_all: bool) -> Endpoint:
         """To a port of the kernel's choice; the endpoint names `host` in any case."""
