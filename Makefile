@@ -27,7 +27,7 @@ demo-hosts: $(VENV)/.installed
 
 # On two cores four at once, as many tests wait; the longest first.
 test: $(VENV)/.tools
-	$(MAKE) --no-print-directory -j4 --output-sync=line test-fault test-remote test-crash test-engines test-examples \
+	$(MAKE) --no-print-directory -j4 --output-sync=line test-fault test-remote test-crash test-engines test-examples test-sessions \
 	    native-test fuzz-test test-unit test-property test-house
 
 # One folder of tests, with a /dev/shm of its own.
@@ -86,6 +86,7 @@ lint: $(VENV)/.tools
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m mypy src tests/harness examples benchmarks verification
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --config tests/house/sessions.importlinter
 
 # The protocol as models: as the code has it they hold, with any one thing weakened they fail. About two minutes.
 verify:
@@ -110,6 +111,7 @@ soak: $(VENV)/.tools native-test
 	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
 	    tests/remote/test_remote_soak.py tests/remote/test_remote_cable.py tests/unit/test_remote_strangers.py \
 	    tests/remote/test_remote_ends.py
+	MEMLANE_EXAMPLES=1000000 $(PY) -m pytest -q tests/sessions
 	MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 $(PY) -m pytest -q --durations=10 \
 	    tests/remote/test_partitions.py tests/remote/test_remote_cuts.py
 	MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 $(PY) -m pytest -q --durations=10 \

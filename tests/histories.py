@@ -51,14 +51,13 @@ class Log:
 
 @dataclass
 class History:
-    """Of one queue; `relays` tells behind whom a reader is, `local` who needs no cable."""
+    """Of one queue; `local` tells who needs no cable."""
 
     bound: float
     writer: list[Record]
     readers: dict[int, list[Record]]
     trouble: list[Record]
     local: set[int] = field(default_factory=set)
-    relays: dict[int, int] = field(default_factory=dict)
 
     def violations(self) -> list[str]:
         """What must not be, in words."""
@@ -72,11 +71,6 @@ class History:
 
     def _killed(self, who: int) -> float | None:
         return next((r.moment for r in self.trouble if (r.word, r.what) == ("killed", who)), None)
-
-    def _cause(self, rank: int) -> float | None:
-        """When that reader, or whom it hears by, was killed."""
-        moments = [self._killed(rank), self._killed(self.relays.get(rank, rank))]
-        return min((m for m in moments if m is not None), default=None)
 
     def _spans(self, begin: str, end: str) -> Iterator[tuple[float, float]]:
         begun: dict[int | str, float] = {}
@@ -140,10 +134,10 @@ class History:
             if numbers(self.readers[rank], "got") != numbers(self.writer, "sent"):
                 yield f"reader {rank} was told of the end, but has not got everything"
             return
-        if end.what != "WriterDied":
+        if end.what not in ("WriterDied", "ReaderGivenUp"):
             yield f"reader {rank} ended with {end.what}"
             return
-        cause = [m for m in (self._killed(WRITER), self._cause(rank)) if m is not None]
+        cause = [m for m in (self._killed(WRITER),) if m is not None]
         was_accused = any((r.word, r.what) == ("died", rank) for r in self.writer)
         if cause:
             if end.moment > self._latest(min(cause)):
@@ -157,7 +151,7 @@ class History:
         }
         last = self.writer[-1].moment if self.writer else 0.0
         for rank in self.readers:
-            cause = self._cause(rank)
+            cause = self._killed(rank)
             if cause is None:
                 if rank in told and not self._was_gone(rank, told[rank]):
                     yield f"the writer was told that reader {rank} died, which lived"

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from memlane import Handle, MessageQueue
+from memlane import Handle, MessageQueue, TimedOut
 from tests.harness import PATIENCE, Remote
 from tests.queues import start_reader
 
@@ -17,9 +17,17 @@ LIVENESS = 1.0
 """Seconds after which tests count as dead who cannot be reached."""
 
 
+class Writer(MessageQueue):
+    """At the end of a test its readers may have been killed; only `close()` complains of that."""
+
+    def __exit__(self, *error: Any) -> None:
+        with suppress(TimedOut):
+            super().__exit__(*error)
+
+
 def remote_writer(n_remote: int = 1, n_local: int = 0, **options: Any) -> MessageQueue:
     options = {"connect_ip": HERE, "remote_liveness": LIVENESS, "max_chunks": 4, **options}
-    return MessageQueue(n_remote + n_local, n_local, max_chunk_bytes=4096, **options)
+    return Writer(n_remote + n_local, n_local, max_chunk_bytes=4096, **options)
 
 
 @contextmanager
@@ -29,7 +37,7 @@ def remote_queue(
     """A writer and its readers, the local ones first, all in this process."""
     with ExitStack() as stack:
         writer = remote_writer(n_remote, n_local, **options)
-        stack.callback(writer.close)
+        stack.push(writer)
         readers = []
         for rank in range(n_local + n_remote):
             readers.append(MessageQueue.create_from_handle(writer.export_handle(rank), rank))

@@ -102,7 +102,17 @@ class WriterClosed(Closed):
     """The writer closed the queue, and everything that it sent has been read."""
 
 
-class ReaderDied(MemlaneError, RuntimeError):
+class PeerDied(MemlaneError, RuntimeError):
+    """A process of the queue ended without close().
+
+    Attributes:
+        pid: of that process.
+    """
+
+    pid: int
+
+
+class ReaderDied(PeerDied):
     """A reader's process ended without close(). The call has sent nothing."""
 
     def __init__(self, rank: int, pid: int, detail: str = "") -> None:
@@ -111,7 +121,16 @@ class ReaderDied(MemlaneError, RuntimeError):
         self.pid = pid
 
 
-class WriterDied(MemlaneError, RuntimeError):
+class ReaderGivenUp(PeerDied):
+    """The writer took this very reader for dead, and goes on without it."""
+
+    def __init__(self, rank: int, pid: int, detail: str) -> None:
+        super().__init__(f"the writer has given up this reader ({detail}); no more comes to it")
+        self.rank = rank
+        self.pid = pid
+
+
+class WriterDied(PeerDied):
     """The writer's process ended without close(); all its complete messages were delivered."""
 
     def __init__(self, pid: int, detail: str = "") -> None:
@@ -170,7 +189,7 @@ class GroupFailed(MemlaneError, RuntimeError):
 
 
 class CorruptMessage(MemlaneError, ValueError):
-    """A chunk did not hold what memlane writes; it was consumed."""
+    """A message was not what memlane writes; it was consumed."""
 
 
 class LayoutMismatch(MemlaneError, ValueError):

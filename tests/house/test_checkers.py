@@ -23,6 +23,11 @@ CHECKERS = {
         "tests/harness",
     ],
     "import-linter": [BIN / "lint-imports"],
+    "import-linter, sessions": [
+        BIN / "lint-imports",
+        "--config",
+        "tests/house/sessions.importlinter",
+    ],
 }
 
 

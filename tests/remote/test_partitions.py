@@ -161,7 +161,6 @@ class Round:
             {rank: Log.read(self.folder / str(rank)) for rank in READERS},
             Log.read(self.folder / "trouble"),
             {LOCAL},
-            {BEHIND: RELAY},
         )
 
 
@@ -250,10 +249,5 @@ def test_right_histories() -> None:
     killed = history_of(Record(5.0, "killed", 1))
     killed.readers[1] = killed.readers[1][:3]
     killed.writer.insert(15, Record(6.9, "died", 1))
-    behind = history_of(Record(5.0, "killed", 0))
-    behind.readers[0] = []
-    behind.relays = {1: 0}
-    ended_by(behind, 5.5)
-    behind.writer[15:15] = [Record(6.9, "died", 0), Record(6.9, "died", 1)]
-    for history in (gone, dead, killed, behind):
+    for history in (gone, dead, killed):
         assert not history.violations()

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from memlane import MessageQueue, RankTaken, ReaderDied, WriterDied
+from memlane import MessageQueue, RankTaken, ReaderDied
 from tests.harness import PATIENCE, unshare_refusal, until
 from tests.hosts import Host, attach_all, hosts
 from tests.queues import BOUND
@@ -63,7 +63,7 @@ def test_bytes_on_the_wire() -> None:
 
 
 def test_a_killed_reader_and_then_the_relay() -> None:
-    """The writer names who died, and that of the relay's host all did; the other host goes on."""
+    """The writer names who died; everybody else goes on."""
     with remote_writer(5, relay=True) as writer, hosts(2) as (one, two):
         attach_all(writer, {one: [0, 1, 2], two: [3, 4]})
         writer.wait_until_ready(PATIENCE)
@@ -76,14 +76,11 @@ def test_a_killed_reader_and_then_the_relay() -> None:
         writer.release_reader(2)
         send(writer, "without it", {one: [0, 1], two: [3, 4]})
         one.signal(0)
-        with pytest.raises(WriterDied):
-            one.read(1)
-        until(lambda: [r.rank for r in writer.statistics().readers if r.state == "dead"] == [0, 1])
-        with pytest.raises(ReaderDied, match=r"reader [01]"):
+        until(lambda: [r.rank for r in writer.statistics().readers if r.state == "dead"] == [0])
+        with pytest.raises(ReaderDied, match=r"reader 0"):
             writer.enqueue("nobody there")
-        for rank in (0, 1):
-            writer.release_reader(rank)
-        send(writer, "without them", {two: [3, 4]})
+        writer.release_reader(0)
+        send(writer, "without them", {one: [1], two: [3, 4]})
 
 
 def test_a_stopped_relay() -> None:
@@ -138,14 +135,13 @@ def test_who_comes_after_a_relay() -> None:
         attach_all(writer, {host: [0, 1]})
         send(writer, "first", {host: [0, 1]})
         host.signal(0)
-        until(lambda: [r.state for r in writer.statistics().readers][:2] == ["dead", "dead"])
-        for rank in (0, 1):
-            writer.release_reader(rank)
+        until(lambda: [r.state for r in writer.statistics().readers][:2] == ["dead", "running"])
+        writer.release_reader(0)
         attach_all(writer, {host: [2, 3]})
         writer.wait_until_ready(PATIENCE)
-        assert connections_of(writer) == 1
         assert [host.read(rank) for rank in (2, 3)] == ["first", "first"]
-        send(writer, "second", {host: [2, 3]})
+        send(writer, "second", {host: [1, 2, 3]})
+        assert connections_of(writer) == 2
 
 
 def test_who_comes_when_a_relay_has_just_died() -> None:
@@ -154,11 +150,10 @@ def test_who_comes_when_a_relay_has_just_died() -> None:
         attach_all(writer, {host: [0, 1]})
         send(writer, "first", {host: [0, 1]})
         host.signal(0)
-        with pytest.raises(WriterDied):
-            host.read(1)
         host.attach(writer.export_handle(2), 2)
         writer.enqueue("second")
         assert [host.read(2) for _ in range(2)] == ["first", "second"]
+        assert host.read(1) == "second"
 
 
 def test_the_host_after_its_readers_were_killed() -> None:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from memlane import MessageQueue, ReaderDied, WriterDied
+from memlane import MessageQueue, ReaderDied, ReaderGivenUp, WriterDied
 from tests.harness import (
     PATIENCE,
     Aside,
@@ -103,7 +103,7 @@ def test_a_reader_that_comes_back_too_late() -> None:
         until(lambda: writer.statistics().readers[0].state == "dead")
         there.plug()
         assert reader.call("dequeue", PATIENCE) == "on its way"
-        with refuses(WriterDied, match="counts as dead"):
+        with refuses(ReaderGivenUp, match="is dead"):
             reader.call("dequeue", PATIENCE)
         reader.call("close")
         reader.leave()

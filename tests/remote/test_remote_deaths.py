@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from memlane import MessageQueue, RankTaken, ReaderDied, WriterDied
+from memlane import MessageQueue, RankTaken, ReaderDied, ReaderGivenUp, WriterDied
 from memlane.testing import stalls
 from tests.harness import PATIENCE, Aside, Link, Remote, serve, start, until
 from tests.queues import refuses
@@ -271,7 +271,7 @@ def test_a_successor_is_refused_and_does_not_hide_the_death() -> None:
         reader = start_remote_reader(writer)
         killed = reader.peer.kill()
         while writer.statistics().readers[0].state != "dead":
-            with refuses(RankTaken, WriterDied):
+            with refuses(RankTaken, ReaderGivenUp):
                 MessageQueue.create_from_handle(writer.export_handle(0), 0)
             assert time.monotonic() - killed < PATIENCE
         with refuses(ReaderDied):

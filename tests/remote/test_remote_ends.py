@@ -6,9 +6,12 @@ That nothing stays is seen by the fixture of all tests; a context that stays has
 
 import gc
 import os
+import random
 import resource
+import signal
 import socket
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from memlane.groups import TcpGroup
 from tests.fault.starts import NETWORK
 from tests.fault.test_failed_starts import descriptors, until_nothing_is_left, with_limits
 from tests.groups import SECRET
-from tests.harness import PATIENCE, holdings, start, until
+from tests.harness import PATIENCE, Link, holdings, start, until
 from tests.queues import refuses
 from tests.remotes import HERE, address_of, remote_queue, remote_writer
 
@@ -119,8 +122,8 @@ def test_a_finalizer_in_the_ends_own_thread() -> None:
     try:
         writer: Any = remote_writer()
         remote = writer._writer.remote
-        collects = Collects(remote._porter.answer_all)
-        remote._porter.answer_all = collects
+        collects = Collects(remote.transport.let_in)
+        remote.transport.let_in = collects
         where, thread = address_of(writer.handle), remote._thread
         writer.itself = writer
         del writer, remote
@@ -140,8 +143,8 @@ def test_close_that_raises(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
         end: Any = writer._writer
         real = getattr(end, first).close
 
-        def raising() -> None:
-            real()
+        def raising(*timeout: float | None) -> None:
+            real(*timeout)
             raise OSError("the name cannot be removed")
 
         monkeypatch.setattr(getattr(end, first), "close", raising)
@@ -167,6 +170,46 @@ def test_a_forked_child_keeps_what_is_not_ours() -> None:
                 ]
 
             assert start(child).result() == ["127.0.0.2"]
+
+
+def test_a_fork_leaves_the_sockets_of_others_alone() -> None:
+    """Also where sockets have a default timeout, which makes each one non-blocking that is looked
+    at.
+
+    Fails without the guard: every socket of the parent was looked at in the child.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs, remote_writer():
+        socket.setdefaulttimeout(PATIENCE)
+        try:
+            assert start(lambda _link: 1).result() == 1
+        finally:
+            socket.setdefaulttimeout(None)
+        assert os.get_blocking(ours.fileno())
+        assert os.get_blocking(theirs.fileno())
+
+
+def closed_by_a_handler(_link: Link, call: str) -> int:
+    """Role: a signal handler closes writers in calls that are not one at a time."""
+    dice, count = random.Random(1), 0
+    for _ in range(60):
+        with remote_writer(2) as writer:
+            signal.signal(signal.SIGALRM, lambda *_, writer=writer: writer.close())
+            signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-5, 2e-3))
+            with suppress(Closed):
+                while True:
+                    writer.statistics() if call == "statistics" else writer.export_handle(1)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("call", ["statistics", "export_handle"])
+def test_a_handler_closes_beside_a_call(call: str) -> None:
+    """Nobody waits for himself.
+
+    Fails without the guard: close() joined a thread that waited for the lock of the call.
+    """
+    assert start(closed_by_a_handler, call).result() == 60
 
 
 def name_of(descriptor: int) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import zmq
 
-from memlane import AccessRefused, MessageQueue, WriterDied, WriterUnreachable
-from memlane.broadcast.remote import wire
+from memlane import AccessRefused, MessageQueue, TimedOut, WriterDied
+from memlane.broadcast.remote import frames as wire
 from tests.harness import PATIENCE, Remote, start
 from tests.queues import refuses
 from tests.remote.test_remote_deaths import writing
@@ -107,20 +107,19 @@ SQUATTERS: dict[str, Callable[[int, int], Any]] = {
 
 
 @pytest.mark.parametrize("name", SQUATTERS)
-def test_a_port_that_is_taken_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_taken_over(name: str) -> None:
     """Its reader, and whoever comes with its handle later, get an error and never a message."""
-    monkeypatch.setattr("memlane.broadcast.remote.reader.ATTACH_SECONDS", 1.0)
     writer = Remote(start(writing, 1))
     handle = writer.greeting
     with MessageQueue.create_from_handle(handle, 0) as reader:
         writer.call("enqueue", "genuine")
         assert reader.dequeue(PATIENCE) == "genuine"
-        epoch = reader._reader.remote._stream.epoch  # type: ignore[union-attr]
+        epoch = reader._reader.remote.session.epoch  # type: ignore[union-attr]
         writer.peer.kill()
         port = address_of(handle)[1]
         with SQUATTERS[name](port, epoch):
             with refuses(WriterDied, AccessRefused):
                 reader.dequeue(PATIENCE)
-            with refuses(AccessRefused, WriterUnreachable):
-                MessageQueue.create_from_handle(handle, 0)
+            with refuses(AccessRefused, TimedOut):
+                MessageQueue.create_from_handle(handle, 0, timeout=1.0)
     assert not Bomb.went_off

@@ -117,10 +117,10 @@ def test_error_of_a_reader(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, and the writer's memory is gone again."""
     attach = MessageQueue.create_from_handle
 
-    def refuse(handle: Any, rank: int) -> MessageQueue:
+    def refuse(handle: Any, rank: int, **options: Any) -> MessageQueue:
         if rank == 2:
             raise MemoryError("no room on rank 2")
-        return attach(handle, rank)
+        return attach(handle, rank, **options)
 
     monkeypatch.setattr(MessageQueue, "create_from_handle", staticmethod(refuse))
     before = segments()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,14 @@ from memlane import (
     CorruptMessage,
     MessageQueue,
     RankTaken,
-    ReaderDied,
+    ReaderGivenUp,
     WriterClosed,
-    WriterDied,
 )
-from memlane.broadcast import grouping, relay
-from memlane.broadcast.remote import hosts, joining, wire
-from memlane.broadcast.remote.sharing import SharingReader
-from memlane.broadcast.remote.wire import ReportRow
+from memlane.broadcast import grouping, relay, sharing
+from memlane.broadcast.remote import frames as wire
+from memlane.broadcast.remote import joining, relaying
+from memlane.broadcast.remote.frames import ReportRow
+from memlane.broadcast.remote.reader import RemoteReader
 from tests.groups import groups_of, queues_over
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import SHM, refuses, segments
@@ -194,14 +194,17 @@ def test_last_readers_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_end_of_a_relay_whose_reader_had_closed() -> None:
-    """That reader is no dead one; the one behind it is."""
+    """The one behind it goes on by itself, without loss."""
     with relayed_queue(2) as (writer, readers):
         readers[0].close()
         until(lambda: states(writer) == ["closed", "running"])
+        writer.enqueue("in the ring")
+        ring = readers[0]._reader._relay.ring  # type: ignore[union-attr]
+        until(lambda: ring.native.position == 1)
         readers[0]._reader._relay.abandon()  # type: ignore[union-attr]
-        until(lambda: states(writer) == ["closed", "dead"])
-        writer.release_reader(1)
-        writer.enqueue("nobody there")
+        writer.enqueue("behind it")
+        assert [readers[1].dequeue(PATIENCE) for _ in range(2)] == ["in the ring", "behind it"]
+        assert states(writer) == ["closed", "running"]
 
 
 def test_writer_closes_before_everybody_came() -> None:
@@ -287,10 +290,10 @@ def test_reports_that_cannot_be(row: ReportRow) -> None:
         for rank in (0, 2):
             reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
             stack.callback(reader.close)
-        remote = writer._writer.remote  # type: ignore[union-attr]
-        name, ring_id = remote.peers[0].ring
-        with remote._lock, refuses(CorruptMessage):
-            hosts.note_report(remote, remote.peers[0], wire.Report(name, ring_id, [row]))
+        peers = writer._writer.remote.session.peers  # type: ignore[union-attr]
+        report = wire.Report(*peers[0].ring, [row])
+        with refuses(CorruptMessage) if row.place in (7, -1, 2) else nullcontext():
+            assert relaying.rows_of(peers, peers[0], report, 0) == []
         assert [r.state for r in writer.statistics().readers] == ["running", "absent", "running"]
 
 
@@ -357,9 +360,9 @@ class Gone(Exception):
     """Stands for the end of a process in the middle of a call."""
 
 
-@pytest.mark.parametrize("step", ["validate", "is_seen_at"])
+@pytest.mark.parametrize("step", ["validate", "attach_at"])
 def test_who_was_shown_the_ring_and_died(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Before it was in the ring its place is free for the next; from then on it is a reader."""
+    """Its place is free for the next, who reads by himself if the ring's place was used up."""
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
 
         def attach(rank: int) -> MessageQueue:
@@ -372,22 +375,17 @@ def test_who_was_shown_the_ring_and_died(monkeypatch: pytest.MonkeyPatch, step: 
 
         first = attach(0)
         with monkeypatch.context() as patch:
-            where = relay._ring_handle if step == "validate" else SharingReader.is_seen_at
-            patch.setattr(relay if step == "validate" else SharingReader, where.__name__, die)
+            where = sharing.ring_handle if step == "validate" else RemoteReader.attach_at
+            patch.setattr(sharing if step == "validate" else RemoteReader, where.__name__, die)
             with pytest.raises(Gone):
                 attach(1)
-        if step == "is_seen_at":
-            until(lambda: writer.statistics().readers[1].state == "dead")
-            with refuses(ReaderDied, match="reader 1"):
-                writer.enqueue("nobody there")
-            return
         writer.enqueue("first")
         with monkeypatch.context() as patch:
             patch.setattr(joining, "where_memory_is_shared", lambda: "elsewhere")
             with refuses(RankTaken, match="which is attaching"):
                 attach(1)
         second = attach(1)
-        assert connections_of(writer) == 1
+        assert connections_of(writer) == (1 if step == "validate" else 2)
         assert [reader.dequeue(PATIENCE) for reader in (first, second)] == ["first"] * 2
 
 
@@ -412,14 +410,14 @@ def test_a_relay_that_ends_while_another_attaches(monkeypatch: pytest.MonkeyPatc
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         writer.enqueue("first")
-        is_seen_at = SharingReader.is_seen_at
+        attach_at = RemoteReader.attach_at
 
-        def late(self: SharingReader, ring: wire.Ring) -> bool:
+        def late(self: RemoteReader, *where: Any) -> bool:
             first._end.abandon()
             until(lambda: writer.statistics().readers[0].state == "dead")
-            return is_seen_at(self, ring)
+            return attach_at(self, *where)
 
-        monkeypatch.setattr(SharingReader, "is_seen_at", late)
+        monkeypatch.setattr(RemoteReader, "attach_at", late)
         second = MessageQueue.create_from_handle(writer.export_handle(1), 1)
         stack.callback(second.close)
         writer.release_reader(0)
@@ -433,14 +431,14 @@ def test_a_place_that_was_released_meanwhile(monkeypatch: pytest.MonkeyPatch) ->
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         stack.callback(first.close)
-        is_seen_at = SharingReader.is_seen_at
+        attach_at = RemoteReader.attach_at
 
-        def late(self: SharingReader, ring: wire.Ring) -> bool:
+        def late(self: RemoteReader, *where: Any) -> bool:
             writer.release_reader(1)
-            return is_seen_at(self, ring)
+            return attach_at(self, *where)
 
-        monkeypatch.setattr(SharingReader, "is_seen_at", late)
-        with refuses(WriterDied, match="reader 1 is closed"):
+        monkeypatch.setattr(RemoteReader, "attach_at", late)
+        with refuses(ReaderGivenUp, match="reader 1 is closed"):
             MessageQueue.create_from_handle(writer.export_handle(1), 1)
         for number in range(20):
             writer.enqueue(number, PATIENCE)

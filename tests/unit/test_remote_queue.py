@@ -16,7 +16,7 @@ from memlane import (
     TimedOut,
     WrongRole,
 )
-from memlane.broadcast.remote.wire import PIECE, SMALL
+from memlane.broadcast.remote.frames import PIECE, SMALL
 from memlane.testing import stalls
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import drain, fill, refuses, start_reader

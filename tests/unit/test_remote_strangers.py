@@ -17,7 +17,9 @@ import pytest
 import zmq
 
 from memlane import AccessRefused, Handle, MessageQueue
-from memlane.broadcast.remote import attending, doorstep, wire
+from memlane.broadcast.remote import frames as wire
+from memlane.broadcast.remote import transport
+from memlane.broadcast.remote.writer_session import WriterSession
 from tests import strangers
 from tests.harness import PATIENCE, Aside, holdings, start, until
 from tests.queues import refuses
@@ -79,14 +81,13 @@ def resident() -> int:
 def greeted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The places of all who proved one and said hello."""
     places: list[int] = []
-    real = attending._proven_place
+    real = WriterSession._greet
 
-    def proven(writer: Any, frame: Any, greeting: wire.Hello) -> int | None:
-        place = real(writer, frame, greeting)
-        places.append(-1 if place is None else place)
-        return place
+    def greet(*args: Any) -> None:
+        places.append(-1 if args[4] is None else args[4])
+        real(*args)
 
-    monkeypatch.setattr(attending, "_proven_place", proven)
+    monkeypatch.setattr(WriterSession, "_greet", greet)
     return places
 
 
@@ -107,7 +108,7 @@ def bytes_of_a_session(writer: MessageQueue) -> list[bytes]:
 
 def frames_of_a_session(writer: MessageQueue) -> list[bytes]:
     """What a reader says in another session, and a bye that would be this one's."""
-    epoch = writer._writer.remote.epoch  # type: ignore[union-attr]
+    epoch = writer._writer.remote.session.epoch  # type: ignore[union-attr]
     said = [(wire.What.ACK, 3), (wire.What.ASK, 0), (wire.What.BYE, 0)]
     return [
         *(wire.control(wire.Header(what, epoch, number)) for what, number in said),
@@ -162,7 +163,7 @@ def test_strangers(kind: str, greeted: list[int]) -> None:
 def test_too_many_half_open_connections() -> None:
     """The oldest are ended for newer ones, long before the time of a handshake is over; a reader
     that comes in between is let in."""
-    most = doorstep.MOST + 2
+    most = transport.MOST_AT_DOOR + 2
     with remote_writer(1, remote_liveness=4 * PATIENCE) as writer:
         ones = [socket.create_connection(address_of(writer.handle), PATIENCE)]
         with MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader:
@@ -186,7 +187,7 @@ def test_strangers_while_the_writer_is_busy() -> None:
     Fails without the guard: with a limit of the monitor's own nobody was accepted any more.
     """
     with remote_queue() as (writer, (reader,)):
-        with writer._writer.remote._lock:  # type: ignore[union-attr]
+        with writer._writer.remote.lock:  # type: ignore[union-attr]
             for _ in range(1100):  # two events each; the limit was 2,000
                 with socket.create_connection(address_of(writer.handle), PATIENCE) as one:
                     one.settimeout(PATIENCE)

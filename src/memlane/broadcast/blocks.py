@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from memlane._failures import view_in_use
 from memlane._native import survivor
@@ -10,7 +10,15 @@ from memlane._native import survivor
 if TYPE_CHECKING:
     import threading
 
-    from memlane._native import RingReader, ViewLease
+    from memlane._native import ViewLease
+
+
+class ViewSource(Protocol):
+    """A reader's end; without a lease the object is the reader's own."""
+
+    def receive_view(
+        self, timeout: float | None, cancel: threading.Event | None
+    ) -> tuple[Any, ViewLease | None]: ...
 
 
 class ViewBlock:
@@ -22,7 +30,7 @@ class ViewBlock:
     def __init__(
         self,
         owner: object,
-        reader: RingReader,
+        reader: ViewSource,
         timeout: float | None,
         cancel: threading.Event | None,
     ) -> None:

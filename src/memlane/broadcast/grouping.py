@@ -48,6 +48,8 @@ def in_the_same_node_as(
 
 
 def create_from_process_group(
+    cls: type[MessageQueue],
+    /,
     pg: Any,
     max_chunk_bytes: int,
     max_chunks: int,
@@ -76,12 +78,10 @@ def create_from_process_group(
             it is. Nothing stays behind on any rank.
         InvalidArgument: there is no such rank.
     """
-    from memlane.broadcast.queue import MessageQueue
-
     with collectives_of(pg, timeout) as group, ExitStack() as failing:
         writer = _checked_rank("writer_rank", writer_rank, group)
         if group.size == 1:
-            return MessageQueue(0, 0, None, max_chunk_bytes, max_chunks, **options)
+            return cls(0, 0, None, max_chunk_bytes, max_chunks, **options)
         is_local = _same_node(group, writer)
         readers = [rank for rank in range(group.size) if rank != writer]
         local = [rank for rank in readers if is_local[rank]]
@@ -95,7 +95,7 @@ def create_from_process_group(
 
         def make() -> list[str]:
             numbers = (len(readers), len(local), local, max_chunk_bytes, max_chunks)
-            queue = MessageQueue(*numbers, relay=relay, **options)
+            queue = cls(*numbers, relay=relay, **options)
             keep(queue)
             for rank in alone:
                 cast("NetworkWriter", queue._writer).expect_alone(rank)
@@ -106,7 +106,8 @@ def create_from_process_group(
 
         def attach() -> None:
             if group.rank != writer:
-                keep(MessageQueue.create_from_handle(Handle.from_json(text), group.rank))
+                left = group.deadline.timeout_left()
+                keep(cls.create_from_handle(Handle.from_json(text), group.rank, timeout=left))
 
         text = group.scatter(writer, make)
         group.gather(attach)

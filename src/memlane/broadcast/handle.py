@@ -117,9 +117,16 @@ class Handle:
             if not isinstance(pid, int) or not isinstance(address, str):
                 raise InvalidArgument(f"the handle's relay is of no writer: {self.relay_of!r}")
         if self.remote_subscribe_addr is not None:
-            from memlane.broadcast.remote.credentials import check_handle
+            from memlane.broadcast.remote.options import check_network
 
-            check_handle(self)
+            check_network(
+                self.remote_subscribe_addr,
+                self.n_remote_reader,
+                self.remote_liveness,
+                self.remote_server_key,
+                self.remote_reader_keys,
+                self.serializer,
+            )
 
 
 def checked_rank(rank: object) -> int:

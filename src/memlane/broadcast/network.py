@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from memlane._failures import failure, participant
 from memlane._native import Encoder
-from memlane._serialization import Codec, codec_of
+from memlane._serialization import Codec
 from memlane._undo import undone_by
 from memlane.broadcast.ends import LocalWriter
-from memlane.broadcast.remote import attending
-from memlane.broadcast.remote.end import deadline_of, remaining
-from memlane.broadcast.remote.joining import attach
+from memlane.broadcast.remote.driver import deadline_of, logger, remaining
+from memlane.broadcast.remote.frames import SMALL, Kind
 from memlane.broadcast.remote.message import decode
 from memlane.broadcast.remote.options import RemoteOptions
 from memlane.broadcast.remote.outbox import pieces_of, raw_piece
-from memlane.broadcast.remote.reader import RemoteReader
-from memlane.broadcast.remote.wire import SMALL, Kind
 from memlane.broadcast.remote.writer import RemoteWriter
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
 from memlane.errors import Closed, WrongRole
@@ -31,8 +28,8 @@ if TYPE_CHECKING:
     import zmq
 
     from memlane._native import RingGeometry, RingSegment
-    from memlane.broadcast.ends import ReaderEnd
     from memlane.broadcast.handle import Handle
+    from memlane.broadcast.remote.reader import RemoteReader
 
 
 class NetworkWriter:
@@ -56,22 +53,30 @@ class NetworkWriter:
         self._max_chunk_bytes = geometry.max_chunk_bytes
         self._encoder = Encoder(codec)
         self.segment: RingSegment | None = None
-        self.remote = RemoteWriter(n_remote, local_ranks, options, queue_id, geometry)
+        self.remote = RemoteWriter(
+            n_remote, local_ranks, options, queue_id, geometry, self._published_here
+        )
         if local is not None and local.segment is not None:
             self.segment = local.segment
             self.remote.live_beside(self._absent_here, self._find_dead_here, self._tell_here)
-        self.close = self._closing("close")
-        self.abandon = self._closing("abandon")
 
-    def _closing(self, how: str) -> Any:
-        ends = [end for end in (self.remote, self._local) if end is not None]
+    def close(self, timeout: float | None = None) -> None:
+        """Both of them, also if one of them raises."""
+        try:
+            if self._local is not None:
+                self._local.close()
+        finally:
+            self.remote.close(timeout)
 
-        def close() -> None:
-            with ExitStack() as stack:  # all of them, also if one of them raises
-                for end in ends:
-                    stack.callback(getattr(end, how))
+    def abandon(self) -> None:
+        try:
+            if self._local is not None:
+                self._local.abandon()
+        finally:
+            self.remote.abandon()
 
-        return close
+    def _published_here(self) -> int:
+        return 0 if self._local is None else self._local.native.position
 
     @property
     def position(self) -> int:
@@ -79,7 +84,7 @@ class NetworkWriter:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        return self.remote.socket
+        return self.remote.transport.socket
 
     def check(self) -> None:
         self.remote.check()
@@ -88,8 +93,7 @@ class NetworkWriter:
         deadline = None if timeout is None else deadline_of(timeout)
         remote, encoder = self.remote, self._encoder
         with remote.turn:
-            if remote.is_torn:
-                remote.mend()
+            remote.begin()
             try:
                 size = encoder.encode(obj)
                 if encoder.kind != Kind.PLAIN:
@@ -99,11 +103,13 @@ class NetworkWriter:
                     return
                 has_waited = size > remote.room and remote.reserve(size, deadline, timeout)
                 # What may fail comes before the ring.
-                pieces = pieces_of(encoder, remote.epoch, remote.outbox.next, size)
+                remote.stage(
+                    pieces_of(encoder, remote.session.epoch, remote.outbox.next, size), size
+                )
                 if self._local is not None:
                     left = remaining(deadline) if has_waited else timeout
                     self._local.native.send_encoded(encoder, left, remote)
-                remote.publish(pieces, size)
+                remote.publish()
             finally:
                 encoder.clear()
 
@@ -113,24 +119,22 @@ class NetworkWriter:
         deadline = deadline_of(timeout)
         remote = self.remote
         with remote.turn:
-            if remote.is_torn:
-                remote.mend()
+            remote.begin()
             remote.reserve(0, deadline, timeout)
-            pieces = raw_piece(remote.epoch, remote.outbox.next)
+            remote.stage(raw_piece(remote.session.epoch, remote.outbox.next), 0)
             if self._local is None:
                 yield memoryview(bytearray(self._max_chunk_bytes))
             else:
                 with self._local.native.write_block(owner, remaining(deadline)) as view:
                     yield view
-            remote.publish(pieces, 0)
+            remote.publish()
 
     def wait_until_ready(self, timeout: float | None) -> None:
         deadline = deadline_of(timeout)
         self.remote.wait_until_ready(timeout)
         if self._local is not None:
             self._local.wait_until_ready(remaining(deadline))
-        with self.remote._lock:  # now, because the thread, which would, ends when this end closes
-            attending.announce_ready(self.remote)
+        self.remote.announce_ready()
 
     def release_reader(self, rank: int) -> None:
         if self._local is not None and rank in self._local.native.ranks:
@@ -139,9 +143,7 @@ class NetworkWriter:
             self.remote.release_reader(rank)
 
     def expect_alone(self, rank: int) -> None:
-        """That reader shares its host with no other one, so it needs no relay."""
-        with self.remote._lock:
-            attending.place_for(self.remote, rank).is_alone = True
+        self.remote.expect_alone(rank)
 
     def secrets_for(self, rank: int | None) -> list[str]:
         if self._local is not None and rank in self._local.native.ranks:
@@ -210,7 +212,13 @@ def writer_with_remote_readers(
             local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes)
             undo.enter_context(undone_by(local.abandon))
         writer = NetworkWriter(local, n_remote, ranks, checked, handle.queue_id, geometry, codec)
-    endpoint = writer.remote.endpoint
+    endpoint = writer.remote.transport.endpoint
+    if checked.insecure:
+        logger.warning(
+            "the queue at %s neither encrypts nor checks who reads or writes "
+            "(insecure_network=True): whoever reaches the network can read along and send",
+            endpoint.text,
+        )
     handle.remote_subscribe_addr = endpoint.text
     handle.remote_addr_ipv6 = endpoint.is_ipv6
     handle.n_remote_reader = n_remote
@@ -218,20 +226,6 @@ def writer_with_remote_readers(
     handle.remote_server_key = writer.remote.keys.server_key
     handle.remote_reader_keys = list(writer.remote.keys.reader_secrets)
     return writer
-
-
-def remote_reader(handle: Handle, rank: int) -> ReaderEnd:
-    """Reader `rank`: by a connection of its own, or from its host's ring, which it may have to
-    fill. Fails whole."""
-    remote = attach(handle, rank)
-    with undone_by(remote.abandon):
-        if remote.ring is not None:
-            from memlane.broadcast.relay import share_ring
-
-            end = share_ring(remote, handle)
-            if end is not None:
-                return end
-        return NetworkReader(remote, codec_of(handle.serializer))
 
 
 class NetworkReader:
@@ -251,7 +245,7 @@ class NetworkReader:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        return self.remote.socket
+        return self.remote.transport.socket
 
     def receive(self, timeout: float | None, cancel: threading.Event | None) -> Any:
         deadline = None if timeout is None else deadline_of(timeout)
@@ -277,15 +271,16 @@ class NetworkReader:
         """A remote reader knows of itself alone."""
         self.check()
         remote = self.remote
+        taken = remote.session
         own = ReaderStatistics(
-            self.rank, os.getpid(), "running", 0, remote.last_progress, False, 0, None
+            self.rank, os.getpid(), "running", 0, taken.last_progress, False, 0, None
         )
         return QueueStatistics(
             "reader",
             self.rank,
             os.getpid(),
-            remote.taken,
-            remote.bytes,
+            taken.taken,
+            taken.bytes,
             remote.waits,
             0,
             (own,),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._segments import new_id
@@ -39,22 +39,19 @@ class MessageQueue:
         local_reader_ranks: their ranks, `range(n_local_reader)` if None.
         max_chunk_bytes: a message that is larger takes its way behind the ring, in the same order.
         max_chunks: messages that the writer may be ahead of the slowest reader.
-        connect_ip: this host's address as readers on other hosts reach it, IPv4 or IPv6; the
-            kernel chooses the port. None: the address that packets to other hosts leave from.
+        connect_ip: this host's address for readers on other hosts. None: where packets leave from.
         max_extent_bytes: space behind the ring (at most half of /dev/shm) that large messages keep
             for the next ones, until there was none for ten seconds or space is short.
-        serializer: "pickle", or "msgpack" for who must not execute code by decoding; readers learn
-            it from the handle. With msgpack tuples come back as lists, and types that it has not
-            are refused at `enqueue`.
+        serializer: "pickle", or "msgpack" for who must not execute code by decoding: tuples come
+            back as lists, and types that it has not are refused at `enqueue`.
         keep_readonly: with pickle, read-only arrays arrive read-only.
         remote_window: messages that may be on their way to a reader on another host.
         remote_window_bytes: bytes that may; a message that is larger travels alone.
         remote_liveness: seconds after which a reader on another host, or for it its writer, that
             cannot be reached is dead. Stopped is not unreachable.
-        listen_on_all: listen on all interfaces, and not on `connect_ip` only.
+        listen_on_all: listen on all interfaces, not on `connect_ip` only.
         insecure_network: neither encrypt nor prove who is who; needs serializer="msgpack".
-        relay: the first remote reader of a host passes the messages on to the others there, through
-            that host's memory. When its process ends, to them it is as if the writer died.
+        relay: a host's first reader passes the messages on to the others there, through its memory.
 
     Raises:
         InvalidArgument: negative counts, more local readers than readers, ranks that do not fit,
@@ -131,12 +128,13 @@ class MessageQueue:
         )
 
     @classmethod
-    def create_from_handle(cls, handle: Handle, rank: int) -> Self:
+    def create_from_handle(cls, handle: Handle, rank: int, *, timeout: float | None = None) -> Self:
         """Attaches reader `rank` to the queue; it gets every message from the first.
 
         A rank in `local_reader_ranks` reads from shared memory, any other one over the network.
 
         Raises:
+            TimedOut: a writer on another host has not answered within `timeout` seconds.
             SegmentMissing: the queue is gone, on another host, or everybody has attached.
             RankTaken: that rank is, or was, attached, or as many remote readers as there may be.
             SegmentRefused, LayoutMismatch: what bears the name is not the queue's memory.
@@ -152,16 +150,16 @@ class MessageQueue:
         if rank in handle.local_reader_ranks and handle.buffer_handle is not None:
             end = LocalReader(handle, handle.local_reader_ranks.index(rank))
         elif handle.remote_subscribe_addr is not None:
-            from memlane.broadcast.network import remote_reader
+            from memlane.broadcast.sharing import remote_reader
 
-            end = remote_reader(handle, rank)
+            end = remote_reader(handle, rank, timeout)
         else:
             raise no_such_reader(rank, handle.local_reader_ranks)
         queue = cls.__new__(cls)
         queue._setup(handle, end.geometry, None, end)
         return queue
 
-    create_from_process_group = staticmethod(create_from_process_group)
+    create_from_process_group = classmethod(create_from_process_group)
 
     def _setup(
         self,
@@ -225,12 +223,11 @@ class MessageQueue:
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when the writer and all readers have attached.
 
-        The writer then removes the segment's name: from there on nothing can stay behind,
-        however the processes end. Not needed before the first message.
+        The writer then removes the segment's name: from there on nothing can stay behind.
 
         Raises:
             TimedOut: it names who is missing.
-            ReaderDied, WriterDied: somebody died meanwhile or before.
+            PeerDied: somebody died meanwhile or before.
         """
         self._end.wait_until_ready(timeout)
 
@@ -245,8 +242,11 @@ class MessageQueue:
         """Counters of this end and the state of every reader; some system calls per reader."""
         return self._end.statistics()
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Ends this end and says so to the peers. Idempotent, from any thread.
+
+        A writer waits until readers on other hosts have everything: at most `timeout` seconds, and
+        `remote_liveness` without progress. `TimedOut` then names who may not have; all is freed.
 
         Readers of a closed writer get what is still queued, then `Closed`; nobody waits for a
         closed reader. A call that another thread is blocked in raises `Closed`. Memory stays
@@ -254,7 +254,8 @@ class MessageQueue:
         the name, the descriptors and the lock go now.
         """
         self._is_closed = True
-        self._end.close()
+        patience = (timeout,) if self._is_writer and self.n_remote_reader else ()
+        cast("Any", self._end).close(*patience)
         if self._finalizer is not None:
             self._finalizer.detach()
 
@@ -310,8 +311,7 @@ class MessageQueue:
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
         """The next chunk, to be filled by hand; leaving the block publishes it as raw bytes.
 
-        Leaving it by an exception publishes nothing. A slice that survives the block could
-        change the message later: `ViewInUse`, and nothing is published.
+        An exception publishes nothing, nor does a slice that survives the block: `ViewInUse`.
         """
         return self._must_be_writer("acquire_write").block(self, timeout)
 
@@ -365,7 +365,7 @@ class MessageQueue:
         has inherited: they stay mapped, but what they show may change, and where /dev/shm is full
         to touch them may end in a SIGBUS. Copy what you need longer.
 
-        Raises as `dequeue` does, on entering the block.
+        Raises as `dequeue` does, on entering.
         """
         return self._must_be_reader("dequeue_view").view(self, timeout, cancel)
 

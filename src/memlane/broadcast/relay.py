@@ -5,7 +5,8 @@ they are, undecoded, and puts them into a ring of its own, in this host's memory
 readers of the host read, that one included. It acknowledges nothing itself: it tells the writer,
 for each reader behind it, who it is, whether it lives, and what it has taken. So the writer's
 window covers the whole way, and whoever lags or dies is named by the writer as if it was connected
-itself. Who relays, the writer decides (`remote/hosts.py`).
+itself. Who relays, the writer decides (`remote/relaying.py`). When a relay ends, those behind it
+find its ring dead, and go on by connections of their own, which they have kept for that.
 """
 
 from __future__ import annotations
@@ -24,34 +25,27 @@ from memlane._failures import participant
 from memlane._native import Encoder, Outgoing
 from memlane._segments import new_id
 from memlane._serialization import codec_of
-from memlane._undo import undone_by
-from memlane.broadcast.ends import LocalReader, LocalWriter
+from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.handle import Handle
-from memlane.broadcast.remote.end import deadline_of
+from memlane.broadcast.remote.driver import deadline_of
+from memlane.broadcast.remote.frames import Absent, Kind, ReportRow, Ring
 from memlane.broadcast.remote.message import Message, split
-from memlane.broadcast.remote.reader import ACK_DELAY
-from memlane.broadcast.remote.wire import Kind, ReportRow, Ring
+from memlane.broadcast.remote.reader_session import ACK_DELAY
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import (
     Cancelled,
     Closed,
     CorruptMessage,
-    InvalidArgument,
-    LayoutMismatch,
+    PeerDied,
     ReaderDied,
-    SegmentMissing,
-    SegmentRefused,
-    ShmExhausted,
-    SystemFault,
     TimedOut,
     WriterClosed,
-    WriterDied,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memlane.broadcast.remote.sharing import SharingReader
+    from memlane.broadcast.remote.reader import RemoteReader
 
 logger = logging.getLogger("memlane")
 
@@ -62,50 +56,9 @@ _LOOK = 0.25
 _REPEAT = 1.0
 _LAST_WORDS = 2.0  # seconds for saying goodbye, before the process may end
 _KEEP_BYTES = 256 * 1024 * 1024
-# Why a reader reads by a connection of its own, although others here might share one with it.
-_NO_RING = (
-    SegmentMissing,
-    SegmentRefused,
-    LayoutMismatch,
-    ShmExhausted,
-    SystemFault,
-    InvalidArgument,
-)
 
 
-def share_ring(stream: SharingReader, handle: Handle) -> LocalReader | None:
-    """The reader's end of its host's ring; None if there can be none, and it gets all messages
-    itself from now on."""
-    ring = stream.ring
-    if ring is None:
-        return None
-    try:
-        if ring.name:
-            return _reader_behind(stream, handle, ring)
-        relay = Relay(stream, handle, ring)
-        with undone_by(relay.ring.abandon):
-            return RelayingReader(relay, ring.place)
-    except _NO_RING as error:
-        logger.warning("reader %d reads over a connection of its own: %s", stream.rank, error)
-        stream.read_alone()
-        return None
-
-
-def _reader_behind(stream: SharingReader, handle: Handle, ring: Ring) -> LocalReader:
-    """In the ring of another reader's relay; its writer knows of it, and needs no connection."""
-    there = _ring_handle(handle, ring, stream.writer_pid)
-    there.validate()
-    reader = LocalReader(there, ring.place)
-    with undone_by(reader.abandon):
-        if participant(reader.native, 0).state == "dead":
-            raise SegmentMissing(ring.name, "its relay has died, which the writer will hear soon")
-        if not stream.is_seen_at(ring):
-            raise SegmentMissing(ring.name, "its relay has ended")
-    stream.abandon()
-    return reader
-
-
-def _ring_handle(handle: Handle, ring: Ring, writer_pid: int) -> Handle:
+def ring_handle(handle: Handle, ring: Ring, writer_pid: int) -> Handle:
     return Handle(
         local_reader_ranks=ring.ranks,
         buffer_handle=(len(ring.ranks), ring.max_chunk_bytes, ring.max_chunks, ring.name),
@@ -141,7 +94,7 @@ class Relay:
     The stream stays the caller's until `start`.
     """
 
-    def __init__(self, stream: SharingReader, handle: Handle, plan: Ring) -> None:
+    def __init__(self, stream: RemoteReader, handle: Handle, plan: Ring) -> None:
         geometry = ring_geometry(len(plan.ranks), plan.max_chunk_bytes, plan.max_chunks)
         ring_id = new_id()
         codec = codec_of(handle.serializer)
@@ -155,14 +108,14 @@ class Relay:
             self.ring.segment.name,
             ring_id.hex(),
         )
-        self.handle = _ring_handle(handle, self._plan, stream.writer_pid)
+        self.handle = ring_handle(handle, self._plan, stream.session.writer_pid)
         self._places = list(range(len(plan.ranks)))  # of who reads here, or may come to do so
         self._dead: set[int] = set()
         self._sizes: deque[int] = deque()  # of the messages that somebody has still to read
         self._unread_bytes = 0
         self._told: list[ReportRow] | None = None
         self._told_at = 0.0
-        self._asked_at = 0.0
+        self._heard: Absent | None = None  # who is absent, the last that was acted upon
         self._has_name = True
         self._pid = os.getpid()
         self._is_orphan = False  # the reader in this process has closed
@@ -176,7 +129,6 @@ class Relay:
 
     def start(self) -> None:
         """From now on readers may come, and messages are passed on."""
-        self.stream.on_absent = self._note_absent
         self._report()
         _threads.start(self._thread)
 
@@ -189,8 +141,8 @@ class Relay:
             self._close()
         except Closed:
             self.abandon()
-        except WriterDied as error:
-            logger.warning("%s; its readers on this host hear of it from their relay", error)
+        except PeerDied as error:
+            logger.warning("%s; the readers behind this relay go on by themselves", error)
             self.abandon()
         except BaseException:  # nobody else would ever hear of it
             logger.exception("a relay failed")
@@ -212,14 +164,11 @@ class Relay:
                         continue
             try:
                 with self.stream.turn:
-                    message = self.stream.take(pause, self._leaving, deadline_of(pause))
+                    message = self.stream.take(pause, self, deadline_of(pause))
             except TimedOut:
                 continue
             except Cancelled:
                 self._leaving.clear()
-                continue
-            except CorruptMessage as error:
-                _note_corrupt(error)
                 continue
             self._put(message)
 
@@ -230,8 +179,15 @@ class Relay:
             self._unread_bytes -= self._sizes.popleft()
         if not self._sizes:
             return False
-        has_room_for_it = self._unread_bytes + self._sizes[-1] <= self.stream.window_bytes
-        return behind >= self.stream.window or not has_room_for_it
+        session = self.stream.session
+        has_room_for_it = self._unread_bytes + self._sizes[-1] <= session.window_bytes
+        return behind >= session.window or not has_room_for_it
+
+    def is_set(self) -> bool:
+        """Asked while it waits for a message: is there something else to do?"""
+        session = self.stream.session
+        is_ready = session.is_ready and self._has_name
+        return self._leaving.is_set() or is_ready or session.absent is not self._heard
 
     def _close(self) -> None:
         """The readers get what is in the ring, then `Closed`."""
@@ -277,11 +233,8 @@ class Relay:
             except (TimedOut, ReaderDied):
                 self._report()
                 self._attend()
-                try:
-                    self.stream.hear()
-                except CorruptMessage as error:
-                    _note_corrupt(error)
-                if self.stream.is_over:
+                self.stream.hear()
+                if self.stream.session.is_over(time.monotonic()):
                     self._give_up_all_but([])
 
     # Who reads here ---------------------------------------------------------------------------
@@ -316,19 +269,22 @@ class Relay:
 
     def _attend(self) -> None:
         """Until everybody is there: asks who is not."""
-        if self.stream.is_ready and self._has_name:
-            self._note_absent(0, [])
-        elif not self.stream.is_ready and time.monotonic() - self._asked_at >= _REPEAT:
-            self._asked_at = time.monotonic()
-            self.stream.ask_who_is_absent()
-
-    def _note_absent(self, elsewhere: int, free: list[int]) -> None:
-        self._give_up_all_but(free)
-        self.ring.native.set_absent_elsewhere(elsewhere)
-        if self.stream.is_ready:
+        session, native = self.stream.session, self.ring.native
+        if not self._has_name:
+            return
+        if session.is_ready:
+            self._give_up_all_but([])
+            native.set_absent_elsewhere(0)
             with suppress(TimedOut, ReaderDied):  # of a death since; it is let go in a moment
                 self.ring.wait_until_ready(0)  # removes the ring's name
                 self._has_name = False
+            return
+        self.stream.ask_who_is_absent()
+        heard = session.absent
+        if heard is not None and heard is not self._heard:
+            self._give_up_all_but(heard.places)
+            native.set_absent_elsewhere(heard.beside)
+        self._heard = heard
 
     def _give_up_all_but(self, free: list[int]) -> None:
         """Who is neither here nor absent is elsewhere, or will never come: nobody waits for it."""
@@ -356,30 +312,3 @@ class Relay:
         """Ends at once; to the readers, and to the writer, it looks like a death."""
         self.ring.abandon()
         self.stream.abandon()
-
-
-def _note_corrupt(error: CorruptMessage) -> None:
-    logger.warning("a relay was sent a frame that it asks for again: %s", error)
-
-
-class RelayingReader(LocalReader):
-    """The reader in whose process the relay runs; it reads from the ring like the others."""
-
-    def __init__(self, relay: Relay, place: int) -> None:
-        super().__init__(relay.handle, place)
-        self.socket = relay.stream.socket
-        self._relay = relay
-        self.close = self._leave
-        self.abandon = self._abandon
-        with undone_by(self.native.abandon):
-            relay.start()
-
-    def _leave(self) -> None:
-        try:
-            self.native.close()
-        finally:
-            self._relay.leave()
-
-    def _abandon(self) -> None:
-        self.native.abandon()
-        self._relay.abandon()

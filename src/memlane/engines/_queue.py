@@ -43,11 +43,13 @@ class EngineQueue(memlane.MessageQueue):
         return EngineHandle(**known, variable=self.VARIABLE, reads=reads)
 
     @classmethod
-    def create_from_handle(cls, handle: memlane.Handle, rank: int) -> Self:
+    def create_from_handle(
+        cls, handle: memlane.Handle, rank: int, *, timeout: float | None = None
+    ) -> Self:
         """As memlane's, of a handle that came from this class."""
         if not isinstance(handle, EngineHandle):
             raise InvalidType(not_switched(repr(type(handle)), cls.VARIABLE, "queue"))
-        return super().create_from_handle(handle, rank)
+        return super().create_from_handle(handle, rank, timeout=timeout)
 
     @classmethod
     def create_from_process_group(  # type: ignore[override]

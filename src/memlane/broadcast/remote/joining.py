@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memlane.broadcast.remote.peer import usual_place
-from memlane.broadcast.remote.refusals import PlaceTaken
-from memlane.broadcast.remote.sharing import SharingReader
+from memlane.broadcast.remote.reader import RemoteReader
+from memlane.broadcast.remote.reader_session import PlaceTaken
 from memlane.errors import InvalidArgument, RankTaken
 
 if TYPE_CHECKING:
     from memlane.broadcast.handle import Handle
 
 
-def attach(handle: Handle, rank: int) -> SharingReader:
+def attach(
+    handle: Handle, rank: int, deadline: float | None, timeout: float | None
+) -> RemoteReader:
     """Reader `rank`, in the first place that is free for it, its usual one first.
 
     Raises as `RemoteReader` does.
@@ -32,7 +34,7 @@ def attach(handle: Handle, rank: int) -> SharingReader:
     refused: PlaceTaken | None = None
     for secret in (*secrets[first:], *secrets[:first]):
         try:
-            return SharingReader(handle, rank, secret, host)
+            return RemoteReader(handle, rank, secret, host, deadline, timeout)
         except PlaceTaken as error:
             refused = error
     if len(secrets) > 1:

@@ -1,4 +1,4 @@
-"""What a writer may say about its readers on other hosts."""
+"""What a writer may say about its readers on other hosts, and a handle of their network."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from math import isfinite
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer_from
 from memlane._contexts import need_curve
+from memlane.broadcast.remote.endpoint import endpoint_of
+from memlane.broadcast.remote.keys import check_keys
 from memlane.errors import InvalidArgument, InvalidType
 
 LEAST_LIVENESS = 0.5
@@ -58,3 +60,20 @@ def check_security(insecure: bool, serializer: str) -> None:
         )
     if not insecure:
         need_curve()
+
+
+def check_network(
+    address: object,
+    places: object,
+    liveness: object,
+    server_key: object,
+    keys: object,
+    serializer: str,
+) -> None:
+    """Raises unless a queue with remote readers could have written that into its handle."""
+    if not isinstance(address, str) or not isinstance(server_key, str):
+        raise InvalidType("the handle's address and key must be text")
+    endpoint_of(address)
+    checked_liveness(liveness)
+    check_security(not server_key, serializer)
+    check_keys(server_key, keys, integer_from("n_remote_reader", places, 1))

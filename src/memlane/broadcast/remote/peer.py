@@ -1,22 +1,30 @@
-"""One remote reader as its writer sees it."""
+"""One remote reader as its writer sees it. Nobody else assigns its fields.
+
+No sockets and no clock: times are arguments, on any clock that the caller keeps to.
+"""
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memlane.broadcast.statistics import ReaderState, ReaderStatistics
 
 if TYPE_CHECKING:
-    from memlane.broadcast.remote.tcp import Connection
+    from memlane.broadcast.remote.frames import Hello
 
-_ANSWER_SECONDS = 0.2
+Cursor = tuple[int, int]
+"""Sequence and piece of a frame."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Peer:
-    """A place, and who took it. Times are of `time.monotonic()`."""
+    """A place, and who took it.
+
+    Absent, then running, then dead or closed for good. While it runs it may be without a
+    connection, and come back; connected, it gets a stream of messages, or reads behind a relay.
+    """
 
     place: int
     rank: int | None = None  # None: nobody has asked for this place yet
@@ -24,21 +32,26 @@ class Peer:
     session: bytes = b""
     pid: int = 0
     address: str = "an unknown address"
-    route: bytes | None = None  # ROUTER's name for its latest connection
-    connection: Connection | None = None  # None: nothing can be sent
-    lost_since: float | None = None  # since when there is no connection
-    knocked_at: float = 0.0  # when somebody proved its key again, who has not said hello yet
+    route: bytes | None = None  # of its latest connection
+    is_connected: bool = False
+    lost_since: float | None = None  # since when there is no connection that it needs
+    knocked_at: float = 0.0  # when it proved its key again, and has not said hello yet
     taken: int = 0  # messages before this sequence were taken
     taken_bytes: int = 0
     last_progress: float = 0.0
-    died: str = field(default="")  # why it counts as dead
+    died: str = ""  # why it counts as dead
+    is_silent: bool = False  # because its host does not answer: it may live
     is_alone: bool = False  # nobody else is expected on its host
     host: str = ""  # where it may share memory with others; empty: it shares none
     ring: tuple[str, str] | None = None  # name and id of the ring that it relays through
     via: Peer | None = None  # the relay that passes messages on to it
     has_left: bool = False  # it has closed, but relays to others still
-    end_said_at: float = 0.0  # when it was last told that there are no more messages, and
-    has_heard_end: bool = False  # it has said that it knows
+    has_heard_end: bool = False
+    is_streaming: bool = False  # messages are sent to it, from
+    cursor: Cursor = (0, 0)  # the frame that comes next, after
+    said: deque[bytes] = field(default_factory=deque)  # what is no message
+    greeting: int = 0  # the number of its latest hello
+    end_due: float = 0.0  # when it is told of the end, again
 
     @property
     def is_waited_for(self) -> bool:
@@ -46,23 +59,122 @@ class Peer:
         return self.state in ("absent", "running") and not self.has_left
 
     @property
-    def is_lost(self) -> bool:
-        """Is it without a connection, and may come back?"""
-        return self.state == "running" and self.lost_since is not None
+    def owes_end(self) -> bool:
+        """Must it still say that it knows of the end? A relay does so for those behind it."""
+        return self.state == "running" and self.via is None and not self.has_heard_end
 
-    def may_ask_again(self) -> bool:
-        """For what the writer said last, the end. A signal handler may raise in a reader between
-        taking a frame and looking at it; then it says hello, and is told again. A reader in a call
-        answers at once, but one that computes says nothing, so this does not last."""
-        is_asked = self.connection is not None and not self.has_heard_end
-        return is_asked and time.monotonic() - self.end_said_at < _ANSWER_SECONDS
+    # What happens to it -----------------------------------------------------------------------
+
+    def keep_for(self, rank: int | None, *, is_alone: bool = False) -> None:
+        """The place is that rank's from now on, or nobody's."""
+        self.rank, self.is_alone = rank, is_alone or self.is_alone
+
+    def ask(self, hello: Hello, host: str, via: Peer | None) -> None:
+        """It wants to attach, and may share memory at `host`."""
+        self.rank, self.session, self.host, self.via = hello.rank, hello.session, host, via
+
+    def attach(self, now: float) -> None:
+        self.state, self.last_progress = "running", now
+
+    def connect(self, route: bytes, pid: int, address: str, greeting: int) -> None:
+        """By a new connection, or once more by the same."""
+        self.greeting = greeting
+        self.said.clear()
+        self.is_streaming = False
+        self.route, self.pid, self.address = route, pid, address
+        self.is_connected, self.lost_since = True, None
+
+    def stream_from(self, cursor: Cursor, welcome: bytes) -> None:
+        """Messages are sent to it from that frame on, behind the welcome."""
+        self.said.append(welcome)
+        self.cursor, self.is_streaming, self.end_due = cursor, True, 0.0
+
+    def say(self, frame: bytes) -> None:
+        """What can get lost with its connection, and is then said again."""
+        if self.is_connected:
+            self.said.append(frame)
+
+    def note_sent(self, cursor: Cursor | None) -> None:
+        """Its first frame was handed over; behind a piece of a message comes `cursor`."""
+        if cursor is None:
+            self.said.popleft()
+        else:
+            self.cursor = cursor
+
+    def lose(self, now: float) -> None:
+        """Its connection is gone. What it said before is still to be heard."""
+        self.is_connected = self.is_streaming = False
+        self.said.clear()
+        if self.state == "running" and self.via is None and self.lost_since is None:
+            self.lost_since = now
+
+    def knock(self, now: float) -> None:
+        """It has proven its key again; the hello follows when its interpreter comes to it."""
+        self.knocked_at = now
+
+    def take(self, sequence: int, nbytes: int, now: float) -> None:
+        """It has taken all messages before that one, so many bytes."""
+        self.taken_bytes, self.taken, self.last_progress = nbytes, sequence, now
+
+    def note_progress(self, now: float) -> None:
+        """Its host has taken bytes, though no whole message."""
+        self.last_progress = now
+
+    def relay_through(self, ring: tuple[str, str]) -> None:
+        self.ring = ring
+
+    def found_behind(self, pid: int, address: str) -> None:
+        """It reads from the ring of its relay."""
+        self.pid, self.address = pid, address
+
+    def share_nothing(self) -> None:
+        self.host, self.via, self.ring = "", None, None
+
+    def part(self, now: float) -> None:
+        """Its relay has ended. It goes on by itself, once it notices."""
+        self.share_nothing()
+        if not self.is_connected and self.state == "running":
+            self.lost_since = now
+
+    def forget(self) -> None:
+        """Nobody has attached after all."""
+        self.share_nothing()
+        self.session = b""
+
+    def hear_end(self) -> None:
+        self.has_heard_end = True
+
+    def tell_end(self, frame: bytes, due: float) -> None:
+        """Of the end, and again then."""
+        self.said.append(frame)
+        self.end_due = due
+
+    def stop_reading(self) -> None:
+        """It has closed; as a relay it goes on."""
+        self.has_left = True
+
+    def leave(self) -> None:
+        """It has closed, or its place was given up."""
+        self.state, self.lost_since = "closed", None
+        self.is_streaming = False
+
+    def fall_silent(self) -> None:
+        self.is_silent = True
+
+    def die(self, why: str, word: bytes) -> None:
+        """Its process is gone, or counts as gone, of which that word tells it. If its reader had
+        closed, those behind it are who lost something."""
+        self.state, self.died, self.lost_since = "closed" if self.has_left else "dead", why, None
+        self.is_streaming = False
+        self.say(word)  # if it lives, and is reached again by the same connection
+
+    # What is said of it -----------------------------------------------------------------------
 
     def name(self, ranks: list[int]) -> str:
-        """`reader 3`, or what is known of it; `ranks` would be the usual one's."""
-        rank = self.rank if self.rank is not None else usual_rank(self.place, ranks)
-        return f"reader {rank}"
+        """`reader 3`, or what is known of it; `ranks` are those that are not remote."""
+        return f"reader {self.rank if self.rank is not None else usual_rank(self.place, ranks)}"
 
-    def text(self, ranks: list[int], sent: int) -> str:
+    def text(self, ranks: list[int], sent: int, now: float) -> str:
         """Who it is, where, how far behind, since when."""
         if self.state == "absent":
             return f"{self.name(ranks)} (never attached)"
@@ -70,17 +182,18 @@ class Peer:
         if self.via is not None:
             facts.append(f"behind {self.via.name(ranks)}'s relay")
         if self.lost_since is not None:
-            facts.append(f"without a connection for {time.monotonic() - self.lost_since:.1f} s")
+            facts.append(f"without a connection for {now - self.lost_since:.1f} s")
         facts.append(f"{sent - self.taken} behind")
-        facts.append(f"last progress {time.monotonic() - self.last_progress:.1f} s ago")
+        facts.append(f"last progress {now - self.last_progress:.1f} s ago")
         return f"{self.name(ranks)} ({', '.join(facts)})"
 
     def statistics(self, ranks: list[int], sent: int) -> ReaderStatistics:
         was_here = self.state != "absent" and self.pid != 0
+        is_lost = self.state == "running" and self.lost_since is not None
         return ReaderStatistics(
             rank=self.rank if self.rank is not None else usual_rank(self.place, ranks),
             pid=self.pid if was_here else None,
-            state="closed" if self.has_left else "unknown" if self.is_lost else self.state,
+            state="closed" if self.has_left else "unknown" if is_lost else self.state,
             behind=sent - self.taken if self.is_waited_for else 0,
             last_progress=self.last_progress if was_here else None,
             is_waiting=False,

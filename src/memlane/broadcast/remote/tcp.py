@@ -9,13 +9,18 @@ the latter also ends one whose reader is stopped with its window full.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import zmq
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Of libzmq's sockets: a probe after a second of silence, and never an end because of them.
 KEEP_ALIVE = (
@@ -30,6 +35,7 @@ _INFO_BYTES = 232
 _COUNTS = struct.Struct("2x2B")  # retransmits, probes: not answered, of the latest question
 _RETRY = struct.Struct("8xI")  # us until the next retransmission
 _RECEIVED = struct.Struct("52x2I")  # ms since data came, since anything was acknowledged
+_ACKED = struct.Struct("120xQ")  # bytes that the peer's kernel has taken
 _WINDOW = struct.Struct("228xI")  # bytes that the peer would take; kernels since 5.4
 
 # A question counts as unanswered once it was seen so for this long; and one probe may well be,
@@ -47,16 +53,16 @@ class Connection:
         self._inode = os.fstat(descriptor).st_ino
         self._doubted_since: float | None = None
         self._asked_at = 0.0
+        self._acked = 0
         self.peer = self._peer()
 
     def copy(self) -> socket.socket:
         """Another descriptor of it; OSError if it was closed."""
         descriptor = os.dup(self.descriptor)
-        try:
-            return socket.socket(fileno=descriptor)
-        except OSError:  # the number is another file's by now
+        if os.fstat(descriptor).st_ino != self._inode:  # the number is another file's by now
             os.close(descriptor)
-            raise
+            raise OSError(errno.EBADF, "it was closed")
+        return socket.socket(fileno=descriptor)
 
     def _peer(self) -> str:
         """`host:port` of the other end."""
@@ -72,6 +78,14 @@ class Connection:
             return os.fstat(self.descriptor).st_ino == self._inode
         except OSError:
             return False
+
+    def has_moved(self) -> bool:
+        """Has the other host taken bytes since this was asked last?"""
+        before = self._acked
+        with suppress(OSError), self.copy() as copy:
+            info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            (self._acked,) = _ACKED.unpack_from(info)
+        return self._acked != before
 
     def is_silent(self, bound: float) -> bool:
         """The other host has not answered for `bound` seconds, though it was asked.
@@ -109,22 +123,47 @@ def _is_unanswered(info: bytes, silence: float) -> bool:
     return bool(retransmits > 0 or probes >= _ENOUGH_PROBES)
 
 
-def close_inherited(host: str | None, port: int, *, as_writer: bool) -> None:
-    """In a forked child: closes its copies of the TCP sockets of that writer or reader.
+class Descriptors:
+    """Numbers of TCP sockets of libzmq's, the oldest first, with what tells them from other files
+    that may have the same numbers later."""
 
-    They would keep the connections of a dead parent open. Nothing is said on them. Without a host
-    any address of the writer's will do.
-    """
-    for entry in os.listdir("/proc/self/fd"):
-        with suppress(OSError, ValueError):
-            found = socket.socket(fileno=int(entry))
-            try:
-                if found.type == socket.SOCK_STREAM and found.family in _INTERNET:
-                    name = found.getsockname() if as_writer else found.getpeername()
-                    if name[1] == port and host in (None, name[0].split("%")[0]):
-                        os.close(found.fileno())
-            finally:
-                found.detach()
+    def __init__(self) -> None:
+        self._inodes: dict[int, int] = {}
 
+    def __len__(self) -> int:
+        return len(self._inodes)
 
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._inodes))
+
+    def note(self, number: int) -> None:
+        with suppress(OSError):  # closed again already
+            self._inodes[number] = os.fstat(number).st_ino
+
+    def forget(self, number: int) -> None:
+        self._inodes.pop(number, None)
+
+    def _is_same(self, number: int) -> bool:
+        try:
+            return os.fstat(number).st_ino == self._inodes.get(number)
+        except OSError:
+            return False
+
+    def shut(self, number: int) -> None:
+        """libzmq then sees the end of that connection."""
+        if self._is_same(number):
+            with suppress(OSError):
+                found = socket.socket(fileno=number)
+                try:
+                    found.shutdown(socket.SHUT_RDWR)
+                finally:
+                    found.detach()
+        self.forget(number)
+
+    def close_inherited(self) -> None:
+        """In a forked child, whose copies would keep the connections of a dead parent open. Nothing
+        is said on them."""
+        for number in self:
+            if self._is_same(number):
+                os.close(number)
+        self._inodes.clear()

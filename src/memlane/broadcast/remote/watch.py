@@ -1,81 +1,56 @@
-"""What a reader sees of the connection to its writer."""
+"""What a reader sees of the connection to its writer. No sockets and no clock."""
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
+from memlane.errors import AccessRefused, MemlaneError
 
-import zmq
-
-from memlane.broadcast.remote.tcp import Connection
-from memlane.errors import AccessRefused
-
-EVENTS = (
-    zmq.EVENT_CONNECTED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CONNECT_RETRIED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
-_ENOUGH_HANDSHAKES = 3
 _REFUSED_SECONDS = 0.2
+_ENOUGH_HANDSHAKES = 3
 
 
 class Watch:
-    """Follows the events of libzmq's monitor.
+    """Of one reader.
 
     Attributes:
         was_accepted: somebody has accepted a connection, whoever it was.
-        lost_since: on `time.monotonic()`'s clock; None while there is a connection.
-        refusal: why there never will be one.
+        lost_since: None while there is a connection.
+        failure: what every call raises once all is taken.
     """
 
-    def __init__(self, where: str, bound: float) -> None:
+    def __init__(self, where: str, bound: float, now: float) -> None:
+        self._where, self._bound = where, bound
+        self.failure: MemlaneError | None = None
         self.was_accepted = False
-        self.lost_since: float | None = time.monotonic()
-        self.refusal: AccessRefused | None = None
+        self.is_connected = self._was_here = self._is_deserted = self._is_silent = False
+        self.lost_since: float | None = now
         self._refused_since: float | None = None
-        self._is_deserted = False
-        self._where = where
-        self._bound = bound
-        self._descriptor = -1
-        self._connection: Connection | None = None
-        self._was_here = False
         self._failed = 0
 
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None
+    def accept(self) -> None:
+        self.was_accepted = True
+
+    def connect(self, _now: float) -> None:
+        self.is_connected = self._was_here = True
+        self.lost_since = self._refused_since = None
+        self._is_deserted = self._is_silent = False
+
+    def lose(self, now: float) -> None:
+        self.is_connected = False
+        if self.lost_since is None:
+            self.lost_since = now
 
     @property
     def was_cut(self) -> bool:
         """There was a connection, and it ended."""
         return self._was_here and self.lost_since is not None
 
-    def note(self, event: int, value: int) -> bool:
-        """Whether there is a new connection, on which to say hello."""
-        if event == zmq.EVENT_CONNECTED:
-            self._descriptor, self.was_accepted = value, True
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            with suppress(OSError):  # gone again already: another event tells
-                self._connection = Connection(self._descriptor)
-            self.lost_since = self._refused_since = None
-            self._was_here, self._is_deserted = True, False
-            return True
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._connection = None
-            if self.lost_since is None:
-                self.lost_since = time.monotonic()
-        elif event != zmq.EVENT_CONNECT_RETRIED and not self._was_here:
-            self._note_failed_handshake(event)
-        return False
+    def note_silence(self, is_silent: bool) -> None:
+        """Has the writer's host not answered for as long as it may be silent?"""
+        self._is_silent = is_silent
 
-    def note_probe(self, is_refused: bool) -> None:
+    def note_probe(self, is_refused: bool, now: float) -> None:
         """Does the writer's host refuse connections? Once may be a firewall's, or a proxy's that
-        begins anew. All that had come is in the socket by then."""
-        now = time.monotonic()
+        begins anew. All that had come is here by then."""
         if not is_refused or self.lost_since is None:
             self._refused_since = None
         elif self._refused_since is None:
@@ -83,23 +58,33 @@ class Watch:
         else:
             self._is_deserted = now - self._refused_since >= _REFUSED_SECONDS
 
-    def _note_failed_handshake(self, event: int) -> None:
+    def fail_handshake(self, *, is_key_unknown: bool) -> None:
+        """Whoever accepted does not speak as the writer would."""
+        if self._was_here:
+            return
         self._failed += 1
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self.refusal = AccessRefused(
+        if is_key_unknown:
+            self.failure = AccessRefused(
                 f"the writer at {self._where} does not expect this reader's key"
             )
         elif self._failed >= _ENOUGH_HANDSHAKES:
-            self.refusal = AccessRefused(
+            self.failure = AccessRefused(
                 f"who listens at {self._where} is not the writer of this handle, or has no CURVE"
             )
 
-    def death(self) -> str | None:
+    def death(self, now: float) -> str | None:
         """Why the writer counts as dead; None if it does not."""
         if self._is_deserted:
             return "its host says that nobody listens there any more"
-        if self._connection is not None and self._connection.is_silent(self._bound):
+        if self._is_silent:
             return f"its host has not answered for {self._bound} s"
-        if self.lost_since is not None and time.monotonic() - self.lost_since >= self._bound:
+        if self.was_cut and now - (self.lost_since or now) >= self._bound:
             return f"the connection ended, and could not be made again within {self._bound} s"
         return None
+
+    def state(self) -> str:
+        if not self.was_accepted:
+            return "nobody accepts a connection"
+        if not self._was_here:
+            return "its host has accepted a connection, it has not answered"
+        return "connected" if self.is_connected else "without a connection"

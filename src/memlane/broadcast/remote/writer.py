@@ -1,43 +1,32 @@
-"""The writer's end towards readers on other hosts."""
+"""The writer's end towards readers on other hosts: its session, transport and driver together."""
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
-from memlane._failures import MOST_NAMED, names_of
-from memlane.broadcast.remote import address, attending, doorstep, lending, lingering, tcp
-from memlane.broadcast.remote.end import (
-    SLICE,
-    RemoteEnd,
-    Stall,
-    deadline_of,
-    logger,
-    remaining,
-)
-from memlane.broadcast.remote.outbox import Message, Outbox, Piece
-from memlane.broadcast.remote.peer import Peer
-from memlane.broadcast.remote.places import Keys, Porter
-from memlane.broadcast.remote.sockets import LAST, MORE, can_receive, receive, send, signal_of
-from memlane.broadcast.remote.windows import Windows
-from memlane.broadcast.remote.wire import SMALL, Header, What, control, whole_header
+from memlane._failures import names_of
+from memlane.broadcast.remote import endpoint, lending
+from memlane.broadcast.remote.driver import SLICE, RemoteEnd, deadline_of
+from memlane.broadcast.remote.frames import SMALL, whole_header
+from memlane.broadcast.remote.keys import Keys
+from memlane.broadcast.remote.outbox import Piece
+from memlane.broadcast.remote.transport import Listening
+from memlane.broadcast.remote.writer_session import WriterSession
 from memlane.errors import CorruptMessage, TimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from memlane._native import Encoder, RingGeometry
     from memlane.broadcast.remote.options import RemoteOptions
     from memlane.broadcast.statistics import ReaderStatistics
 
-# A call of the application that came so recently has read what readers said, so their
-# acknowledgements need not wake the thread.
-RECENT = 0.1
-_MOST_AT_ONCE = 1000  # frames that are read before somebody else gets the lock
+RECENT = 0.1  # who has called so recently has read what readers said: they need not wake the thread
+_LOOKS = 6  # at every connection, within the bound
+_LONGEST_PAUSE = 0.5
 
 
 class RemoteWriter(RemoteEnd):
@@ -49,11 +38,14 @@ class RemoteWriter(RemoteEnd):
         options: as `MessageQueue` documents them.
         queue_id: in hexadecimal.
         geometry: of the rings of relays.
+        mark: where the ring of local readers is.
 
     A message costs one copy (bytes none), shared by all readers, and each reader one handing over
     to the I/O thread, which encrypts and sends. A reader that has a full window in flight is
     waited for; nothing is ever dropped.
     """
+
+    transport: Listening
 
     def __init__(
         self,
@@ -62,50 +54,35 @@ class RemoteWriter(RemoteEnd):
         options: RemoteOptions,
         queue_id: str,
         geometry: RingGeometry,
+        mark: Callable[[], int] = int,
     ) -> None:
-        host = address.checked_host(options.connect_ip)
+        host = endpoint.checked_host(options.connect_ip)
         super().__init__("writer")
-        self.geometry = geometry
-        lending.begin()
-        with self._opening():
-            self._open(places, local_ranks, options, queue_id, host)
-
-    def _open(
-        self, places: int, local_ranks: list[int], options: RemoteOptions, queue_id: str, host: str
-    ) -> None:
-        self.options = options
-        self.local_ranks = local_ranks
-        self.queue_id = queue_id
-        self.keys = Keys(places, insecure=options.insecure)
-        self.peers = [Peer(place) for place in range(places)]
-        self.epoch = int.from_bytes(os.urandom(8), "little")
-        self.outbox = Outbox()
-        self.windows = Windows(self.peers, self.outbox, options.window, options.window_bytes)
-        self.waits = 0
+        self.options, self._mark, self.waits = options, mark, 0
         self.is_torn = False  # a signal handler has raised in between
+        self._hears = False  # and a reader's word may have been dropped
+        self._stages = False  # the call that is under way has staged a message
         self._credit = 0  # messages, and
         self.room = -1  # bytes that may be sent without another look, -1: none
-        self.everybody_is_here = self._is_ending = False
-        self.absent_here: Callable[[], list[str]] = list
         self._find_dead_here: Callable[[], None] = lambda: None
         self._tell_here: Callable[[int], None] = lambda _absent: None
-        self._porter = Porter(self._context, self.keys)
-        self.socket = address.listener(self._context, self.keys, options.liveness)
-        self._monitor = self._monitor_of(self.socket, doorstep.EVENTS)
-        self.endpoint = address.bind(self.socket, host, on_all=options.listen_on_all)
-        self._doorstep = doorstep.Doorstep(places, self.endpoint.port)
-        self._readers_fd = signal_of(self.socket)
-        self._call_poller = self._poller(self._readers_fd)
-        self._quiet = (signal_of(self._porter.socket), signal_of(self._monitor))
-        self._quiet_poller = self._poller(*self._quiet)
-        self._full_poller = self._poller(*self._quiet, self._readers_fd)
-        if options.insecure:
-            logger.warning(
-                "the queue at %s neither encrypts nor checks who reads or writes "
-                "(insecure_network=True): whoever reaches the network can read along and send",
-                self.endpoint.text,
+        self._lends = False
+        with self._opening():
+            keys = self.keys = Keys(places, insecure=options.insecure)
+            epoch, pid = int.from_bytes(os.urandom(8), "little"), os.getpid()
+            sizes = geometry.max_chunk_bytes, geometry.max_chunks
+            self.session = WriterSession(
+                places, local_ranks, options, queue_id, epoch, pid, sizes, keys.place_of_token
             )
-        self._start_thread()
+            self.outbox = self.session.outbox
+            self.transport = Listening(self._context, keys, places, host, options)
+            lending.begin()
+            self._lends = True
+            self._call_poller = self._poller(self.transport.news)
+            self._quiet_poller = self._poller(*self.transport.quiet)
+            self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
+            self._told_absent = places
+            self._start_thread()
 
     def live_beside(
         self,
@@ -115,15 +92,11 @@ class RemoteWriter(RemoteEnd):
     ) -> None:
         """There are local readers, too: names who is absent, raises for the dead, tells them how
         many are absent elsewhere."""
-        with self._lock:
-            self.absent_here = absent_here
+        with self.lock:
+            self.session.absent_here = absent_here
             self._find_dead_here = find_dead_here
             self._tell_here = tell_here
-            self.note_attendance()
-
-    def note_attendance(self) -> None:
-        """Somebody has attached, or is not expected any more."""
-        self._tell_here(len(self.absent()))
+            self._tell_here(self._told_absent)
 
     # Sending ----------------------------------------------------------------------------------
 
@@ -134,53 +107,79 @@ class RemoteWriter(RemoteEnd):
             ReaderDied: one of them died.
             TimedOut: it names those that are behind.
         """
-        with self._lock:
-            if not self._died() and self.windows.has_room(size):
+        with self.lock:
+            if not self.session.has_dead() and self.outbox.has_room(size):
                 return False
         self.waits += 1
         self._wait(
-            lambda: self.windows.has_room(size),
+            lambda: self.outbox.has_room(size),
             deadline,
             timeout,
-            lambda: [self._text(peer) for peer in self.windows.in_the_way(size)],
+            lambda: self.session.texts(self.outbox.in_the_way(size), time.monotonic()),
             ": No available shared memory broadcast block",
         )
         return True
 
-    def publish(self, pieces: list[Piece], size: int) -> None:
-        """Hands the next message over to every reader that is there."""
-        with self._lock:
+    @property
+    def _is_staging(self) -> bool:
+        """Is there a call under way, in which what is staged goes on?"""
+        return self._stages and self.turn.thread != 0
+
+    def begin(self) -> None:
+        """The first in a call that sends."""
+        self._stages = False
+        if self.is_torn or self.outbox.staged is not None:
+            self.mend()
+
+    def stage(self, pieces: Sequence[Piece], size: int) -> None:
+        """The next message, before the ring gets it."""
+        with self.lock:
+            self._stages = True
+            self.outbox.stage(size, pieces, self._mark())
+
+    def publish(self) -> None:
+        """Hands what is staged over to every reader that is there."""
+        with self.lock:
             self.is_torn = True  # until this is over: a signal handler may raise anywhere
-            message = self.outbox.add(size, pieces)
-            for peer in self.peers:
-                if peer.connection is not None:
-                    self._send_message(peer, message)
+            size = 0 if self.outbox.staged is None else self.outbox.staged[0].size
+            self.outbox.commit()
+            self._flush()
             self.is_torn = False
             self._settle(size)
 
     def publish_small(self, encoder: Encoder, size: int) -> None:
-        """The same for a message that fits `room` and goes in one piece, by the shortest way."""
-        with self._lock:
-            header = whole_header(self.epoch, self.outbox.next, encoder.kind, size)
-            frame = encoder.joined(header)
+        """The same for a message that fits `room` and goes in one piece, sooner."""
+        with self.lock:
+            outbox, sequence = self.outbox, self.outbox.next
+            frame = encoder.joined(whole_header(self.session.epoch, sequence, encoder.kind, size))
             self.is_torn = True
-            self.outbox.add(size, [Piece(frame)])
-            for peer in self.peers:
-                if peer.connection is not None:
-                    try:
-                        send(self.socket, peer.route, MORE)
-                        send(self.socket, frame, LAST)
-                    except zmq.ZMQError as error:
-                        attending.lose_by(error, peer)
+            outbox.stage(size, (Piece(frame),))
+            outbox.commit()
+            here, behind = (sequence, 0), (sequence + 1, 0)
+            for peer in self.session.peers:
+                if peer.is_streaming and peer.cursor == here and not peer.said:
+                    if self.transport.send_whole(peer.route, frame):  # type: ignore[arg-type]
+                        peer.note_sent(behind)
+                    else:
+                        self.session.lose(peer, time.monotonic())
+                elif peer.is_streaming:
+                    self._flush()
             self.is_torn = False
             self._settle(size)
 
     def mend(self) -> None:
-        """If a signal handler has raised while frames were sent or heard."""
-        with self._lock:
+        """If a signal handler has raised while a message was sent, or frames were heard."""
+        with self.lock:
+            if self.outbox.staged is not None and not self._is_staging:
+                self.is_torn = True
+                self.outbox.settle(self._mark())
             if self.is_torn:
                 self.room = -1  # what was sent may not have been counted
-                attending.begin_all_again(self)
+                self.transport.repair()
+                if self._hears:
+                    self.session.say_again()
+                self._hears = False
+                self._flush()
                 self.is_torn = False
 
     def _settle(self, size: int) -> None:
@@ -192,60 +191,109 @@ class RemoteWriter(RemoteEnd):
         if self._credit <= 0 or self.room < 0 or not is_recent:
             self._served_at = time.monotonic()
             self._hear()
-            self.windows.drop_taken()
-            self._credit, self.room = (0, -1) if self._died() else self.windows.room()
+            self._credit, self.room = (0, -1) if self.session.has_dead() else self.outbox.room()
 
-    def _send_message(self, peer: Peer, message: Message, first: int = 0) -> None:
-        all(self._send(peer, piece) for piece in message.pieces[first:])  # to the first that fails
+    def _flush(self) -> None:
+        """Sends what is due to be sent. A frame whose sending was interrupted goes out again."""
+        session, send = self.session, self.transport.send
+        while session.answers:
+            send(session.answers[0][0], Piece(session.answers[0][1]))
+            session.answers.popleft()
+        for peer in session.peers:
+            while (found := session.outbox.frame_for(peer)) is not None:
+                if peer.route is None or not send(peer.route, found[0]):
+                    session.lose(peer, time.monotonic())
+                    break
+                peer.note_sent(found[1])
 
-    def _send(self, peer: Peer, piece: Piece) -> bool:
-        """False if its connection is gone; what is lost is sent again when it comes back."""
-        if peer.connection is None or peer.route is None:
-            return False
-        try:
-            send(self.socket, peer.route, MORE)
-            piece.send(self.socket)
-        except zmq.ZMQError as error:
-            attending.lose_by(error, peer)
-            return False
-        return True
+    # Hearing ----------------------------------------------------------------------------------
 
-    def tell(self, peer: Peer, what: What, sequence: int = 0, body: object = None) -> None:
-        """A frame that is no message."""
-        frame = control(Header(what, self.epoch, sequence), body)  # type: ignore[arg-type]
-        self._send(peer, Piece(frame))
+    def _hear(self) -> None:
+        """Reads all that readers have said, and answers; with the lock."""
+        self.mend()
+        self.is_torn = self._hears = True
+        session, now = self.session, time.monotonic()
+        for route, frame, place, connection in self.transport.hear():
+            try:
+                address = "an unknown address" if connection is None else connection.peer
+                session.receive(route, frame, now, place, address)
+            except CorruptMessage:
+                continue  # a stranger's, or a listed reader's that is broken
+            if connection is not None and session.is_known(route):
+                self.transport.connections[route] = connection
+        session.outbox.drop_taken()
+        self._flush()
+        self.is_torn = self._hears = False
+        absent = len(session.absent())
+        if absent != self._told_absent:
+            self._told_absent = absent
+            self._tell_here(absent)
 
-    def welcome(self, peer: Peer, sequence: int, piece: int) -> None:
-        """Sends everything from that frame on."""
-        self._send(peer, Piece(attending.welcome(self, peer, sequence, piece)))
-        for message in self.outbox.since(sequence):
-            self._send_message(peer, message, piece if message.sequence == sequence else 0)
-        if self.everybody_is_here:
-            self.tell(peer, What.READY)
-        if self._is_ending:
-            self._say_end(peer)
+    def _judge(self) -> float | None:
+        """Looks at every connection; when to look again."""
+        session, now, is_any = self.session, time.monotonic(), False
+        connections = self.transport.connections
+        for peer in session.peers:
+            if peer.state != "running" or not peer.is_connected:
+                continue
+            is_any = True
+            connection = connections.get(peer.route or b"")
+            if connection is None or not connection.is_open:
+                session.lose(peer, now)
+            elif connection.is_silent(self.options.liveness):
+                why = f"its host has not answered for {self.options.liveness} s"
+                session.give_up(peer, why, now)
+        due = session.tick(now)
+        self._flush()
+        if session.has_dead():
+            self.room = -1  # the next call finds it
+        pause = min(self.options.liveness / _LOOKS, _LONGEST_PAUSE)
+        ends = [end for end in (due, now + pause if is_any else None) if end is not None]
+        return min(ends, default=None)
+
+    def _tick(self) -> float | None:
+        if self._closed:  # nobody else lets readers in that come back
+            return self._answer()
+        self._served_at = time.monotonic()
+        self._hear()
+        return self._judge()
+
+    def _answer(self, *, readers: bool = True) -> float | None:
+        """Does what is due; when there will be more."""
+        self.mend()
+        now = time.monotonic()
+        lost = self.transport.look_at_door()
+        for peer in self.session.peers:
+            if peer.route in lost:
+                self.session.lose(peer, now)
+        for place in self.transport.let_in():
+            self.session.knock(place, now)
+        if readers:
+            self._hear()
+        return self._judge()
+
+    def _serve(self) -> None:
+        with self.lock:
+            now = time.monotonic()
+            was_recent = now - self._served_at < RECENT
+            due = self._answer(readers=not was_recent)
+            if not self.session.announce_ready() and not self.session.absent():
+                due = now + SLICE  # local readers tell nobody here
+            self._flush()
+            if was_recent:
+                due = now + RECENT if due is None else min(due, now + RECENT)
+        pause = None if due is None else max(0.0, due - time.monotonic())
+        self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
+
+    # Waiting ----------------------------------------------------------------------------------
 
     def is_set(self) -> bool:
         """Asked while the same call waits for the ring: raises for who died here meanwhile."""
-        with self._lock:
-            self._look()
+        with self.lock:
+            self._tick()
+            self.check()
+            self.session.raise_death()
         return False
-
-    def _look(self) -> None:
-        """In a call that waits: hears, judges, and raises for who died elsewhere."""
-        self._served_at = time.monotonic()
-        self._hear()
-        attending.look(self)
-        self.check()
-        attending.raise_death(self)
-
-    def _died(self) -> bool:
-        return any(peer.state == "dead" for peer in self.peers)
-
-    def _text(self, peer: Peer) -> str:
-        return peer.text(self.local_ranks, self.outbox.next)
-
-    # Waiting ----------------------------------------------------------------------------------
 
     def _wait(
         self,
@@ -257,140 +305,95 @@ class RemoteWriter(RemoteEnd):
     ) -> None:
         """Until `is_ready` holds; a death ends it, too."""
 
-        def line(waited: float) -> str:
-            return (
-                f"{names_of(culprits())} kept the writer (pid {os.getpid()}) waiting for "
-                f"{waited:.1f} s{words}"
+        def ready() -> bool | None:
+            self.check()
+            self.session.raise_death()
+            self._find_dead_here()
+            return True if is_ready() else None
+
+        def late() -> TimedOut:
+            return TimedOut(
+                f"gave up after {timeout} s waiting for {names_of(culprits())}", timeout
             )
 
-        stall = Stall(line)
-        while True:
-            with self._lock:
-                self._look()
-                self._find_dead_here()
-                if is_ready():
-                    return
-                left = remaining(deadline)
-                if left == 0:
-                    raise TimedOut(
-                        f"gave up after {timeout} s waiting for {names_of(culprits())}", timeout
-                    )
-                stall.speak()
-            self._sleep(self._call_poller, SLICE if left is None else min(left, SLICE))
+        def line(waited: float) -> str:
+            who = f"{names_of(culprits())} kept the writer (pid {os.getpid()})"
+            return f"{who} waiting for {waited:.1f} s{words}"
+
+        self.wait(ready, deadline, late, stall=line)
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """Returns when all remote readers have attached."""
         deadline = deadline_of(timeout)
         with self.turn:
             self._wait(
-                lambda: not self.absent(),
+                lambda: not self.session.absent(),
                 deadline,
                 timeout,
-                self.everybody_absent,
+                lambda: self.session.everybody_absent(time.monotonic()),
                 ": not everybody has attached to the queue",
             )
 
-    def absent(self) -> list[Peer]:
-        """The remote readers that have not attached."""
-        return [peer for peer in self.peers if peer.state == "absent"]
-
-    # What readers say -------------------------------------------------------------------------
-
-    def _hear(self) -> None:
-        """Reads all that readers have said; with the lock."""
-        self.mend()
-        self.is_torn = True
-        for _ in range(_MOST_AT_ONCE):
-            try:
-                route = receive(self.socket, LAST)
-            except zmq.Again:
-                break
-            parts = self.socket.recv_multipart(copy=False)
-            try:
-                attending.hear(self, route, parts)
-            except CorruptMessage:
-                self._porter.refused += 1  # a stranger's, or a listed reader's that is broken
-        self.is_torn = False
-
-    def _answer(self, *, readers: bool = True) -> float | None:
-        """Does what is due; seconds until it must be looked again."""
-        self.mend()
-        while can_receive(self._monitor):
-            event = parse_monitor_message(self._monitor.recv_multipart())
-            self._doorstep.note(event["event"], event["value"])
-            if event["event"] == zmq.EVENT_DISCONNECTED:
-                attending.lose_connection(self, event["value"])
-        self._doorstep.clear(self.peers)
-        for place in self._porter.answer_all():
-            attending.note_sign_of_life(self.peers[place])
-        if readers:
-            self._hear()
-            self.windows.drop_taken()
-        return attending.look(self)
-
-    def _serve(self) -> None:
-        with self._lock:
-            was_recent = time.monotonic() - self._served_at < RECENT
-            pause = self._answer(readers=not was_recent)
-            if not attending.announce_ready(self) and not self.absent():
-                pause = SLICE  # local readers tell nobody here
-            if was_recent:
-                pause = RECENT if pause is None else min(pause, RECENT)
-        self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
-
-    def everybody_absent(self) -> list[str]:
-        """Who has not attached, here and elsewhere; named as far as anybody would read it."""
-        absent = self.absent()
-        named = self.absent_here() + [self._text(peer) for peer in absent[:MOST_NAMED]]
-        return named + ["another reader"] * (len(absent) - MOST_NAMED)
-
     # The rest ---------------------------------------------------------------------------------
+
+    def announce_ready(self) -> None:
+        """Now: the thread, which would, ends when this end closes."""
+        with self.lock:
+            self.session.announce_ready()
+            self._flush()
 
     def statistics(self) -> tuple[ReaderStatistics, ...]:
         """A row for each remote reader."""
-        with self._lock:
-            self.check()
+        with self.locked():
             self._hear()
-            return tuple(peer.statistics(self.local_ranks, self.outbox.next) for peer in self.peers)
+            ranks, sent = self.session.local_ranks, self.outbox.next
+            return tuple(peer.statistics(ranks, sent) for peer in self.session.peers)
 
     def secrets_for(self, rank: int | None) -> list[str]:
         """The secret of that reader's place, which is its own from now on; without a rank all."""
         if rank is None:
             return list(self.keys.reader_secrets)
-        with self._lock:
-            return [self.keys.reader_secrets[attending.place_for(self, rank).place]]
+        with self.locked():
+            return [self.keys.reader_secrets[self.session.place_for(rank).place]]
+
+    def expect_alone(self, rank: int) -> None:
+        """That reader shares its host with no other one, so it needs no relay."""
+        with self.locked():
+            self.session.place_for(rank).keep_for(rank, is_alone=True)
 
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that is dead or absent."""
-        with self.turn, self._lock:
-            attending.release(self, rank)
-            self.windows.drop_taken()
+        with self.turn, self.lock:
+            self.session.release(rank)
 
-    def _say_goodbye(self) -> None:
-        bound, news = self.options.liveness, (*self._quiet, self._readers_fd)
-        lingering.answer_while(lambda peer: peer.is_lost, self.peers, self._answer, news, bound)
-        self._is_ending = True
-        for peer in self.peers:
-            self._say_end(peer)
-        lingering.answer_while(Peer.may_ask_again, self.peers, self._answer, news, bound)
-        self._stop_monitor()
-        self._monitor.close(0)
-        self._porter.socket.close(0)
-        lingering.close(
-            self._context,
-            self.socket,
-            [peer.connection for peer in self.peers if peer.state == "running"],
-            bound,
-        )
+    def _say_goodbye(self) -> float:
+        """Until every reader knows of the end, while any makes progress."""
+        session, started = self.session, time.monotonic()
+        dead = [peer for peer in session.peers if peer.state == "dead"]
+        session.end(started)
 
-    def _say_end(self, peer: Peer) -> None:
-        self.tell(peer, What.END, self.outbox.next)
-        peer.end_said_at = time.monotonic()
+        def over() -> bool | None:
+            for peer in session.unfinished():
+                connection = self.transport.connections.get(peer.route or b"")
+                if connection is not None and connection.has_moved():
+                    peer.note_progress(time.monotonic())
+            return not session.unfinished() or session.stuck(time.monotonic()) or None
 
-    def _free(self) -> None:
-        super()._free()
-        lending.end()
+        def line(waited: float) -> str:
+            names = names_of(session.texts(session.unfinished(), time.monotonic()))
+            return f"{names} kept close() waiting for {waited:.1f} s: not everything is read"
 
-    def _drop_inherited(self) -> None:
-        host = None if self.options.listen_on_all else self.endpoint.host
-        tcp.close_inherited(host, self.endpoint.port, as_writer=True)
+        poller = self._full_poller
+        poller.unregister(self._closing_event)
+        with suppress(TimedOut):
+            self.wait(over, self._deadline, lambda: TimedOut(""), stall=line, poller=poller)
+        missed = [peer for peer in session.missed() if peer not in dead]
+        if missed:
+            names, waited = names_of(session.texts(missed, started)), time.monotonic() - started
+            raise TimedOut(f"closed after {waited:.1f} s; not everything got to {names}", waited)
+        return 0.0
+
+    def _free(self, linger: float = 0.0) -> None:
+        super()._free(linger)
+        if self._lends:
+            lending.end()

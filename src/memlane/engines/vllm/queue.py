@@ -63,15 +63,17 @@ class MessageQueue(EngineQueue):
         self.tensor_arena = None
 
     @classmethod
-    def create_from_handle(cls, handle: memlane.Handle, rank: int) -> Self:
+    def create_from_handle(
+        cls, handle: memlane.Handle, rank: int, *, timeout: float | None = None
+    ) -> Self:
         """Rank -1 is whichever remote place is free."""
         if rank != -1:
-            return super().create_from_handle(handle, rank)
+            return super().create_from_handle(handle, rank, timeout=timeout)
         refused: Exception = InvalidArgument("the queue has no remote readers: rank -1 is none")
         free = (number for number in count() if number not in handle.local_reader_ranks)
         for number in islice(free, handle.n_remote_reader):
             try:
-                return super().create_from_handle(handle, number)
+                return super().create_from_handle(handle, number, timeout=timeout)
             except RankTaken as error:
                 refused = error
         raise refused

@@ -1,10 +1,9 @@
-"""What both remote ends share: one call at a time, one thread that answers meanwhile, one end.
+"""What both remote ends share: one call at a time, one thread that answers meanwhile, one wait.
 
-Sockets of libzmq may change threads, but be used by one at a time: `_lock` guards them and all
+Sockets of libzmq may change threads, but be used by one at a time: `lock` guards them and all
 state. A thread of its own (`_serve`) answers the peer while the application does something else;
 while the application is in a call, that call does it. Nobody waits with the lock held: who waits
-polls the descriptors that libzmq signals through. Those tell of *news*, so whoever used a socket
-looks at its EVENTS until nothing is left, before letting go of the lock.
+polls the descriptors that libzmq signals through.
 
 Which calls may come when is as in `native/bindings/end.hpp`: a second call raises `ConcurrentUse`,
 `close()` may come from any thread and from a signal handler, a forked child may only `close()`.
@@ -23,7 +22,7 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zmq
 import zmq.utils.garbage
@@ -33,6 +32,7 @@ from memlane._contexts import new_context
 from memlane._native import Turn
 from memlane._settings import warning_interval
 from memlane.errors import (
+    Cancelled,
     Closed,
     InvalidArgument,
     InvalidType,
@@ -44,10 +44,14 @@ from memlane.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from memlane.broadcast.remote.transport import Transport
+
+    T = TypeVar("T")
+
 logger = logging.getLogger("memlane")
 
-# How long one sleep lasts at most: signals and `cancel` are looked after in between.
 SLICE = 0.1
+"""Seconds that one sleep lasts at most: signals and `cancel` are looked after in between."""
 _LONGEST_SILENCE = 60.0  # between two words about one wait
 
 
@@ -68,6 +72,12 @@ def deadline_of(timeout: float | None) -> float | None:
 def remaining(deadline: float | None) -> float | None:
     """Seconds until then, not below 0."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+class Asked(Protocol):
+    """A `cancel`: a threading.Event, or like one."""
+
+    def is_set(self) -> bool: ...
 
 
 class Stall:
@@ -96,27 +106,31 @@ class Stall:
 
 
 class RemoteEnd(ABC):
-    """An end with sockets of its own, all in a context of its own.
+    """An end with a transport of its own.
 
     Attributes:
         turn: `with` it around every call, of which there is one at a time.
+        lock: `with` it around every use of the transport and of the session; see `locked`.
     """
+
+    transport: Transport | None = None
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.turn = Turn(self.check, self._end_call)
-        self._closing = False
-        self._announce = False
-        self._closed = False
+        self._closing = self._announce = self._closed = False
+        self._deadline: float | None = None  # of the goodbye
         self._ends_itself = False  # the thread, because nobody else can
+        self._was_closed_here = False  # inside of `locked`
+        self._ender = 0  # the thread that ends this end
         self._broken: BaseException | None = None  # what ended the thread
-        self._context = new_context()
-        self._monitored: zmq.Socket[bytes] | None = None
         self._events: list[int] = []
+        self._context = new_context()
         self._closing_event = self._event()
         self._thread = threading.Thread(target=self._run, name=f"memlane-{name}", daemon=True)
         self._served_at = 0.0
+        self._call_poller: select.poll
         _ends.add(self)
 
     # What it has ------------------------------------------------------------------------------
@@ -144,28 +158,13 @@ class RemoteEnd(ABC):
         self._events.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         return self._events[-1]
 
-    def _monitor_of(self, watched: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-        """Tells what becomes of connections. Without a limit of its own: if it was full, libzmq's
-        thread would wait for whoever reads it, and all connections with it."""
-        watched.monitor("inproc://monitor", events)
-        self._monitored = watched
-        monitor = self._context.socket(zmq.PAIR)
-        monitor.set(zmq.RCVHWM, 0)
-        monitor.connect("inproc://monitor")
-        return monitor
-
-    def _stop_monitor(self) -> None:
-        """Before any socket is closed: what libzmq says into a monitor that is gone blocks it."""
-        if self._monitored is not None:
-            self._monitored.disable_monitor()
-            self._monitored = None
-
-    def _free(self) -> None:
-        """Closes everything that is still there; nothing is said any more."""
+    def _free(self, linger: float = 0.0) -> None:
+        """Closes everything that is still there; what was said goes out for so long."""
         self._closed = True
-        self._stop_monitor()
-        self._context.destroy(linger=0)
-        with self._lock:  # somebody may be about to write to one
+        if self.transport is not None:
+            self.transport.close()
+        self._context.destroy(linger=int(1000 * linger))
+        with self.lock:  # somebody may be about to write to one
             while self._events:
                 os.close(self._events.pop())
 
@@ -185,6 +184,18 @@ class RemoteEnd(ABC):
                 f"the thread of this end failed; please report it: {self._broken!r}"
             ) from self._broken
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Around what is no call, and may come beside one. If a signal handler closes the end in
+        it, nothing can end it before the lock is free."""
+        try:
+            with self.lock:
+                self.check()
+                yield
+        finally:
+            if self._was_closed_here:
+                self._close()
+
     @property
     def is_closed(self) -> bool:
         return self._closed or self._closing
@@ -194,30 +205,35 @@ class RemoteEnd(ABC):
         if self._closing and self._pid == os.getpid():
             self._finish()
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Ends this end and says so to the peers."""
-        self._close(announce=True)
+        deadline = deadline_of(timeout)
+        if not self._closing:
+            self._deadline, self._announce = deadline, True
+        self._close()
 
     def abandon(self) -> None:
         """Frees everything and tells nobody."""
-        self._close(announce=False)
+        self._close()
 
-    def _close(self, *, announce: bool) -> None:
+    def _close(self) -> None:
         if self._closed or self._pid != os.getpid():
             self._closed = True
             return
-        self._announce |= announce
         self._closing = True
         with suppress(OSError):
             os.eventfd_write(self._closing_event, 1)
         me = threading.get_ident()
-        if me == self.turn.thread:
+        if me in (self.turn.thread, self._ender):
             return  # in a signal handler: the call ends it
         if me == self._thread.ident:
             self._ends_itself = True  # in a finalizer: nobody else knows of this end any more
             return
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            self._was_closed_here = True
+            return
         # In the end of the interpreter a thread may be in a call and never come out of it.
-        if self.turn.lock.acquire(timeout=-1 if announce else 1.0):
+        if self.turn.lock.acquire(timeout=-1 if self._announce else 1.0):
             try:
                 self._finish()
             finally:
@@ -227,18 +243,20 @@ class RemoteEnd(ABC):
         """With no call under way: ends the thread, and everything with it."""
         if self._closed:
             return
+        self._ender = threading.get_ident()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
         self._closed = True
+        linger = 0.0
         try:
             if self._announce:
-                self._say_goodbye()
+                linger = self._say_goodbye()
         finally:
-            self._free()
+            self._free(linger)
 
     @abstractmethod
-    def _say_goodbye(self) -> None:
-        """Tells the peers; the thread is gone, and nobody calls."""
+    def _say_goodbye(self) -> float:
+        """Tells the peers, after the thread and all calls; so long goes out what was said last."""
 
     # Waiting ----------------------------------------------------------------------------------
 
@@ -252,6 +270,42 @@ class RemoteEnd(ABC):
     def _sleep(poller: select.poll, seconds: float | None) -> None:
         """Until a descriptor has news; rounded up, or a wait would end before its deadline."""
         poller.poll(None if seconds is None else int(seconds * 1000) + 1)
+
+    def wait(
+        self,
+        ready: Callable[[], T | None],
+        deadline: float | None,
+        late: Callable[[], Exception],
+        cancel: Asked | None = None,
+        stall: Callable[[float], str | None] | None = None,
+        poller: select.poll | None = None,
+    ) -> T:
+        """Ticks until `ready` returns something, with the lock, and returns that.
+
+        What is there wins, then `cancel`, then the deadline, of which `late` makes the error. After
+        a while the log says what `stall` says.
+        """
+        voice = None if stall is None else Stall(stall)
+        while True:
+            with self.lock:
+                due = self._tick()
+                found = ready()
+                if found is not None:
+                    return found
+                if voice is not None:
+                    voice.speak()
+            if cancel is not None and cancel.is_set():
+                raise Cancelled
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                with self.lock:
+                    raise late()
+            ends = [end - now for end in (due, deadline) if end is not None]
+            self._sleep(poller or self._call_poller, max(0.0, min([SLICE, *ends])))
+
+    @abstractmethod
+    def _tick(self) -> float | None:
+        """Hears, and does what is due, with the lock; when there will be more."""
 
     # The thread -------------------------------------------------------------------------------
 
@@ -273,21 +327,15 @@ class RemoteEnd(ABC):
     def _serve(self) -> None:
         """Does what is due and sleeps until something is."""
 
-    # Forks ------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _drop_inherited(self) -> None:
-        """In a forked child: closes its copies of the connections, and says nothing on them."""
-
 
 _ends: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    """The child closes its copies of the connections, and says nothing on them."""
     for end in list(_ends):
-        if not end._closed and end._pid != os.getpid():
-            with suppress(AttributeError, OSError):  # half made when another thread forked
-                end._drop_inherited()
+        if not end._closed and end._pid != os.getpid() and end.transport is not None:
+            end.transport.descriptors.close_inherited()
 
 
 def _at_exit() -> None:

@@ -30,7 +30,7 @@ from typing import Annotated, Any, NamedTuple
 from memlane._msgspec import msgspec
 from memlane.errors import CorruptMessage
 
-VERSION = 2
+VERSION = 3
 SMALL = 8 * 1024
 PIECE = 512 * 1024
 MOST_CONTROL = 4 * 1024
@@ -42,19 +42,21 @@ _MAGIC = b"mlq"
 
 
 class What(IntEnum):
-    """What a frame is. The writer sends the first seven, readers the others."""
+    """What a frame is. The writer sends those below 16, readers the others and END."""
 
     MESSAGE = 1
     WELCOME = 2  # answers HELLO; what follows begins where that asked for
     READY = 3  # everybody has attached
     ABSENT = 4  # answers ASK: who has not
-    END = 5  # there is no message with this sequence any more; a reader says it back
+    END = 5  # there is no message with this sequence; repeated until the reader says it back
     REFUSED = 6
-    SEEN = 7  # the writer knows that this reader reads from its relay's ring
-    HELLO = 16
+    SEEN = 7  # answers REPORT: the writer knows that this reader reads from its relay's ring
+    LEFT = 8  # answers BYE
+    AGAIN = 9  # an acknowledgement may have been lost: say it again
+    HELLO = 16  # repeated until it is answered
     ACK = 17  # everything before this sequence was taken
-    ASK = 18
-    BYE = 19
+    ASK = 18  # repeated until READY
+    BYE = 19  # repeated until it is answered
     REPORT = 20  # of a relay, of the readers behind it; of one of these, that it is there
 
 
@@ -133,6 +135,8 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     sequence: int  # the first frame that is wanted
     piece: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     host: str  # readers that say the same may share memory; empty: none to share
+    is_behind: bool = False  # it reads from a relay's ring, and wants no stream
+    number: int = 0  # of this hello; only what answers the latest one counts
 
 
 class Ring(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -169,6 +173,7 @@ class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     pid: int
     window: int
     window_bytes: int
+    number: int = 0  # of the hello that this answers
     ring: Ring | None = None  # to be read from, or made; None: read from this connection
 
 

@@ -1,0 +1,59 @@
+"""Who may attach or come back: a judgement over peers, which changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memlane.broadcast.remote.frames import Hello, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memlane.broadcast.remote.outbox import Outbox
+    from memlane.broadcast.remote.peer import Peer
+
+
+def refusal(
+    peers: Sequence[Peer], peer: Peer, hello: Hello, local_ranks: list[int], outbox: Outbox
+) -> Refused | None:
+    """Why who has proven the key of `peer` is not let in; None if it is."""
+    rank = hello.rank
+    if not 0 <= rank < 1 << 63 or rank in local_ranks:
+        return Refused("foreign", f"the queue has no remote reader {rank}")
+    if peer.state == "dead":
+        return given_up(peer)
+    if peer.session == hello.session and peer.state != "absent":
+        if peer.state != "running":
+            return Refused("gone", f"reader {rank} is {peer.state}")
+        if not hello.is_behind and not (
+            peer.taken <= hello.taken <= hello.sequence <= outbox.next
+            and hello.sequence >= outbox.first
+        ):
+            return Refused("gone", f"reader {rank} comes back at message {hello.sequence}")
+        return None
+    for other in peers:
+        if other.rank == rank and other.session and not _may_replace(peer, other, hello):
+            state = "attaching" if other.state == "absent" else other.state
+            return Refused(
+                "rank_taken",
+                f"reader {rank} cannot attach: its place was taken by pid {other.pid} at "
+                f"{other.address}, which is {state}",
+            )
+    if peer.state != "absent" or peer.rank not in (None, rank):
+        return Refused("place_taken", f"that place is reader {peer.rank}'s")
+    if (hello.taken, hello.sequence, hello.piece, hello.is_behind) != (0, 0, 0, False):
+        return Refused("foreign", "a reader begins with the first message")
+    return None
+
+
+def given_up(peer: Peer) -> Refused:
+    """What a reader that counts as dead is told."""
+    why = f": {peer.died}" if peer.died else ""
+    return Refused("gone", f"reader {peer.rank} is {peer.state}{why}")
+
+
+def _may_replace(peer: Peer, other: Peer, hello: Hello) -> bool:
+    """Who was shown a ring may be gone: its place there tells, to who comes from the same host."""
+    if other is not peer or peer.state != "absent":
+        return False
+    return peer.session == hello.session or peer.host == hello.host

@@ -1,0 +1,62 @@
+"""Who may read: one place and one key for each expected reader, and nobody else.
+
+The writer has a key pair, made for this queue, and so has each place; a handle carries the secret
+of its reader's place, or all. libzmq asks the list of places (ZAP, RFC 27) before it lets any byte
+of a connection through, and tells of each frame which place sent it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import zmq
+from zmq.utils import z85
+
+from memlane.errors import InvalidArgument
+
+
+class Keys:
+    """The secrets of a queue; with `insecure` mere tokens, which a listener learns."""
+
+    def __init__(self, places: int, *, insecure: bool) -> None:
+        self.insecure = insecure
+        self.server_secret = b""
+        self.server_key = ""
+        if insecure:
+            self.reader_secrets = [os.urandom(16).hex() for _ in range(places)]
+            self._place_of = {secret.encode(): i for i, secret in enumerate(self.reader_secrets)}
+            return
+        public, self.server_secret = zmq.curve_keypair()
+        self.server_key = public.decode()
+        self.reader_secrets = []
+        self._place_of = {}
+        for place in range(places):
+            public, secret = zmq.curve_keypair()
+            self.reader_secrets.append(secret.decode())
+            self._place_of[z85.decode(public)] = place
+
+    def place_of_key(self, public_key: bytes) -> int | None:
+        return None if self.insecure else self._place_of.get(public_key)
+
+    def place_of_token(self, token: str) -> int | None:
+        return self._place_of.get(token.encode()) if self.insecure else None
+
+
+def check_keys(server_key: str, keys: object, places: int) -> None:
+    """Raises unless a handle could carry those."""
+    if not isinstance(keys, list) or len(keys) > places:
+        raise InvalidArgument(f"the handle must have at most {places} keys of remote readers")
+    if server_key and not all(is_key(key) for key in (server_key, *keys)):
+        raise InvalidArgument("a key in the handle is no CURVE key")
+    if not all(isinstance(key, str) and len(key) <= 64 for key in keys):
+        raise InvalidArgument("a key in the handle is none of memlane's")
+
+
+def is_key(text: object) -> bool:
+    """Is it a CURVE key, as text?"""
+    if not isinstance(text, str) or len(text) != 40:
+        return False
+    try:
+        return len(z85.decode(text.encode("ascii"))) == 32
+    except (ValueError, KeyError, UnicodeError):
+        return False

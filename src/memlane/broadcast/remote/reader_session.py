@@ -1,0 +1,365 @@
+"""A reader's side of the protocol: the order of frames, what it acknowledges, its writer's fate.
+
+Frames go in, with the time; what is to be sent stands in `out`. No sockets, no threads, no clock.
+Whatever is said may get lost with a connection, and is repeated until it is answered: HELLO, ASK,
+BYE and reports by the clock, an acknowledgement by the next HELLO.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from memlane.broadcast.remote.frames import (
+    HEADER_BYTES,
+    MESSAGE,
+    QUICK,
+    Absent,
+    Header,
+    Hello,
+    Refused,
+    Report,
+    ReportRow,
+    Ring,
+    Welcome,
+    What,
+    body_of,
+    control,
+    header_of,
+)
+from memlane.broadcast.remote.message import Assembly, Message
+from memlane.broadcast.remote.watch import Watch
+from memlane.errors import (
+    CorruptMessage,
+    InvalidArgument,
+    MemlaneError,
+    RankTaken,
+    ReaderGivenUp,
+    WriterClosed,
+    WriterDied,
+)
+
+if TYPE_CHECKING:
+    from memlane.broadcast.remote.peer import Cursor
+
+ACK_DELAY = 0.02
+"""Seconds that an acknowledgement may wait for company, if the reader waits, too."""
+REPEAT = 1.0
+"""Seconds, at most, until what was not answered is said again."""
+_MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is in the cache
+_ROWS = 64  # of a report that fits a frame of a reader
+
+
+class PlaceTaken(RankTaken):
+    """That key is of another reader; with more keys there may be another place."""
+
+
+class ReaderSession(Watch):
+    """One reader of one writer.
+
+    A stream begins with the WELCOME that answers the latest hello, at the frame that is wanted.
+    From there on each frame must be the next, or one that is known, which is left out.
+
+    Attributes:
+        wanted: the first frame that was not seen yet.
+        inbox: whole messages that nobody has taken.
+        out: frames for the writer, the oldest first.
+        ring: of this host's readers, to be made or read from; None: messages are for this one.
+    """
+
+    def __init__(
+        self,
+        queue_id: str,
+        rank: int,
+        pid: int,
+        session: bytes,
+        token: str,
+        host: str,
+        where: str,
+        liveness: float,
+        now: float,
+    ) -> None:
+        self._identity = queue_id, rank, pid, session, token
+        super().__init__(where, liveness, now)
+        self._host = host
+        self._repeat = min(REPEAT, liveness / 4)
+        self.out: deque[bytes] = deque()
+        self.inbox: deque[Message] = deque()
+        self.epoch = 0  # of the writer, once it is known
+        self.wanted: Cursor = (0, 0)
+        self._assembly: Assembly | None = None
+        self.taken = self.bytes = 0
+        self.last_progress = now
+        self._acked = self._ack_at = self._ack_at_bytes = 0
+        self._ack_messages = self._ack_bytes = 1  # so many more, and they are acknowledged
+        self.writer_pid = self.window = self.window_bytes = 0
+        self.ring: Ring | None = None
+        self.absent: Absent | None = None  # the latest answer to ASK
+        self.is_welcome = self.is_ready = self.is_seen = self.has_left = False
+        self._is_behind = self._is_leaving = False
+        self._end: int | None = None  # there is no message with this sequence
+        self._greet_at: float | None = None
+        self._greeting = 0  # the number of the latest hello
+        self._say_at: float | None = None  # ASK or BYE, again
+
+    def connect(self, now: float) -> None:
+        """There is a new connection, on which to say hello."""
+        super().connect(now)
+        self.out.clear()
+        self.greet(now)
+        if self._is_leaving:
+            self._say_at = now
+
+    def lose(self, now: float) -> None:
+        super().lose(now)
+        self.is_welcome = False
+        self.out.clear()
+
+    # Saying -----------------------------------------------------------------------------------
+
+    def greet(self, now: float) -> None:
+        """Hello, or once more from the frame on that is wanted."""
+        self.is_welcome = False
+        self._greet_at = now + self._repeat
+        place = (self.taken, *self.wanted)
+        self._greeting += 1
+        hello = Hello(*self._identity, *place, self._host, self._is_behind, self._greeting)
+        self._say(What.HELLO, 0, hello)
+
+    def _say(self, what: What, sequence: int = 0, body: object = None) -> None:
+        """Without a connection that is said again once there is one."""
+        if self.is_connected:
+            epoch = 0 if what == What.HELLO else self.epoch
+            self.out.append(control(Header(what, epoch, sequence), body))  # type: ignore[arg-type]
+
+    def ask(self) -> None:
+        """Who is absent? `absent` and `is_ready` tell."""
+        self._say(What.ASK)
+
+    def leave(self, now: float) -> None:
+        """This reader takes no more; until the writer knows."""
+        self._is_leaving = True
+        self._say_at = now
+
+    def report(self, name: str, ring_id: str, rows: list[ReportRow]) -> None:
+        """Of the readers of that ring. Without a connection it is lost, so it is told again."""
+        for first in range(0, max(len(rows), 1), _ROWS):
+            self._say(What.REPORT, 0, Report(name, ring_id, rows[first : first + _ROWS]))
+
+    def read_behind(self) -> None:
+        """From a relay's ring; the connection is for what comes after it."""
+        self._is_behind, self._greet_at = True, None
+
+    def read_alone(self, taken: int, now: float) -> None:
+        """Has the writer send to this reader whatever it sends, from that message on."""
+        self._host, self.ring, self._is_behind = "", None, False
+        if taken > self.taken:
+            self.taken, self.wanted = taken, (taken, 0)
+        self.greet(now)
+
+    def tick(self, now: float) -> float | None:
+        """Repeats what is due; when that will be again."""
+        if self._greet_at is not None and now >= self._greet_at:
+            self.greet(now)
+        if self._say_at is not None and now >= self._say_at:
+            self._say_at = now + self._repeat
+            self._say(What.BYE)
+        dues = [due for due in (self._greet_at, self._say_at) if due is not None]
+        return min(dues, default=None)
+
+    # Acknowledging ----------------------------------------------------------------------------
+
+    def take(self, now: float) -> Message:
+        """The next message; it counts as taken from now on."""
+        message = self.inbox.popleft()
+        self.taken = message.sequence + 1
+        self.bytes += len(message.memory)
+        self.last_progress = now
+        if self.taken >= self._ack_at or self.bytes >= self._ack_at_bytes:
+            self.acknowledge()
+        return message
+
+    def acknowledge(self) -> None:
+        if self.ring is None:  # else it says what its host's readers have read
+            self._say(What.ACK, self.taken)
+        self._acked = self.taken
+        self._ack_at = self.taken + self._ack_messages
+        self._ack_at_bytes = self.bytes + self._ack_bytes
+        self._confirm_end()
+
+    def acknowledge_later(self, now: float) -> float | None:
+        """Acknowledges if it is time, while the reader waits; when it will be."""
+        if self.taken == self._acked:
+            return None
+        due = self.last_progress + ACK_DELAY
+        if now < due:
+            return due
+        self.acknowledge()
+        return None
+
+    def _confirm_end(self) -> None:
+        """So that the writer may leave. A relay's readers must have it all."""
+        if self._end is not None and (self.ring is None or self.taken == self._end):
+            self._say(What.END, self._end)
+
+    # Hearing ----------------------------------------------------------------------------------
+
+    def receive_whole(self, part: bytes) -> bool:
+        """What `receive` would do with the next message if it is all in that part, as most are, but
+        sooner; False for everything else, and no change."""
+        if len(part) <= HEADER_BYTES:
+            return False
+        begin, kind, _, epoch, sequence, _, _, _, total = QUICK.unpack_from(part)
+        if (
+            begin != MESSAGE
+            or epoch != self.epoch
+            or len(part) != HEADER_BYTES + total
+            or self.wanted != (sequence, 0)
+            or not self.is_welcome
+        ):
+            return False
+        message = Message(sequence, kind, part[HEADER_BYTES:])
+        # A signal handler may raise behind a call only: so all of this happens, or none.
+        self.wanted = (sequence + 1, 0)
+        self.inbox.append(message)
+        return True
+
+    def receive(self, part: bytes, payload: memoryview | None, now: float) -> None:
+        """One frame of the writer; CorruptMessage, and no change, for one that is wrong: then what
+        is wanted has been asked for again."""
+        if self._greet_at is not None:  # what was asked for is on its way behind this
+            self._greet_at = now + self._repeat
+        try:
+            self._receive(part, payload, now)
+        except CorruptMessage:
+            if self.is_welcome:
+                self.greet(now)
+            raise
+
+    def _receive(self, part: bytes, payload: memoryview | None, now: float) -> None:
+        header = header_of(part)
+        if header.what == What.WELCOME:
+            self._be_welcome(header, body_of(part, Welcome))
+        elif header.what == What.REFUSED:
+            self._be_refused(body_of(part, Refused), now)
+        elif header.what == What.SEEN:
+            self.is_seen, self._greet_at = True, None
+        elif self.epoch == 0:
+            return  # said to all, and said again to whoever asks
+        elif header.epoch != self.epoch:
+            raise CorruptMessage(f"a frame of another writer came (epoch {header.epoch:x})")
+        elif header.what == What.MESSAGE:
+            self._take_piece(
+                header, memoryview(part)[HEADER_BYTES:] if payload is None else payload
+            )
+        elif header.what == What.READY:
+            self.is_ready = True
+        elif header.what == What.ABSENT:
+            self.absent = body_of(part, Absent)
+        elif header.what == What.AGAIN:
+            self.acknowledge()
+        elif header.what == What.LEFT:
+            self.has_left = True
+        elif header.what == What.END:
+            self._hear_end(header)
+
+    def _be_welcome(self, header: Header, welcome: Welcome) -> None:
+        if self.epoch not in (0, header.epoch):
+            raise CorruptMessage(f"another writer welcomes this reader (epoch {header.epoch:x})")
+        if welcome.number != self._greeting:
+            return  # of a hello that was taken back
+        place = (header.sequence, header.piece)
+        if place != self.wanted:
+            raise CorruptMessage(f"the writer goes on at {place}, but {self.wanted} is wanted")
+        self.writer_pid, self.ring = welcome.pid, welcome.ring
+        self.window, self.window_bytes = welcome.window, welcome.window_bytes
+        self._ack_messages = max(1, welcome.window // 4)
+        self._ack_bytes = max(1, min(welcome.window_bytes // 4, _MOST_UNACKED))
+        self._ack_at = self._ack_at_bytes = 0
+        self.epoch, self._greet_at, self.is_welcome = header.epoch, None, True
+
+    def _be_refused(self, refused: Refused, now: float) -> None:
+        rank, pid = self._identity[1:3]
+        match refused.code:
+            case "no_relay":
+                self._host, self.ring = "", None
+                self.greet(now)
+                return
+            case "rank_taken":
+                failure: MemlaneError = RankTaken(refused.text)
+            case "place_taken":
+                failure = PlaceTaken(refused.text)
+            case "gone":
+                failure = ReaderGivenUp(rank, pid, refused.text)
+            case _:
+                failure = InvalidArgument(refused.text)
+        self.failure = self.failure or failure
+        self._greet_at, self.has_left = None, True  # whoever is refused need not say goodbye
+
+    def _hear_end(self, header: Header) -> None:
+        if not self.is_welcome:
+            return  # what was lost comes again, with another end behind it
+        if (header.sequence, 0) != self.wanted:
+            raise CorruptMessage(
+                f"the writer ends with message {header.sequence}, but {self.wanted} is wanted"
+            )
+        self._end = header.sequence
+        self._confirm_end()
+
+    def _take_piece(self, header: Header, payload: memoryview) -> None:
+        place = (header.sequence, header.piece)
+        if not self.is_welcome:
+            return  # of a stream that was given up; all that is wanted comes again
+        if place < self.wanted:
+            return  # the writer did not know whether it had been sent
+        if place > self.wanted or header.piece >= header.pieces:
+            raise CorruptMessage(f"frame {place} came where {self.wanted} was due")
+        message = self._put(header, payload)
+        is_last = header.piece + 1 == header.pieces
+        # A signal handler may raise behind a call only: so all of this happens, or none.
+        self.wanted = (header.sequence + 1, 0) if is_last else (header.sequence, header.piece + 1)
+        if message is not None:
+            self._assembly = None
+            self.inbox.append(message)
+
+    def _put(self, header: Header, payload: memoryview) -> Message | None:
+        if header.pieces == 1:
+            if len(payload) != header.total:
+                raise CorruptMessage(
+                    f"message {header.sequence} has {len(payload)} bytes, not {header.total}"
+                )
+            return Message(header.sequence, header.kind, payload)
+        if header.piece == 0:
+            self._assembly = Assembly(header)
+        if self._assembly is None:
+            raise CorruptMessage(f"frame {header.piece} of a message that has not begun")
+        return self._assembly.add(header, payload)
+
+    # The writer's fate --------------------------------------------------------------------------
+
+    @property
+    def is_ended(self) -> bool:
+        """Has all come that there will be?"""
+        return self._end is not None
+
+    def check_writer(self, now: float) -> None:
+        """Raises if nothing more will come; everything that came is taken."""
+        if self.is_ended:
+            self._confirm_end()
+            raise WriterClosed("the writer closed the queue, and everything it sent has been read")
+        if self.failure is None:
+            why = self.death(now)
+            if why is not None:
+                self.failure = WriterDied(self.writer_pid, f" at {self._where}: {why}")
+        if self.failure is not None:
+            raise self.failure
+
+    def is_over(self, now: float) -> bool:
+        """Will nobody attach any more?"""
+        return self.is_ended or self.failure is not None or self.death(now) is not None
+
+    def who(self, now: float) -> str:
+        """The writer, for whoever waits for it."""
+        pid = f"pid {self.writer_pid} " if self.writer_pid else ""
+        since = f", last message {now - self.last_progress:.1f} s ago" if self.writer_pid else ""
+        return f"the writer ({pid}at {self._where}, {self.state()}{since})"

@@ -1,0 +1,388 @@
+"""The writer's side of the protocol: who attaches, comes back, is lost, leaves and dies.
+
+Frames go in, with the time; what is to be sent stands in the peers and in `answers`. No sockets, no
+threads, no clock: whoever drives it reports connections, and calls `tick` when that asked for it.
+Every word of a reader is answered, or repeated by it, so each of them may be lost, and come twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from memlane._checks import integer
+from memlane._failures import MOST_NAMED
+from memlane.broadcast.remote import admission, relaying
+from memlane.broadcast.remote.frames import (
+    Absent,
+    Header,
+    Hello,
+    Refused,
+    Report,
+    Welcome,
+    What,
+    body_of,
+    control,
+    header_of,
+)
+from memlane.broadcast.remote.outbox import Outbox
+from memlane.broadcast.remote.peer import Peer, usual_place
+from memlane.errors import CorruptMessage, InvalidArgument, ReaderDied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from memlane._msgspec import msgspec
+    from memlane.broadcast.remote.options import RemoteOptions
+
+REPEAT = 0.5
+"""Seconds until what was not answered is said again."""
+
+
+class WriterSession:
+    """All readers of one writer.
+
+    Attributes:
+        answers: frames for those that have no stream, by route, the oldest first.
+        absent_here: names who has not attached on this host.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        local_ranks: list[int],
+        options: RemoteOptions,
+        queue_id: str,
+        epoch: int,
+        pid: int,
+        ring_sizes: tuple[int, int],
+        place_of_token: Callable[[str], int | None] = lambda _token: None,
+    ) -> None:
+        self._place_of_token = place_of_token
+        self.local_ranks, self.options = local_ranks, options
+        self.queue_id, self.epoch, self.pid = queue_id, epoch, pid
+        self._ring_sizes = ring_sizes
+        self.peers = [Peer(place) for place in range(places)]
+        self.outbox = Outbox(self.peers, options.window, options.window_bytes)
+        self.answers: deque[tuple[bytes, bytes]] = deque()
+        self.absent_here: Callable[[], list[str]] = list
+        self.is_everybody_here = False
+        self.ending_since: float | None = None
+        self._by_route: dict[bytes, Peer] = {}
+
+    # Frames -----------------------------------------------------------------------------------
+
+    def receive(
+        self, route: bytes, frame: bytes, now: float, place: int | None = None, address: str = ""
+    ) -> None:
+        """One frame of a reader; CorruptMessage, and nothing changed, if it is not one.
+
+        A hello comes with the place that its sender has proven, and the sender's address.
+        """
+        header = header_of(frame)
+        if header.what == What.HELLO:
+            self._greet(route, body_of(frame, Hello), now, place, address)
+            return
+        peer = self._by_route.get(route)
+        if peer is None or header.epoch != self.epoch:
+            raise CorruptMessage("a frame of somebody who has not said who it is")
+        if header.what == What.BYE:
+            self._hear_bye(route, peer, now)
+        elif peer.state != "running" and header.what != What.REPORT:  # for who attaches, too
+            raise CorruptMessage(f"a frame of {peer.name(self.local_ranks)}, which is {peer.state}")
+        elif header.what == What.ACK:
+            self._take(peer, header.sequence, now)
+        elif header.what == What.ASK:
+            if self.is_everybody_here:
+                peer.say(self._frame(What.READY))
+            else:
+                names = self.everybody_absent(now)
+                free = [other.place for other in self.absent()]
+                absent = Absent(names[:MOST_NAMED], free, len(names) - len(free))
+                peer.say(self._frame(What.ABSENT, body=absent))
+        elif header.what == What.REPORT:
+            self._hear_report(peer, body_of(frame, Report), now)
+        elif header.what == What.END:
+            peer.hear_end()
+        else:
+            raise CorruptMessage(f"a reader sent a frame of kind {header.what}")
+
+    def _greet(
+        self, route: bytes, hello: Hello, now: float, place: int | None, address: str
+    ) -> None:
+        if place is None:
+            place = self._place_of_token(hello.token)
+        if place is None or hello.queue_id != self.queue_id:
+            raise CorruptMessage("a hello of somebody who is not expected")
+        peer = self.peers[place]
+        if peer.session == hello.session and hello.number <= peer.greeting:
+            return  # by a connection that has ended since
+        refusal = admission.refusal(self.peers, peer, hello, self.local_ranks, self.outbox)
+        if refusal is not None:
+            peer.knock(0.0)  # it was not the reader that was lost
+            self.answers.append((route, self._frame(What.REFUSED, body=refusal)))
+            return
+        if peer.state == "absent":
+            for other in self.peers:
+                if other is not peer and other.rank == hello.rank:
+                    other.keep_for(None)  # the reader chose another place than the one kept for it
+            is_shared = self.options.relay and len(self.peers) > 1 and not peer.is_alone
+            host = hello.host if is_shared else ""
+            relay = relaying.relay_at(self.peers, host) if host else None
+            peer.ask(hello, host, relay)
+            self._connect(peer, route, hello, address)
+            if relay is not None:
+                if relay.ring is not None:
+                    peer.say(self._welcome(peer))
+                return
+            peer.attach(now)
+        else:
+            if not (hello.host or hello.is_behind):  # it has no ring to share, or none any more
+                peer.share_nothing()
+                self._part_orphans(now)
+            self._connect(peer, route, hello, address)
+            if hello.is_behind or peer.via is not None:
+                peer.say(self._frame(What.SEEN))
+                return
+        if not peer.host:  # a relay takes what its readers may not have read
+            self._take(peer, hello.taken, now)
+        peer.stream_from((hello.sequence, hello.piece), self._welcome(peer, hello))
+        if self.is_everybody_here:
+            peer.say(self._frame(What.READY))
+
+    def _connect(self, peer: Peer, route: bytes, hello: Hello, address: str) -> None:
+        if peer.route is not None:
+            self._by_route.pop(peer.route, None)
+        self._by_route[route] = peer
+        peer.connect(route, hello.pid, address, hello.number)
+
+    def _hear_bye(self, route: bytes, peer: Peer, now: float) -> None:
+        if peer.state == "running":
+            peer.leave()
+            self._part_orphans(now)
+        elif peer.state == "absent":
+            peer.forget()
+        self.answers.append((route, self._frame(What.LEFT)))
+
+    def _hear_report(self, teller: Peer, report: Report, now: float) -> None:
+        """What a relay says of the readers behind it, or one of these of itself."""
+        rows = relaying.rows_of(self.peers, teller, report, self.outbox.next)
+        if relaying.is_relay(teller) and teller.ring is None:
+            teller.relay_through((report.name, report.ring_id))
+            for peer in relaying.behind(self.peers, teller):
+                if peer.state == "absent":
+                    peer.say(self._welcome(peer))
+        for peer, row in rows:
+            # Only its own key makes a place attached.
+            if peer.state == "absent" and peer is teller and peer.via is not None:
+                peer.attach(now)
+            if peer.state != "running":
+                continue
+            peer.found_behind(row.pid, peer.address)
+            if row.taken > peer.taken:
+                self._take(peer, row.taken, now)
+            if row.state == "dead":
+                self._die(peer, "its process ended", now)
+            elif row.state == "closed" and peer is teller:
+                peer.stop_reading()
+            elif row.state == "closed":
+                peer.leave()
+        if teller.via is not None and teller.state == "running":
+            teller.say(self._frame(What.SEEN))
+        elif teller.via is not None:
+            teller.say(self._frame(What.REFUSED, body=admission.given_up(teller)))
+
+    def _take(self, peer: Peer, sequence: int, now: float) -> None:
+        """That reader has taken everything before `sequence`."""
+        if not peer.taken <= sequence <= self.outbox.next:
+            raise CorruptMessage(
+                f"{peer.name(self.local_ranks)} acknowledges message {sequence}: it had taken "
+                f"{peer.taken}, and {self.outbox.next} were sent"
+            )
+        if sequence > peer.taken and peer.is_waited_for:
+            peer.take(sequence, self.outbox.end_of(sequence), now)
+
+    def _frame(self, what: What, sequence: int = 0, body: msgspec.Struct | None = None) -> bytes:
+        return control(Header(what, self.epoch, sequence), body)
+
+    def _welcome(self, peer: Peer, hello: Hello | None = None) -> bytes:
+        """What a reader hears first: where its stream begins, or which ring to read from."""
+        sequence, piece = (0, 0) if hello is None else (hello.sequence, hello.piece)
+        ring = None
+        if peer.host:
+            ring = relaying.ring_of(self.peers, peer, self.local_ranks, self._ring_sizes)
+        options = self.options
+        body = Welcome(self.pid, options.window, options.window_bytes, peer.greeting, ring)
+        return control(Header(What.WELCOME, self.epoch, sequence, piece=piece), body)
+
+    def is_known(self, route: bytes) -> bool:
+        """Is that the connection of a reader that attaches, or has?"""
+        peer = self._by_route.get(route)
+        return peer is not None and peer.is_connected
+
+    # Connections ------------------------------------------------------------------------------
+
+    def lose(self, peer: Peer, now: float) -> None:
+        """Its connection has ended; it may come back."""
+        peer.lose(now)
+
+    def knock(self, place: int, now: float) -> None:
+        """Somebody has proven the key of that place."""
+        self.peers[place].knock(now)
+
+    def give_up(self, peer: Peer, why: str, now: float) -> None:
+        """Its host does not answer. Those behind a relay are spoken for by that."""
+        if peer.via is None:
+            peer.fall_silent()
+            self._die(peer, why, now)
+
+    def say_again(self) -> None:
+        """What a reader has said may have been dropped, and nobody knows whose word it was."""
+        for peer in self.peers:
+            if peer.is_streaming:
+                peer.say(self._frame(What.AGAIN))
+
+    # Time -------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> float | None:
+        """Does what is due; when that will be again."""
+        self._part_orphans(now)  # an interruption may have come between that and its cause
+        due = None
+        bound = self.options.liveness
+        for peer in self.peers:
+            if peer.state == "running" and peer.lost_since is not None:
+                dead_at = max(peer.lost_since, peer.knocked_at) + bound
+                if now >= dead_at:
+                    why = f"its connection ended, and it has not come back within {bound} s"
+                    self._die(peer, why, now)
+                else:
+                    due = dead_at if due is None else min(due, dead_at)
+            if self.ending_since is not None and peer.is_streaming and not peer.has_heard_end:
+                if now >= peer.end_due and peer.cursor == (self.outbox.next, 0):
+                    peer.tell_end(self._frame(What.END, self.outbox.next), now + REPEAT)
+                if peer.end_due > now:
+                    due = peer.end_due if due is None else min(due, peer.end_due)
+        return due
+
+    def end(self, now: float) -> None:
+        """There will be no more messages."""
+        if self.ending_since is None:
+            self.ending_since = now
+
+    def unfinished(self) -> list[Peer]:
+        """Who does not know yet that there are no more."""
+        return [peer for peer in self.peers if peer.owes_end]
+
+    def missed(self) -> list[Peer]:
+        """Who may live, but never know, nor have got everything."""
+        owing = self.unfinished()
+        return [
+            peer
+            for peer in self.peers
+            if peer in owing
+            or peer.via in owing
+            or (peer.is_silent and peer.taken < self.outbox.next)
+        ]
+
+    def stuck(self, now: float) -> bool:
+        """Has none of those made any progress for too long?"""
+        since = self.ending_since if self.ending_since is not None else now
+        latest = max((peer.last_progress for peer in self.unfinished()), default=now)
+        return now - max(since, latest) >= self.options.liveness
+
+    # Life and death ---------------------------------------------------------------------------
+
+    def _die(self, peer: Peer, why: str, now: float) -> None:
+        word = Refused("gone", f"reader {peer.rank} is dead: {why}")
+        peer.die(why, self._frame(What.REFUSED, body=word))
+        self._part_orphans(now)
+
+    def _part_orphans(self, now: float) -> None:
+        """Who reads behind a relay that has ended goes on by itself; who was about to, too."""
+        word = Refused("no_relay", "the relay of that host has ended")
+        for peer in self.peers:
+            if peer.via is None or relaying.is_relay(peer.via):
+                continue
+            if peer.state == "absent":
+                peer.say(self._frame(What.REFUSED, body=word))
+                peer.forget()
+            else:
+                peer.part(now)
+
+    def has_dead(self) -> bool:
+        return any(peer.state == "dead" for peer in self.peers)
+
+    def raise_death(self) -> None:
+        """ReaderDied until `release`."""
+        for peer in self.peers:
+            if peer.state == "dead":
+                rank = int(peer.name(self.local_ranks).split()[1])
+                raise ReaderDied(
+                    rank,
+                    peer.pid,
+                    f" at {peer.address} after {peer.taken} messages: {peer.died}; "
+                    f"release_reader({rank}) goes on without it",
+                )
+
+    def release(self, rank: int) -> None:
+        """Nobody waits for that reader any more, and nobody can take its place."""
+        number = integer("rank", rank)
+        usual = usual_place(number, self.local_ranks)
+        found = [peer for peer in self.peers if peer.rank == number] or [
+            peer for peer in self.peers if peer.rank is None and peer.place == usual
+        ]
+        if not found or number in self.local_ranks:
+            raise InvalidArgument(f"the queue has no reader {rank} on another host")
+        peer = found[0]
+        if peer.state == "running":
+            raise InvalidArgument(
+                f"reader {rank} is connected from {peer.address} (pid {peer.pid}): only a dead or "
+                f"absent reader can be released; end its process first"
+            )
+        peer.keep_for(number)
+        peer.leave()
+        self.outbox.drop_taken()
+
+    # Places -----------------------------------------------------------------------------------
+
+    def absent(self) -> list[Peer]:
+        """The remote readers that have not attached."""
+        return [peer for peer in self.peers if peer.state == "absent"]
+
+    def everybody_absent(self, now: float) -> list[str]:
+        """Who has not attached, here and elsewhere; named as far as anybody would read it."""
+        absent = self.absent()
+        named = [self.text(peer, now) for peer in islice(absent, MOST_NAMED)]
+        return self.absent_here() + named + ["another reader"] * (len(absent) - MOST_NAMED)
+
+    def announce_ready(self) -> bool:
+        """Tells the readers once everybody has attached, here and elsewhere."""
+        if not (self.is_everybody_here or self.absent() or self.absent_here()):
+            self.is_everybody_here = True
+            for peer in self.peers:
+                peer.say(self._frame(What.READY))
+        return self.is_everybody_here
+
+    def place_for(self, rank: int) -> Peer:
+        """The place that is kept for that rank from now on."""
+        for peer in self.peers:
+            if peer.rank == rank:
+                return peer
+        free = [peer for peer in self.peers if peer.rank is None and peer.state == "absent"]
+        usual = usual_place(rank, self.local_ranks)
+        if not free:
+            ranks = [peer.rank for peer in self.peers]
+            raise InvalidArgument(
+                f"the queue has no reader {rank}: the {len(ranks)} places for remote readers are "
+                f"those of {ranks}"
+            )
+        found = next((peer for peer in free if peer.place == usual), free[-1])
+        found.keep_for(rank)
+        return found
+
+    def text(self, peer: Peer, now: float) -> str:
+        return peer.text(self.local_ranks, self.outbox.next, now)
+
+    def texts(self, peers: Iterable[Peer], now: float) -> list[str]:
+        return [self.text(peer, now) for peer in peers]

@@ -1,0 +1,204 @@
+"""The ends of readers on other hosts: alone, relaying, or behind a relay of their host."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from memlane._failures import participant
+from memlane._serialization import codec_of
+from memlane._undo import undone_by
+from memlane.broadcast.blocks import ViewBlock
+from memlane.broadcast.ends import LocalReader
+from memlane.broadcast.network import NetworkReader
+from memlane.broadcast.relay import Relay, ring_handle
+from memlane.broadcast.remote.driver import deadline_of, remaining
+from memlane.broadcast.remote.frames import ReportRow, Ring
+from memlane.broadcast.remote.joining import attach
+from memlane.errors import (
+    InvalidArgument,
+    LayoutMismatch,
+    RankTaken,
+    SegmentMissing,
+    SegmentRefused,
+    ShmExhausted,
+    SystemFault,
+    WriterDied,
+)
+
+if TYPE_CHECKING:
+    import threading
+    from contextlib import AbstractContextManager
+
+    from memlane._native import ViewLease
+    from memlane.broadcast.ends import ReaderEnd
+    from memlane.broadcast.handle import Handle
+    from memlane.broadcast.remote.reader import RemoteReader
+    from memlane.broadcast.statistics import QueueStatistics
+
+logger = logging.getLogger("memlane")
+
+# Why a reader reads by a connection of its own, although others here might share one with it.
+_NO_RING = (
+    SegmentMissing,
+    SegmentRefused,
+    LayoutMismatch,
+    ShmExhausted,
+    SystemFault,
+    InvalidArgument,
+)
+
+
+def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd:
+    """Reader `rank` on another host than its writer: by a connection of its own, or from its host's
+    ring, which it may have to fill. Fails whole."""
+    deadline = deadline_of(timeout)
+    stream = attach(handle, rank, deadline, timeout)
+    with undone_by(stream.abandon):
+        ring = stream.session.ring
+        if ring is not None:
+            try:
+                if ring.name:
+                    return _reader_behind(stream, handle, ring, deadline, timeout)
+                relay = Relay(stream, handle, ring)
+                with undone_by(relay.ring.abandon):
+                    return RelayingReader(relay, ring.place)
+            except _NO_RING as error:
+                logger.warning("reader %d reads over a connection of its own: %s", rank, error)
+                stream.go_alone(0)
+                stream.until_welcome(deadline, timeout)
+        return NetworkReader(stream, codec_of(handle.serializer))
+
+
+def _reader_behind(
+    stream: RemoteReader, handle: Handle, ring: Ring, deadline: float | None, timeout: float | None
+) -> SharedReader:
+    """In the ring of another reader's relay; its writer knows of it."""
+    there = ring_handle(handle, ring, stream.session.writer_pid)
+    there.validate()
+    try:
+        reader = SharedReader(there, ring.place, stream)
+    except RankTaken as error:  # by who died before the writer knew of it
+        raise SegmentRefused(str(error)) from None
+    with undone_by(reader.native.abandon):
+        if participant(reader.native, 0).state == "dead":
+            raise SegmentMissing(ring.name, "its relay has died, which the writer will hear soon")
+        here = [ReportRow(ring.place, os.getpid(), "running", 0)]
+        if not stream.attach_at(ring, here, deadline, timeout):
+            raise SegmentMissing(ring.name, "its relay has ended")
+    return reader
+
+
+class SharedReader(LocalReader):
+    """Reads from its host's ring; when its relay ends, by the connection that it has kept."""
+
+    def __init__(self, handle: Handle, place: int, stream: RemoteReader) -> None:
+        super().__init__(handle, place)
+        self.socket = stream.transport.socket
+        self._stream = stream
+        self._codec = codec_of(handle.serializer)
+        self._alone: NetworkReader | None = None
+        self.wait_until_ready = self._wait_until_ready  # type: ignore[assignment]
+        self.receive = self._receive
+        self.check = stream.check
+        self.close = self._leave
+        self.abandon = self._abandon
+
+    def _go_on(self, error: WriterDied) -> NetworkReader:
+        """The ring is dead, and all that was complete in it was read."""
+        if self._alone is None:
+            logger.warning("reader %d reads over a connection of its own: %s", self.rank, error)
+            self._stream.go_alone(self.native.position)
+            self._alone = NetworkReader(self._stream, self._codec)
+            self.native.abandon()
+        return self._alone
+
+    def _wait_until_ready(self, timeout: float | None) -> None:
+        deadline = deadline_of(timeout)
+        if self._alone is None:
+            try:
+                self.native.wait_until_ready(timeout)
+                return
+            except WriterDied as error:
+                self._go_on(error)
+        if self._alone is not None:
+            self._alone.wait_until_ready(remaining(deadline))
+
+    def _receive(self, timeout: float | None, cancel: threading.Event | None) -> Any:
+        deadline = None if timeout is None else deadline_of(timeout)
+        alone = self._alone
+        if alone is None:
+            try:
+                return self.native.receive(timeout, cancel)
+            except WriterDied as error:
+                alone = self._go_on(error)
+        return alone.receive(remaining(deadline), cancel)
+
+    def receive_view(
+        self, timeout: float | None, cancel: threading.Event | None
+    ) -> tuple[Any, ViewLease | None]:
+        """As `RingReader` does; what came over the network is the reader's own."""
+        deadline = None if timeout is None else deadline_of(timeout)
+        alone = self._alone
+        if alone is None:
+            try:
+                return self.native.receive_view(timeout, cancel)
+            except WriterDied as error:
+                alone = self._go_on(error)
+        return alone.receive(remaining(deadline), cancel), None
+
+    def view(
+        self, owner: object, timeout: float | None, cancel: threading.Event | None
+    ) -> AbstractContextManager[Any]:
+        return ViewBlock(owner, self, timeout, cancel)
+
+    def block(
+        self, owner: object, timeout: float | None, cancel: threading.Event | None
+    ) -> AbstractContextManager[memoryview]:
+        if self._alone is not None:
+            return self._alone.block(owner, timeout, cancel)
+        return super().block(owner, timeout, cancel)
+
+    def statistics(self) -> QueueStatistics:
+        return super().statistics() if self._alone is None else self._alone.statistics()
+
+    def _leave(self) -> None:
+        try:
+            self.native.close()
+        finally:
+            self._stream.close()
+
+    def _abandon(self) -> None:
+        self.native.abandon()
+        self._stream.abandon()
+
+
+class RelayingReader(LocalReader):
+    """The reader in whose process the relay runs; it reads from the ring like the others."""
+
+    def __init__(self, relay: Relay, place: int) -> None:
+        super().__init__(relay.handle, place)
+        self.socket = relay.stream.transport.socket
+        self._relay = relay
+        self.receive = self._receive
+        self.close = self._leave
+        self.abandon = self._abandon
+        with undone_by(self.native.abandon):
+            relay.start()
+
+    def _receive(self, timeout: float | None, cancel: threading.Event | None) -> Any:
+        try:
+            return self.native.receive(timeout, cancel)
+        except WriterDied as error:
+            raise self._relay.stream.session.failure or error from None
+
+    def _leave(self) -> None:
+        try:
+            self.native.close()
+        finally:
+            self._relay.leave()
+
+    def _abandon(self) -> None:
+        self.native.abandon()
+        self._relay.abandon()

@@ -1,0 +1,123 @@
+"""Any sequence of what networks, processes and signal handlers do to a writer and its readers.
+
+`MEMLANE_EXAMPLES` says how many are tried (`make soak`: a million); a failure is shrunk.
+`docs/design/remote.md` has the table of the rules.
+"""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.sessions.rules import EXAMPLES, RULES
+from tests.sessions.world import World
+
+COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "20000"))
+
+
+def play(hosts: list[int], is_relayed: bool, pieces: int, steps: bytes) -> None:
+    """Two bytes are a step: what happens, and to whom."""
+    world = World(hosts, relay=is_relayed, pieces=pieces)
+    world.check()
+    for what, whom in zip(steps[::2], steps[1::2], strict=False):
+        step(world, what % 20, world.readers[whom % len(hosts)], whom // 8)
+        world.check()
+    world.settle()
+
+
+def step(world: World, what: int, reader: "World.Reader", how: int) -> None:
+    match what:
+        case 0 | 1 | 2 | 3:
+            world.send((5, 5, 25, 70)[how % 4])
+        case 4:
+            world.send(fate=("before", "after")[how % 2])
+        case 5 | 6 | 7:
+            world.dequeue(reader)
+        case 8 | 9:
+            world.advance((0.02, 0.1, 0.2, 0.3)[how % 4])
+        case 10:
+            world.reset(reader, how % 3)
+        case 11:
+            world.cut(reader.host, ("up", "down")[how % 2])
+        case 12:
+            world.heal(reader.host)
+        case 13:
+            reader.is_stopped = not reader.is_stopped
+        case 14:
+            world.is_writer_stopped = not world.is_writer_stopped
+        case 15:
+            world.interrupt = ("hear", "flush", "receive", "say")[how % 4]
+        case 16:
+            world.delay = (0, 0.05, 0.1, 0.3)[how % 4]
+        case 17:
+            world.close(reader)
+        case 18 if how % 3 == 0:
+            world.kill(reader)
+        case 19 if how % 8 == 0:
+            world.close_writer()
+        case 19 if how % 8 == 1:
+            world.kill_writer()
+
+
+@settings(
+    max_examples=COUNT // 8, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=6),
+    st.booleans(),
+    st.sampled_from([1, 3]),
+    st.binary(max_size=80),
+)
+def test_any_sequence(hosts: list[int], is_relayed: bool, pieces: int, steps: bytes) -> None:
+    """Everybody gets everything once and in order, knows who lives, and goes on once it can."""
+    play(hosts, is_relayed, pieces, steps)
+
+
+def test_many_sequences() -> None:
+    """The same without the price of hypothesis; what fails is one step shorter at a time."""
+    for seed in range(COUNT - COUNT // 8):
+        dice = random.Random(seed)
+        hosts = [dice.randrange(3) for _ in range(dice.randint(1, 6))]
+        how = hosts, dice.random() < 0.6, dice.choice([1, 1, 3])
+        steps = dice.randbytes(2 * dice.randint(1, 40))
+        if not fails(*how, steps):
+            continue
+        at = 0
+        while at < len(steps):
+            shorter = steps[:at] + steps[at + 2 :]
+            steps, at = (shorter, at) if fails(*how, shorter) else (steps, at + 2)
+        print(f"seed {seed}: play(*{how}, {steps!r})")
+        play(*how, steps)
+
+
+def fails(*how: Any) -> bool:
+    try:
+        play(*how)
+    except Exception:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples(name: str) -> None:
+    """Each is one thing that can happen, and goes well."""
+    EXAMPLES[name]()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_is_needed(rule: "RULES", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the example that it is there for fails."""
+    rule.remove(monkeypatch)
+    with pytest.raises((AssertionError, IndexError, KeyError)):
+        EXAMPLES[rule.example]()
+
+
+def test_the_table_of_rules_is_current() -> None:
+    """`docs/design/remote.md` has a row for each."""
+    text = (Path(__file__).parents[2] / "docs/design/remote.md").read_text()
+    for rule in RULES:
+        assert f"| {rule.name} | `{rule.owner.__name__}.{rule.method}` |" in text

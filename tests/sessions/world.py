@@ -1,0 +1,548 @@
+"""One writer and its readers on a few hosts, in virtual time: the sessions are real, nothing else.
+
+A connection is two queues of frames. What a network, a kernel and a signal handler can do to it is
+a method of `World`; after each of them `check` holds the sessions against what really happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from memlane.broadcast.remote.frames import Header, Kind, ReportRow, What, whole_header
+from memlane.broadcast.remote.message import decode
+from memlane.broadcast.remote.outbox import Piece
+from memlane.broadcast.remote.peer import Peer
+from memlane.broadcast.remote.reader_session import ReaderSession
+from memlane.broadcast.remote.writer_session import WriterSession
+from memlane.errors import CorruptMessage, PeerDied, WriterClosed
+
+BOUND = 1.0
+WINDOW, WINDOW_BYTES = 4, 60
+STEP = 0.2
+EPOCH = 77
+
+
+@dataclass
+class Line:
+    """A TCP connection, as both ends see it."""
+
+    route: bytes
+    is_up: bool = True
+    is_let_in: bool = False
+    writer_knows: bool = False  # of its end
+    reader_knows_start: bool = False
+    reader_knows_end: bool = False
+    to_writer: deque[tuple[float, bytes]] = field(default_factory=deque)
+    to_reader: deque[tuple[float, Piece]] = field(default_factory=deque)
+
+
+@dataclass
+class Ring:
+    """Memory of one host; the relay of its readers fills it."""
+
+    name: str
+    messages: list[int] = field(default_factory=list)
+    positions: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)  # who has died or closed
+    fate: str = ""  # dead, closed
+
+
+class Reader:
+    def __init__(self, world: World, rank: int, host: int) -> None:
+        self.rank, self.host = rank, host
+        self.session = ReaderSession(
+            "q", rank, 100 + rank, b"%d" % rank, "", f"h{host}", "w", BOUND, world.now
+        )
+        self.line: Line | None = None
+        self.log: list[int] = []
+        self.ring: Ring | None = None
+        self.is_relay = False
+        self.is_behind = False
+        self.is_slow = False  # as a relay it passes nothing on
+        self.is_stopped = self.is_dead = self.has_closed = False
+        self.outcome = ""
+        self.no_line_since: float | None = world.now
+        self.was_unreachable = False
+        self.reported_at = -1.0
+
+    @property
+    def runs(self) -> bool:
+        return not (self.is_stopped or self.is_dead)
+
+
+class World:
+    def __init__(self, hosts: list[int], *, relay: bool = True, pieces: int = 1) -> None:
+        self.now = 1000.0
+        self.pieces = pieces
+        options: Any = SimpleNamespace(
+            relay=relay, window=WINDOW, window_bytes=WINDOW_BYTES, liveness=BOUND
+        )
+        self.writer = WriterSession(len(hosts), [], options, "q", EPOCH, 1, (64, 4))
+        self.is_writer_stopped = self.is_writer_gone = self.was_writer_killed = False
+        self.readers = [Reader(self, rank, host) for rank, host in enumerate(hosts)]
+        self.lines: dict[bytes, Line] = {}
+        self.rings: dict[str, Ring] = {}
+        self.cuts: dict[tuple[int, str], float] = {}  # host and direction: since when
+        self.sent = 0
+        self.delay = 0.0
+        self.missed: list[Peer] | None = None  # once the writer has closed
+        self.interrupt = ""  # the next chance of that kind is taken by a signal handler
+        self.everybody()
+
+    # What can happen --------------------------------------------------------------------------
+
+    def send(self, size: int = 5, *, fate: str = "") -> None:
+        """Enqueues, if there is room. `fate`: a handler raises before or after the ring has it."""
+        outbox = self.writer.outbox
+        if self.is_writer_stopped or self.is_writer_gone or self.writer.ending_since is not None:
+            return
+        if not outbox.has_room(size) or self.writer.has_dead():
+            return
+        body = b"%d." % self.sent + bytes(size)
+        if self.pieces == 1:
+            pieces = [Piece(whole_header(EPOCH, outbox.next, Kind.BYTES, len(body)) + body)]
+        else:
+            pieces = _split(body, outbox.next, self.pieces)
+        outbox.stage(size, pieces, self.sent)
+        if fate == "before":
+            outbox.settle(self.sent)
+        elif fate == "after":
+            self.sent += 1
+            outbox.settle(self.sent)
+        else:
+            self.sent += 1
+            outbox.commit()
+        self.write()
+
+    def reset(self, reader: Reader, arrived: int = 0) -> None:
+        """The connection ends; so many frames of each direction had come before that."""
+        line = reader.line
+        if line is None or not line.is_up:
+            return
+        line.is_up = False
+        for queue in (line.to_writer, line.to_reader):
+            while len(queue) > arrived:
+                queue.pop()
+        # A reader's socket keeps the order over connections, that of the writer does not.
+        line.to_reader = deque((self.now, piece) for _, piece in line.to_reader)
+
+    def cut(self, host: int, direction: str) -> None:
+        self.cuts.setdefault((host, direction), self.now)
+
+    def heal(self, host: int) -> None:
+        for direction in ("up", "down"):
+            self.cuts.pop((host, direction), None)
+
+    def kill(self, reader: Reader) -> None:
+        reader.is_dead = True
+        self.reset(reader, 1)
+        if reader.ring is not None:
+            reader.ring.gone.add(reader.rank)
+            if reader.is_relay and not reader.ring.fate:
+                reader.ring.fate = "dead"
+
+    def kill_writer(self) -> None:
+        self.is_writer_gone = self.was_writer_killed = True
+        for reader in self.readers:
+            self.reset(reader, 1)
+
+    def close(self, reader: Reader) -> None:
+        if not reader.runs or reader.has_closed:
+            return
+        reader.has_closed = True
+        if reader.ring is not None:
+            reader.ring.gone.add(reader.rank)
+        if not reader.is_relay:
+            reader.session.leave(self.now)
+        self.read(reader)
+
+    def close_writer(self) -> None:
+        if not self.is_writer_gone:
+            self.writer.end(self.now)
+
+    def advance(self, seconds: float = STEP) -> None:
+        """Time passes; who runs does what is due."""
+        self.now += seconds
+        self.everybody()
+
+    def everybody(self) -> None:
+        for reader in self.readers:
+            self.read(reader)
+        self.write()
+        for reader in self.readers if not self.is_writer_gone else ():
+            cut = min((s for (h, _), s in self.cuts.items() if h == reader.host), default=self.now)
+            line = reader.line
+            if line is not None and line.is_up and line.reader_knows_start:
+                reader.no_line_since = None
+            elif reader.no_line_since is None:
+                reader.no_line_since = self.now
+            alone = self.now if reader.no_line_since is None else reader.no_line_since
+            if self.now - min(cut, alone) >= BOUND / 2 - 1e-9:
+                reader.was_unreachable = True
+
+    def _lines_of(self, reader: Reader) -> list[Line]:
+        return [line for line in self.lines.values() if line.route[:1] == b"%d" % reader.rank]
+
+    def _is_cut(self, reader: Reader) -> float | None:
+        return min((s for (h, _), s in self.cuts.items() if h == reader.host), default=None)
+
+    def _takes(self, kind: str) -> bool:
+        if self.interrupt == kind:
+            self.interrupt = ""
+            return True
+        return False
+
+    # The writer's driver ----------------------------------------------------------------------
+
+    def write(self) -> None:
+        if self.is_writer_stopped or self.is_writer_gone:
+            return
+        session, now = self.writer, self.now
+        for reader in self.readers:
+            line = reader.line
+            is_waiting = line is not None and line.is_up and not line.is_let_in
+            if line is not None and is_waiting and self._is_cut(reader) is None:
+                line.is_let_in = True
+                session.knock(reader.rank, now)
+        for line in self.lines.values():
+            if not line.is_up and not line.writer_knows:
+                line.writer_knows = True
+                for peer in session.peers:
+                    if peer.route == line.route and peer.is_connected:
+                        session.lose(peer, now)
+        for reader in self.readers:
+            for line in [
+                each for each in self.lines.values() if each.route[:1] == b"%d" % reader.rank
+            ]:
+                self._hear(reader, line)
+        for peer in session.peers:
+            reader = self.readers[peer.place]
+            since = self._is_cut(reader)
+            is_here = peer.state == "running" and peer.is_connected
+            if is_here and since is not None and now - since >= BOUND:
+                session.give_up(peer, "silent", now)
+        session.outbox.drop_taken()
+        session.tick(now)
+        session.announce_ready()
+        self._flush_writer()
+        if session.ending_since is not None and (not session.unfinished() or session.stuck(now)):
+            self.missed = session.missed()
+            self.is_writer_gone = True
+            for reader in self.readers:
+                self.reset(reader, 1000)
+
+    def _hear(self, reader: Reader, line: Line) -> None:
+        session = self.writer
+        while line.to_writer and line.to_writer[0][0] <= self.now:
+            if (reader.host, "up") in self.cuts:
+                return
+            frame = line.to_writer.popleft()[1]
+            if self._takes("hear"):
+                session.say_again()
+                continue
+            try:
+                session.receive(line.route, frame, self.now, reader.rank, "somewhere")
+            except CorruptMessage:
+                continue
+            if not line.is_up and session.is_known(line.route):
+                for peer in session.peers:  # as a transport finds that it is closed
+                    if peer.route == line.route:
+                        session.lose(peer, self.now)
+
+    def _flush_writer(self) -> None:
+        session = self.writer
+        while session.answers:
+            route, frame = session.answers.popleft()
+            line = self.lines.get(route)
+            if line is not None and line.is_up:
+                line.to_reader.append((self.now + self.delay, Piece(frame)))
+        for peer in session.peers:
+            while (found := session.outbox.frame_for(peer)) is not None:
+                line = self.lines.get(peer.route or b"")
+                if line is None or not line.is_up:
+                    session.lose(peer, self.now)
+                    break
+                line.to_reader.append((self.now + self.delay, found[0]))
+                if self._takes("flush"):
+                    continue  # it is not known whether that went out
+                peer.note_sent(found[1])
+
+    # A reader's driver ------------------------------------------------------------------------
+
+    def read(self, reader: Reader) -> None:
+        if not reader.runs:
+            return
+        session, now = reader.session, self.now
+        self._connect(reader)
+        line = reader.line
+        for each in self._lines_of(reader):
+            if each is line or not each.is_up:
+                self._take_frames(reader, each)
+        since = self._is_cut(reader)
+        has_line = line is not None and line.is_up and line.is_let_in
+        session.note_silence(has_line and since is not None and now - since >= BOUND)
+        if session.is_connected:
+            session.acknowledge_later(now)
+        session.tick(now)
+        self._share(reader)
+        self._flush_reader(reader)
+        if session.failure is not None:
+            self.reset(reader, 1000)
+
+    def _connect(self, reader: Reader) -> None:
+        session, line, now = reader.session, reader.line, self.now
+        if line is not None and line.is_up and line.is_let_in and not line.reader_knows_start:
+            line.reader_knows_start = True
+            session.accept()
+            session.connect(now)
+        if line is not None and not line.is_up and not line.reader_knows_end:
+            self._take_frames(reader, line)
+            line.reader_knows_end = True
+            session.lose(now)
+        is_over = session.failure is not None or (reader.has_closed and session.has_left)
+        if (line is None or not line.is_up) and not is_over:
+            if self.is_writer_gone:
+                session.note_probe(self._is_cut(reader) is None, now)
+                return
+            number = sum(route[:1] == b"%d" % reader.rank for route in self.lines)
+            route = b"%d-%d" % (reader.rank, number)
+            reader.line = self.lines[route] = Line(route)
+
+    def _take_frames(self, reader: Reader, line: Line) -> None:
+        session = reader.session
+        while line.to_reader and line.to_reader[0][0] <= self.now:
+            if (reader.host, "down") in self.cuts and line.is_up:
+                return
+            head, payload = line.to_reader.popleft()[1]
+            if self._takes("receive"):
+                session.greet(self.now)
+                continue
+            if not session.receive_whole(head):
+                try:
+                    session.receive(head, payload, self.now)
+                except CorruptMessage as error:
+                    raise AssertionError(f"a frame of a true writer is wrong: {error}") from None
+
+    def _flush_reader(self, reader: Reader) -> None:
+        session, line = reader.session, reader.line
+        while session.out:
+            if line is None or not line.is_up or not line.reader_knows_start:
+                session.out.clear()
+                return
+            line.to_writer.append((self.now + self.delay, session.out[0]))
+            if self._takes("say"):
+                continue
+            session.out.popleft()
+
+    # Rings ------------------------------------------------------------------------------------
+
+    def _share(self, reader: Reader) -> None:
+        session, plan, ring = reader.session, reader.session.ring, reader.ring
+        is_in = reader.is_behind or reader.is_relay or session.is_seen
+        if ring is not None and not is_in and (plan is None or plan.name != ring.name):
+            ring.gone.add(reader.rank)
+            reader.ring = None  # its relay ended before it was seen there
+            session.read_alone(0, self.now)
+            return
+        if plan is None or (reader.has_closed and not reader.is_relay):
+            return
+        if reader.ring is None and not plan.name:
+            reader.ring = Ring(f"ring{len(self.rings)}")
+            self.rings[reader.ring.name] = reader.ring
+            reader.ring.positions[reader.rank] = 0
+            reader.is_relay = True
+        elif reader.ring is None:
+            ring = self.rings[plan.name]
+            if ring.fate or reader.rank in ring.positions:
+                session.read_alone(0, self.now)
+                return
+            ring.positions[reader.rank] = 0
+            reader.ring = ring
+        if reader.is_relay:
+            self._relay(reader)
+        elif not reader.is_behind and reader.ring is not None:
+            if session.is_seen:
+                session.read_behind()
+                reader.is_behind = True
+            elif self.now - reader.reported_at >= 1.0:
+                reader.reported_at = self.now
+                row = ReportRow(plan.place, 100 + reader.rank, "running", 0)
+                session.report(reader.ring.name, "id", [row])
+
+    def _relay(self, reader: Reader) -> None:
+        session, ring = reader.session, reader.ring
+        if ring is None or ring.fate:
+            return
+        while session.inbox and not reader.is_slow:
+            message = session.take(self.now)
+            assert message.sequence == len(ring.messages), "the relay's stream has a gap"
+            ring.messages.append(_number(message))
+        rows = []
+        for place, position in ring.positions.items():
+            other = self.readers[place]
+            state = "running"
+            if place in ring.gone:
+                state = "dead" if other.is_dead and not other.has_closed else "closed"
+            rows.append(ReportRow(place, 100 + place, state, position))
+        session.report(ring.name, "id", rows)
+        try:
+            if not session.inbox:
+                session.check_writer(self.now)
+        except WriterClosed:
+            ring.fate = "closed"
+        except PeerDied:
+            ring.fate = "dead"
+        absent = {peer.place for peer in self.writer.absent()}
+        if ring.gone >= set(ring.positions) | absent and not ring.fate:
+            ring.fate = "closed"
+            session.leave(self.now)
+
+    # The application --------------------------------------------------------------------------
+
+    def dequeue(self, reader: Reader) -> bool:
+        """Takes one message, if there is one."""
+        if not reader.runs or reader.has_closed or reader.outcome:
+            return False
+        self.read(reader)
+        session = reader.session
+        ring = reader.ring
+        if reader.is_relay or reader.is_behind:
+            assert ring is not None
+            place = ring.positions[reader.rank]
+            if place < len(ring.messages):
+                reader.log.append(ring.messages[place])
+                ring.positions[reader.rank] = place + 1
+                return True
+            if ring.fate == "closed":
+                reader.outcome = "WriterClosed"
+            elif ring.fate == "dead" and reader.is_behind:
+                reader.is_behind, reader.ring = False, None
+                session.read_alone(place, self.now)
+                self._flush_reader(reader)
+            elif ring.fate == "dead":
+                self._end(reader)
+            return False
+        if session.inbox and session.ring is None:
+            reader.log.append(_number(session.take(self.now)))
+            self._flush_reader(reader)
+            return True
+        self._end(reader)
+        return False
+
+    def _end(self, reader: Reader) -> None:
+        try:
+            reader.session.check_writer(self.now)
+        except (WriterClosed, PeerDied) as error:
+            reader.outcome = type(error).__name__
+        self._flush_reader(reader)
+
+    # What must hold ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        outbox = self.writer.outbox
+        assert outbox.next == self.sent, "a message is there that nobody sent, or the reverse"
+        for reader in self.readers:
+            log, peer = reader.log, self.writer.peers[reader.rank]
+            assert log == list(range(len(log))), f"reader {reader.rank} got {log}"
+            assert len(log) <= self.sent
+            assert peer.taken <= len(log), f"it is said to have taken {peer.taken}, not {len(log)}"
+            if peer.is_waited_for:
+                assert outbox.next - peer.taken <= WINDOW, "more than a window is on its way"
+                in_flight = outbox.bytes - peer.taken_bytes
+                assert in_flight <= WINDOW_BYTES or outbox.next - peer.taken == 1
+                assert peer.taken >= outbox.first, "a message was dropped that somebody needs"
+            if peer.state == "dead":
+                assert reader.is_dead or reader.was_unreachable, f"{reader.rank}: {peer.died}"
+            if peer.state == "closed":
+                assert reader.has_closed, f"reader {reader.rank} did not close"
+            if reader.outcome == "WriterClosed":
+                assert self.writer.ending_since is not None
+                assert len(log) == self.sent
+            if reader.outcome == "WriterDied":
+                assert self.is_writer_gone or reader.was_unreachable
+                if self.missed is not None and not reader.was_unreachable:
+                    is_named = peer in self.missed or peer.state == "absent"
+                    assert is_named, (
+                        f"reader {reader.rank} was told nothing of the end: {self.story()}"
+                    )
+            if reader.outcome == "ReaderGivenUp":
+                assert peer.state == "dead"
+
+    def settle(self) -> None:
+        """Once the network has healed and all processes run, everybody gets everything."""
+        self.delay, self.interrupt = 0.0, ""
+        self.is_writer_stopped = False
+        for reader in self.readers:
+            reader.is_stopped = reader.is_slow = False
+            self.heal(reader.host)
+        for _ in range(40):
+            self.advance()
+            self.drain()
+            if self._is_settled():
+                break
+        self.check()
+        assert self._is_settled(), self.story()
+        self.close_writer()
+        for _ in range(40):
+            self.advance()
+            self.drain()
+            if self.is_writer_gone and all(r.outcome or not self._counts(r) for r in self.readers):
+                break
+        self.check()
+        for reader in self.readers:
+            if self._counts(reader):
+                assert reader.outcome, f"reader {reader.rank} waits for ever: {self.story()}"
+            if reader.outcome == "WriterDied" and not self.was_writer_killed:
+                assert self.missed is not None or reader.was_unreachable
+
+    def drain(self) -> None:
+        for reader in self.readers:
+            while self.dequeue(reader):
+                self.check()
+
+    def _counts(self, reader: Reader) -> bool:
+        return reader.runs and not reader.has_closed
+
+    def _is_settled(self) -> bool:
+        if self.is_writer_gone:
+            return all(r.outcome or not self._counts(r) for r in self.readers)
+        for reader in self.readers:
+            peer = self.writer.peers[reader.rank]
+            if reader.is_dead and peer.state == "running" and not peer.has_left:
+                return False
+            has_ended = reader.has_closed or reader.outcome in ("WriterDied", "ReaderGivenUp")
+            if has_ended and not reader.is_dead and peer.state == "running" and not peer.has_left:
+                return False
+            waits = self._counts(reader) and not reader.outcome
+            if waits and (peer.state != "running" or len(reader.log) < self.sent):
+                return False
+        return True
+
+    def story(self) -> str:
+        sent = self.writer.outbox.next
+        return "; ".join(
+            f"{p.text([], sent, self.now)} log {len(r.log)} {r.outcome}"
+            f" relay {r.is_relay} behind {r.is_behind} dead {r.is_dead} closed {r.has_closed}"
+            for p, r in zip(self.writer.peers, self.readers, strict=True)
+        )
+
+
+def _number(message: Any) -> int:
+    return int(decode(message, None).split(b".")[0])  # type: ignore[arg-type]
+
+
+def _split(body: bytes, sequence: int, count: int) -> list[Piece]:
+    length = -(-len(body) // count)
+    parts = [body[at : at + length] for at in range(0, len(body), length)]
+    return [
+        Piece(
+            Header(
+                What.MESSAGE, EPOCH, sequence, Kind.BYTES, n, len(parts), n * length, len(body)
+            ).pack(),
+            memoryview(part),
+        )
+        for n, part in enumerate(parts)
+    ]
