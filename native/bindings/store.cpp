@@ -60,7 +60,8 @@ void bind_store(nb::module_& m) {
         .def("view", &ByteRingSegment::view, "offset"_a, "bytes"_a,
              nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))
         .def("read_header", &ByteRingSegment::read_header, "offset"_a,
-             nb::sig("def read_header(self, offset: int) -> tuple[int, int]"), "Id and size of a chunk; the size is 0 where there is none.")
+             nb::sig("def read_header(self, offset: int) -> tuple[int, int]"),
+             "Id and size of a chunk; the size is 0 where there is none.")
         .def("write_header", &ByteRingSegment::write_header, "offset"_a, "id"_a, "size"_a,
              "Of a new chunk, whose space is taken first.")
         .def("writing", &ByteRingSegment::writing, "call"_a, "mend"_a,

@@ -72,8 +72,8 @@ public:
         return object;
     }
 
-    // Still what it was when it was pinned? It always is, unless the writer cleared the ring, or this end was closed
-    // meanwhile: the loads before this call then saw the object's bytes and no others.
+    // Still what it was when it was pinned? It always is, unless this end was closed meanwhile: the loads before this call
+    // then saw the object's bytes and no others.
     bool is_valid(const Object& object) const noexcept {
         std::atomic_thread_fence(std::memory_order_acquire);
         const std::uint64_t stamp = stamp_of(object.index);

@@ -42,7 +42,7 @@ private:
         core::store_relaxed(own_slot().views, 0u);
         core::add_single_writer(own_slot().epoch, 1u);
         participants().join(slot, os::own_identity());
-        if (is_successor) forgive(patience);
+        if (is_successor) mark_stored_as_read(patience);
         if (table().facts().unlink_when_complete == 1 && is_complete(slot)) segment().remove_name_as_peer();
     }
 
@@ -58,7 +58,7 @@ private:
 
     // A successor owes no reads of what was stored before: nobody will tell it the addresses. Entry by entry, pinned, so
     // that none becomes another object's in between; what is referenced later is owed.
-    void forgive(int patience) noexcept {
+    void mark_stored_as_read(int patience) noexcept {
         // What is missed here would be owed for ever. But the writer closes one entry at a time: if many seem to be
         // closing, that is not its doing.
         for (std::uint64_t i = 0; i < table().capacity(); ++i) {

@@ -28,7 +28,8 @@ public:
         if (ObjectTable::exists_in(ring)) throw core::RankTaken("the ring has a storage already");
         // The table comes last, because a ring never loses it again; it costs nobody anything before that.
         std::shared_ptr<core::Segment> own = ring.join_same_mapping(kSlot);
-        return std::shared_ptr<StoreWriter>(new StoreWriter(std::move(own), ObjectTable::add(ring, ring_bytes, g, secret, unlink_when_complete)));
+        ObjectTable table = ObjectTable::add(ring, ring_bytes, g, secret, unlink_when_complete);
+        return std::shared_ptr<StoreWriter>(new StoreWriter(std::move(own), std::move(table)));
     }
 
     // Makes way in these bytes of the ring: the orphans there are retired. 0 if the bytes are free now; else somebody

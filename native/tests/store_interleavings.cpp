@@ -56,15 +56,17 @@ void writer_retires_while_a_reader_pins() {
     }
 }
 
+// Where a reader comes while the writer retires an entry, and whether it gets its pin. Slots 0, 1 and 2 are looked at before
+// the entry is marked, and again behind it.
+constexpr struct Coming {
+    const char* point;
+    int passes;
+    bool pins;
+} kComings[] = {{"pin.load", 0, true}, {"retire.store", 0, true}, {"pin.load", 3, false}};
+
 // The writer is halfway into retiring when a reader pins.
 void reader_pins_while_the_writer_retires() {
-    // Slots 0, 1 and 2 are looked at before the entry is marked, and again behind it.
-    struct Case {
-        const char* point;
-        int passes;
-        bool pins;
-    };
-    for (const Case c : {Case{"pin.load", 0, true}, Case{"retire.store", 0, true}, Case{"pin.load", 3, false}}) {
+    for (const Coming& c : kComings) {
         const Store s{4, 128};
         s.put(kId);
         read_by_all(s);
@@ -118,12 +120,7 @@ void cleared_in_the_middle() {
 
 // A reader comes to an orphan while the writer wants its space: one of the two gets it.
 void reader_pins_while_an_orphan_is_retired() {
-    struct Case {
-        const char* point;
-        int passes;
-        bool pins;
-    };
-    for (const Case c : {Case{"pin.load", 0, true}, Case{"retire.store", 0, true}, Case{"pin.load", 3, false}}) {
+    for (const Coming& c : kComings) {
         const Store s{4, 128};
         s.put(kId);
         s.writer->clear(kId);

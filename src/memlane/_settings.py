@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# The second is what users of vLLM set already.
+# The second is vLLM's, which its users set already.
 INTERVAL_SETTINGS = ("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "VLLM_RINGBUFFER_WARNING_INTERVAL")
 DEFAULT_INTERVAL = 5.0
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from memlane.errors import ShmExhausted
+
 ID_MAX = 2**31
 
 
@@ -20,6 +22,18 @@ class Place(NamedTuple):
 
     address: int
     id: int
+
+
+class NoRoom(NamedTuple):
+    """Why there is no place for a chunk.
+
+    Attributes:
+        is_obstructed: where it would lie somebody still reads what was cleared.
+        shortage: /dev/shm has no space for the ring to grow into.
+    """
+
+    is_obstructed: bool = False
+    shortage: ShmExhausted | None = None
 
 
 class Positions:

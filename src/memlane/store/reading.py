@@ -61,7 +61,7 @@ class ObjectReads:
     def _decoded_view(self, pinned: PinnedObject) -> Any:
         try:
             decode = self.ser_de.deserialize_view
-        except AttributeError:  # a serde of the known design has no views of its own
+        except AttributeError:  # a serde made for vLLM's storage has no views of its own
             decode = self.ser_de.deserialize
         return self._decoded(decode, pinned)
 

@@ -11,7 +11,7 @@ from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from, segment_na
 from memlane._native import ByteRingSegment
 from memlane._segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane.errors import InvalidArgument, ShmExhausted, StoreFull, WrongRole
-from memlane.store.positions import ID_MAX, Place, Positions
+from memlane.store.positions import ID_MAX, NoRoom, Place, Positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,8 +92,6 @@ class SingleWriterShmRingBuffer:
         self._ending: int | None = None
         self._is_clearing = False
         # Why the last chunk lies further on, or nowhere: who reads what was cleared; no more space.
-        self._is_obstructed = False
-        self._shortage: ShmExhausted | None = None
         self._finalizer = weakref.finalize(self, self._segment.abandon)
 
     # State ----------------------------------------------------------------------------------
@@ -170,17 +168,17 @@ class SingleWriterShmRingBuffer:
             total = integer_from("size", size, 1) + self.MD_SIZE
             self._new = self._positions.id_end
             place = self._place(total)
-            if place is None:
-                raise self._shortage or self.no_room(total)
+            if isinstance(place, NoRoom):
+                raise place.shortage or _no_room(self._positions, total, place.is_obstructed)
             self._new = None
             return place
 
-    def _place(self, total: int) -> Place | None:
-        """A new chunk, behind what the tenant does not give away. None if there is no room."""
+    def _place(self, total: int) -> Place | NoRoom:
+        """A new chunk, behind what the tenant does not give away."""
         size, positions = self.data_buffer_size, self._positions
         if size >= total >= ID_MAX:
             raise InvalidArgument(f"a chunk has less than 2**31 bytes, not {total}")
-        self._is_obstructed, self._shortage = False, None
+        is_obstructed, shortage = False, None
         place, is_first = positions.allocate(total), True
         while place is not None:
             at = place.address % size
@@ -190,34 +188,18 @@ class SingleWriterShmRingBuffer:
             if end == 0:
                 try:
                     self._segment.write_header(at, place.id, total)
-                    break
+                    return place
                 except ShmExhausted as error:  # the ring cannot grow: for now it ends here
-                    self._shortage, end = error, size
+                    shortage, end = error, size
             else:
-                self._is_obstructed = True
+                is_obstructed = True
             positions.undo()
             # An empty ring has room everywhere, wherever its positions are.
             goes_back, is_first = is_first and not positions.metadata, False
             place = positions.allocate(
                 total, 0 if goes_back else place.address - at + min(end, size)
             )
-        return place
-
-    def no_room(self, total: int) -> StoreFull:
-        """The error of a chunk of `total` bytes."""
-        if self._is_obstructed:
-            return StoreFull(
-                f"Not enough space in the data buffer: where a chunk of {total} bytes would lie "
-                f"somebody still reads what was cleared; the storage's statistics() tell who",
-                total,
-            )
-        used = self._positions.end - self._positions.start
-        return StoreFull(
-            f"Not enough space in the data buffer: a chunk of {total} bytes does not fit "
-            f"contiguously, {used} of {self.data_buffer_size} bytes are in use; try calling "
-            f"free_buf() to free up space",
-            total,
-        )
+        return NoRoom(is_obstructed, shortage)
 
     def free_buf(self, is_free_fn: IsFree, nbytes: int | None = None) -> list[int]:
         """Frees from the oldest chunk on while `is_free_fn(id, data_view)` says so.
@@ -350,3 +332,19 @@ class SingleWriterShmRingBuffer:
             f"<SingleWriterShmRingBuffer {self._name} {role}{closed}, "
             f"{self.data_buffer_size} bytes, {len(self.metadata)} chunks>"
         )
+
+
+def _no_room(positions: Positions, total: int, is_obstructed: bool) -> StoreFull:
+    if is_obstructed:
+        return StoreFull(
+            f"Not enough space in the data buffer: where a chunk of {total} bytes would lie "
+            f"somebody still reads what was cleared; the storage's statistics() tell who",
+            total,
+        )
+    used = positions.end - positions.start
+    return StoreFull(
+        f"Not enough space in the data buffer: a chunk of {total} bytes does not fit "
+        f"contiguously, {used} of {positions.size} bytes are in use; try calling "
+        f"free_buf() to free up space",
+        total,
+    )

@@ -15,7 +15,7 @@ from memlane.errors import InvalidArgument, InvalidType, StoreFull, WrongRole
 from memlane.store.full import store_full
 from memlane.store.handle import ShmObjectStorageHandle
 from memlane.store.index import ObjectIndex
-from memlane.store.positions import ID_MAX, Place
+from memlane.store.positions import ID_MAX, NoRoom, Place
 from memlane.store.reading import ObjectReads
 from memlane.store.ring import SingleWriterShmRingBuffer
 from memlane.store.serde import MsgpackSerde, ObjectSerde
@@ -232,18 +232,18 @@ class SingleWriterShmObjectStorage(ObjectReads):
             )
         while True:
             is_full = len(self.id_index) >= self._max_objects
-            place = None if is_full else ring._place(total)
+            place = NoRoom() if is_full else ring._place(total)
             is_kept = False
-            if place is not None:
+            if isinstance(place, Place):
                 if writer.admits(place.id):
                     return place
                 ring._positions.undo()
                 is_kept = writer.is_kept(place.id)  # the next time, too, whoever goes
+                place = NoRoom(is_kept)
             if is_kept or not self._free_oldest():
-                if not is_full and ring._shortage is not None:
-                    raise ring._shortage
-                is_obstructed = is_kept or (not is_full and ring._is_obstructed)
-                raise store_full(writer, self._index, key, size, ring, is_obstructed)
+                if place.shortage is not None:
+                    raise place.shortage
+                raise store_full(writer, self._index, key, size, ring, place.is_obstructed)
 
     def _free_oldest(self) -> list[int]:
         return self.ring_buffer._free(self._may_go, 2 * self.max_object_size)
