@@ -18,7 +18,7 @@ ALL = [
     "engines",
     "engines.ray",
 ]
-STARTED_BY_OTHERS = {"engines.client"}  # in the environment of another engine
+STARTED_BY_OTHERS = {"engines.client", "engines.seer"}  # in the environment of another engine
 RUN_WITHOUT = """
 import runpy, sys
 name, missing = sys.argv[1:3]
@@ -34,7 +34,7 @@ def run(*command: object, **options: object) -> "subprocess.CompletedProcess[str
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
         **options,  # type: ignore[call-overload]
     )
