@@ -1,20 +1,22 @@
-/* Extents: space behind the ring for messages that do not fit a chunk (broadcast/extents.hpp; spill, reclaim and
- * is_over of broadcast/ring_writer.hpp; copy_out, hold and release_held of broadcast/ring_reader.hpp).
+/* Extents: space behind the ring for messages that do not fit a chunk (broadcast/extents.hpp; spill, reclaim, is_over and
+ * is_kept of broadcast/ring_writer.hpp; copy_out, hold, release_held and lease of broadcast/ring_reader.hpp;
+ * broadcast/lease.hpp).
  *
  * Modelled: MESSAGES messages, each small or large, through CHUNKS chunks and a file system with room for SPACE
  * extents; writing that fails half-way (ENOSPC) and is cancelled; waiting for older turns; READERS readers that copy an
- * extent in two steps, or keep a view of it and look at it again before they let it go; readers that close at any
+ * extent in two steps, or keep a view of it and look at it again before they let it go, or keep a lease of it while they
+ * read on, for ever or until they let it go or copy it because they close; readers that close at any
  * moment, and a first one that may be killed and is then released. What is given back is punched, or kept warm and
  * later overwritten.
  *
  * Abstracted: memory is sequentially consistent: the flags carry the data over, which ring.pml shows for weak memory.
  * All extents have one size, so how free ranges are cut and joined is not here. A view that outlives its reader's
- * close() is not protected, and not promised to be.
+ * close() is not protected, and not promised to be. A fork copies a lease as close() does, and is not here.
  *
  * Proven, for all runs of MESSAGES messages (more than two laps):
  *   extent_is_whole   whoever reads an extent reads the message of its own turn, while it reads and while it holds it
- *   all_given_back    the writer never waits for ever for space or for a chunk, and when every reader is done, closed
- *                     or released, all extents are free again
+ *   all_given_back    the writer never waits for ever for space or for a chunk, nor for a lease, and when every reader is
+ *                     done, closed or released, all extents are free again but those that living readers keep
  */
 byte position;                      /* of the writer: the message that is under way */
 byte published;
@@ -23,6 +25,7 @@ byte descriptor[CHUNKS];            /* 1 + the extent; 0: the message is in the 
 byte used[SPACE];                   /* 1 + position of the message; 0: free */
 byte first_half[SPACE];             /* of the file */
 byte second_half[SPACE];
+bit leased[SPACE * READERS];        /* by reader; the row is the extent */
 bit has_closed[READERS];
 bit killed[READERS];
 bit has_ended[READERS];             /* its lock is gone */
@@ -54,15 +57,32 @@ bit all_given_back = 1;
 #else
 #define IS_REUSED(at) (at + CHUNKS <= position)
 #endif
-#define IS_OVER(extent) \
-    (used[extent] && used[extent] - 1 < position && \
-     (IS_REUSED(used[extent] - 1) || ALL_DONE((used[extent] - 1) % CHUNKS)))
+#ifdef LEASES_OF_THE_DEAD
+#define IS_KEPT_BY(extent, r) leased[(extent) * READERS + r]
+#else
+#define IS_KEPT_BY(extent, r) (leased[(extent) * READERS + r] && !HAS_CLOSED(r) && !is_released[r])
+#endif
+#ifdef LEASES_NOT_ASKED_FOR
+#define IS_KEPT(extent) 0
+#elif READERS > 1
+#define IS_KEPT(extent) (IS_KEPT_BY(extent, 0) || IS_KEPT_BY(extent, 1))
+#else
+#define IS_KEPT(extent) IS_KEPT_BY(extent, 0)
+#endif
+#define IS_TURN_OVER(extent) \
+    (used[extent] - 1 < position && (IS_REUSED(used[extent] - 1) || ALL_DONE((used[extent] - 1) % CHUNKS)))
+#define IS_OVER(extent) (used[extent] && IS_TURN_OVER(extent) && !IS_KEPT(extent))
+#ifdef LEASES_ARE_WAITED_FOR
+#define IS_IN_USE(extent) used[extent]
+#else
+#define IS_IN_USE(extent) (used[extent] && !(IS_TURN_OVER(extent) && IS_KEPT(extent)))
+#endif
 #if SPACE > 1
 #define ANY_OVER (IS_OVER(0) || IS_OVER(1))
-#define IN_USE (used[0] || used[1])
+#define IN_USE (IS_IN_USE(0) || IS_IN_USE(1))
 #else
 #define ANY_OVER IS_OVER(0)
-#define IN_USE used[0]
+#define IN_USE IS_IN_USE(0)
 #endif
 
 inline give_back(extent) {
@@ -74,7 +94,7 @@ inline give_back(extent) {
 }
 
 inline reclaim() {
-    atomic {
+    atomic {                                        /* SYNC lease.load */ /* SYNC drop.load */
         if
         :: IS_OVER(0) -> give_back(0)
         :: else
@@ -137,7 +157,7 @@ inline spill() {
        fi;
        if
        :: !IN_USE -> break
-       :: ANY_OVER
+       :: ANY_OVER || !IN_USE                       /* it looks again when a reader has done anything */
        fi
     od
 }
@@ -181,10 +201,14 @@ proctype writer() {
     IS_FREE(position % CHUNKS);                     /* is_over takes that for granted, as begin() comes first */
 #endif
     do
-    :: IN_USE -> ANY_OVER; reclaim()
+    :: IN_USE -> ANY_OVER || !IN_USE; reclaim()
     :: else -> break
     od;
-    is_over_for_writer = 1
+    is_over_for_writer = 1;
+end:
+    do
+    :: ANY_OVER -> reclaim()                        /* tend(), before the messages to come */
+    od
 }
 
 /* The writer's calls of release_reader. */
@@ -205,8 +229,20 @@ inline look(at, extent) {
 
 #define CONSUMED_BY_ME(at) consumed_by[((at) % CHUNKS) * READERS + r]
 
+inline end_lease() {
+#ifndef DROPPED_BEFORE_LAST_LOOK
+    look(lent - 1, lent_extent);
+#endif
+    leased[(lent_extent - 1) * READERS + r] = 0;    /* SYNC drop.store */
+#ifdef DROPPED_BEFORE_LAST_LOOK
+    look(lent - 1, lent_extent);
+#endif
+    d_step { lent = 0; lent_extent = 0 }
+}
+
 proctype reader(byte r) {
     byte at, extent, held, held_extent;             /* held: 1 + position of the view that is kept */
+    byte lent, lent_extent;                         /* the same of the lease */
     {
         do
         :: held ->
@@ -229,6 +265,15 @@ proctype reader(byte r) {
             fi;
             if
             :: CONSUMED_BY_ME(at) = 1
+            :: extent && !lent ->
+                d_step { lent = at + 1; lent_extent = extent };
+#ifdef LEASED_AFTER_FINISH
+                CONSUMED_BY_ME(at) = 1;
+                leased[(extent - 1) * READERS + r] = 1
+#else
+                leased[(extent - 1) * READERS + r] = 1; /* SYNC lease.store */
+                CONSUMED_BY_ME(at) = 1
+#endif
             :: !held ->
                 d_step { held = at + 1; held_extent = extent }
 #ifdef HOLD_GIVES_BACK
@@ -236,9 +281,21 @@ proctype reader(byte r) {
 #endif
             fi;
             d_step { extent = 0; at++ }
+        :: lent -> end_lease()
+        :: lent && at == MESSAGES && !held ->
+end:        is_over_for_writer;                     /* a lease that is kept for ever */
+            look(lent - 1, lent_extent);
+            false
         :: at == MESSAGES && !held -> break
         :: break
         od;
+#ifdef CLOSED_BEFORE_COPIED
+        has_closed[r] = 1;
+#endif
+        if
+        :: lent -> look(lent - 1, lent_extent)      /* copied: from here on it is the reader's own */
+        :: else
+        fi;
         has_closed[r] = 1;
         has_ended[r] = 1
     } unless { killed[r] }
@@ -251,11 +308,22 @@ proctype killer() {
     fi
 }
 
+#if READERS > 1
+#define IS_KEPT_BY_LIVING(e) ((leased[(e) * READERS] && !has_ended[0]) || (leased[(e) * READERS + 1] && !has_ended[1]))
+#else
+#define IS_KEPT_BY_LIVING(e) (leased[e] && !has_ended[0])
+#endif
+#if SPACE > 1
+#define IS_ANY_LOST ((used[0] && !IS_KEPT_BY_LIVING(0)) || (used[1] && !IS_KEPT_BY_LIVING(1)))
+#else
+#define IS_ANY_LOST (used[0] && !IS_KEPT_BY_LIVING(0))
+#endif
+
 proctype rest() {
 end:
     timeout ->
     d_step {
-        all_given_back = is_over_for_writer && !IN_USE;
+        all_given_back = is_over_for_writer && !IS_ANY_LOST;
         assert(all_given_back)
     }
 }

@@ -100,6 +100,9 @@ void bind_broadcast(nb::module_& m) {
     static PyType_Slot pooled[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(PooledBuffer::get_buffer)}, {0, nullptr}};
     nb::class_<PooledBuffer>(m, "PooledBuffer", nb::type_slots(pooled), "Memory of an array that a reader owns.");
 
+    static PyType_Slot lent[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(LentBuffer::get_buffer)}, {0, nullptr}};
+    nb::class_<LentBuffer>(m, "LentBuffer", nb::type_slots(lent), "Memory of an array that a reader keeps where it came.");
+
     static PyType_Slot turn[] = {{Py_tp_traverse, reinterpret_cast<void*>(Turn::traverse)},
                                  {Py_tp_clear, reinterpret_cast<void*>(Turn::clear)},
                                  {0, nullptr}};
@@ -165,7 +168,8 @@ void bind_broadcast(nb::module_& m) {
              "ring"_a, "ranks"_a, "codec"_a, "reader"_a, "origin"_a.none(),
              nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, "
                      "origin: tuple[int, str] | None) -> None"))
-        .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "The next object, decoded.")
+        .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "lends"_a = true,
+             "The next object, decoded; large arrays are left where they lie if it `lends`.")
         .def("receive_view", &Reader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def receive_view(self, timeout: float | None, cancel: object | None) -> tuple[object, ViewLease | None]"),
              "The next object, its arrays where they lie, and the lease that they keep (or None).")

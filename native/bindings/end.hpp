@@ -214,6 +214,8 @@ private:
     void finish(bool announce) noexcept {
         if (closed_) return;
         closed_ = true;
+        if constexpr (requires { core_->own_leases(); })
+            if (segment_->is_own()) core_->own_leases();
         if (announce && segment_->is_own()) core_->announce_close();
         segment_->abandon();
         core_.reset();

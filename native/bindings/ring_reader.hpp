@@ -9,6 +9,7 @@
 #include "bindings/buffer_pool.hpp"
 #include "bindings/chunk_block.hpp"
 #include "bindings/incoming.hpp"
+#include "bindings/lent_buffer.hpp"
 #include "bindings/ring_facts.hpp"
 #include "bindings/ring_segment.hpp"
 #include "broadcast/frames.hpp"
@@ -35,10 +36,11 @@ public:
 
     nb::object origin() const { return origin_; }
 
-    nb::object receive(nb::handle timeout, nb::handle cancel) {
+    // With `lends` large arrays are left where they lie, as the reader's own.
+    nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
         const Call call(*this);
         if (!try_begin(timeout, cancel)) return {};
-        nb::object object = receive_object(described());
+        nb::object object = receive_object(described(), lends);
         check_own();
         return object;
     }
@@ -55,7 +57,7 @@ public:
             lease = nb::cast(held);
             object = decode_parts_(text, buffers);
         } else {
-            object = receive_object(message);
+            object = receive_object(message, false);
         }
         check_own();
         return nb::make_tuple(object, lease);
@@ -122,12 +124,12 @@ private:
         return *descriptor;
     }
 
-    nb::object receive_object(const broadcast::ChunkDescriptor& message) {
+    nb::object receive_object(const broadcast::ChunkDescriptor& message, bool lends) {
         if (message.kind == ChunkKind::plain) return receive_plain(message);
         if (message.kind == ChunkKind::bytes) return receive_bytes(message);
         if (message.kind == ChunkKind::object && message.length <= kCopyWithoutGil)
             return receive_small(message, decode_);
-        return receive_parts(message);
+        return receive_parts(message, lends);
     }
 
     // The chunk is given back before its bytes are decoded: whatever decoding does, the message is consumed.
@@ -156,15 +158,18 @@ private:
         return text;
     }
 
-    // Arrays are copied out first. A small stream is decoded after the chunk is given back, a large one from it,
+    // Arrays are copied out or lent first. A small stream is decoded after the chunk is given back, a large one from it,
     // so that large bytes are copied once only.
-    nb::object receive_parts(const broadcast::ChunkDescriptor& message) {
+    nb::object receive_parts(const broadcast::ChunkDescriptor& message, bool lends) {
         broadcast::Frame stream{0, message.length};
         nb::list buffers;
         if (message.kind == ChunkKind::frames) {
             const broadcast::FrameTable table = table_of(message);
             stream = table.stream();
-            for (const broadcast::Frame& frame : table.buffers()) buffers.append(copy_buffer(message, frame));
+            const std::shared_ptr<broadcast::Lease> lease = lends ? lease_for(message, table) : nullptr;
+            for (const broadcast::Frame& frame : table.buffers())
+                buffers.append(lease && frame.bytes >= broadcast::kLeastLent ? nb::cast(LentBuffer(lease, frame.offset, frame.bytes))
+                                                                             : copy_buffer(message, frame));
         } else if (message.kind != ChunkKind::object) {
             raise_corrupt();
         }
@@ -208,6 +213,12 @@ private:
         });
         if (!table) raise_corrupt();
         return std::move(*table);
+    }
+
+    std::shared_ptr<broadcast::Lease> lease_for(const broadcast::ChunkDescriptor& message, const broadcast::FrameTable& table) {
+        if (!table.has_lent()) return nullptr;
+        const WithoutGil no_gil;
+        return core().lease(message);
     }
 
     nb::object copy_buffer(const broadcast::ChunkDescriptor& message, const broadcast::Frame& frame) {

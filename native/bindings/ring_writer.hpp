@@ -45,6 +45,7 @@ public:
     nb::object begin_write(nb::handle timeout) {
         const Call call(*this);
         const RingGeometry& g = core().ring().geometry();
+        tend(false);
         if (!begin(g.max_chunk_bytes, deadline_of(timeout), timeout)) throw nb::python_error();
         const std::uint64_t at = core().ring().chunk_at(core().position()) * g.max_chunk_bytes;
         chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, g.max_chunk_bytes));
@@ -111,7 +112,10 @@ private:
         const Outgoing& message = encoder.message();
         const broadcast::FrameTable table = message.table();
         const std::uint64_t bytes = encoder.kind() == ChunkKind::frames ? table.total() : message.stream_bytes();
-        if (bytes <= core().ring().geometry().max_chunk_bytes) {
+        const bool fits = bytes <= core().ring().geometry().max_chunk_bytes;
+        const bool lends = table.has_lent();
+        tend(lends || !fits);
+        if (fits && !(lends && core().can_lend(bytes))) {
             if (!begin(bytes, deadline, timeout, watch)) return {};
             std::byte* const chunk = core().chunk();
             copying(bytes, [&] {
@@ -129,14 +133,16 @@ private:
         return nb::none();
     }
 
+    void tend(bool is_large) {
+        if (!core().has_extents()) return;
+        const WithoutGil no_gil;
+        core().tend(is_large);
+    }
+
     bool begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         if (refused_.is_valid()) {
             if (nb::cast<SharedBuffer&>(refused_).is_in_use()) raise_failure(self(), "refused_chunk_in_use");
             refused_ = nb::object();
-        }
-        if (core().has_extents()) {
-            const WithoutGil no_gil;
-            core().tend(bytes == 0);
         }
         core::Outcome outcome = core().begin_nowait(bytes);
         if (outcome.status == core::Status::would_block) {
@@ -158,7 +164,7 @@ private:
         Interruption look(self(), core().segment(), "chunk", watch);
         const core::Outcome outcome = [&] {
             const WithoutGil no_gil;
-            return core().spill(bytes, deadline, fill, look);
+            return core().spill(bytes, deadline, fill, look, table.has_lent());
         }();
         return is_ok(*this, outcome, timeout);
     }

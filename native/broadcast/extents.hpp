@@ -8,14 +8,17 @@
 //   free, cold   no space yet                                written by pwrite: a full file system is an error and never SIGBUS
 //   free, warm   space that is mapped                        written by a copy, which costs half of a pwrite
 //   in use       it belongs to one turn of one chunk         until every reader has finished with that turn
+//   lent         readers keep it (lease.hpp)                 until the last lease goes; nobody waits for that
 //
 // Given back means punched out of the file: what lies beyond the pool at once, what is warm when space is short or when
 // there was no large message for a while.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -33,46 +36,71 @@ struct Extent {
     std::uint64_t offset;
     std::uint64_t bytes;
     Space space;  // as it was found: what was written since is not said here
+    std::uint32_t lease = 0;  // 1 + the row of leases by which it may be lent; 0: it may not
 };
 
 // The writer's book of the file behind `begin`. Only the writer has one.
 class Extents {
 public:
-    Extents(std::uint64_t begin, std::uint64_t pool_bytes)
-        : end_(begin), pool_end_(begin + pool_bytes / core::kPage * core::kPage) {}
+    // `leases`: how many extents may be lent at a time.
+    Extents(std::uint64_t begin, std::uint64_t pool_bytes, std::uint64_t leases = 0)
+        : end_(begin), pool_end_(begin + pool_bytes / core::kPage * core::kPage), leases_(leases) {
+        std::iota(leases_.begin(), leases_.end(), std::uint32_t{1});
+    }
 
     std::uint64_t end() const noexcept { return end_; }
-    bool in_use() const noexcept { return !used_.empty(); }
+    bool in_use() const noexcept { return oldest().has_value(); }
+    bool has_any() const noexcept { return !used_.empty(); }
     std::uint64_t warm_bytes() const noexcept { return warm_bytes_; }
     bool is_in_pool(const Extent& extent) const noexcept { return extent.offset + extent.bytes <= pool_end_; }
     // Position of the message whose extent is in use for the longest time.
     std::optional<std::uint64_t> oldest() const noexcept {
-        return used_.empty() ? std::nullopt : std::optional(used_.front().position);
+        for (const Used& one : used_)
+            if (!one.is_lent) return one.position;
+        return std::nullopt;
     }
 
-    Extent take(std::uint64_t bytes, std::uint64_t position) {
+    // Is there a place for a message that is to be lent?
+    bool can_lend(std::uint64_t bytes) const noexcept {
+        const std::uint64_t rounded = core::align_up(bytes, core::kPage);
+        if (leases_.empty()) return false;
+        if (end_ <= pool_end_ && rounded <= pool_end_ - end_) return true;
+        return std::any_of(free_.begin(), free_.end(), [&](const auto& one) {
+            return one.first < pool_end_ && one.second.space != Space::torn && one.second.bytes >= rounded;
+        });
+    }
+
+    // With `lends` it may be lent, if there is such a place.
+    Extent take(std::uint64_t bytes, std::uint64_t position, bool lends = false) {
         Extent extent{0, core::align_up(bytes, core::kPage), Space::warm};
         if (!take_free(extent, true)) {
             extent.space = Space::cold;
             if (!take_free(extent, true) && !append(extent, pool_end_) && !take_free(extent, false)) append_beyond(extent);
         }
-        used_.push_back({extent, position});
+        if (lends && !leases_.empty() && is_in_pool(extent)) {
+            extent.lease = leases_.back();
+            leases_.pop_back();
+        }
+        used_.push_back({extent, position, false});
         return extent;
     }
 
-    // Frees every extent whose turn is over. Returns whether there was any.
-    template <class IsOver>
-    bool reclaim(const os::FileDescriptor& file, IsOver&& is_over) {
+    // Frees every extent whose turn is over and that no reader keeps. Returns whether there was any.
+    template <class IsOver, class IsKept>
+    bool reclaim(const os::FileDescriptor& file, IsOver&& is_over, IsKept&& is_kept) {
         bool any = false;
         for (auto at = used_.begin(); at != used_.end();) {
-            if (!is_over(at->position)) {
+            const bool is_turn_over = at->is_lent || is_over(at->position);
+            at->is_lent = is_turn_over && at->extent.lease != 0 && is_kept(at->extent.lease);
+            if (!is_turn_over || at->is_lent) {
                 ++at;
                 continue;
             }
             const Extent extent = at->extent;
-            const bool is_kept = is_in_pool(extent);
-            if (!is_kept) os::punch_hole(file, extent.offset, extent.bytes);
-            add_free({extent.offset, extent.bytes, is_kept ? Space::warm : Space::cold});
+            const bool is_kept_warm = is_in_pool(extent);
+            if (!is_kept_warm) os::punch_hole(file, extent.offset, extent.bytes);
+            end_lease(extent);
+            add_free({extent.offset, extent.bytes, is_kept_warm ? Space::warm : Space::cold});
             at = used_.erase(at);
             any = true;
         }
@@ -89,6 +117,7 @@ public:
         } catch (const std::system_error&) {
             extent.space = Space::torn;
         }
+        end_lease(extent);
         add_free(extent);
     }
 
@@ -110,11 +139,16 @@ private:
     struct Used {
         Extent extent;
         std::uint64_t position;
+        bool is_lent;  // and the turn is over
     };
     struct FreeRange {
         std::uint64_t bytes;
         Space space;
     };
+
+    void end_lease(const Extent& extent) {
+        if (extent.lease != 0) leases_.push_back(extent.lease);
+    }
 
     // First fit among those of the extent's kind; the rest of a range stays free.
     bool take_free(Extent& extent, bool in_pool) {
@@ -175,6 +209,7 @@ private:
     std::uint64_t end_;
     std::uint64_t pool_end_;
     std::uint64_t warm_bytes_ = 0;
+    std::vector<std::uint32_t> leases_;  // rows that are free
     std::vector<Used> used_;
     std::map<std::uint64_t, FreeRange> free_;
 };

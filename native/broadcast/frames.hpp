@@ -8,6 +8,7 @@
 // A message without buffers is the stream alone, with no header (ChunkKind::object).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -27,6 +28,9 @@ static_assert(sizeof(MessageHeader) == 16);
 inline constexpr std::uint64_t kFrameAlignment = 64;
 // Below this an array's bytes are cheaper in the stream than beside it; no writer sends a smaller buffer.
 inline constexpr std::uint64_t kLeastOutOfBand = 4096;
+
+// From here on an array is lent to its readers instead of copied out, if its message lies in an extent.
+inline constexpr std::uint64_t kLeastLent = 1u << 20;
 
 struct Frame {
     std::uint64_t offset;
@@ -76,6 +80,9 @@ public:
     Frame stream() const noexcept { return stream_; }
     const std::vector<Frame>& buffers() const noexcept { return buffers_; }
     std::uint64_t total() const noexcept { return total_; }
+    bool has_lent() const noexcept {
+        return std::any_of(sizes_.begin(), sizes_.end(), [](std::uint64_t size) { return size >= kLeastLent; });
+    }
 
 private:
     static std::uint64_t header_bytes(std::size_t buffers) noexcept {

@@ -9,6 +9,7 @@
 //   section ring_waits                    128                 the two futex words
 //   section parked_readers                n                   one byte per reader that sleeps
 //   section chunk_descriptors             64 * max_chunks     what memlane's own writer says of a chunk
+//   section extent_leases                 n * leases          one byte per reader that keeps an extent beyond its turn
 //
 // The flags alone decide who may do what (a process that knows only the documented part takes part through them):
 //
@@ -19,6 +20,7 @@
 //   1        1 1 1     read by all: the writer may write, nobody may read
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,6 +39,8 @@ struct RingGeometry {
     constexpr std::uint64_t metadata_size() const noexcept { return 1 + n_reader; }
     constexpr std::uint64_t metadata_offset() const noexcept { return max_chunk_bytes * max_chunks; }
     constexpr std::uint64_t total_bytes() const noexcept { return (max_chunk_bytes + metadata_size()) * max_chunks; }
+    // Messages that may be lent at a time.
+    constexpr std::uint64_t leases() const noexcept { return std::clamp<std::uint64_t>((1u << 18) / n_reader, 4, 256); }
 };
 static_assert(RingGeometry{2, 100, 3}.metadata_offset() == 300);
 static_assert(RingGeometry{2, 100, 3}.total_bytes() == 309);
@@ -61,7 +65,7 @@ enum class ChunkKind : std::uint32_t { raw = 0, object = 1, frames = 2, plain = 
 struct ChunkDescriptor {
     std::uint64_t turn;  // 1 at the first lap of the ring
     ChunkKind kind;
-    std::uint32_t reserved_0;
+    std::uint32_t lease;  // 1 + the row of extent_leases by which readers may keep the extent; 0: they may not
     std::uint64_t length;
     std::uint64_t extent_offset;
     std::uint64_t extent_bytes;
@@ -77,7 +81,8 @@ inline core::SegmentPlan plan_of(const RingGeometry& g) {
             {{core::Section::participants, sizeof(core::ParticipantSlot), 1 + g.n_reader},
              {core::Section::ring_waits, sizeof(RingWaits), 1},
              {core::Section::parked_readers, 1, g.n_reader},
-             {core::Section::chunk_descriptors, sizeof(ChunkDescriptor), g.max_chunks}}};
+             {core::Section::chunk_descriptors, sizeof(ChunkDescriptor), g.max_chunks},
+             {core::Section::extent_leases, static_cast<std::uint32_t>(g.n_reader), g.leases()}}};
 }
 
 // The ring's bytes by name. Keeps the mapping, not the segment: views may outlive close().
@@ -88,7 +93,8 @@ public:
           mapping_(segment.mapping()),
           waits_(segment.section<RingWaits>(core::Section::ring_waits)),
           parked_(segment.section<std::uint8_t>(core::Section::parked_readers)),
-          descriptors_(segment.section<ChunkDescriptor>(core::Section::chunk_descriptors)) {}
+          descriptors_(segment.section<ChunkDescriptor>(core::Section::chunk_descriptors)),
+          leases_(segment.section<std::uint8_t>(core::Section::extent_leases)) {}
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
     std::uint64_t chunk_at(std::uint64_t position) const noexcept { return position % geometry_.max_chunks; }
@@ -100,6 +106,9 @@ public:
         return flags(chunk)[1 + reader];
     }
     ChunkDescriptor& descriptor(std::uint64_t chunk) const noexcept { return descriptors_[chunk]; }
+    std::uint8_t& lease(std::uint64_t row, std::uint64_t reader) const noexcept {
+        return leases_[row * geometry_.n_reader + reader];
+    }
     RingWaits& waits() const noexcept { return *waits_; }
     std::span<std::uint8_t> parked_readers() const noexcept { return {parked_, geometry_.n_reader}; }
 
@@ -114,6 +123,7 @@ private:
     RingWaits* waits_;
     std::uint8_t* parked_;
     ChunkDescriptor* descriptors_;
+    std::uint8_t* leases_;
 };
 
 }  // namespace memlane::broadcast

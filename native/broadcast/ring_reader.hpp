@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "broadcast/chunk_space.hpp"
+#include "broadcast/lease.hpp"
 #include "broadcast/ring_layout.hpp"
 #include "core/participants.hpp"
 #include "core/status.hpp"
@@ -124,6 +126,32 @@ public:
         return Place{behind_, d.extent_offset - begin};
     }
 
+    // The extent of the taken message, to be kept when the chunk is given back; none if it cannot be lent, or this process
+    // has no place for it.
+    std::unique_ptr<Lease> lease(const ChunkDescriptor& d) {
+        const std::uint64_t begin = segment_->bytes();
+        if (d.lease == 0 || d.lease > ring_.geometry().leases() || d.extent_offset < begin || d.extent_offset % core::kPage != 0)
+            return nullptr;
+        const std::uint64_t at = d.extent_offset - begin;
+        const std::uint64_t bytes = core::align_up(d.length, core::kPage);
+        try {
+            if (!lent_ || lent_->bytes() < at + bytes)
+                lent_ = std::make_shared<os::PrivateMapping>(segment_->file(), std::max(kLentWindow, at + bytes), begin);
+            if (!lent_->drop_copies(at, bytes)) return nullptr;
+            // Touching a hole would allocate it, or end in a SIGBUS. Looked at once for each place: no writer of memlane
+            // publishes an extent that has not all its space, and whoever makes holes there can do so at any moment.
+            std::uint64_t& checked = checked_[at];
+            if (checked < bytes && !os::has_space(segment_->file(), d.extent_offset, d.length)) return nullptr;
+            checked = std::max(checked, bytes);
+            return std::make_unique<Lease>(ring_, d.lease - 1, reader_, lent_, at, bytes);
+        } catch (const std::system_error&) {
+            return nullptr;
+        }
+    }
+
+    // Before the place is given up.
+    void own_leases() noexcept { broadcast::own_leases(ring_, reader_); }
+
     // Whoever reads beyond what was written, or believes a wrong length, touches pages that may have no space yet:
     // takes it first.
     void ensure(std::uint64_t bytes) { space_.ensure(*segment_, ring_.chunk_at(position_), bytes); }
@@ -172,6 +200,9 @@ public:
     }
 
 private:
+    // Addresses for a pool of the usual size: they cost nothing, and another mapping is populated anew.
+    static constexpr std::uint64_t kLentWindow = std::uint64_t{1} << 30;
+
     struct Held {
         std::uint64_t position;
         os::Nanoseconds since;
@@ -243,6 +274,8 @@ private:
     std::vector<Held> held_;                // chunks that this reader keeps because something refers to them
     os::Nanoseconds shown_since_ = 0;       // since when the caller looks at the taken chunk, 0 if it does not
     std::shared_ptr<os::Mapping> behind_;  // of the file behind the ring, once a view of an extent was asked for
+    std::shared_ptr<os::PrivateMapping> lent_;  // the same, private, once a message was lent
+    std::map<std::uint64_t, std::uint64_t> checked_;  // places of messages in it, and how many bytes of each have their space
     bool closing_ = false;  // atomic: set by another thread
 };
 

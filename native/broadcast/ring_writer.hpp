@@ -42,7 +42,7 @@ public:
           spinner_(1 + geometry.n_reader, os::usable_cores()),
           space_(geometry, reserved_bytes),
           pool_(segment_, pool_bytes),
-          extents_(pool_.begin(), pool_.bytes()),
+          extents_(pool_.begin(), pool_.bytes(), geometry.leases()),
           readers_(geometry.n_reader, Reader::expected),
           last_look_(os::monotonic_now()),
           position_(first) {
@@ -81,10 +81,11 @@ public:
     }
 
     // After begin(): writes a message that does not fit the chunk behind the ring. `fill(writer)` puts its parts by an
-    // ExtentWriter and returns 0 or an errno. While space is short it waits for older turns; ShmExhausted if there are
+    // ExtentWriter and returns 0 or an errno. With `lends` readers may keep it beyond its turn, if the pool has a place for
+    // that. While space is short it waits for older turns; ShmExhausted if there are
     // none to wait for.
     template <class Fill, class Look>
-    core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look) {
+    core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look, bool lends = false) {
         const os::FileDescriptor& file = segment_->file();
         for (;;) {
             reclaim();
@@ -92,7 +93,7 @@ public:
             int error = ENOSPC;
             const std::uint64_t free = os::free_bytes(file);
             if (bytes <= free || bytes - free <= extents_.warm_bytes()) {
-                const Extent extent = extents_.take(bytes, position_);
+                const Extent extent = extents_.take(bytes, position_, lends);
                 ExtentWriter writer = pool_.writer(extent, bytes);
                 error = pool_.lengthen_file(extent);
                 if (error == 0) error = fill(writer);
@@ -116,9 +117,14 @@ public:
         }
     }
 
+    // Is there a place for a message that is to be lent, though it would fit its chunk?
+    bool can_lend(std::uint64_t bytes) const noexcept {
+        return extents_.can_lend(bytes) && (bytes <= extents_.warm_bytes() || bytes <= os::free_bytes(segment_->file()) / 2);
+    }
+
     // Is there space behind the ring that may be free by now, or has been for long?
     bool has_extents() const noexcept {
-        return extents_.in_use() || (extents_.warm_bytes() > 0 && is_idle(os::monotonic_now()));
+        return extents_.has_any() || (extents_.warm_bytes() > 0 && is_idle(os::monotonic_now()));
     }
 
     // To be called before every message, if has_extents(): after a large one there may never be another that would need
@@ -139,6 +145,7 @@ public:
         const os::Nanoseconds now = is_short ? began_ : os::monotonic_now();
         ChunkDescriptor& d = ring_.descriptor(chunk);
         d.kind = kind;
+        d.lease = spilled_.lease;
         d.length = length;
         d.extent_offset = spilled_.offset;
         d.extent_bytes = spilled_.bytes;
@@ -201,10 +208,23 @@ private:
 
     bool is_done(std::uint64_t chunk, std::size_t r) noexcept {
         SYNC_LOAD(consume);
-        if (core::load_acquire(ring_.consumed_by(chunk, r)) != 0) return true;
+        return core::load_acquire(ring_.consumed_by(chunk, r)) != 0 || is_gone(r);
+    }
+
+    bool is_gone(std::size_t r) noexcept {
         if (readers_[r] == Reader::expected && participants_.state(1 + r) == core::SlotState::closed)
             readers_[r] = Reader::closed;
         return readers_[r] == Reader::closed || readers_[r] == Reader::released;
+    }
+
+    // Does a reader keep the extent beyond its turn? Who has closed or was released does not: its leases are copies.
+    bool is_kept(std::uint64_t row) noexcept {
+        for (std::size_t r = 0; r < readers_.size(); ++r) {
+            SYNC_LOAD(lease);
+            SYNC_LOAD(drop);
+            if (core::load_acquire(ring_.lease(row, r)) != 0 && !is_gone(r)) return true;
+        }
+        return false;
     }
 
     bool is_free() noexcept {
@@ -228,7 +248,9 @@ private:
 
     // Frees the space behind the ring of the messages that everybody has read; whether there was any.
     bool reclaim() {
-        return extents_.reclaim(segment_->file(), [this](std::uint64_t turn) { return is_over(turn); });
+        return extents_.reclaim(
+            segment_->file(), [this](std::uint64_t turn) { return is_over(turn); },
+            [this](std::uint32_t lease) { return is_kept(lease - 1); });
     }
 
     bool is_idle(os::Nanoseconds now) const noexcept { return now - last_spill_ >= kIdle; }

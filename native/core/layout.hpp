@@ -16,7 +16,7 @@
 namespace memlane::core {
 
 inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", little-endian
-inline constexpr std::uint32_t kLayoutMajor = 1;                // differs: cannot be used
+inline constexpr std::uint32_t kLayoutMajor = 2;                // differs: cannot be used
 inline constexpr std::uint32_t kLayoutMinor = 0;                // differs: fields were added at the end
 inline constexpr std::uint64_t kUnderstoodFeatures = 0;
 
@@ -33,6 +33,7 @@ enum class Section : std::uint32_t {
     chunk_descriptors = 4,
     store_facts = 5,
     object_table = 6,
+    extent_leases = 7,
 };
 
 struct SectionEntry {

@@ -10,6 +10,8 @@
 //   reset     writer sets a reader's flag to 0          that reader                `written` = 0, data and descriptor
 //   publish   writer sets `written` to 1                readers                    data and descriptor
 //   consume   a reader sets its own flag to 1           writer                     that its loads of the data are over
+//   lease     a reader marks an extent that it keeps     writer, behind `consume`   (the mark itself)
+//   drop      a reader takes that mark away              writer                     that its loads of the extent are over
 //   append    a later section gets into the directory   whoever looks for it       the section, filled in
 //   offer     writer marks an object's entry live       readers                    its bytes, address, size; reads of 0
 //   refer     writer adds a reference                   a reader that counts       (the number itself)

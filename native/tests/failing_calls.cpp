@@ -188,6 +188,14 @@ int madvise(void* at, size_t bytes, int advice) noexcept {
     BEFORE(madvise, -1);
     return real(at, bytes, advice);
 }
+int munlock(const void* at, size_t bytes) noexcept {
+    BEFORE(munlock, -1);
+    return real(at, bytes);
+}
+int mprotect(void* at, size_t bytes, int protection) noexcept {
+    BEFORE(mprotect, -1);
+    return real(at, bytes, protection);
+}
 int getrlimit(__rlimit_resource_t which, struct rlimit* limit) noexcept {
     BEFORE(getrlimit, -1);
     return real(which, limit);

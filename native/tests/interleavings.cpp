@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "rings.hpp"
 
@@ -143,6 +144,68 @@ void what_was_sent_comes_before_the_end() {
     }
 }
 
+// A message that a reader has leased, and what the writer would write it to.
+struct Lent {
+    RingGeometry geometry{1, 64, 1};
+    std::shared_ptr<core::Segment> segment = new_segment(geometry);
+    RingWriter writer{segment, geometry, 64, 1u << 20};
+    std::unique_ptr<RingReader> reader_end = new_reader(*segment, geometry, 0);
+    RingReader& reader = *reader_end;
+
+    // Where the extent lies.
+    std::uint64_t send(unsigned char value) {
+        writer.tend(true);
+        CHECK(writer.begin_nowait(0).status == Status::ok);
+        const std::vector<unsigned char> text(2 * core::kPage, value);
+        const auto fill = [&](broadcast::ExtentWriter& to) { return to.put(0, text.size(), text.data()); };
+        CHECK(writer.spill(text.size(), os::Deadline::never(), fill, keep_waiting, true).status == Status::ok);
+        writer.publish(ChunkKind::object, text.size());
+        return writer.ring().descriptor(0).extent_offset;
+    }
+    std::unique_ptr<broadcast::Lease> take() {
+        CHECK(reader.begin_nowait().status == Status::ok);
+        auto lease = reader.lease(*reader.descriptor());
+        CHECK(lease != nullptr);
+        reader.finish(1);
+        return lease;
+    }
+};
+
+// The writer sends when the reader stands before its mark, before it gives the chunk back, and before it takes the mark
+// away: what is lent is never written to, and what is not lent any more is.
+void lent_extent_is_not_written_to() {
+    Lent lent;
+    const std::uint64_t first = lent.send(1);
+    for (const char* point : {"lease.store", "consume.store"})
+        at_point[point] = [&] { CHECK(lent.writer.begin_nowait(0).status == Status::would_block); };
+    auto kept = lent.take();
+    const std::uint64_t second = lent.send(2);
+    CHECK(second != first && kept->memory()[0] == std::byte{1});
+    kept->memory()[core::kPage] = std::byte{9};  // its own
+    const auto other = lent.take();
+    std::uint64_t third = 0;
+    at_point["drop.store"] = [&] { third = lent.send(3); };
+    kept.reset();
+    CHECK(third != first && third != second && other->memory()[0] == std::byte{2});
+    const auto last = lent.take();
+    CHECK(lent.send(4) == first);
+    const auto again = lent.take();
+    CHECK(again->memory()[0] == std::byte{4} && again->memory()[core::kPage] == std::byte{4});
+}
+
+// The reader ends when the writer looks for leases: what it keeps are copies by then.
+void lease_of_a_reader_that_ends_is_a_copy() {
+    Lent lent;
+    const std::uint64_t first = lent.send(1);
+    const auto kept = lent.take();
+    at_point["lease.load"] = [&] {
+        lent.reader.own_leases();
+        lent.reader.announce_close();
+    };
+    CHECK(lent.send(2) == first);
+    CHECK(kept->memory()[0] == std::byte{1} && kept->memory()[2 * core::kPage - 1] == std::byte{1});
+}
+
 // A sweep holds the place and removes the name while somebody attaches: the segment is gone, nobody has taken the place.
 void place_that_a_sweep_holds_is_not_taken() {
     const RingGeometry geometry{1, 64, 1};
@@ -184,8 +247,10 @@ int main() {
     no_wake_up_of_the_writer_is_lost();
     one_of_two_last_readers_wakes();
     what_was_sent_comes_before_the_end();
+    lent_extent_is_not_written_to();
+    lease_of_a_reader_that_ends_is_a_copy();
     place_that_a_sweep_holds_is_not_taken();
     wrong_order_is_caught();
     CHECK(at_point.empty());
-    std::puts("interleavings: 16 forced orders hold");
+    std::puts("interleavings: 20 forced orders hold");
 }

@@ -92,6 +92,7 @@ void extents_never_overlap() {
             std::uint64_t position;
         };
         std::vector<Live> live;
+        const auto nobody = [](std::uint32_t) { return false; };
         std::uint64_t position = 0;
         std::uint64_t most = 0;
         for (int step = 0; step < 400; ++step) {
@@ -111,19 +112,43 @@ void extents_never_overlap() {
                 ++position;
             } else if (what < 9 && !live.empty()) {
                 const std::uint64_t over = live[random() % live.size()].position;
-                CHECK(extents.reclaim(file, [&](std::uint64_t turn) { return turn == over; }));
+                CHECK(extents.reclaim(file, [&](std::uint64_t turn) { return turn == over; }, nobody));
                 std::erase_if(live, [&](const Live& one) { return one.position == over; });
             } else {
                 extents.trim(file);
                 CHECK(extents.warm_bytes() == 0);
             }
             if (live.size() > 10) {
-                CHECK(extents.reclaim(file, [](std::uint64_t) { return true; }));
+                CHECK(extents.reclaim(file, [](std::uint64_t) { return true; }, nobody));
                 live.clear();
             }
             most = std::max(most, extents.end());
         }
         CHECK(most < kBegin + 8 * 11 * 204'800ull);
+    }
+}
+
+// What is lent outlives its turn and is waited for by nobody; the rows of leases never run out for good.
+void lent_extents_outlive_their_turns() {
+    os::FileDescriptor file = os::create_unnamed("/dev/shm");
+    os::resize(file, 1u << 20);
+    Extents extents(0, 4 * core::kPage, 2);
+    const auto always = [](std::uint64_t) { return true; };
+    const auto nobody = [](std::uint32_t) { return false; };
+    const auto all = [](std::uint32_t) { return true; };
+    for (std::uint64_t round = 0; round < 5; ++round) {
+        CHECK(extents.can_lend(2 * core::kPage));
+        const Extent first = extents.take(2 * core::kPage, 0, true);
+        CHECK(first.lease != 0 && !extents.can_lend(3 * core::kPage));
+        const Extent second = extents.take(core::kPage, 1, true);
+        CHECK(second.lease != 0 && second.lease != first.lease && !extents.can_lend(core::kPage));
+        CHECK(extents.take(core::kPage, 2, true).lease == 0);  // no row
+        CHECK(extents.reclaim(file, always, all));              // the third alone is free
+        CHECK(!extents.in_use() && extents.has_any());
+        CHECK(extents.reclaim(file, always, [&](std::uint32_t row) { return row == second.lease; }));
+        const Extent beyond = extents.take(4 * core::kPage, 3, true);  // the second lies in the way
+        CHECK(beyond.lease == 0 && !extents.is_in_pool(beyond) && extents.oldest() == 3);
+        CHECK(extents.reclaim(file, always, nobody) && !extents.has_any());
     }
 }
 
@@ -133,5 +158,6 @@ int main() {
     tables_come_back();
     forged_tables_are_refused();
     extents_never_overlap();
-    std::puts("messages: 3 properties hold");
+    lent_extents_outlive_their_turns();
+    std::puts("messages: 4 properties hold");
 }

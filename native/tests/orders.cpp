@@ -34,6 +34,10 @@ struct Shape {
     std::uint64_t messages = 3;
     std::uint64_t stay = 3;            // messages that the readers take before they close
     std::optional<std::uint64_t> large = std::nullopt;  // the message that does not fit
+    bool lends = false;                                 // none fits, and readers keep each while they take the next
+
+    bool is_large(std::uint64_t i) const { return lends || large == i; }
+    std::uint64_t bytes(std::uint64_t i) const { return is_large(i) ? kLargeBytes : kBytes; }
 };
 
 // What both roles know: a handle, once it is there.
@@ -64,13 +68,14 @@ void hand_over(Meeting& m) {
 void write_all(Meeting& m, const std::function<void(int)>& begin_turn) {
     begin_turn(0);
     create(m);
-    RingWriter writer(m.segment, m.geometry, kBytes);
+    RingWriter writer(m.segment, m.geometry, kBytes, m.shape.lends ? 1u << 20 : 0);
     hand_over(m);
     const auto never = os::Deadline::never();
     for (std::uint64_t i = 0; i < m.shape.messages; ++i) {
         begin_turn(static_cast<int>(i) + 1);
-        const bool is_large = m.shape.large == i;
-        const std::uint64_t bytes = is_large ? kLargeBytes : kBytes;
+        const bool is_large = m.shape.is_large(i);
+        const std::uint64_t bytes = m.shape.bytes(i);
+        if (writer.has_extents()) writer.tend(is_large);
         Status status = writer.begin_nowait(is_large ? 0 : bytes).status;
         if (status == Status::would_block) status = writer.begin(is_large ? 0 : bytes, never, keep_waiting).status;
         RIGHT(status == Status::ok);
@@ -81,7 +86,7 @@ void write_all(Meeting& m, const std::function<void(int)>& begin_turn) {
                 SYNC_STEP(spill);
                 return to.put(0, bytes, text.data());
             };
-            RIGHT(writer.spill(bytes, never, write, keep_waiting).status == Status::ok);
+            RIGHT(writer.spill(bytes, never, write, keep_waiting, m.shape.lends).status == Status::ok);
         } else {
             SYNC_STEP(fill);
             fill(writer.chunk(), bytes, i);
@@ -95,6 +100,7 @@ void write_all(Meeting& m, const std::function<void(int)>& begin_turn) {
 struct Attached {
     std::shared_ptr<core::Segment> segment;
     std::unique_ptr<RingReader> end;
+    std::unique_ptr<broadcast::Lease> kept = nullptr;
 };
 
 std::vector<Attached> attach(Meeting& m) {
@@ -118,7 +124,7 @@ void read_all(Meeting& m, const std::function<void(int)>& begin_turn) {
     std::vector<Attached> readers = attach(m);
     for (std::uint64_t i = 0; i < std::min(m.shape.stay, m.shape.messages); ++i) {
         begin_turn(static_cast<int>(i) + 1);
-        const std::uint64_t bytes = m.shape.large == i ? kLargeBytes : kBytes;
+        const std::uint64_t bytes = m.shape.bytes(i);
         std::vector<std::byte> expected(bytes), received(bytes);
         fill(expected.data(), bytes, i);
         for (Attached& reader : readers) {
@@ -131,12 +137,20 @@ void read_all(Meeting& m, const std::function<void(int)>& begin_turn) {
                 std::memcpy(received.data(), reader.end->chunk(), bytes);
             }
             RIGHT(received == expected);
+            auto lease = m.shape.lends ? reader.end->lease(*descriptor) : nullptr;
+            RIGHT(!m.shape.lends || lease);
             reader.end->finish(bytes);
+            if (reader.kept) {
+                fill(expected.data(), bytes, i - 1);
+                RIGHT(std::memcmp(reader.kept->memory(), expected.data(), bytes) == 0);
+            }
+            reader.kept = std::move(lease);
         }
     }
     begin_turn(static_cast<int>(m.shape.stay) + 1);
     for (Attached& reader : readers) {
         if (m.shape.stay == m.shape.messages) RIGHT(take(*reader.end) == Status::peer_closed);
+        reader.end->own_leases();
         reader.end->announce_close();
     }
 }
@@ -255,6 +269,7 @@ int main() {
              {"one chunk", {}},
              {"a large message behind another", {.chunks = 2, .messages = 2, .stay = 2, .large = 1}},
              {"two readers", {.readers = 2, .messages = 2, .stay = 2}},
+             {"messages that are lent", {.messages = 3, .stay = 3, .lends = true}},
              {"a reader that leaves", {.messages = 3, .stay = 1}},
          }) {
         Conductor conductor = conduct(name, shape);

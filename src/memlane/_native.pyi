@@ -119,6 +119,9 @@ class Incoming:
 class PooledBuffer:
     """Memory of an array that a reader owns."""
 
+class LentBuffer:
+    """Memory of an array that a reader keeps where it came."""
+
 class Turn:
     """`with` around each call on an end, of which there is one at a time."""
 
@@ -228,8 +231,10 @@ class RingReader:
         reader: int,
         origin: tuple[int, str] | None,
     ) -> None: ...
-    def receive(self, timeout: object | None, cancel: object | None) -> object:
-        """The next object, decoded."""
+    def receive(self, timeout: object | None, cancel: object | None, lends: bool = True) -> object:
+        """
+        The next object, decoded; large arrays are left where they lie if it `lends`.
+        """
 
     def receive_view(
         self, timeout: float | None, cancel: object | None

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from memlane._native import Incoming, Outgoing, PooledBuffer
+from memlane._native import Incoming, LentBuffer, Outgoing, PooledBuffer
 from memlane.errors import CorruptMessage, InvalidArgument, InvalidType
+
+# What large arrays come in: memory of the reader's own, filled or lent.
+Buffer = PooledBuffer | LentBuffer
 
 
 class Codec(Protocol):
@@ -32,7 +35,7 @@ class Codec(Protocol):
 
     def encode(self, obj: object) -> None: ...
     def decode(self, stream: bytes) -> Any: ...
-    def decode_parts(self, stream: bytes | Incoming, buffers: list[PooledBuffer]) -> Any: ...
+    def decode_parts(self, stream: bytes | Incoming, buffers: Sequence[Buffer]) -> Any: ...
 
 
 def _msgpack() -> tuple[Callable[[object], bytes], Callable[[bytes], Any]]:
@@ -78,7 +81,7 @@ class PickleCodec:
     decode = staticmethod(pickle.loads)
 
     @staticmethod
-    def decode_parts(stream: bytes | Incoming, buffers: list[PooledBuffer]) -> Any:
+    def decode_parts(stream: bytes | Incoming, buffers: Sequence[Buffer]) -> Any:
         views = [memoryview(buffer) for buffer in buffers]  # type: ignore[arg-type]
         try:
             if isinstance(stream, bytes):
@@ -123,7 +126,7 @@ class MsgpackCodec:
                 f"the message is no MessagePack; it was skipped: {error}"
             ) from None
 
-    def decode_parts(self, stream: bytes | Incoming, buffers: list[PooledBuffer]) -> Any:
+    def decode_parts(self, stream: bytes | Incoming, buffers: Sequence[Buffer]) -> Any:
         if buffers:
             raise CorruptMessage("the message has buffers beside it, which MessagePack has not")
         return self.decode(stream if isinstance(stream, bytes) else stream.read())

@@ -35,19 +35,24 @@ def reading(_link: Link, begin: Begin, handle: Handle) -> None:
     take(queue, 1)
     begin("dequeue, large")
     take(queue, 2)
+    begin("dequeue, lent")
+    lent = queue.dequeue(PATIENCE)
     begin("dequeue_view")
     view = queue.dequeue_view(PATIENCE)
-    check(view.__enter__(), 3)
+    check(view.__enter__(), 4)
     begin("dequeue, beside a view")
-    take(queue, 4)
+    take(queue, 5)
     begin("end of the view")
     view.__exit__(None, None, None)
     begin("dequeue_view, large")
     with queue.dequeue_view(PATIENCE) as message:
-        check(message, 5)
+        check(message, 6)
         del message
+    begin("end of the lease")
+    check(lent, 3)
+    del lent
     begin("dequeue, writer asleep")
-    take(queue, 6)
+    take(queue, 7)
     begin("close, writer asleep")
     queue.close()
 
@@ -73,6 +78,7 @@ def follow(doomed: Doomed, writer: Sender, others: list[Survivor], stage: str) -
         "attach": [writer.begin_ready],
         "dequeue": [writer.settle],
         "dequeue, large": [partial(writer.send, "large")],
+        "dequeue, lent": [partial(writer.send, "lent")],
         "dequeue_view": [partial(writer.send, "array")],
         "dequeue, beside a view": [writer.send],
         "dequeue_view, large": [partial(writer.send, "large")],

@@ -21,7 +21,7 @@ Begin = Callable[..., Any]
 
 SENDS = {
     "enqueue, readers asleep": "small",
-    "enqueue, large": "large",
+    "enqueue, large": "lent",
     "enqueue, array": "array",
     "enqueue, second lap": "small",
     "enqueue, large again": "large",

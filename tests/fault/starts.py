@@ -93,6 +93,30 @@ def large_messages(failing: Failing) -> None:
             block.__exit__(None, None, None)
 
 
+LENT = np.arange(300_000)
+
+
+def lent_messages(failing: Failing) -> None:
+    """Messages that are lent are sent to new and to kept space, read, written to, dropped."""
+    with (
+        MessageQueue(1, 1, None, 64, 2) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
+    ):
+        for lap in ("first", "second"):
+            with failing(f"{lap} send"):
+                writer.enqueue(LENT, timeout=30)
+            try:
+                with failing(f"{lap} receive"):
+                    received = reader.dequeue(timeout=30)
+            except Exception:
+                np.testing.assert_array_equal(reader.dequeue(timeout=30), LENT)  # not consumed
+                raise
+            np.testing.assert_array_equal(received, LENT)
+            received[:] = 1
+            with failing(f"{lap} end of the lease"):
+                del received
+
+
 def late_space(failing: Failing) -> None:
     """A chunk of which only the beginning is reserved is filled to its end, and read."""
     with (
@@ -291,6 +315,7 @@ SCENARIOS = {
         queue,
         attached_queue,
         large_messages,
+        lent_messages,
         late_space,
         queue_statistics,
         sweep,

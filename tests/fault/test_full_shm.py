@@ -105,14 +105,14 @@ def large_messages(_link: Link) -> None:
         received: list[int] = []
 
         def send(number: int, size: int) -> None:
-            writer.enqueue(np.full(size, number % 251, np.uint8), timeout=0)
+            writer.enqueue(bytes([number % 251]) * size, timeout=0)
             sent.append(number)
 
         def receive() -> None:
-            for array in drain(reader):
-                assert isinstance(array, np.ndarray)
-                assert array.min() == array.max()
-                received.append(int(array[0]))
+            for text in drain(reader):
+                assert isinstance(text, bytes)
+                assert text == text[:1] * len(text)
+                received.append(text[0])
 
         refusals = 0
         for number in range(1, 40):
@@ -127,6 +127,23 @@ def large_messages(_link: Link) -> None:
             receive()
         assert received == sent == list(range(1, 40))
         assert refusals > 4
+
+
+def arrays_that_are_kept(_link: Link) -> None:
+    """What readers keep takes half of the space at most; the rest comes by copy, never refused."""
+    with queue_of(1, max_chunk_bytes=64 * 1024, max_chunks=3) as (writer, (reader,)):
+        kept = []
+        for number in range(12):
+            writer.enqueue(np.full(3 * MIB, number, np.uint8), timeout=0)
+            kept.append(reader.dequeue(timeout=0))
+        assert all((array == number).all() for number, array in enumerate(kept))
+        with full():
+            for array in kept:
+                array[::4096] = 99  # copies of its own, which need no space of the file system
+            del kept, array
+            writer.enqueue(np.full(3 * MIB, 7, np.uint8), timeout=0)
+            assert (reader.dequeue(timeout=0) == 7).all()
+    assert used() == 0
 
 
 def chunks_by_hand(_link: Link) -> None:
@@ -237,6 +254,7 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (default_queue, "64m"),
         (ring_buffer_alone, "16m"),
         (large_messages, "16m"),
+        (arrays_that_are_kept, "16m"),
         (chunks_by_hand, "8m"),
         (space_kept_for_large_messages, "64m"),
         (more_than_there_is, "64m"),

@@ -65,10 +65,10 @@ class WriterEnd(End, Protocol):
 
 
 class ReaderEnd(End, Protocol):
-    """`receive` raises as `MessageQueue.dequeue` does."""
+    """`receive` raises as `MessageQueue.dequeue` does, and lends as it does if the last is true."""
 
     @property
-    def receive(self) -> Callable[[float | None, threading.Event | None], Any]: ...
+    def receive(self) -> Callable[[float | None, threading.Event | None, bool], Any]: ...
     @property
     def rank(self) -> int: ...
     @property
@@ -164,7 +164,9 @@ class LocalReader(_LocalEnd[RingReader]):
             super().__init__(segment, lambda: RingReader(segment, ranks, codec, place, origin))
         except RankTaken as error:
             raise RankTaken(f"reader {rank} cannot attach: {error}") from None
-        self.receive: Callable[[float | None, threading.Event | None], Any] = self.native.receive
+        self.receive: Callable[[float | None, threading.Event | None, bool], Any] = (
+            self.native.receive
+        )
 
     def view(
         self, owner: object, timeout: float | None, cancel: threading.Event | None

@@ -247,7 +247,9 @@ class NetworkReader:
     def socket(self) -> zmq.Socket[bytes]:
         return self.remote.transport.socket
 
-    def receive(self, timeout: float | None, cancel: threading.Event | None) -> Any:
+    def receive(
+        self, timeout: float | None, cancel: threading.Event | None, _lends: bool = False
+    ) -> Any:
         deadline = None if timeout is None else deadline_of(timeout)
         with self.remote.turn:
             message = self.remote.take(timeout, cancel, deadline)

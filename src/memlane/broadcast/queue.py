@@ -59,9 +59,7 @@ class MessageQueue:
         ShmExhausted: /dev/shm has no space for it.
         Unsupported: there are remote readers, and libzmq was built without CURVE.
 
-    Between the ends no lock is taken and, while nobody sleeps, no system call is made: `enqueue`
-    crosses into native code once and copies the pickled object once, and so does `dequeue`. One
-    thread at a time may use an end; `close()` may come from any thread. Dropping the last
+    One thread at a time may use an end; `close()` may come from any thread. Dropping the last
     reference frees all but looks like a death to the peers: only `close()`, or leaving a `with`
     block without an exception, says that this end is finished. On SIGTERM see `help(memlane)`.
     """
@@ -222,7 +220,6 @@ class MessageQueue:
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when the writer and all readers have attached.
-
         The writer then removes the segment's name: from there on nothing can stay behind.
 
         Raises:
@@ -249,9 +246,8 @@ class MessageQueue:
         `remote_liveness` without progress. `TimedOut` then names who may not have; all is freed.
 
         Readers of a closed writer get what is still queued, then `Closed`; nobody waits for a
-        closed reader. A call that another thread is blocked in raises `Closed`. Memory stays
-        mapped while views of it live, though a reader's views may show later messages from now on;
-        the name, the descriptors and the lock go now.
+        closed reader. A call that another thread is blocked in raises `Closed`. A reader's views
+        stay mapped, but may change; the name, the descriptors and the lock go now.
         """
         self._is_closed = True
         patience = (timeout,) if self._is_writer and self.n_remote_reader else ()
@@ -299,8 +295,7 @@ class MessageQueue:
         Raises:
             TimedOut: after `timeout` seconds; it names the readers that are behind.
             ReaderDied: until `release_reader` is called.
-            ShmExhausted: /dev/shm has no space for the message, and no older one is left that
-                would give some back.
+            ShmExhausted: /dev/shm has no space for it, and no older message would give some back.
             Closed: this end was closed.
 
         Whatever it raises, nothing was sent.
@@ -330,8 +325,17 @@ class MessageQueue:
             raise WrongRole(f"Only readers can {call}")
         return self._reader
 
-    def dequeue(self, timeout: float | None = None, cancel: threading.Event | None = None) -> Any:
+    def dequeue(
+        self,
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+        *,
+        lend: bool = True,
+    ) -> Any:
         """The next object, in order, once. It is the reader's own.
+
+        With `lend` large arrays and tensors are not copied: they are private, writable memory that
+        the writer uses again when the last reference is gone. A fork and `close()` copy them.
 
         When several reasons to return are due at once, a message that is there wins, then
         `cancel`, then the timeout. A timeout of 0 polls.
@@ -344,11 +348,10 @@ class MessageQueue:
             Closed: this end was closed.
             ViewInUse: the chunk of the next message is held by a view of an older one.
             MemoryError: there is no memory for it; it is not consumed.
-            CorruptMessage: the chunk was filled by hand; it is consumed.
-            Exception: whatever decoding the object raised; it is consumed.
+            CorruptMessage, or what decoding raised: it is consumed.
         """
         reader = self._reader or self._must_be_reader("dequeue")
-        return reader.receive(timeout, cancel)
+        return reader.receive(timeout, cancel, lend)
 
     def dequeue_view(
         self, timeout: float | None = None, cancel: threading.Event | None = None
@@ -361,9 +364,8 @@ class MessageQueue:
         attributes of Python objects. Everything but arrays (bytes, too) is the reader's own copy.
         torch knows no read-only memory: do not write to a tensor of a view.
 
-        Nobody waits for the views of a reader that has closed, nor for those that a forked child
-        has inherited: they stay mapped, but what they show may change, and where /dev/shm is full
-        to touch them may end in a SIGBUS. Copy what you need longer.
+        Nobody waits for the views of a reader that has closed or of a forked child: they stay
+        mapped, but may change, and end in a SIGBUS where /dev/shm is full.
 
         Raises as `dequeue` does, on entering.
         """
@@ -374,8 +376,7 @@ class MessageQueue:
     ) -> AbstractContextManager[memoryview]:
         """The next chunk as it is, all `max_chunk_bytes` of it; leaving the block releases it.
 
-        If a slice or an array of it survives the block, leaving it raises `ViewInUse`, and the
-        chunk is released when the last of them goes.
+        If a slice of it survives the block: `ViewInUse`, and it is released when the last one goes.
         """
         return self._must_be_reader("acquire_read").block(self, timeout, cancel)
 

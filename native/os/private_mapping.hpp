@@ -1,0 +1,94 @@
+// A private mapping of a file that others go on writing to: what is read is the file's, what is written is one's own.
+//
+// A write copies its page, and from then on the page shows nothing of the file. /proc/self/pagemap tells which pages
+// that are: present (bit 63) or swapped out (62), and not the file's (61).
+// https://docs.kernel.org/admin-guide/mm/pagemap.html
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <utility>
+
+#include "os/file.hpp"
+#include "os/mapping.hpp"
+
+namespace memlane::os {
+
+class PrivateMapping {
+public:
+    // `offset`: of whole pages. Not charged before it is written to. Locked into memory by nobody, whatever mlockall() has
+    // said: that would copy every page at once.
+    PrivateMapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset) : bytes_(bytes) {
+        void* base = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE, file.get(), static_cast<off_t>(offset));
+        if (base == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
+        base_ = static_cast<std::byte*>(base);
+        if (::munlock(base, bytes) == 0 && ::mprotect(base, bytes, PROT_READ | PROT_WRITE) == 0) return;
+        const int error = errno;
+        ::munmap(base, bytes);
+        throw_errno("cannot map " + std::to_string(bytes) + " bytes", error);
+    }
+    PrivateMapping(const PrivateMapping&) = delete;
+    PrivateMapping& operator=(const PrivateMapping&) = delete;
+    ~PrivateMapping() { ::munmap(base_, bytes_); }
+
+    std::byte* base() const noexcept { return base_; }
+    std::size_t bytes() const noexcept { return bytes_; }
+
+    // Makes a range of whole pages show the file again; false if copies cannot be dropped. Where pagemap may not be read,
+    // all of it is dropped, to be mapped again.
+    bool drop_copies(std::size_t offset, std::size_t bytes) const noexcept {
+        const FileDescriptor pagemap = try_open("/proc/self/pagemap", O_RDONLY);
+        const std::size_t page = Mapping::page_bytes();
+        const std::size_t end = offset + bytes;
+        bool is_done = true;
+        std::uint64_t entries[1024];
+        for (std::size_t at = offset; at < end;) {
+            const std::size_t count = std::min(sizeof entries / sizeof *entries, (end - at) / page);
+            const auto from = (reinterpret_cast<std::uintptr_t>(base_) + at) / page * sizeof *entries;
+            const auto size = static_cast<ssize_t>(count * sizeof *entries);
+            if (!pagemap.is_open() || ::pread(pagemap.get(), entries, static_cast<std::size_t>(size), static_cast<off_t>(from)) != size)
+                return drop(at, end - at) && is_done;
+            for (std::size_t i = 0; i < count;) {
+                std::size_t run = i;
+                while (run < count && is_copy(entries[run])) ++run;
+                if (run > i) is_done &= drop(at + i * page, (run - i) * page);
+                i = run + 1;
+            }
+            at += count * page;
+        }
+        return is_done;
+    }
+
+    // Copies every page of the range that is not copied yet: nothing of it is the file's any more.
+    void copy_all(std::size_t offset, std::size_t bytes) const noexcept {
+        constexpr int kMadvPopulateWrite = 23;
+        if (::madvise(base_ + offset, bytes, kMadvPopulateWrite) == 0) return;
+        for (std::size_t at = offset; at < offset + bytes; at += Mapping::page_bytes()) {  // before Linux 5.14
+            std::atomic_ref<unsigned char> byte(reinterpret_cast<unsigned char&>(base_[at]));
+            unsigned char seen = byte.load(std::memory_order_relaxed);
+            while (!byte.compare_exchange_weak(seen, seen, std::memory_order_relaxed)) {
+            }
+        }
+    }
+
+private:
+    static constexpr std::uint64_t kPresent = std::uint64_t{1} << 63;
+    static constexpr std::uint64_t kSwapped = std::uint64_t{1} << 62;
+    static constexpr std::uint64_t kOfFile = std::uint64_t{1} << 61;
+
+    static bool is_copy(std::uint64_t entry) noexcept { return (entry & (kPresent | kSwapped)) != 0 && (entry & kOfFile) == 0; }
+
+    bool drop(std::size_t offset, std::size_t bytes) const noexcept {
+        constexpr int kMadvDontNeedLocked = 24;
+        return ::madvise(base_ + offset, bytes, MADV_DONTNEED) == 0 || ::madvise(base_ + offset, bytes, kMadvDontNeedLocked) == 0;
+    }
+
+    std::byte* base_;
+    std::size_t bytes_;
+};
+
+}  // namespace memlane::os

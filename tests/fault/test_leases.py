@@ -1,0 +1,208 @@
+"""Arrays that were lent, and processes that fork, close, exit and are killed.
+
+Fails without the guard: a child whose array changes because its parent has dropped its own, a
+reader that has closed and sees later messages, or an extent that a dead reader keeps for ever.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from memlane import MessageQueue, ReaderDied, WriterDied
+from tests.harness import PATIENCE, Aside, Link, start
+from tests.queues import BOUND, file_of, refuses, start_reader, sweep
+
+MIB = 1 << 20
+SIZE = 4 * MIB
+
+
+def numbered(number: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    return np.full(SIZE, number, np.uint8)
+
+
+def new_writer(readers: int = 1, places: int = 3) -> MessageQueue:
+    """With room for so many messages that are lent."""
+    pool = places * (SIZE + 8192)
+    return MessageQueue(readers, readers, None, 4096, 3, max_extent_bytes=pool)
+
+
+def keep(queue: MessageQueue, count: int) -> None:
+    """Takes messages and keeps them as long as the process lives."""
+    queue.__dict__["kept"] = [queue.dequeue(PATIENCE) for _ in range(count)]
+
+
+def kept(queue: MessageQueue) -> list[tuple[int, int]]:
+    return [(int(one.min()), int(one.max())) for one in queue.__dict__["kept"]]
+
+
+def drop(queue: MessageQueue, index: int) -> None:
+    queue.__dict__["kept"].pop(index)
+
+
+def kept_after_close(queue: MessageQueue) -> list[tuple[int, int]]:
+    queue.close()
+    return kept(queue)
+
+
+def fork_and_drop(queue: MessageQueue) -> None:
+    """A child that is going to look at what its parent has kept, and drops now."""
+    asked, answered = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(asked[0], 1)
+        seen = kept(queue)
+        queue.__dict__["kept"][0][:] = 99
+        queue.__dict__.pop("kept")
+        queue.close()
+        os.write(answered[1], repr(seen).encode())
+        os._exit(0)
+    queue.__dict__["child"] = (child, asked, answered)
+    queue.__dict__["kept"].clear()
+
+
+def ask_child(queue: MessageQueue) -> str:
+    child, asked, answered = queue.__dict__.pop("child")
+    os.write(asked[1], b"x")
+    os.waitpid(child, 0)
+    text = os.read(answered[0], 1000).decode()
+    for end in (*asked, *answered):
+        os.close(end)
+    return text
+
+
+def test_a_fork() -> None:
+    """The child's arrays stay what they are, though the parent drops its own and takes others."""
+    with new_writer() as writer:
+        reader = start_reader(writer.export_handle())
+        for number in (1, 2):
+            writer.enqueue(numbered(number))
+        reader.call(keep, 2)
+        reader.call(fork_and_drop)
+        for number in range(3, 9):
+            writer.enqueue(numbered(number))
+            reader.call(keep, 1)
+        assert reader.call(ask_child) == "[(1, 1), (2, 2)]"
+        assert reader.call(kept) == [(8, 8)]
+        reader.call("close")
+
+
+def test_a_killed_reader() -> None:
+    """Its leases are nobody's once it is released: their places are used again."""
+    with new_writer(2) as writer:
+        doomed = start_reader(writer.export_handle(), 0)
+        other = start_reader(writer.export_handle(), 1)
+        writer.wait_until_ready(PATIENCE)
+        for number in range(3):
+            writer.enqueue(numbered(number))
+        doomed.call(keep, 3)
+        other.call(keep, 3)
+        for index in (2, 1, 0):
+            other.call(drop, index)
+        full = file_of(writer).st_blocks
+        killed = doomed.peer.kill()
+        blocked = Aside(send_until_refused, writer)
+        with refuses(ReaderDied):
+            blocked.result()
+        assert blocked.ended - killed < BOUND + 0.5
+        writer.release_reader(0)
+        other.call(keep, writer.statistics().messages - 3)
+        for index in range(writer.statistics().messages - 3):
+            del index
+            other.call(drop, 0)
+        for number in range(10, 14):
+            writer.enqueue(numbered(number))
+            other.call(keep, 1)
+            assert other.call(kept) == [(number, number)]
+            assert file_of(writer).st_blocks <= full + 64
+        other.call("close")
+
+
+def send_until_refused(writer: MessageQueue) -> None:
+    for _ in range(10):
+        writer.enqueue("small", PATIENCE)
+
+
+def test_a_reader_that_closes() -> None:
+    """What it has kept is its own, whatever is sent to others afterwards."""
+    with new_writer(2) as writer:
+        closing = start_reader(writer.export_handle(), 0)
+        other = start_reader(writer.export_handle(), 1)
+        writer.wait_until_ready(PATIENCE)
+        for number in (1, 2):
+            writer.enqueue(numbered(number))
+        closing.call(keep, 2)
+        other.call(keep, 2)
+        assert closing.call(kept_after_close) == [(1, 1), (2, 2)]
+        other.call(drop, 1)
+        other.call(drop, 0)
+        for number in range(3, 9):
+            writer.enqueue(numbered(number))
+            other.call(keep, 1)
+        assert closing.call(kept) == [(1, 1), (2, 2)]
+        assert other.call(kept) == [(8, 8)]
+        other.call("close")
+
+
+def writing(link: Link) -> None:
+    queue = new_writer()
+    link.tell(queue.export_handle())
+    for number in range(1, 1000):
+        queue.enqueue(numbered(number % 200), PATIENCE)
+
+
+def test_a_killed_writer() -> None:
+    """What was lent stays, also after the last process of the queue has left it."""
+    writer = start(writing)
+    with MessageQueue.create_from_handle(writer.hear(), 0) as reader:
+        arrays = [reader.dequeue(PATIENCE) for _ in range(5)]
+        writer.kill()
+        with refuses(WriterDied):
+            while True:
+                reader.dequeue(PATIENCE)
+    for number, array in enumerate(arrays, start=1):
+        assert (array == number).all()
+        array += 1
+    sweep()
+
+
+SCRIPT = """
+import sys
+import numpy as np
+from memlane import Handle, MessageQueue
+queue = MessageQueue.create_from_handle(Handle.from_json(sys.argv[1]), 0)
+print(flush=True)
+kept = [queue.dequeue(30) for _ in range(2)]
+assert all((array == number).all() for number, array in enumerate(kept))
+kept[0][:] = 7
+np.kept = kept
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["pass", "import os; os._exit(0)", "queue.close()", "del queue"])
+def test_an_exit(end: str) -> None:
+    """An interpreter that ends with leases ends in order; the writer goes on as it should."""
+    with new_writer() as writer:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT.format(end=end), writer.export_handle().to_json()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        for number in range(2):
+            writer.enqueue(numbered(number))
+        _, error = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, error) == (0, b"")
+        if end != "queue.close()":
+            with refuses(ReaderDied):
+                send_until_refused(writer)
+                writer.wait_until_ready(PATIENCE)
+            writer.release_reader(0)
+        before = file_of(writer).st_blocks
+        for number in range(9):
+            writer.enqueue(numbered(number))
+        assert file_of(writer).st_blocks <= before + SIZE // 512 + 64
