@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
+from memlane._exit import abandoned_at_exit
 from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
@@ -185,7 +185,7 @@ class MessageQueue:
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
         self._is_closed = False  # by this object; the end may have been closed by its ring
-        self._finalizer = None if end is None else weakref.finalize(self, end.abandon)
+        self._finalizer = None if end is None else abandoned_at_exit(self, end.abandon)
 
     # Both ends ------------------------------------------------------------------------------
 
