@@ -138,7 +138,11 @@ private:
             const WithoutGil no_gil;
             core().reclaim();
         }
-        core::Outcome outcome = core().begin_nowait(bytes);
+        core::Outcome outcome = [&] {
+            if (core().has_space(bytes)) return core().begin_nowait(bytes);
+            const WithoutGil no_gil;
+            return core().begin_nowait(bytes);
+        }();
         if (outcome.status == core::Status::would_block) {
             Interruption look(self(), core().segment(), "chunk", watch);
             const WithoutGil no_gil;
