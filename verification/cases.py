@@ -46,7 +46,6 @@ BASES = (
     Run("wait", "CAPACITY=2 READERS=1 CLOSES SIGNALS"),
     Run("wait", "CAPACITY=1 READERS=1 STOPPED"),
     Run("wait", "CAPACITY=1 READERS=2"),
-    Run("wait", "CAPACITY=2 READERS=2"),
     Run("wait", "CAPACITY=1 READERS=2 CLOSES"),
     Run("wait", "CAPACITY=1 READERS=2 DIES"),
     Run("wait", "CAPACITY=1 READERS=1", liveness=True),
@@ -246,6 +245,9 @@ VARIANTS = (
         "TAKEN_WITHOUT_LOOKING_AT_LINKS",
         ATTACH,
         "taken_is_true",
+    ),
+    segment(
+        "remove_name_as_peer", "of a living writer", "DEATH_NOT_ASKED", ATTACH, "living_keep_names"
     ),
     segment("sweep: take_all", "left out", "SWEPT_WITHOUT_LOCK", ATTACH, "living_keep_names"),
     segment(

@@ -7,13 +7,15 @@
  * stores are buffered (memory.pml). Every system call is one step, and linkat is a barrier; comparing a name with a
  * file and removing it are two.
  *
- * Abstracted: sizes, reservations, owner, mode and geometry; what is in a header is one word. Locks are the bytes
+ * Abstracted: sizes, reservations, owner, mode and geometry; what is in a header is one word; the second name of a ring
+ * whose caller chose the first, which is linked before it and unlinked after it. Locks are the bytes
  * of the writer, of one reader, and the users' one.
  *
  * Proven:
  *   complete_when_named   whoever finds the name finds a complete header
  *   complete_by_magic     whoever sees the magic sees a complete header
- *   living_keep_names     a name is removed by its own living creator, or when no process uses the segment
+ *   living_keep_names     a name is removed by its own living creator, by who finds that dead, or when no process uses
+ *                         the segment
  *   attached_has_name     nobody attaches to a segment that was swept
  *   taken_is_true         RankTaken is said only of a place that somebody else holds or has held
  *   last_removes_name     the last to leave a segment whose creator was killed removes the name
@@ -251,6 +253,14 @@ proctype attacher(byte who) {
             attached_has_name = !swept[file];
             assert(attached_has_name)
         }
+        if
+#ifdef DEATH_NOT_ASKED
+        :: unlink_if_same(file, !is_wanted[name])
+#else
+        :: !writer_lock[file] && killed[file] -> unlink_if_same(file, !is_wanted[name])    /* it finds the writer dead */
+#endif
+        :: true
+        fi;
 over:
         leave(who)
     } unless { killed[who] }

@@ -8,6 +8,7 @@
 
 #include <new>
 
+#include "bindings/message_pack.hpp"
 #include "bindings/ring_reader.hpp"
 #include "bindings/ring_segment.hpp"
 #include "bindings/ring_writer.hpp"
@@ -75,6 +76,9 @@ void bind_broadcast(nb::module_& m) {
 
     m.def("is_plain", [](nb::handle object) { return PlainObject::is_plain(object.ptr()); }, "object"_a.none(),
           "Does MessagePack give it back exactly as it is?");
+
+    m.def("beyond_message_pack", &beyond_message_pack, "object"_a.none(), "extension"_a,
+          "The first part of it that MessagePack would not give back as what it is; None if there is none.");
 
     nb::class_<Outgoing>(m, "Outgoing", "A message on its way out: a file for a Pickler, and its buffer_callback.")
         .def(nb::init<>())

@@ -49,6 +49,9 @@ inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
     }
 }
 
+// Before so many bytes are reserved: what no file system refuses the kernel answers by killing somebody.
+inline void check_memory_for(std::uint64_t bytes) { nb::module_::import_("memlane._space").attr("check")(bytes); }
+
 // `end`: the endpoint object, which memlane._failures asks for its participants.
 inline void set_failure(nb::handle end, const char* what, std::size_t slot = 0, nb::handle timeout = nb::none()) {
     const nb::object make = nb::module_::import_("memlane._failures").attr("failure");

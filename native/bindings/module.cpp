@@ -16,6 +16,8 @@
 #include "bindings/sync_hooks.hpp"
 #endif
 
+// Python calls the function of this name, which asks first.
+#define PyInit__native init_in_main_interpreter
 NB_MODULE(_native, m) {
     namespace nb = nanobind;
     using namespace memlane;
@@ -39,4 +41,13 @@ NB_MODULE(_native, m) {
             return core::sweep_dead_segments();
         },
         "Removes the segments of this user that no living process holds; returns their names.");
+}
+#undef PyInit__native
+
+// nanobind keeps what it knows of types once for the whole process, and begins anew with every interpreter: the module would
+// no longer work in the first.
+extern "C" NB_EXPORT PyObject* PyInit__native() {
+    if (PyInterpreterState_Get() == PyInterpreterState_Main()) return init_in_main_interpreter();
+    PyErr_SetString(PyExc_ImportError, "memlane runs in the main interpreter of a process only");
+    return nullptr;
 }

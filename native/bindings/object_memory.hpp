@@ -16,6 +16,7 @@
 #include "bindings/failures.hpp"
 #include "bindings/foreign_memory.hpp"
 #include "bindings/gil.hpp"
+#include "core/sync.hpp"
 
 namespace memlane::bindings {
 
@@ -42,7 +43,7 @@ public:
         bytes_ = static_cast<std::size_t>(buffer->len);
         if (bytes_ < sizeof(Header)) raise_corrupt("{} bytes are no object", bytes_);
         Header header;
-        std::memcpy(&header, memory_, sizeof header);
+        core::copy_privately(&header, memory_, sizeof header);
         if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0)
             raise_corrupt("it was not written by MsgpackSerde: it starts with {}", nb::bytes(header.magic, sizeof kMagic));
         if (header.tree_bytes > bytes_ - sizeof(Header))

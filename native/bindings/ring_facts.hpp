@@ -33,7 +33,10 @@ template <class Bound, class Core>
         case core::Status::interrupted: raise_failure(end.self(), "cancelled");
         case core::Status::closed: raise_failure(end.self(), "closed");
         case core::Status::peer_closed: raise_failure(end.self(), "writer_closed");
-        case core::Status::peer_died: raise_failure(end.self(), "peer_died", outcome.slot);
+        case core::Status::peer_died:
+            // The writer died before all had attached: nobody could join a queue without one, so nothing needs its name.
+            if (outcome.slot == 0) end.core().segment().remove_name_as_peer();
+            raise_failure(end.self(), "peer_died", outcome.slot);
         default: raise_failure(end.self(), "unexpected");
     }
 }

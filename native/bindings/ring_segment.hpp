@@ -29,9 +29,10 @@ public:
     static RingSegment create(const RingGeometry& g, const nb::bytes& id, const std::string& name,
                               std::uint64_t reserved_bytes, std::optional<std::size_t> slot) {
         const core::SegmentId segment_id = to_id(id);
+        const std::uint64_t each = std::min(reserved_bytes, g.max_chunk_bytes);
+        check_memory_for(g.max_chunks * (each + g.metadata_size()));
         const WithoutGil no_gil;
         core::sweep_dead_segments();
-        const std::uint64_t each = std::min(reserved_bytes, g.max_chunk_bytes);
         std::vector<core::ReservedRange> ranges;
         if (each == g.max_chunk_bytes) {
             ranges.push_back({0, g.total_bytes()});

@@ -144,7 +144,11 @@ private:
             if (nb::cast<SharedBuffer&>(refused_).is_in_use()) raise_failure(self(), "refused_chunk_in_use");
             refused_ = nb::object();
         }
-        core::Outcome outcome = core().begin_nowait(bytes);
+        core::Outcome outcome = [&] {
+            if (core().has_space(bytes)) return core().begin_nowait(bytes);
+            const WithoutGil no_gil;
+            return core().begin_nowait(bytes);
+        }();
         if (outcome.status == core::Status::would_block) {
             Interruption look(self(), core().segment(), "chunk", watch);
             const WithoutGil no_gil;

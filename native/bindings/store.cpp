@@ -116,11 +116,14 @@ void bind_store(nb::module_& m) {
         .def("offer", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t address,
                          std::uint64_t size) { self.core().offer(id, address, size); }, "id"_a, "address"_a, "size"_a,
              "What was written there is an object from now on.")
-        .def("store", &BoundStoreWriter::store, "id"_a, "address"_a, "metadata"_a.none(), "metadata_bytes"_a, "parts"_a, "bytes"_a,
-             "Fills an admitted place, and makes an object with one reference of it.")
+        .def("store", &BoundStoreWriter::store, "id"_a, "address"_a, "metadata"_a.none(), "metadata_bytes"_a, "parts"_a,
+             "bytes"_a, "Fills an admitted place, and makes an object with one reference of it.")
         .def("refer", [](const BoundStoreWriter& self, std::uint32_t id,
                          std::uint32_t references) { if (self.core().knows(id)) self.core().refer(id, references); },
              "id"_a, "references"_a, "Sets how often every reader is to read it.")
+        .def("drop_reference", [](const BoundStoreWriter& self, std::uint32_t id, std::uint32_t left) {
+                 return !self.core().knows(id) || self.core().drop_reference(id, left); }, "id"_a, "left"_a,
+             "Takes one reference back; False, and nothing has changed, if a reader has read it already.")
         .def("is_read", &BoundStoreWriter::is_read, "id"_a, "view"_a, "references"_a,
              "Has every reader read the object with these count bytes so often?")
         .def("has_been_read", &BoundStoreWriter::has_been_read, "id"_a, "references"_a, "The same of an object that is stored.")

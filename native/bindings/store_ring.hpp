@@ -84,6 +84,7 @@ class ByteRingSegment {
 public:
     static ByteRingSegment create(std::uint64_t bytes, const nb::bytes& id, const std::string& name) {
         const core::SegmentId segment_id = to_id(id);
+        check_memory_for(bytes);
         const WithoutGil no_gil;
         core::sweep_dead_segments();
         if (!core::free_name(name)) throw core::SegmentExists(name);
@@ -131,7 +132,14 @@ public:
     // Takes the space of the chunk, too.
     void write_header(std::uint64_t offset, std::int32_t id, std::int32_t size) const {
         check();
-        space_->take(offset + static_cast<std::uint64_t>(size));
+        const std::uint64_t end = offset + static_cast<std::uint64_t>(size);
+        if (!space_->is_taken(end)) {
+            {
+                const WithoutGil no_gil;
+                space_->take(end);
+            }
+            check();
+        }
         store::write_header(segment_->mapping()->base() + offset, {id, size});
     }
 

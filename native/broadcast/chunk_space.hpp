@@ -14,9 +14,11 @@ public:
     ChunkSpace(const RingGeometry& geometry, std::uint64_t bytes)
         : geometry_(geometry), reserved_(geometry.max_chunks, std::min(bytes, geometry.max_chunk_bytes)) {}
 
+    bool has(std::uint64_t chunk, std::uint64_t bytes) const noexcept { return bytes <= reserved_[chunk]; }
+
     // One comparison if the space is there; else a system call. Throws ShmExhausted, and has then changed nothing.
     void ensure(core::Segment& segment, std::uint64_t chunk, std::uint64_t bytes) {
-        if (bytes <= reserved_[chunk]) return;
+        if (has(chunk, bytes)) return;
         constexpr std::uint64_t kStep = 64u << 10;
         const std::uint64_t from = reserved_[chunk];
         const std::uint64_t to = std::min(core::align_up(bytes, kStep), geometry_.max_chunk_bytes);

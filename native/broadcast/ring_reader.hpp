@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
@@ -97,11 +96,11 @@ public:
         return lies_in_the_file && d.length <= file.allocated ? std::optional(d) : std::nullopt;
     }
 
-    // Copies a part of the message that `d` describes; false if it is not there.
+    // A private copy of a part of the message that `d` describes; false if it is not there.
     bool copy_out(const ChunkDescriptor& d, std::uint64_t offset, std::uint64_t bytes, void* to) const {
         if (offset > d.length || bytes > d.length - offset) return false;
         if (d.extent_bytes > 0) return os::read_at(segment_->file(), to, bytes, d.extent_offset + offset);
-        std::memcpy(to, chunk() + offset, bytes);
+        core::copy_privately(to, chunk() + offset, bytes);
         return true;
     }
 

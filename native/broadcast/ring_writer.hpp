@@ -55,6 +55,9 @@ public:
     std::uint64_t position() const noexcept { return position_; }
     std::byte* chunk() const noexcept { return ring_.data(ring_.chunk_at(position_)); }
 
+    // Has the next chunk its space for so many bytes? To take it may last.
+    bool has_space(std::uint64_t bytes) const noexcept { return space_.has(ring_.chunk_at(position_), bytes); }
+
     // Gets the next chunk ready for `bytes` bytes, if it is free. Throws ShmExhausted if there is no space for them.
     core::Outcome begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};

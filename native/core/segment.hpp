@@ -38,6 +38,21 @@ inline constexpr const char* kWhyMissing =
     "its creator has closed it or died, or all its readers have attached, or it was made on another "
     "host or in a container, which has a /dev/shm of its own";
 
+// The names that memlane makes: the prefix and 32 hexadecimal digits. Anything else is none of its business.
+inline bool is_segment_name(const std::string& name) noexcept {
+    const std::string prefix = kNamePrefix;
+    return name.size() == prefix.size() + 32 && name.rfind(prefix, 0) == 0 &&
+           name.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;
+}
+inline std::string name_from(const SegmentId& id) {
+    std::string name = kNamePrefix;
+    for (const std::uint8_t byte : id) {
+        name += "0123456789abcdef"[byte >> 4];
+        name += "0123456789abcdef"[byte & 15];
+    }
+    return name;
+}
+
 inline bool is_exhaustion(int error) noexcept { return error == ENOSPC || error == EFBIG || error == ENOMEM; }
 
 class Segment {
@@ -108,7 +123,7 @@ public:
     void remove_name() {
         if (!is_creator_ || !is_named_ || !is_own()) return;
         SYNC_STEP(unlink);
-        os::unlink_if_same(file_, path());
+        unlink_names();
         is_named_ = false;
     }
 
@@ -116,7 +131,7 @@ public:
     void remove_name_as_peer() const noexcept {
         SYNC_STEP(unlink);
         try {
-            os::unlink_if_same(file_, path());
+            unlink_names();
         } catch (const std::system_error&) {
         }
     }
@@ -155,6 +170,13 @@ private:
     Segment(std::string name, bool is_creator) : name_(std::move(name)), is_creator_(is_creator) {}
 
     std::string path() const { return path_of(name_); }
+    // The name by which sweeps find a segment whose own name its caller chose: linked before that, unlinked after it, so
+    // whoever is killed in between leaves nothing that no sweep finds.
+    std::string second_path() const { return path_of(name_from(id_)); }
+    void unlink_names() const {
+        os::unlink_if_same(file_, path());
+        if (!is_segment_name(name_)) os::unlink_if_same(file_, second_path());
+    }
     static std::string path_of(const std::string& name) { return std::string(kDirectory) + "/" + name; }
 
     [[noreturn]] void throw_reservation(int error, std::uint64_t need) const {
@@ -180,7 +202,7 @@ private:
             lock_.give_up_all();
             if (!lock_.take_all()) return;
             SYNC_STEP(sweep);
-            os::unlink_if_same(file_, path());
+            unlink_names();
         } catch (const std::system_error&) {
             // As above: the next creation sweeps it.
         }
@@ -192,6 +214,7 @@ private:
     [[noreturn]] void throw_mismatch(const SegmentPlan& plan) const;
 
     std::string name_;
+    SegmentId id_{};
     bool is_creator_;
     bool is_named_ = false;
     std::uint64_t generation_ = fork_generation().load();
@@ -210,6 +233,7 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
                                                 std::optional<std::size_t> slot, std::uint64_t later) {
     std::shared_ptr<Segment> segment(new Segment(name, true));
     Segment& s = *segment;
+    s.id_ = id;
     s.bytes_ = trailer_end_of(plan);
     s.file_ = os::create_unnamed(kDirectory);
     try {
@@ -241,8 +265,9 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
     fill_in(*s.header_, plan, id, s.sections_, s.bytes_);
 
     SYNC_STEP(link);
-    os::link_name(s.file_, s.path());
     s.is_named_ = true;
+    if (!is_segment_name(name)) os::link_name(s.file_, s.second_path());
+    os::link_name(s.file_, s.path());
     // By its name, so that whoever looks at descriptors (lsof, memlane.testing) knows what it is, also later on.
     os::FileDescriptor named = os::open_existing(s.path());
     if (os::facts_of(named).is_same_file(os::facts_of(s.file_))) s.file_ = std::move(named);
@@ -310,6 +335,7 @@ inline void Segment::check_header(const SegmentPlan& plan, const std::optional<S
         throw LayoutMismatch(path() + " needs features " + std::to_string(seen.must_understand) +
                              ", this memlane understands " + std::to_string(kUnderstoodFeatures));
     if (seen.system != plan.system || seen.geometry != plan.geometry) throw_mismatch(plan);
+    id_ = seen.id;
     if (id && seen.id != *id) throw SegmentMissing(name_, path() + " is a newer segment of that name; the one asked for is gone");
     if (seen.section_count > kMaxSections) throw LayoutMismatch(path() + " has a damaged section directory");
     for (const PlannedSection& want : plan.sections) {

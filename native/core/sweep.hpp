@@ -10,13 +10,6 @@
 
 namespace memlane::core {
 
-// The names that memlane makes: the prefix and 32 hexadecimal digits. Anything else is none of its business.
-inline bool is_segment_name(const std::string& name) noexcept {
-    const std::string prefix = kNamePrefix;
-    return name.size() == prefix.size() + 32 && name.rfind(prefix, 0) == 0 &&
-           name.find_first_not_of("0123456789abcdef", prefix.size()) == std::string::npos;
-}
-
 // A name that a caller chose: is it free, or was it left by the dead (and is removed now)? Only what is a segment of this
 // user and has no living user goes.
 inline bool free_name(const std::string& name) {
@@ -43,7 +36,8 @@ inline bool free_name(const std::string& name) {
 // pid are not asked. Returns the names that were removed. Costs a few microseconds per segment of this user.
 inline std::vector<std::string> sweep_dead_segments() {
     std::vector<std::string> removed;
-    for (const std::string& name : os::names_in(kDirectory)) {
+    const std::vector<std::string> all = os::names_in(kDirectory);
+    for (const std::string& name : all) {
         if (!is_segment_name(name)) continue;
         const std::string path = std::string(kDirectory) + "/" + name;
         try {
@@ -53,6 +47,9 @@ inline std::vector<std::string> sweep_dead_segments() {
             LivenessLock lock(file);
             if (!lock.take_all()) continue;
             SYNC_STEP(sweep);
+            if (facts.links > 1)  // the name that its caller chose goes first: this one leads to it
+                for (const std::string& other : all)
+                    if (other != name) os::unlink_if_same(file, std::string(kDirectory) + "/" + other);
             os::unlink_if_same(file, path);
             removed.push_back(name);
         } catch (const std::system_error&) {

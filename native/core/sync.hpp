@@ -94,11 +94,14 @@ static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
 
 // What lies there now, as the caller's own: what a peer scribbles later changes nothing of it. A plain copy would not do,
 // because the compiler may leave it out, and read the original again after it was checked.
+inline void copy_privately(void* to, const void* shared, std::size_t bytes) noexcept {
+    std::memcpy(to, shared, bytes);
+    asm volatile("" : : "r"(to) : "memory");
+}
 template <class T>
 T private_copy(const T& shared) noexcept {
     T copy;
-    std::memcpy(&copy, &shared, sizeof copy);
-    asm volatile("" : "+m"(copy));
+    copy_privately(&copy, &shared, sizeof copy);
     return copy;
 }
 

@@ -188,7 +188,7 @@ inline std::uint64_t total_bytes(const FileDescriptor& file) noexcept {
 // Takes the space for a range now, so that a full file system is an error here and not a SIGBUS later.
 // Returns 0 or an errno. In one call, because a call that fails gives back exactly what it took. But tmpfs also
 // gives up, with EINTR, when any signal is pending, and under a profiling timer a large call might never end: then it
-// goes on in pieces.
+// goes on in pieces, each time half as long.
 inline int reserve(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) noexcept {
     std::uint64_t most = bytes;
     const std::uint64_t end = offset + bytes;
@@ -198,7 +198,7 @@ inline int reserve(const FileDescriptor& file, std::uint64_t offset, std::uint64
         if (::fallocate(file.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(piece)) == 0)
             offset += piece;
         else if (errno == EINTR)
-            most = 16u << 20;
+            most = std::max<std::uint64_t>(piece / 2, 64u << 10);
         else
             return errno;
     }

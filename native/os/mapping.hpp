@@ -18,16 +18,18 @@ inline void prefer_huge_pages(void* memory, std::size_t bytes) noexcept { ::madv
 
 class Mapping {
 public:
-    // `offset`: of whole pages. What lies beyond the file's end may be mapped, but not touched before the file grows.
-    Mapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset = 0) : bytes_(bytes) {
-        void* base =
-            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), static_cast<off_t>(offset));
-        if (base == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
-        base_ = static_cast<std::byte*>(base);
+    // `offset`: any; pages are as large as the machine has them. What lies beyond the file's end may be mapped, but not
+    // touched before the file grows.
+    Mapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset = 0)
+        : before_(offset % page_bytes()), bytes_(bytes) {
+        void* first = ::mmap(nullptr, before_ + bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(),
+                             static_cast<off_t>(offset - before_));
+        if (first == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
+        base_ = static_cast<std::byte*>(first) + before_;
     }
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
-    ~Mapping() { ::munmap(base_, bytes_); }
+    ~Mapping() { ::munmap(base_ - before_, before_ + bytes_); }
 
     static std::size_t page_bytes() noexcept { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
@@ -44,7 +46,7 @@ public:
     bool populate_again(std::size_t offset, std::size_t bytes) const { return advise(kMadvPopulateRead, offset, bytes); }
     bool was_populated(std::size_t offset) const noexcept {
         unsigned char page = 0;
-        return ::mincore(base_ + offset / page_bytes() * page_bytes(), 1, &page) == 0 && (page & 1) != 0;
+        return ::mincore(first_page() + pages_of(offset, 1).first, 1, &page) == 0 && (page & 1) != 0;
     }
 
     // The same by a write to every page that keeps what is there, whoever writes to it meanwhile. The pages must have
@@ -52,7 +54,7 @@ public:
     void touch(std::size_t offset, std::size_t bytes) const noexcept {
         const auto [from, to] = pages_of(offset, bytes);
         for (std::size_t at = from; at < to; at += page_bytes()) {
-            std::atomic_ref<unsigned char> byte(reinterpret_cast<unsigned char&>(base_[at]));
+            std::atomic_ref<unsigned char> byte(reinterpret_cast<unsigned char&>(first_page()[at]));
             unsigned char seen = byte.load(std::memory_order_relaxed);
             while (!byte.compare_exchange_weak(seen, seen, std::memory_order_relaxed)) {
             }
@@ -61,7 +63,7 @@ public:
 
     // For all of it, before it is populated; refused, it changes nothing.
     void advise_huge_pages(bool wanted) const noexcept {
-        ::madvise(base_, bytes_, wanted ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+        ::madvise(first_page(), before_ + bytes_, wanted ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     }
 
 private:
@@ -70,18 +72,22 @@ private:
 
     bool advise(int advice, std::size_t offset, std::size_t bytes) const {
         const auto [from, to] = pages_of(offset, bytes);
-        while (::madvise(base_ + from, to - from, advice) != 0) {
+        while (::madvise(first_page() + from, to - from, advice) != 0) {
             if (errno == EINTR || errno == EAGAIN) continue;
             if (errno == EINVAL) return false;
             throw_errno("cannot populate " + std::to_string(bytes) + " bytes of a segment");
         }
         return true;
     }
+    std::byte* first_page() const noexcept { return base_ - before_; }
+    // Of these bytes, counted from the first page on.
     std::pair<std::size_t, std::size_t> pages_of(std::size_t offset, std::size_t bytes) const noexcept {
-        const std::size_t page = page_bytes();
-        return {offset / page * page, std::min((offset + bytes + page - 1) / page * page, (bytes_ + page - 1) / page * page)};
+        const auto round_up = [page = page_bytes()](std::size_t at) { return (at + page - 1) / page * page; };
+        const std::size_t from = before_ + offset;
+        return {from / page_bytes() * page_bytes(), std::min(round_up(from + bytes), round_up(before_ + bytes_))};
     }
 
+    std::size_t before_;  // bytes of the first page that were not asked for
     std::byte* base_ = nullptr;
     std::size_t bytes_ = 0;
 };

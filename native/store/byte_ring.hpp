@@ -40,8 +40,8 @@ inline core::SegmentPlan plan_of(std::uint64_t data_buffer_size) {
 // Chunks of the raw ring lie at any address, so never through a typed pointer.
 inline ChunkHeader read_header(const std::byte* at) noexcept {
     ChunkHeader header;
-    std::memcpy(&header, at, sizeof header);
-    return core::private_copy(header);
+    core::copy_privately(&header, at, sizeof header);
+    return header;
 }
 inline void write_header(std::byte* at, ChunkHeader header) noexcept { std::memcpy(at, &header, sizeof header); }
 

@@ -25,9 +25,11 @@ public:
     RingSpace(core::Segment& segment, std::uint64_t ring_bytes, std::uint64_t known = 0)
         : segment_(segment), ring_bytes_(ring_bytes), known_(known) {}
 
+    bool is_taken(std::uint64_t end) const noexcept { return end <= known_; }
+
     // By the writer. ShmExhausted changes nothing.
     void take(std::uint64_t end) {
-        if (end <= known_) return;
+        if (is_taken(end)) return;
         const std::uint64_t wanted = std::min(core::align_up(end, kPiece), ring_bytes_);
         try {
             grow(wanted);

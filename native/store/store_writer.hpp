@@ -99,6 +99,22 @@ public:
         core::add_single_writer<std::uint64_t>(before == 0 ? facts.puts : facts.hits, 1);
     }
 
+    // Takes one reference back, so that `left` are there. False, and nothing has changed, if a reader has read it already.
+    bool drop_reference(std::uint32_t id, std::uint32_t left) {
+        const std::uint64_t index = table().index_of(id);
+        std::uint32_t& references = table().entry(index).references;
+        SYNC_STORE(refer);
+        core::store_release(references, left);
+        core::full_fence();
+        for (std::size_t slot = 1; slot < table().participants(); ++slot) {
+            SYNC_LOAD(count);
+            if (core::load_acquire(table().claims(index, slot).reads) <= left || is_gone(slot)) continue;
+            core::store_release(references, left + 1);
+            return false;
+        }
+        return true;
+    }
+
     // Has every reader read it so often? Who has closed or died owes nothing.
     bool is_read(std::uint32_t id, std::uint32_t references) {
         const std::uint64_t index = table().index_of(id);

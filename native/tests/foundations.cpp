@@ -144,6 +144,18 @@ void name_is_never_taken_from_another_file() {
     CHECK(::access(path.c_str(), F_OK) != 0);
 }
 
+// As it is where pages are larger than what an offset was rounded to.
+void mapping_begins_anywhere() {
+    const os::FileDescriptor file = new_file(3 * 4096);
+    const os::Mapping whole(file, 3 * 4096);
+    std::memcpy(whole.base() + 4200, "inside", 6);
+    const os::Mapping part(file, 4096, 4200);
+    CHECK(part.bytes() == 4096 && std::memcmp(part.base(), "inside", 6) == 0);
+    CHECK(!part.populate(0, 4096) || part.was_populated(4095));
+    part.touch(0, 4096);
+    CHECK(std::memcmp(whole.base() + 4200, "inside", 6) == 0);
+}
+
 // Shared futexes find each other through different mappings of one file.
 void futex_wakes_across_mappings() {
     const os::FileDescriptor file = new_file(4096);
@@ -183,7 +195,8 @@ int main() {
     child_never_drops_the_parents_lock();
     nameless_file_is_seen_grown();
     name_is_never_taken_from_another_file();
+    mapping_begins_anywhere();
     futex_wakes_across_mappings();
     process_facts_name_this_process();
-    std::puts("foundations: 8 proofs hold");
+    std::puts("foundations: 9 proofs hold");
 }

@@ -71,6 +71,10 @@ from memlane.store import (
     StoreStatistics,
 )
 
+# Only now: importing the native module has turned it on, unless that is forbidden (PYTHON_GIL=0).
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError("memlane needs the GIL: unset PYTHON_GIL, or set it to 1")
+
 __all__ = [
     "AccessDenied",
     "AccessRefused",

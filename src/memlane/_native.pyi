@@ -78,6 +78,11 @@ class RingSegment:
 def is_plain(object: object | None) -> bool:
     """Does MessagePack give it back exactly as it is?"""
 
+def beyond_message_pack(object: object | None, extension: object) -> object:
+    """
+    The first part of it that MessagePack would not give back as what it is; None if there is none.
+    """
+
 class Outgoing:
     """
     A message on its way out: a file for a Pickler, and its buffer_callback.
@@ -434,6 +439,11 @@ class StoreWriter:
 
     def refer(self, id: int, references: int) -> None:
         """Sets how often every reader is to read it."""
+
+    def drop_reference(self, id: int, left: int) -> bool:
+        """
+        Takes one reference back; False, and nothing has changed, if a reader has read it already.
+        """
 
     def is_read(self, id: int, view: object, references: int) -> bool:
         """Has every reader read the object with these count bytes so often?"""

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from memlane._native import Incoming, LentBuffer, Outgoing, PooledBuffer
+from memlane._native import Incoming, LentBuffer, Outgoing, PooledBuffer, beyond_message_pack
 from memlane.errors import CorruptMessage, InvalidArgument, InvalidType
 
 # What large arrays come in: memory of the reader's own, filled or lent.
@@ -92,24 +92,30 @@ class PickleCodec:
 
 
 class MsgpackCodec:
-    """MessagePack: what it has types for, and dataclasses and msgspec Structs as maps.
+    """MessagePack: what it has types for, and nothing that would arrive as another type.
 
-    Decoding executes nothing. Tuples and sets come back as lists.
+    But tuples come back as lists, and mutable bytes as bytes. Decoding executes nothing.
     """
 
     def __init__(self) -> None:
+        from msgspec.msgpack import Ext
+
+        self._extension = Ext
         self.outgoing = Outgoing()
         self._encode, self._decode = _msgpack()
         self.encode_plain, self.decode_plain = None, self.decode
 
     def encode(self, obj: object) -> None:
         try:
+            if (part := beyond_message_pack(obj, self._extension)) is not None:
+                raise TypeError(
+                    f"MessagePack has no type for {type(part).__module__}.{type(part).__name__}"
+                )
             self.outgoing.write(self._encode(obj))
         except TypeError as error:
             raise InvalidType(f"the msgpack serializer cannot send this: {error}") from None
         except (OverflowError, UnicodeError, BufferError) as error:
             raise InvalidArgument(f"the msgpack serializer cannot send this: {error}") from None
-
         except RecursionError:
             raise InvalidArgument(
                 "the msgpack serializer cannot send this: it is nested too deeply, or in itself"

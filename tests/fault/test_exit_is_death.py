@@ -5,13 +5,15 @@ Fails without the guard: finalizers that announce "closed" would make a crash lo
 
 import os
 import signal
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, WriterDied
-from tests.harness import Link, start
+from tests.harness import PATIENCE, Link, start
 from tests.queues import BOUND, refuses, sweep
 
 KEPT: list[object] = []
@@ -110,3 +112,39 @@ def test_an_exit_with_close_is_no_death() -> None:
 def closing_reader(_link: Link, handle: Handle) -> None:
     with MessageQueue.create_from_handle(handle, 0):
         pass
+
+
+FORGETFUL = """
+import multiprocessing
+import sys
+import weakref
+
+weakref.finalize(sys, print)  # whose function at exit is the first to be registered, so the last
+
+from memlane import MessageQueue, WriterDied
+
+
+def read(handle):
+    queue = MessageQueue.create_from_handle(handle, 0)
+    try:
+        queue.dequeue()
+    except WriterDied:
+        print("the writer died", flush=True)
+
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    queue = MessageQueue(1, 1, None, 256, 2)
+    multiprocessing.Process(target=read, args=(queue.export_handle(),)).start()
+    queue.wait_until_ready(20)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_program_that_forgets_to_close_its_queue(method: str, tmp_path: Path) -> None:
+    """It ends, although multiprocessing joins a child that waits for a message."""
+    program = tmp_path / "forgetful.py"
+    program.write_text(FORGETFUL)
+    command = [sys.executable, str(program), method]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (run.stdout.strip(), run.stderr, run.returncode) == ("the writer died", "", 0)

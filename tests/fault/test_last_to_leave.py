@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from memlane import MessageQueue, ShmRingBuffer
-from tests.harness import Link, Peer, start
-from tests.queues import SHM, segments
+from memlane import MessageQueue, ShmRingBuffer, WriterDied
+from tests.harness import Aside, Link, Peer, start
+from tests.queues import SHM, segments, start_writer
 from tests.stores import BytesSerde, Ring, Storage
 
 SURVIVORS = 2
@@ -154,3 +154,27 @@ def test_a_handler_that_raises_leaves_nothing(kind: str, by: signal.Signals) -> 
     assert len(segments() - before) == 1
     end(creator, by)
     assert segments() == before
+
+
+def test_who_notices_the_death_of_a_writer_removes_the_name() -> None:
+    """Not all had attached; nobody has to leave or create anything first."""
+    before = segments()
+    writer = start_writer(n_readers=2)
+    with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
+        assert segments() != before
+        writer.peer.kill()
+        with pytest.raises(WriterDied):
+            reader.dequeue()
+        assert segments() == before
+
+
+def test_who_waits_until_ready_removes_the_name_of_a_dead_writer() -> None:
+    """The same in that call."""
+    before = segments()
+    writer = start_writer(n_readers=2)
+    with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
+        waiting = Aside(reader.wait_until_ready).until_blocked()
+        writer.peer.kill()
+        with pytest.raises(WriterDied):
+            waiting.result()
+        assert segments() == before

@@ -14,7 +14,7 @@ import pytest
 
 from memlane import Closed, CorruptMessage, MessageQueue
 from tests.harness import Alarm, Aside, Link, alarm_after, start, until_asleep
-from tests.queues import drain, fill, queue_of, refuses
+from tests.queues import drain, file_of, fill, queue_of, refuses, ring_in
 
 
 class Interrupted(Exception):
@@ -177,3 +177,18 @@ def test_a_block_on_a_chunk_is_interrupted_anywhere() -> None:
     """It is left then, whatever the moment: no block stays open that nobody can leave."""
     for peer in [start(interrupt_blocks, seed) for seed in range(2)]:
         peer.result()
+
+
+def create_under_a_profiler(_link: Link) -> int:
+    """Role: makes a ring while a signal comes every 200 us."""
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+    with MessageQueue(1, 1, None, 64 << 20, 1) as queue:
+        ring_in(queue).shared_memory.buf.release()  # takes the space of all chunks
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return file_of(queue).st_blocks * 512
+
+
+def test_space_is_taken_under_a_fast_profiler() -> None:
+    """tmpfs gives up whenever a signal is pending, so large pieces would never be done."""
+    assert start(create_under_a_profiler).result() >= 64 << 20

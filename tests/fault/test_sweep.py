@@ -13,6 +13,7 @@ import pytest
 from memlane import MessageQueue, ShmRingBuffer
 from tests.harness import Link, Peer, own_pid_namespace, start, unshare_refusal
 from tests.queues import SHM, name_in, path_of, segments, start_reader, start_writer, sweep
+from tests.stores import Ring
 
 
 def create_queue() -> None:
@@ -194,3 +195,45 @@ def test_many_creators_at_once() -> None:
         peer.tell("go")
     assert [peer.result() for peer in peers] == [150] * 4
     assert segments() == before
+
+
+def hold_named_ring(link: Link, name: str) -> None:
+    ring = Ring(1 << 14, name, create=True)
+    link.tell()
+    link.hear()
+    ring.close()
+
+
+@creations
+def test_left_under_a_name_of_the_callers_own(create: Callable[[], None]) -> None:
+    """Whoever creates any segment sweeps it, not only who wants that name again."""
+    before = set(SHM.iterdir())
+    name = f"own-{os.getpid()}"
+    creator = start(hold_named_ring, name)
+    creator.hear()
+    create()
+    assert (SHM / name).exists()
+    creator.kill()
+    assert (SHM / name).exists()
+    create()
+    assert set(SHM.iterdir()) == before
+
+
+def test_name_of_the_callers_own_that_a_reader_holds() -> None:
+    """It stays as long as anybody is attached; the last to leave removes it."""
+    before = set(SHM.iterdir())
+    name = f"own-{os.getpid()}"
+    creator = start(hold_named_ring, name)
+    creator.hear()
+    attached = Ring(1 << 14, name)
+    creator.kill()
+    sweep()
+    assert (SHM / name).exists()
+    attached.close()
+    assert set(SHM.iterdir()) == before
+
+
+def test_name_of_the_callers_own_leaves_nothing() -> None:
+    before = set(SHM.iterdir())
+    Ring(1 << 14, f"own-{os.getpid()}", create=True).close()
+    assert set(SHM.iterdir()) == before

@@ -237,6 +237,22 @@ def test_a_transfer_keeps_its_arrays(newest: Path, played: Stream) -> None:
     transfers(newest, scene)
 
 
+def test_who_is_told_that_it_is_done_keeps_nothing(newest: Path, played: Stream) -> None:
+    """Whoever polls and never waits does not keep the arrays for ever."""
+
+    def scene(_fake: Any, _region: Any, host: Any, cache: Side) -> None:
+        view = host[:]
+        kept = weakref.ref(view)
+        moved = cuda.transfer(Side("src", view), cache, MIRRORED, Stream())  # type: ignore[arg-type]
+        del view
+        moved.event.synchronize()
+        assert moved.done
+        assert kept() is None
+        assert not cuda._under_way
+
+    transfers(newest, scene)
+
+
 def test_what_is_done_goes_with_the_next_transfer(newest: Path, played: Stream) -> None:
     """Nobody waited for it. On the current stream of the tensor's device, if none is named."""
 

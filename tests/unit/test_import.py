@@ -38,6 +38,46 @@ def test_other_systems(platform: str) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
+def said_by(code: str) -> str:
+    """What the program prints on its standard output; it must come to its end."""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+SECOND_INTERPRETER = r"""
+import memlane
+try:
+    import _xxsubinterpreters as interpreters
+except ImportError:
+    import _interpreters as interpreters
+second = interpreters.create("legacy") if hasattr(interpreters, "new_config") else (
+    interpreters.create(isolated=False))
+interpreters.run_string(second, "try:\n import memlane\n"
+                        "except ImportError as error:\n print(error, flush=True)")
+interpreters.destroy(second)
+with memlane.MessageQueue(1, 1) as writer:
+    with memlane.MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:
+        writer.enqueue("the first one goes on")
+        print(reader.dequeue(timeout=10))
+"""
+
+
+def test_second_interpreter() -> None:
+    """It is refused there, and goes on working in the first."""
+    refused, rest = said_by(SECOND_INTERPRETER).splitlines()
+    assert refused == "memlane runs in the main interpreter of a process only"
+    assert rest == "the first one goes on"
+
+
+def test_interpreter_without_a_gil() -> None:
+    """Refused until memlane has locks of its own."""
+    code = "import sys; sys._is_gil_enabled = lambda: False\ntry:\n import memlane\n"
+    code += "except ImportError as error:\n print(error)"
+    assert said_by(code) == "memlane needs the GIL: unset PYTHON_GIL, or set it to 1\n"
+
+
 INTERRUPTED_AT_EVERY_NTH_MODULE = """
 import itertools, os, signal, sys
 

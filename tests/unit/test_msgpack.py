@@ -1,10 +1,15 @@
 """serializer="msgpack": nothing is executed by decoding."""
 
 import dataclasses
+import datetime
+import decimal
+import enum
 import pickle
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from memlane import CorruptMessage, Handle, MessageQueue
@@ -22,6 +27,22 @@ def msgpack_queue() -> Iterator[tuple[MessageQueue, MessageQueue]]:
         yield writer, reader
 
 
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 1
+
+
+class Name(str, enum.Enum):  # noqa: UP042 - as most are written
+    OWN = "own"
+
+
+class Point(msgspec.Struct):
+    x: int
+
+
 @dataclasses.dataclass
 class Step:
     number: int
@@ -35,7 +56,7 @@ class Step:
         ({"a": [1, 2.5, "x", b"y", True]}, {"a": [1, 2.5, "x", b"y", True]}),
         ((1, (2, 3)), [1, [2, 3]]),
         ({1: "integer keys"}, {1: "integer keys"}),
-        (Step(3, [4, 5]), {"number": 3, "tokens": [4, 5]}),
+        ({(1, "a"): 2, None: 3, b"k": 4}, {(1, "a"): 2, None: 3, b"k": 4}),
         (b"z" * 1_000_000, b"z" * 1_000_000),
         (list(range(100_000)), list(range(100_000))),
     ],
@@ -64,6 +85,22 @@ def itself() -> list[object]:
         2**70,
         "half a character: \ud800",
         memoryview(b"not contiguous")[::2],
+        Step(3, [4, 5]),
+        [{"deep": Step(3, [])}],
+        {1, 2},
+        frozenset("a"),
+        Colour.RED,
+        Level.HIGH,
+        Name.OWN,
+        {Colour.RED: 1},
+        {(1, Level.HIGH): 1},
+        uuid.UUID(int=7),
+        {uuid.UUID(int=7): 1},
+        decimal.Decimal("1.5"),
+        datetime.datetime(2026, 1, 1),
+        datetime.date(2026, 1, 1),
+        datetime.timedelta(1),
+        Point(1),
         itself(),
     ],
     ids=lambda obj: type(obj).__name__,
@@ -71,8 +108,11 @@ def itself() -> list[object]:
 def test_what_it_has_no_type_for(obj: object) -> None:
     """Refused at enqueue, nothing sent, and the queue goes on."""
     with msgpack_queue() as (writer, reader):
-        with refuses(TypeError, ValueError):
+        with refuses(TypeError, ValueError) as caught:
             writer.enqueue(obj)
+        if type(obj).__module__ not in ("builtins",):
+            assert isinstance(caught.value, TypeError)
+            assert type(obj).__name__ in str(caught.value)
         writer.enqueue("next")
         assert reader.dequeue(timeout=0) == "next"
 

@@ -2,6 +2,8 @@
 
 import ctypes
 import logging
+import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -143,5 +145,39 @@ def test_pinned_by_the_caller(library: Path) -> None:
         region.is_pinned = True
         region.cleanup()
         assert fake.ranges_registered() == 0
+
+    with_runtime(library, scene)
+
+
+def test_pinned_in_parts_and_said_so_by_the_caller(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`is_pinned = True` on a region that is locked changes nothing: all parts are unlocked."""
+
+    def scene(fake: Any) -> None:
+        monkeypatch.setattr(_page_locks, "MOST_AT_ONCE", 2 * PAGE)
+        region = region_of(new_id(), blocks=5)
+        assert region.pin()
+        assert fake.ranges_registered() == 5
+        region.is_pinned = True
+        region.cleanup()
+        assert fake.ranges_registered() == 0
+
+    with_runtime(library, scene)
+
+
+def test_beside_a_mapped_file_whose_name_is_no_utf_8(library: Path, tmp_path: Path) -> None:
+    """It is looked over on the way to the runtime, and nothing stays locked."""
+    name = os.fsencode(tmp_path) + b"/\xff"
+
+    def scene(fake: Any) -> None:
+        with open(name, "w+b") as file:
+            file.truncate(PAGE)
+            with mmap.mmap(file.fileno(), PAGE):
+                region = region_of(new_id())
+                assert region.pin()
+                region.unpin()
+                assert fake.ranges_registered() == 0
+                region.cleanup()
 
     with_runtime(library, scene)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from memlane import ShmExhausted
-from memlane.offload import _space
+from memlane import MessageQueue, ShmExhausted, ShmRingBuffer, _space
 from tests.harness import start
-from tests.queues import refuses
+from tests.queues import refuses, segments
 from tests.regions import PAGE, file_of, half_created, new_id, path_of, region_of
+from tests.stores import Ring
 
 GIB = 1 << 30
 MEMINFO = "MemTotal: 64000000 kB\nMemAvailable: 8388608 kB\nSwapFree: 1048576 kB\n"
@@ -40,16 +40,16 @@ def test_memory(tmp_path: Path) -> None:
     root = tree(tmp_path, {})
     assert _space.memory_room(root) == 9 * GIB
     with refuses(MemoryError, match="no more memory available") as caught:
-        _space.check("/dev/shm", 10 * GIB, 100 * GIB, root)
+        _space.check_all("/dev/shm", 10 * GIB, 100 * GIB, root)
     assert isinstance(caught.value, ShmExhausted)
     assert (caught.value.need, caught.value.free) == (10 * GIB, 9 * GIB)
-    _space.check("/dev/shm", 9 * GIB, 100 * GIB, root)
+    _space.check_all("/dev/shm", 9 * GIB, 100 * GIB, root)
 
 
 def test_file_system(tmp_path: Path) -> None:
     """The hint says what helps in a container."""
     with refuses(MemoryError) as caught:
-        _space.check("/dev/shm", 2 * GIB, GIB, tree(tmp_path, {}))
+        _space.check_all("/dev/shm", 2 * GIB, GIB, tree(tmp_path, {}))
     text = str(caught.value)
     for word in (str(2 * GIB), str(GIB), "--shm-size", "emptyDir", "/dev/shm"):
         assert word in text
@@ -70,8 +70,8 @@ def test_cgroup(tmp_path: Path) -> None:
     assert free == 2 * GIB
     assert group.endswith("/pod")
     with refuses(MemoryError, match="--memory.*resources.limits.memory"):
-        _space.check("/dev/shm", 2 * GIB + 1, 100 * GIB, root)
-    _space.check("/dev/shm", 2 * GIB, 100 * GIB, root)
+        _space.check_all("/dev/shm", 2 * GIB + 1, 100 * GIB, root)
+    _space.check_all("/dev/shm", 2 * GIB, 100 * GIB, root)
 
 
 def test_cgroup_of_version_1(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_more_than_the_machine_has() -> None:
 
 def test_a_machine_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """fallocate would not refuse it: the kernel would kill somebody later."""
-    monkeypatch.setattr(_space, "memory_room", lambda _root: 8 * PAGE - 1)
+    monkeypatch.setattr(_space, "memory_room", lambda *_: 8 * PAGE - 1)
     instance = new_id()
     with refuses(ShmExhausted, match="no more memory available"):
         region_of(instance)
@@ -118,7 +118,7 @@ def test_a_machine_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_takes_over_needs_only_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the dead builder had reserved is there already."""
-    monkeypatch.setattr(_space, "memory_room", lambda _root: 3 * PAGE)
+    monkeypatch.setattr(_space, "memory_room", lambda *_: 3 * PAGE)
     instance = new_id()
     creator = start(half_created, instance)
     creator.hear()
@@ -129,3 +129,23 @@ def test_who_takes_over_needs_only_the_rest(monkeypatch: pytest.MonkeyPatch) -> 
     creator.kill()
     region_of(instance, 1).cleanup()
     waiting.leave(1)
+
+
+SEGMENTS = {
+    "ring": lambda: ShmRingBuffer(1, 1 << 20, 8),
+    "queue": lambda: MessageQueue(1, 1, max_chunk_bytes=1 << 20, max_chunks=128),
+    "store": lambda: Ring(8 << 20, create=True),
+}
+
+
+@pytest.mark.parametrize("kind", SEGMENTS)
+def test_segments_that_the_cgroup_has_no_memory_for(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would kill this process in the middle of reserving; nothing is left."""
+    before = segments()
+    monkeypatch.setattr(_space, "cgroup_room", lambda *_: ((8 << 20) - 1, "/box"))
+    with refuses(ShmExhausted, match="memory limit of cgroup /box allows no more") as caught:
+        SEGMENTS[kind]()
+    assert caught.value.need >= 8 << 20 > caught.value.free
+    assert segments() == before

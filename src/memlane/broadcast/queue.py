@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
+from memlane._exit import abandoned_at_exit
 from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
@@ -181,7 +181,7 @@ class MessageQueue:
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
         self._is_closed = False  # by this object; the end may have been closed by its ring
-        self._finalizer = None if end is None else weakref.finalize(self, end.abandon)
+        self._finalizer = None if end is None else abandoned_at_exit(self, end.abandon)
 
     # Both ends ------------------------------------------------------------------------------
 
@@ -220,6 +220,7 @@ class MessageQueue:
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when the writer and all readers have attached.
+
         The writer then removes the segment's name: from there on nothing can stay behind.
 
         Raises:
@@ -360,9 +361,8 @@ class MessageQueue:
 
         The writer waits for them: the chunk is given back when the last array, slice or buffer of
         it goes. If anything but the name of `with ... as name` refers to one when the block ends,
-        leaving it raises `ViewInUse`; who refers to it is looked for in containers and in the
-        attributes of Python objects. Everything but arrays (bytes, too) is the reader's own copy.
-        torch knows no read-only memory: do not write to a tensor of a view.
+        leaving it raises `ViewInUse` (containers and attributes are searched for who refers).
+        All else is a copy. torch knows no read-only memory: do not write to a tensor of a view.
 
         Nobody waits for the views of a reader that has closed or of a forked child: they stay
         mapped, but may change, and end in a SIGBUS where /dev/shm is full.

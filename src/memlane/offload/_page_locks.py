@@ -63,7 +63,7 @@ class PageLocks:
                     error,
                 )
                 return False
-            except BaseException:
+            except BaseException:  # of a signal handler, which may raise anything between two calls
                 self.unlock()
                 raise
             return True
@@ -71,8 +71,8 @@ class PageLocks:
     def unlock(self) -> None:
         """Before the memory is unmapped; what fails is a WARNING."""
         with self._one_at_a_time:
+            runtime = loaded_runtime() if self._locked else None
             locked, self._locked = self._locked, []
-            runtime = loaded_runtime() if locked else None
             if runtime is None:
                 return
             cuda.finish_all()
@@ -83,8 +83,9 @@ class PageLocks:
                     _log.warning("%s: could not be unlocked: %s", self._name, error)
 
     def take_over(self) -> None:
-        """Somebody has registered the whole by himself, from its beginning."""
-        self._locked = [self._address]
+        """Somebody has registered the whole by himself, from its beginning, if it is not locked."""
+        if not self._locked:
+            self._locked = [self._address]
 
     def forget(self) -> None:
         """Somebody has unregistered it by himself."""

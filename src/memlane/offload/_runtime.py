@@ -89,7 +89,7 @@ class Runtime:
 
 def loaded_runtime() -> Runtime | None:
     """None where nothing in this process has loaded one."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines():
         path = line.split(maxsplit=5)[5] if line.count("/") else ""
         if Path(path).name.startswith("libcudart"):
             try:

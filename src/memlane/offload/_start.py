@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memlane import _space
 from memlane._native import Population, RegionFile
 from memlane.errors import TimedOut
-from memlane.offload import _pages, _space
+from memlane.offload import _pages
 
 Progress = Callable[[int, int], object]
 _SLICE = 0.1
@@ -67,7 +68,7 @@ def start(file: RegionFile, plan: Plan) -> Started:
         if plan.check is not None:
             plan.check(plan.total_bytes)
         # What a builder that died had reserved is there already.
-        _space.check(plan.directory, plan.total_bytes - file.allocated, file.free)
+        _space.check_all(plan.directory, plan.total_bytes - file.allocated, file.free)
     file.map(plan.in_huge_pages)
     if not is_builder:
         _mark_mapped(file, plan)

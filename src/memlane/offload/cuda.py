@@ -48,8 +48,11 @@ class BlockTransfer:
 
     @property
     def done(self) -> bool:
-        """Has everything been moved?"""
-        return bool(self.event.query())
+        """Has everything been moved? Then the arrays are kept no longer."""
+        is_done = bool(self.event.query())
+        if is_done:
+            self._let_go()
+        return is_done
 
     def wait(self) -> int:
         """Return when everything has been moved, without the GIL; the number of bytes."""
@@ -99,8 +102,7 @@ def transfer(
         raise InvalidArgument(f"the stream is one of {stream.device}, the tensor is on {device}")
     runtime = _runtime()
     for earlier in tuple(_under_way):
-        if earlier.done:
-            earlier._let_go()
+        _ = earlier.done  # which lets go of its arrays
     with torch.cuda.device(device):
         event = torch.cuda.Event()
         try:
@@ -110,7 +112,7 @@ def transfer(
             _under_way.add(moved)
         except InvalidArgument:  # before anything was queued
             raise
-        except BaseException:
+        except BaseException:  # CopyFailed, or whatever a signal handler raises
             stream.synchronize()  # what was queued still uses the arrays
             raise
     return moved

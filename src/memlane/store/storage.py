@@ -285,6 +285,22 @@ class SingleWriterShmObjectStorage(ObjectReads):
             self._index.touched.discard(number)
             return address, number
 
+    def drop_reference(self, key: Hashable) -> None:
+        """Takes back a reference that no reader has read yet; with the last one it may be evicted.
+
+        Raises:
+            UnknownKey: nothing is stored under that key.
+            InvalidArgument: a reader has read the reference already, or there is none.
+        """
+        with self.ring_buffer._only_writer("drop_reference"):
+            number = self._index.find(key)[1]
+            left = self.writer_flag.get(number, 0) - 1
+            if left < 0:
+                raise InvalidArgument(f"{key!r} has no reference to take back")
+            if not self._checked_writer().drop_reference(number, left):
+                raise InvalidArgument(f"the last reference of {key!r} has been read by a reader")
+            self.writer_flag[number] = left
+
     def touch(self, key: Hashable) -> None:
         """Keeps the object from eviction until its next `get_cached`, or `release_touches()`."""
         with self.ring_buffer._only_writer("touch"):

@@ -1,4 +1,4 @@
-"""Is there room for a region? Asked before anything is reserved: nobody is told afterwards.
+"""Is there memory for a segment? Asked before anything is reserved: nobody is told afterwards.
 
 A tmpfs that is full refuses to reserve more. A cgroup at its limit does not: the kernel kills a
 process of it instead, and a machine without memory does the same.
@@ -14,40 +14,51 @@ from pathlib import Path
 from memlane.errors import ShmExhausted
 
 _UNLIMITED = 1 << 60  # cgroup v1 says "unlimited" by a number beyond this
-_FEWER = "or ask for fewer blocks"
 
 
-def check(directory: str, need: int, fs_free: int, root: Path = Path("/")) -> None:
+def check_all(directory: str, need: int, fs_free: int, root: Path = Path("/")) -> None:
     """Raises ShmExhausted if `need` more bytes are beyond the file system, the cgroup or memory.
 
     `fs_free`: bytes that the file system of `directory` has; `root`: where /proc and /sys are.
     """
-    cgroup_free, group = cgroup_room(root)
-    rooms = (
+    check(
+        need,
+        root,
         (
             fs_free,
             f"{directory} has no more; free some of it or make it larger (docker: --shm-size; "
-            f"kubernetes: an emptyDir with medium: Memory mounted at {directory}), {_FEWER}",
+            f"kubernetes: an emptyDir with medium: Memory mounted at {directory})",
         ),
+    )
+
+
+def check(need: int, root: Path = Path("/"), *others: tuple[int, str]) -> None:
+    """Raises ShmExhausted if `need` more bytes are beyond the cgroup, memory, or `others`.
+
+    The bindings call it for every ring and store, whose native side knows the file system.
+    """
+    cgroup_free, group = cgroup_room(root)
+    free, hint = min(
         (
             cgroup_free,
             f"the memory limit of cgroup {group} allows no more, and shared memory counts; raise "
-            f"it (docker: --memory; kubernetes: resources.limits.memory), {_FEWER}",
+            f"it (docker: --memory; kubernetes: resources.limits.memory)",
         ),
-        (
-            memory_room(root),
-            f"this machine has no more memory available; end what uses it, {_FEWER}",
-        ),
+        (memory_room(root), "this machine has no more memory available; end what uses it"),
+        *others,
     )
-    free, hint = min(rooms, key=lambda room: room[0])
     if need > free:
-        raise ShmExhausted(need, free, errno.ENOSPC, hint)
+        raise ShmExhausted(need, free, errno.ENOSPC, f"{hint}, or ask for less")
 
 
 def memory_room(root: Path = Path("/")) -> int:
-    """Bytes that the machine can still give: available memory and free swap."""
+    """Bytes that the machine can still give, if it tells: available memory and free swap."""
     facts = {}
-    for line in (root / "proc/meminfo").read_text().splitlines():
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+    except OSError:  # no /proc, or no descriptor for it
+        return _UNLIMITED
+    for line in lines:
         name, _, amount = line.partition(":")
         facts[name] = amount
     names = ("MemAvailable", "SwapFree")
