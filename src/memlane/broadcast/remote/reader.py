@@ -142,7 +142,7 @@ class RemoteReader(RemoteEnd):
         self.waits += 1
 
         def ready() -> Message | None:
-            if session.inbox:
+            if session.inbox or self._hear(until_whole=True):
                 return self._next()
             self.check()
             self._check_writer()
