@@ -295,9 +295,9 @@ class World:
     def _connect(self, reader: Reader) -> None:
         session, line, now = reader.session, reader.line, self.now
         if line is not None and line.is_up and line.is_let_in and not line.reader_knows_start:
-            line.reader_knows_start = True
             session.accept()
             session.connect(now)
+            line.reader_knows_start = True
         if line is not None and not line.is_up and not line.reader_knows_end:
             self._take_frames(reader, line)
             line.reader_knows_end = True
