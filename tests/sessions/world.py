@@ -464,7 +464,8 @@ class World:
             if reader.outcome == "WriterDied":
                 assert self.is_writer_gone or reader.was_unreachable
                 if self.missed is not None and not reader.was_unreachable:
-                    is_named = peer in self.missed or peer.state == "absent"
+                    is_attaching = reader.ring is not None and not reader.is_behind
+                    is_named = peer in self.missed or peer.state == "absent" or is_attaching
                     assert is_named, (
                         f"reader {reader.rank} was told nothing of the end: {self.story()}"
                     )
