@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from memlane import MessageQueue, RankTaken, ReaderDied, ReaderGivenUp, WriterDied
+from memlane import MessageQueue, RankTaken, ReaderDied, ReaderGivenUp, TimedOut, WriterDied
 from memlane.testing import stalls
 from tests.harness import PATIENCE, Aside, Link, Remote, serve, start, until
 from tests.queues import refuses
@@ -263,6 +263,20 @@ def test_local_readers_of_a_mixed_queue() -> None:
             writes.result()
         assert caught.value.rank == 1
         assert [local.dequeue(PATIENCE) for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_attaching_to_a_stopped_writer() -> None:
+    """It is waited for as long as the call may last, by name, and then attached to."""
+    writer = start(writing, 1)
+    handle = writer.hear()
+    writer.stop()
+    words = r"waiting for the writer \(at tcp://.*, its host has accepted a connection, it has not"
+    with refuses(TimedOut, match=words):
+        MessageQueue.create_from_handle(handle, 0, timeout=0.5)
+    writer.resume()
+    with MessageQueue.create_from_handle(handle, 0, timeout=PATIENCE):
+        pass
+    writer.kill()
 
 
 def test_a_successor_is_refused_and_does_not_hide_the_death() -> None:

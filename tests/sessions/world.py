@@ -295,9 +295,9 @@ class World:
     def _connect(self, reader: Reader) -> None:
         session, line, now = reader.session, reader.line, self.now
         if line is not None and line.is_up and line.is_let_in and not line.reader_knows_start:
-            line.reader_knows_start = True
             session.accept()
             session.connect(now)
+            line.reader_knows_start = True
         if line is not None and not line.is_up and not line.reader_knows_end:
             self._take_frames(reader, line)
             line.reader_knows_end = True
@@ -464,7 +464,8 @@ class World:
             if reader.outcome == "WriterDied":
                 assert self.is_writer_gone or reader.was_unreachable
                 if self.missed is not None and not reader.was_unreachable:
-                    is_named = peer in self.missed or peer.state == "absent"
+                    is_attaching = reader.ring is not None and not reader.is_behind
+                    is_named = peer in self.missed or peer.state == "absent" or is_attaching
                     assert is_named, (
                         f"reader {reader.rank} was told nothing of the end: {self.story()}"
                     )

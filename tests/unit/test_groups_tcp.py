@@ -10,6 +10,7 @@ import zmq
 
 from memlane import Closed, GroupFailed, MessageQueue, RankMissing, SystemFault
 from memlane.groups import TcpGroup, board
+from memlane.groups.collectives import Deadline
 from memlane.groups.keys import group_keys
 from tests.groups import SECRET, SMALL, groups_of, on_ranks
 from tests.harness import PATIENCE, Aside, until
@@ -52,9 +53,12 @@ def test_source_that_does_not_come() -> None:
 
 
 def test_little_stays_on_the_board() -> None:
-    """Calls do not pile up in rank 0's memory: of each stays its last list, no handle."""
+    """Calls do not pile up in rank 0's memory, however many there are; no handle stays.
+
+    Fails without the guard: of each call its last list stayed.
+    """
     with groups_of("tcp", 2) as groups:
-        for _ in range(3):
+        for _ in range(6):
             for queue in on_ranks(MessageQueue.create_from_process_group, groups, *SMALL):
                 queue.close()
             for src in range(2):
@@ -220,6 +224,32 @@ def test_rank_0_closes_under_the_others(monkeypatch: pytest.MonkeyPatch) -> None
         first.close()
         with refuses(GroupFailed, match="rank 0 closed the group"):
             waiting.result()
+
+
+def test_a_member_that_says_anything() -> None:
+    """The board outlives it, and goes on for the others.
+
+    Fails without the guard: the board's thread ended.
+    """
+    with groups_of("tcp", 2) as groups:
+        group, deadline = groups[1], Deadline(PATIENCE)
+        store = board.BoardStore(group._context, group._address, group._keys, 1, deadline)
+        for frame in (b"\xc1", b"", b"\x94\x01\xa3add\xa1k\xa1x", b"\x94\x01\xa1\xff\xa1k\xc0"):
+            store._socket.send(frame)
+        store._socket.send_multipart([b"more", b"parts"])
+        assert on_ranks(TcpGroup.broadcast_obj, groups, "said", 0) == ["said", "said"]
+        store._socket.close(linger=0)
+
+
+def test_what_no_rank_has_written() -> None:
+    """It is told whose it should have been."""
+    with groups_of("tcp", 2) as groups:
+        call = groups[1].collectives(PATIENCE)
+        call._store.set(f"{call._call}/1", b"\xc1")
+        with refuses(GroupFailed, match="rank 0") as caught:
+            call.broadcast(0, lambda: None)
+        assert caught.value.rank == 0
+        call.__exit__(None, None, None)
 
 
 def test_rank_0_does_not_wait_for_the_dead() -> None:

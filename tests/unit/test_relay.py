@@ -193,7 +193,15 @@ def test_last_readers_close(monkeypatch: pytest.MonkeyPatch) -> None:
         until(lambda: states(writer) == ["closed", "closed"])
 
 
-def test_end_of_a_relay_whose_reader_had_closed() -> None:
+def dequeue_view(reader: MessageQueue) -> Any:
+    with reader.dequeue_view(PATIENCE) as message:
+        return message
+
+
+@pytest.mark.parametrize(
+    "take", [lambda r: r.dequeue(PATIENCE), dequeue_view], ids=["copy", "view"]
+)
+def test_end_of_a_relay_whose_reader_had_closed(take: Any) -> None:
     """The one behind it goes on by itself, without loss."""
     with relayed_queue(2) as (writer, readers):
         readers[0].close()
@@ -203,8 +211,9 @@ def test_end_of_a_relay_whose_reader_had_closed() -> None:
         until(lambda: ring.native.position == 1)
         readers[0]._reader._relay.abandon()  # type: ignore[union-attr]
         writer.enqueue("behind it")
-        assert [readers[1].dequeue(PATIENCE) for _ in range(2)] == ["in the ring", "behind it"]
+        assert [take(readers[1]) for _ in range(2)] == ["in the ring", "behind it"]
         assert states(writer) == ["closed", "running"]
+        assert readers[1].statistics().messages == 2
 
 
 def test_writer_closes_before_everybody_came() -> None:

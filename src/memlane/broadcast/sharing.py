@@ -160,6 +160,10 @@ class SharedReader(LocalReader):
             return self._alone.block(owner, timeout, cancel)
         return super().block(owner, timeout, cancel)
 
+    @property
+    def position(self) -> int:
+        return self.native.position if self._alone is None else 0
+
     def statistics(self) -> QueueStatistics:
         return super().statistics() if self._alone is None else self._alone.statistics()
 

@@ -44,13 +44,15 @@ class StoreCollectives(Collectives):
     see each other's keys, whatever becomes of one. Whoever leaves a call by an error says so under
     the number of that call: who still waits in it, or comes later, learns it at once. A rank
     deletes the keys that it has set as soon as a gather has shown that everybody has read them;
-    what stays of a call is the list that ended its last gather.
+    what stays of a call goes in the next, when that has shown that everybody is there.
     """
 
     def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
         super().__init__(rank, size, deadline)
         self._store = store
         self._own: list[str] = []
+        self._rest = f"memlane/rest/{rank}"  # where the keys stand that the call before has left
+        self._is_joined = False  # everybody is in this call, and so in no other
         self._step = 0
         self._over: dict[str, Any] = {"over": [rank, (), f"rank {rank} has left the call"]}
         self._call = f"memlane/{store.add(f'memlane/calls/{rank}', 1)}"
@@ -60,12 +62,15 @@ class StoreCollectives(Collectives):
             # What came from others they know, and a board that does not answer cannot be told.
             if kind is not None and not issubclass(kind, (GroupFailed, RankMissing)):
                 self._leave((), f"rank {self.rank} of the group failed: {kind.__name__}: {error}")
+            if self._own:
+                self._store.set(self._rest, _encode(self._own + self._older()))
         finally:
             self._store.close(_encode(self._over))
 
     def deliver(self, src: int, make: Callable[[], Any]) -> Any:
         """`broadcast` as the only step of a call: whoever reads last clears it away."""
         value = self.broadcast(src, make)
+        self._own.clear()
         key = f"{self._call}/{self._step}"
         has_read = self.rank != src and self._store.add(f"{key}/read", 1)
         if self.size == 1 or has_read == self.size - 1:
@@ -78,7 +83,7 @@ class StoreCollectives(Collectives):
     def _broadcast(self, src: int, outcome: Outcome | None) -> Outcome:
         key = self._begin()
         if outcome is None:
-            value: Outcome = self._take(key, lambda: [src])
+            value: Outcome = self._take(key, lambda: [src], src)
             return value
         self._post(key, outcome)
         return outcome
@@ -86,7 +91,7 @@ class StoreCollectives(Collectives):
     def _scatter(self, src: int, outcomes: Sequence[Outcome] | None) -> Outcome:
         key = self._begin()
         if outcomes is None:
-            value: Outcome = self._take(f"{key}/{self.rank}", lambda: [src])
+            value: Outcome = self._take(f"{key}/{self.rank}", lambda: [src], src)
             return value
         for rank, outcome in enumerate(outcomes):
             if rank != src:
@@ -105,18 +110,28 @@ class StoreCollectives(Collectives):
         self._own = []
         self._post(posts[self.rank], outcome)
         if self.rank == 0:
-            outcomes = [outcome, *(self._take(post, missing) for post in posts[1:])]
+            others = enumerate(posts[1:], 1)
+            outcomes = [outcome, *(self._take(post, missing, rank) for rank, post in others)]
             self._post(f"{key}/all", outcomes)
             spent.append(posts[0])
         else:
-            outcomes = self._take(f"{key}/all", lambda: missing() or [0])
+            outcomes = self._take(f"{key}/all", lambda: missing() or [0], 0)
             spent += self._own
             self._own = []
+        if not self._is_joined:
+            spent += self._older()
+            self._is_joined = True
         for old in spent:
             self._store.delete(old)
         return list(outcomes)
 
     # Keys -----------------------------------------------------------------------------------
+
+    def _older(self) -> list[str]:
+        """Keys that calls before this one have left, and that nobody has deleted."""
+        if self._is_joined:
+            return []
+        return list(_decoded(self._store.get(self._rest, 0) or _encode([]), self.rank))
 
     def _begin(self) -> str:
         self._look_for_leavers()
@@ -127,20 +142,20 @@ class StoreCollectives(Collectives):
         self._own.append(key)
         self._store.set(key, _encode(value))
 
-    def _take(self, key: str, missing: Callable[[], list[int]]) -> Any:
-        """The value of `key`, which those that `missing` names have not set yet."""
+    def _take(self, key: str, missing: Callable[[], list[int]], src: int) -> Any:
+        """The value of `key`, of rank `src`; those that `missing` names keep it waiting."""
         waiting = Waiting(self.rank)
         while True:
             left = self.deadline.left(waiting.due(SLICE))
             value = self._store.get(key, left)
             if value is not None:
-                return self._unless_over(_decoded(value))
+                return self._unless_over(_decoded(value, src))
             self._look_for_leavers()
             if self.deadline.left() == 0:
                 absent = missing()
                 value = self._store.get(key, 0)  # it may have come since, and those have moved on
                 if value is not None:
-                    return self._unless_over(_decoded(value))
+                    return self._unless_over(_decoded(value, src))
                 self._look_for_leavers()  # who left last has put something under what is missing
                 error = missing_error(self.size, absent, self.deadline.timeout)
                 self._leave(absent, f"rank {self.rank} {error}")
@@ -149,14 +164,15 @@ class StoreCollectives(Collectives):
 
     def _leave(self, missing: Sequence[int], text: str) -> None:
         self._over = {"over": [self.rank, missing, text]}
-        self._store.set(f"{self._call}/left", _encode(self._over))
+        self._own.append(f"{self._call}/left")
+        self._store.set(self._own[-1], _encode(self._over))
 
     def _look_for_leavers(self) -> None:
         if not self._store.has(f"{self._call}/left"):
             return
         value = self._store.get(f"{self._call}/left", 0)
         if value is not None:
-            self._unless_over(_decoded(value))
+            self._unless_over(_decoded(value, None))
 
     def _unless_over(self, value: Any) -> Any:
         """`value`, unless somebody has left the call and says so in its place."""
@@ -171,8 +187,11 @@ class StoreCollectives(Collectives):
         raise GroupFailed(text, rank)
 
 
-def _decoded(value: bytes) -> Any:
+def _decoded(value: bytes, rank: int | None) -> Any:
+    """What that rank has written."""
     try:
         return msgspec.msgpack.decode(value)
-    except msgspec.MsgspecError as error:
-        raise GroupFailed(f"the group's store holds what no rank has written: {error}") from None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        who = "no rank" if rank is None else f"rank {rank}"
+        text = f"the group's store holds under a key of {who} what it cannot have written: {error}"
+        raise GroupFailed(text, rank) from None

@@ -288,6 +288,9 @@ class RemoteEnd(ABC):
         voice = None if stall is None else Stall(stall)
         while True:
             with self.lock:
+                found = ready()
+                if found is not None:
+                    return found
                 due = self._tick()
                 found = ready()
                 if found is not None:

@@ -86,8 +86,9 @@ class Peer:
 
     def stream_from(self, cursor: Cursor, welcome: bytes) -> None:
         """Messages are sent to it from that frame on, behind the welcome."""
-        self.said.append(welcome)
+        # In this order: who is welcome, and gets nothing, would wait for ever.
         self.cursor, self.is_streaming, self.end_due = cursor, True, 0.0
+        self.said.append(welcome)
 
     def say(self, frame: bytes) -> None:
         """What can get lost with its connection, and is then said again."""

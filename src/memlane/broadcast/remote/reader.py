@@ -142,7 +142,7 @@ class RemoteReader(RemoteEnd):
         self.waits += 1
 
         def ready() -> Message | None:
-            if session.inbox:
+            if session.inbox or self._hear(until_whole=True):
                 return self._next()
             self.check()
             self._check_writer()
@@ -284,9 +284,10 @@ class RemoteReader(RemoteEnd):
             self._flush()
             if session.failure is not None:
                 self.transport.hang_up()
-        pause = None if due is None else max(0.0, due - now)
-        if was_recent:
-            pause = self._recent if pause is None else min(self._recent, pause)
+        # A call that sends may take the signal of what has come.
+        pause = None if session.is_ended else self._recent
+        if due is not None:
+            pause = min(self._recent, max(0.0, due - now))
         if session.was_cut:
             is_deserted = endpoint.is_deserted(self.endpoint)
             with self.lock:

@@ -42,6 +42,7 @@ _WINDOW = struct.Struct("228xI")  # bytes that the peer would take; kernels sinc
 # because the kernel answers probes of a full window twice a second at most.
 DOUBT_SECONDS = 0.5
 _ENOUGH_PROBES = 2
+_MOVED = 4096  # bytes that count as progress
 _LOOKS = 8  # within the bound
 
 
@@ -80,12 +81,15 @@ class Connection:
             return False
 
     def has_moved(self) -> bool:
-        """Has the other host taken bytes since this was asked last?"""
-        before = self._acked
+        """Has the other host taken bytes since it had when this was true? More than those by which
+        it is told again and again of the end."""
         with suppress(OSError), self.copy() as copy:
             info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            (self._acked,) = _ACKED.unpack_from(info)
-        return self._acked != before
+            (acked,) = _ACKED.unpack_from(info)
+            if acked >= self._acked + _MOVED:
+                self._acked = acked
+                return True
+        return False
 
     def is_silent(self, bound: float) -> bool:
         """The other host has not answered for `bound` seconds, though it was asked.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memlane._failures import names_of
 from memlane.broadcast.remote import endpoint, lending
 from memlane.broadcast.remote.driver import SLICE, RemoteEnd, deadline_of
-from memlane.broadcast.remote.frames import SMALL, whole_header
+from memlane.broadcast.remote.frames import whole_header
 from memlane.broadcast.remote.keys import Keys
 from memlane.broadcast.remote.outbox import Piece
 from memlane.broadcast.remote.transport import Listening
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memlane.broadcast.statistics import ReaderStatistics
 
 RECENT = 0.1  # who has called so recently has read what readers said: they need not wake the thread
+UNHEARD = 256 * 1024  # bytes: memory that all have taken is used again while it is in the cache
 _LOOKS = 6  # at every connection, within the bound
 _LONGEST_PAUSE = 0.5
 
@@ -62,6 +63,7 @@ class RemoteWriter(RemoteEnd):
         self.is_torn = False  # a signal handler has raised in between
         self._hears = False  # and a reader's word may have been dropped
         self._stages = False  # the call that is under way has staged a message
+        self._unheard = 0  # bytes that were sent since readers were heard
         self._credit = 0  # messages, and
         self.room = -1  # bytes that may be sent without another look, -1: none
         self._find_dead_here: Callable[[], None] = lambda: None
@@ -120,15 +122,10 @@ class RemoteWriter(RemoteEnd):
         )
         return True
 
-    @property
-    def _is_staging(self) -> bool:
-        """Is there a call under way, in which what is staged goes on?"""
-        return self._stages and self.turn.thread != 0
-
     def begin(self) -> None:
         """The first in a call that sends."""
         self._stages = False
-        if self.is_torn or self.outbox.staged is not None:
+        if self.is_torn or self.outbox.staged:
             self.mend()
 
     def stage(self, pieces: Sequence[Piece], size: int) -> None:
@@ -170,7 +167,8 @@ class RemoteWriter(RemoteEnd):
     def mend(self) -> None:
         """If a signal handler has raised while a message was sent, or frames were heard."""
         with self.lock:
-            if self.outbox.staged is not None and not self._is_staging:
+            is_on_its_way = self._stages and self.turn.thread != 0
+            if self.outbox.staged is not None and not is_on_its_way:
                 self.is_torn = True
                 self.outbox.settle(self._mark())
             if self.is_torn:
@@ -183,12 +181,14 @@ class RemoteWriter(RemoteEnd):
                 self.is_torn = False
 
     def _settle(self, size: int) -> None:
-        """After a message. What readers say of small ones can wait until room is short; but where
-        the thread sleeps, sending may have taken the signal that it sleeps for."""
+        """After a message. What readers say can wait until room is short; but where the thread
+        sleeps, sending may have taken the signal that it sleeps for."""
         self._credit -= 1
         self.room -= size
-        is_recent = size <= SMALL and time.monotonic() - self._served_at < RECENT / 2
+        self._unheard += size
+        is_recent = self._unheard < UNHEARD and time.monotonic() - self._served_at < RECENT / 2
         if self._credit <= 0 or self.room < 0 or not is_recent:
+            self._unheard = 0
             self._served_at = time.monotonic()
             self._hear()
             self._credit, self.room = (0, -1) if self.session.has_dead() else self.outbox.room()
@@ -263,9 +263,8 @@ class RemoteWriter(RemoteEnd):
         self.mend()
         now = time.monotonic()
         lost = self.transport.look_at_door()
-        for peer in self.session.peers:
-            if peer.route in lost:
-                self.session.lose(peer, now)
+        for peer in [peer for peer in self.session.peers if peer.route in lost]:
+            self.session.lose(peer, now)
         for place in self.transport.let_in():
             self.session.knock(place, now)
         if readers:
@@ -351,10 +350,9 @@ class RemoteWriter(RemoteEnd):
 
     def secrets_for(self, rank: int | None) -> list[str]:
         """The secret of that reader's place, which is its own from now on; without a rank all."""
-        if rank is None:
-            return list(self.keys.reader_secrets)
+        secrets = self.keys.reader_secrets
         with self.locked():
-            return [self.keys.reader_secrets[self.session.place_for(rank).place]]
+            return list(secrets) if rank is None else [secrets[self.session.place_for(rank).place]]
 
     def expect_alone(self, rank: int) -> None:
         """That reader shares its host with no other one, so it needs no relay."""

@@ -1,0 +1,110 @@
+"""A signal handler that raises anywhere inside a session: between any two calls that it makes.
+
+An interpreter looks for signals when a function begins and when a call has returned; a profiler is
+told of the same moments, and raises in the place of the handler.
+"""
+
+import os
+import random
+import sys
+from typing import Any
+
+from memlane.broadcast.remote import (
+    admission,
+    outbox,
+    peer,
+    reader_session,
+    relaying,
+    writer_session,
+)
+from tests.sessions.test_sessions import step
+from tests.sessions.world import Reader, World
+
+COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 10
+SESSIONS = {m.__file__ for m in (admission, outbox, peer, reader_session, relaying, writer_session)}
+# What an interrupted dequeue had taken is lost, and an interrupted close() is a death.
+APART = (5, 6, 7, 17)
+
+
+class Alarm(Exception):
+    """What a handler raises."""
+
+
+class After:
+    """Raises at the n-th moment in a session."""
+
+    def __init__(self, moments: int) -> None:
+        self.left = moments
+
+    def __call__(self, frame: Any, event: str, _arg: object) -> None:
+        if event == "c_call" or frame.f_code.co_filename not in SESSIONS:
+            return
+        if frame.f_code.co_name == "<genexpr>":  # what it raises there nobody sees
+            return
+        self.left -= 1
+        if self.left == 0:
+            sys.setprofile(None)
+            raise Alarm
+
+
+class Interrupted(World):
+    """Its drivers mend what was interrupted, as those of `RemoteWriter` and `RemoteReader` do."""
+
+    interrupts = 0
+
+    def write(self) -> None:
+        try:
+            super().write()
+        except Alarm:
+            self.interrupts += 1
+            self.writer.say_again()
+            self.write()
+
+    def _relay(self, reader: Reader) -> None:
+        """A thread of its own, which no signal interrupts."""
+        handler = sys.getprofile()
+        sys.setprofile(None)
+        super()._relay(reader)
+        sys.setprofile(handler)
+
+    def mend(self) -> None:
+        """What was staged the ring has not got, because there is none."""
+        outbox = self.writer.outbox
+        if outbox.staged is not None:
+            outbox.settle(outbox.staged[1])
+        self.sent = outbox.next
+
+    def read(self, reader: Reader) -> None:
+        try:
+            super().read(reader)
+        except Alarm:
+            self.interrupts += 1
+            reader.session.greet(self.now)
+            self.read(reader)
+
+
+def test_any_moment() -> None:
+    """Nobody is left with half of anything."""
+    interrupts = 0
+    for seed in range(COUNT):
+        dice = random.Random(seed)
+        hosts = [dice.randrange(3) for _ in range(dice.randint(1, 4))]
+        world = Interrupted(hosts, relay=dice.random() < 0.6, pieces=dice.choice([1, 1, 3]))
+        steps: list[tuple[int, Reader, int]] = []
+        for _ in range(dice.randint(1, 30)):
+            steps.append((dice.randrange(20), dice.choice(world.readers), dice.randrange(32)))
+        moment = dice.randrange(len(steps))
+        for number, (what, reader, how) in enumerate(steps):
+            try:
+                if number == moment and what not in APART:
+                    sys.setprofile(After(dice.randint(1, 150)))
+                step(world, what, reader, how)
+            except Alarm:
+                world.interrupts += 1
+                world.mend()
+            finally:
+                sys.setprofile(None)
+            world.check()
+        world.settle()
+        interrupts += world.interrupts
+    assert interrupts > COUNT // 20
