@@ -73,4 +73,11 @@ def bars(results: Results) -> Iterator[Bar]:
     for name, factor in ((COPY, 2.5), (VIEW, 5)):
         promise = f"64 MiB array, N=4: slowest reader of {name} {factor} x faster than pyzmq"
         yield against(promise, large, "slowest_us", name, ["pyzmq"], 1 / factor)
+    engine = ["vLLM", "vLLM arena"]
+    for readers in (1, 4):
+        large, middle = results.cell("tensor-64m", readers), results.cell("tensor-16m", readers)
+        title = f"64 MiB tensor, N={readers}: >= 1.1 x messages/s of vLLM"
+        yield against(title, large, rate, COPY, engine, 1.1)
+        title = f"16 MiB tensor, N={readers}: p50 <= 0.9 x vLLM"
+        yield against(title, middle, "p50_us", COPY, engine, 0.9)
     yield _idle(results.cell("dict", 4))

@@ -37,7 +37,7 @@ class _Turn:
 
     def take(self) -> None:
         cell, ask, add = self._cell, self.session.ask, self.figures.add
-        ways = np.asarray(ask("paced", cell.paced, timeout=TIMEOUT)) / 1e3
+        ways = np.asarray(ask("paced", cell.paced, cell.pause, timeout=TIMEOUT)) / 1e3
         add("p50_us", float(np.median(ways)))
         add("slowest_us", float(np.median(ways.max(axis=0))))
         self.figures.ways_us.extend(ways.ravel().tolist())

@@ -20,6 +20,7 @@ class Payload:
     bytes: int
     make: Callable[[], object]
     is_array: bool = False
+    is_tensor: bool = False
 
 
 def _step() -> object:
@@ -42,6 +43,13 @@ def _bytes(count: int) -> object:
     return np.arange(count // 8, dtype=np.uint64).tobytes()
 
 
+def _tensor(count: int) -> object:
+    import torch
+
+    torch.set_num_threads(1)  # what forks afterwards must have no others
+    return torch.arange(count // 4, dtype=torch.float32)
+
+
 PAYLOADS = (
     Payload("dict", "scheduler step, 225 B", 225, _step),
     Payload("bytes-4k", "4 KiB bytes", 4 * KIB, lambda: _bytes(4 * KIB)),
@@ -49,6 +57,8 @@ PAYLOADS = (
     Payload("bytes-1m", "1 MiB bytes", MIB, lambda: _bytes(MIB)),
     Payload("array-1m", "1 MiB array", MIB, lambda: _array(MIB), is_array=True),
     Payload("array-64m", "64 MiB array", 64 * MIB, lambda: _array(64 * MIB), is_array=True),
+    Payload("tensor-16m", "16 MiB tensor", 16 * MIB, lambda: _tensor(16 * MIB), is_tensor=True),
+    Payload("tensor-64m", "64 MiB tensor", 64 * MIB, lambda: _tensor(64 * MIB), is_tensor=True),
 )
 BY_NAME = {payload.name: payload for payload in PAYLOADS}
 
@@ -57,4 +67,8 @@ def same(left: object, right: object) -> bool:
     """Whether a message arrived as it was sent."""
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return left.dtype == right.dtype and np.array_equal(left, right)
+    if hasattr(left, "untyped_storage") and hasattr(right, "untyped_storage"):
+        import torch
+
+        return bool(torch.equal(left, right))
     return type(left) is type(right) and left == right

@@ -9,10 +9,15 @@ from benchmarks.broadcast.board import STAMPS
 from benchmarks.broadcast.payloads import KIB, MIB, PAYLOADS, Payload
 
 IDLE_READERS = 4
+PAUSE = 0.001
 IDLE_SECONDS = 3.0
 READERS = (1, 2, 4, 8)
 # What a peer may have in flight to all readers; one without a high-water mark would take more.
 IN_FLIGHT_BYTES = 512 * MIB
+# Of those that carry tensors, back to back.
+TENSORS = 24
+# Between two paced messages: a step of an engine that gets images.
+TENSOR_PAUSE = 0.02
 
 # The middle of the default run: all counts where the promises are, 1 and 4 for the rest.
 DEFAULT_READERS = {"dict": READERS, "array-1m": READERS}
@@ -29,10 +34,13 @@ class Cell:
     round_trips: int
     seconds: float
     idle_seconds: float
+    pause: float
 
     @property
     def most(self) -> int:
-        """Messages that may be in flight."""
+        """Messages that may be in flight; who carries tensors has a bound of his own."""
+        if self.payload.is_tensor:
+            return TENSORS
         return max(3, IN_FLIGHT_BYTES // (self.payload.bytes * self.readers))
 
     def burst(self, messages_per_second: float) -> int:
@@ -65,6 +73,8 @@ def _cell(payload: Payload, readers: int, quick: bool, rounds: int) -> Cell:
         paced, round_trips = 80, 200
     elif payload.bytes <= MIB:
         paced, round_trips = 40, 20
+    elif payload.is_tensor:
+        paced, round_trips = (4 if quick else 10), 0
     else:
         paced, round_trips = (1 if quick else 2), 0
     is_idle = payload.name == "dict" and readers == IDLE_READERS
@@ -73,6 +83,7 @@ def _cell(payload: Payload, readers: int, quick: bool, rounds: int) -> Cell:
         readers=readers,
         paced=min(paced // 2 if quick and paced > 2 else paced, STAMPS),
         round_trips=round_trips if readers == 1 else 0,
-        seconds=0.05 if quick else 0.2,
+        seconds=1.0 if payload.is_tensor else 0.05 if quick else 0.2,
+        pause=TENSOR_PAUSE if payload.is_tensor else PAUSE,
         idle_seconds=IDLE_SECONDS / rounds / (2 if quick else 1) if is_idle else 0.0,
     )

@@ -15,7 +15,6 @@ from benchmarks.broadcast.channel import Channel, Peer, Setting
 from benchmarks.broadcast.payloads import same
 from benchmarks.processes import FORK, follow, lead
 
-PAUSE = 0.001
 SETTLE = 0.15
 
 
@@ -119,7 +118,7 @@ class _Writer(_Process):
             self.channel.send(self.obj)
         answers()
 
-    def paced(self, messages: int) -> object:
+    def paced(self, messages: int, pause: float) -> object:
         """One-way times in ns by reader and message, all readers asleep before each message."""
         self.board.reset()
         answers = self._ask("stamp", messages)
@@ -127,7 +126,7 @@ class _Writer(_Process):
         sent, send, obj = self.board.sent, self.channel.send, self.obj
         for i in range(messages):
             self.board.wait_for(i)
-            time.sleep(PAUSE)
+            time.sleep(pause)
             sent[i] = time.monotonic_ns()
             send(obj)
         answers()

@@ -112,7 +112,7 @@ public:
     std::optional<Place> place(const ChunkDescriptor& d) {
         if (d.extent_bytes == 0)
             return Place{segment_->mapping(), ring_.chunk_at(position_) * ring_.geometry().max_chunk_bytes};
-        if (!os::has_space(segment_->file(), d.extent_offset, d.length)) return std::nullopt;
+        if (!has_its_space(d)) return std::nullopt;
         const std::uint64_t begin = segment_->bytes();  // not as the header says it: a peer may have been there
         const std::uint64_t end = d.extent_offset + d.length;
         if (d.extent_offset < begin) return std::nullopt;
@@ -137,11 +137,7 @@ public:
             if (!lent_ || lent_->bytes() < at + bytes)
                 lent_ = std::make_shared<os::PrivateMapping>(segment_->file(), std::max(kLentWindow, at + bytes), begin);
             if (!lent_->drop_copies(at, bytes)) return nullptr;
-            // Touching a hole would allocate it, or end in a SIGBUS. Looked at once for each place: no writer of memlane
-            // publishes an extent that has not all its space, and whoever makes holes there can do so at any moment.
-            std::uint64_t& checked = checked_[at];
-            if (checked < bytes && !os::has_space(segment_->file(), d.extent_offset, d.length)) return nullptr;
-            checked = std::max(checked, bytes);
+            if (!has_its_space(d)) return nullptr;
             return std::make_unique<Lease>(ring_, d.lease - 1, reader_, lent_, at, bytes);
         } catch (const std::system_error&) {
             return nullptr;
@@ -206,6 +202,15 @@ private:
         std::uint64_t position;
         os::Nanoseconds since;
     };
+
+    // Touching a hole would allocate it, or end in a SIGBUS. Looked at once for each place, because it takes a while: no writer
+    // of memlane publishes an extent that has not all its space, and whoever makes holes can do so at any moment.
+    bool has_its_space(const ChunkDescriptor& d) {
+        std::uint64_t& checked = checked_[d.extent_offset];
+        if (checked < d.length && !os::has_space(segment_->file(), d.extent_offset, d.length)) return false;
+        checked = std::max(checked, d.length);
+        return true;
+    }
 
     core::ParticipantSlot& own() const noexcept { return participants_.slot(slot()); }
 
@@ -274,7 +279,7 @@ private:
     os::Nanoseconds shown_since_ = 0;       // since when the caller looks at the taken chunk, 0 if it does not
     std::shared_ptr<os::Mapping> behind_;  // of the file behind the ring, once a view of an extent was asked for
     std::shared_ptr<os::PrivateMapping> lent_;  // the same, private, once a message was lent
-    std::map<std::uint64_t, std::uint64_t> checked_;  // places of messages in it, and how many bytes of each have their space
+    std::map<std::uint64_t, std::uint64_t> checked_;  // places of messages, and how many bytes there have their space
     bool closing_ = false;  // atomic: set by another thread
 };
 

@@ -10,6 +10,7 @@ from benchmarks.broadcast.peers import (
     memlane_queue,
     pipe,
     semaphores,
+    vllm_queue,
     zeromq,
 )
 
@@ -21,4 +22,5 @@ PEERS: tuple[Peer, ...] = (
     *fifo.PEERS,
     *semaphores.PEERS,
     *iceoryx.PEERS,
+    *vllm_queue.PEERS,
 )

@@ -18,6 +18,8 @@ class Copy(Channel):
     def open_writer(self) -> object:
         readers, needed = self.setting.readers, self.setting.payload.bytes + SLACK
         chunk_bytes = max(needed, DEFAULT_CHUNK_BYTES)
+        if self.setting.payload.is_tensor:  # the space behind the ring is for these
+            chunk_bytes = DEFAULT_CHUNK_BYTES
         self.queue = MessageQueue(
             readers, readers, max_chunk_bytes=chunk_bytes, max_chunks=self.setting.chunks
         )
@@ -58,7 +60,7 @@ def _present(payload: Payload) -> str | None:
 
 
 def _has_view(payload: Payload) -> str | None:
-    return None if payload.is_array else "a view is for arrays"
+    return None if payload.is_array or payload.is_tensor else "a view is for arrays"
 
 
 PEERS = (

@@ -64,7 +64,7 @@ class PubSub(Channel):
 
 
 def _missing(payload: Payload) -> str | None:
-    return None
+    return "it has no bound, and memory has" if payload.is_tensor else None
 
 
 PEERS = (Peer("pyzmq", PubSub, _missing),)
