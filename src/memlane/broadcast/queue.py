@@ -365,9 +365,7 @@ class MessageQueue:
         All else is a copy. torch knows no read-only memory: do not write to a tensor of a view.
 
         Nobody waits for the views of a reader that has closed or of a forked child: they stay
-        mapped, but may change, and end in a SIGBUS where /dev/shm is full.
-
-        Raises as `dequeue` does, on entering.
+        mapped, but may change, and end in a SIGBUS where /dev/shm is full. Raises as `dequeue`.
         """
         return self._must_be_reader("dequeue_view").view(self, timeout, cancel)
 
