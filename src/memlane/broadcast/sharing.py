@@ -125,12 +125,12 @@ class SharedReader(LocalReader):
         if self._alone is not None:
             self._alone.wait_until_ready(remaining(deadline))
 
-    def _receive(self, timeout: float | None, cancel: threading.Event | None) -> Any:
+    def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
         deadline = None if timeout is None else deadline_of(timeout)
         alone = self._alone
         if alone is None:
             try:
-                return self.native.receive(timeout, cancel)
+                return self.native.receive(timeout, cancel, lends)
             except WriterDied as error:
                 alone = self._go_on(error)
         return alone.receive(remaining(deadline), cancel)
@@ -191,9 +191,9 @@ class RelayingReader(LocalReader):
         with undone_by(self.native.abandon):
             relay.start()
 
-    def _receive(self, timeout: float | None, cancel: threading.Event | None) -> Any:
+    def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
         try:
-            return self.native.receive(timeout, cancel)
+            return self.native.receive(timeout, cancel, lends)
         except WriterDied as error:
             raise self._relay.stream.session.failure or error from None
 
