@@ -17,7 +17,7 @@ from memlane.broadcast.remote import (
     relaying,
     writer_session,
 )
-from tests.sessions.test_sessions import step
+from tests.sessions.test_sessions import LONG, step
 from tests.sessions.world import Reader, World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 10
@@ -83,6 +83,7 @@ class Interrupted(World):
             self.read(reader)
 
 
+@LONG
 def test_any_moment() -> None:
     """Nobody is left with half of anything."""
     interrupts = 0

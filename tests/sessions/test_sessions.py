@@ -17,6 +17,7 @@ from tests.sessions.rules import EXAMPLES, RULES
 from tests.sessions.world import World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "20000"))
+LONG = pytest.mark.soak(seconds=COUNT // 100)  # ten times what they take on an idle machine
 
 
 def play(hosts: list[int], is_relayed: bool, pieces: int, steps: bytes) -> None:
@@ -63,6 +64,7 @@ def step(world: World, what: int, reader: "World.Reader", how: int) -> None:
             world.kill_writer()
 
 
+@LONG
 @settings(
     max_examples=COUNT // 8, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -77,6 +79,7 @@ def test_any_sequence(hosts: list[int], is_relayed: bool, pieces: int, steps: by
     play(hosts, is_relayed, pieces, steps)
 
 
+@LONG
 def test_many_sequences() -> None:
     """The same without the price of hypothesis; what fails is one step shorter at a time."""
     for seed in range(COUNT - COUNT // 8):
