@@ -42,7 +42,7 @@ class InvalidType(MemlaneError, TypeError):
 
 
 class Unsupported(MemlaneError, NotImplementedError):
-    """This version of memlane cannot do that."""
+    """This machine, build or installation lacks what the call needs; the text says what."""
 
 
 class Closed(MemlaneError, RuntimeError):
@@ -66,7 +66,7 @@ class RankTaken(MemlaneError, ValueError):
 
 
 class OutsideCell(MemlaneError, ValueError, AssertionError):
-    """A view would leave its worker's cell of a region; the next one begins where it would have."""
+    """A view would leave its worker's cell of the region; nothing was given out."""
 
 
 class ViewInUse(MemlaneError, BufferError):
@@ -84,7 +84,7 @@ class Cancelled(MemlaneError, RuntimeError):
 
 
 class TimedOut(MemlaneError, TimeoutError):
-    """The time of the call was over; it has sent and consumed nothing.
+    """The time of the call was over; it has sent and consumed nothing. `close` has closed.
 
     A queue's text is made when it is first asked for, so that polling is cheap: what it says of
     processes is partly of that moment.
@@ -103,7 +103,7 @@ class WriterClosed(Closed):
 
 
 class PeerDied(MemlaneError, RuntimeError):
-    """A process of the queue ended without close().
+    """A process of the queue ended without close(), or was declared dead.
 
     Attributes:
         pid: of that process.
@@ -122,7 +122,11 @@ class ReaderDied(PeerDied):
 
 
 class ReaderGivenUp(PeerDied):
-    """The writer took this very reader for dead, and goes on without it."""
+    """The writer took this reader for dead, and goes on without it.
+
+    Attributes:
+        rank, pid: this reader's own.
+    """
 
     def __init__(self, rank: int, pid: int, detail: str) -> None:
         super().__init__(f"the writer has given up this reader ({detail}); no more comes to it")

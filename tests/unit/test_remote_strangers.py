@@ -1,4 +1,4 @@
-"""M11, M18: who has not proven an expected key is neither counted, nor heard, nor decoded.
+"""Who has not proven an expected key is neither counted, nor heard, nor decoded.
 
 ``MEMLANE_SOAK_STRANGERS`` is how many of each kind come (default 40), while a writer sends to a
 real reader as fast as both can.

@@ -41,7 +41,7 @@ class MessageQueue:
         max_chunks: messages that the writer may be ahead of the slowest reader.
         connect_ip: this host's address for readers on other hosts. None: where packets leave from.
         max_extent_bytes: space behind the ring (at most half of /dev/shm) that large messages keep
-            for the next ones, until there was none for ten seconds or space is short.
+            for the next ones, for ten seconds or until space is short. 0 keeps none.
         serializer: "pickle", or "msgpack" for who must not execute code by decoding: tuples come
             back as lists, and types that it has not are refused at `enqueue`.
         keep_readonly: with pickle, read-only arrays arrive read-only.
@@ -129,7 +129,8 @@ class MessageQueue:
     def create_from_handle(cls, handle: Handle, rank: int, *, timeout: float | None = None) -> Self:
         """Attaches reader `rank` to the queue; it gets every message from the first.
 
-        A rank in `local_reader_ranks` reads from shared memory, any other one over the network.
+        A rank in `local_reader_ranks` reads from shared memory, any other one over the network:
+        `timeout` is for these; None gives up who cannot be reached for `remote_liveness` seconds.
 
         Raises:
             TimedOut: a writer on another host has not answered within `timeout` seconds.
@@ -237,14 +238,14 @@ class MessageQueue:
         return self.dequeue()
 
     def statistics(self) -> QueueStatistics:
-        """Counters of this end and the state of every reader; some system calls per reader."""
+        """Counters of this end and the state of every reader (a remote one knows itself alone)."""
         return self._end.statistics()
 
     def close(self, timeout: float | None = None) -> None:
         """Ends this end and says so to the peers. Idempotent, from any thread.
 
-        A writer waits until readers on other hosts have everything: at most `timeout` seconds, and
-        `remote_liveness` without progress. `TimedOut` then names who may not have; all is freed.
+        A writer waits until readers on other hosts have everything, at most `timeout` seconds, and
+        `remote_liveness` without progress; then `TimedOut` names who may not have. All is freed.
 
         Readers of a closed writer get what is still queued, then `Closed`; nobody waits for a
         closed reader. A call that another thread is blocked in raises `Closed`. A reader's views
@@ -305,7 +306,7 @@ class MessageQueue:
         writer.send(obj, timeout)
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
-        """The next chunk, to be filled by hand; leaving the block publishes it as raw bytes.
+        """The next chunk, to be filled by hand; readers on this host get it when the block ends.
 
         An exception publishes nothing, nor does a slice that survives the block: `ViewInUse`.
         """
@@ -344,7 +345,7 @@ class MessageQueue:
         Raises:
             TimedOut: after `timeout` seconds; nothing is consumed.
             Cancelled: `cancel` was set (noticed within 100 ms).
-            WriterDied: after all its complete messages.
+            WriterDied: after all its complete messages. ReaderGivenUp: it goes on without this one.
             WriterClosed: the writer has closed and everything is read.
             Closed: this end was closed.
             ViewInUse: the chunk of the next message is held by a view of an older one.

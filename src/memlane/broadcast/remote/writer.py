@@ -388,7 +388,7 @@ class RemoteWriter(RemoteEnd):
         missed = [peer for peer in session.missed() if peer not in dead]
         if missed:
             names, waited = names_of(session.texts(missed, started)), time.monotonic() - started
-            raise TimedOut(f"closed after {waited:.1f} s; not everything got to {names}", waited)
+            raise TimedOut(f"closed after {waited:.1f} s; not confirmed by {names}", waited)
         return 0.0
 
     def _free(self, linger: float = 0.0) -> None:
