@@ -15,7 +15,7 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: moved demo demo-hosts test root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench engines stub clean
+.PHONY: moved demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench engines stub clean
 
 demo: $(VENV)/.installed
 	$(ENGINE)
@@ -57,6 +57,18 @@ native-build: $(VENV)/.installed
 
 native-test: native-build
 	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
+
+# The C++ tests on aarch64, in an emulator: Debian's g++-aarch64-linux-gnu and qemu-user. Not those that need
+# ThreadSanitizer, nor `orders`, which would take an hour. An emulator's memory is as strong as this machine's: of weak ones native/tests/weak_memory tells.
+arm: $(VENV)/.installed
+	@{ command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } >/dev/null || \
+	    { echo 'make arm needs: apt-get install g++-aarch64-linux-gnu qemu-user' >&2; exit 1; }
+	$(VENV)/bin/cmake -S . -B build/arm -G Ninja -DMEMLANE_NATIVE_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux \
+	    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	    -DCMAKE_CROSSCOMPILING_EMULATOR='qemu-aarch64;-L;/usr/aarch64-linux-gnu' \
+	    -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" >/dev/null
+	+$(VENV)/bin/cmake --build build/arm
+	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/arm --output-on-failure -E '^orders$$'
 
 # The extension with sync hooks and the package around it, for tests that kill a process at a sync point.
 hooks: | $(VENV)/.installed

@@ -184,8 +184,12 @@ private:
         os::throw_errno("cannot reserve " + std::to_string(need) + " bytes in " + kDirectory, error);
     }
 
-    [[noreturn]] static void throw_taken() {
-        throw RankTaken("the place is held by a living process, or was given up by release_reader");
+    [[noreturn]] void throw_taken(std::size_t slot) const {
+        const auto* slots = section<ParticipantSlot>(Section::participants);
+        const bool is_known = slots != nullptr && load_acquire(slots[slot].state) == SlotState::attached;
+        if (!is_known) throw RankTaken("the place is held by a living process, or was given up by release_reader");
+        throw RankTaken("the place is held by pid " + std::to_string(load_relaxed(slots[slot].pid)) +
+                        ", which lives; close that end first, or take another rank");
     }
 
     void map() { with_memory(bytes_, [this] { mapping_ = std::make_shared<os::Mapping>(file_, bytes_); }); }
@@ -305,12 +309,12 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
     // that is taken: it may have been a sweep, which has removed the name since.
     if (os::facts_of(s.file_).links == 0)
         throw SegmentMissing(name, path + " was removed while this process attached; " + kWhyRemoved);
-    if (!has_place) throw_taken();
+    if (!has_place) s.throw_taken(*slot);
     return segment;
 }
 
 inline void Segment::hold(std::optional<std::size_t> slot) {
-    if (!try_hold(slot)) throw_taken();
+    if (!try_hold(slot)) throw_taken(*slot);
 }
 
 // False if somebody else has the place; the caller is then a user of the segment.

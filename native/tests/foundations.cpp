@@ -151,8 +151,9 @@ void mapping_begins_anywhere() {
     std::memcpy(whole.base() + 4200, "inside", 6);
     const os::Mapping part(file, 4096, 4200);
     CHECK(part.bytes() == 4096 && std::memcmp(part.base(), "inside", 6) == 0);
-    CHECK(!part.populate(0, 4096) || part.was_populated(4095));
+    part.populate(0, 4096);
     part.touch(0, 4096);
+    CHECK(part.was_populated(0) && part.was_populated(4095));
     CHECK(std::memcmp(whole.base() + 4200, "inside", 6) == 0);
 }
 

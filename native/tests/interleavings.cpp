@@ -209,7 +209,7 @@ void lease_of_a_reader_that_ends_is_a_copy() {
 // A sweep holds the place and removes the name while somebody attaches: the segment is gone, nobody has taken the place.
 void place_that_a_sweep_holds_is_not_taken() {
     const RingGeometry geometry{1, 64, 1};
-    const core::SegmentId id{};
+    const core::SegmentId id = new_id();
     const std::string name = "memlane-test-" + std::to_string(::getpid()) + "-swept";
     const auto segment = core::Segment::create(broadcast::plan_of(geometry), id, name, {{0, geometry.total_bytes()}}, 0);
     core::LivenessLock sweep(segment->file());

@@ -56,7 +56,7 @@ std::string prefix_of(pid_t pid) { return "orders-" + std::to_string(pid) + "-";
 void create(Meeting& m) {
     static std::uint64_t count = 0;
     const std::string name = prefix_of(::getpid()) + std::to_string(++count);
-    m.segment = core::Segment::create(broadcast::plan_of(m.geometry), core::SegmentId{}, name,
+    m.segment = core::Segment::create(broadcast::plan_of(m.geometry), new_id(), name,
                                       {{0, m.geometry.total_bytes()}}, RingWriter::kSlot);
 }
 

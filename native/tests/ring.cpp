@@ -103,7 +103,7 @@ void sleeper_is_woken() {
 
 void dead_reader_is_told_and_released() {
     const RingGeometry g{2, 64, 1};
-    core::SegmentId id{};
+    const core::SegmentId id = new_id();
     const std::string name = "memlane-test-" + std::to_string(::getpid()) + "-death";
     const auto segment =
         core::Segment::create(broadcast::plan_of(g), id, name, {{0, g.total_bytes()}}, RingWriter::kSlot);

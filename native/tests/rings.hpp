@@ -2,6 +2,7 @@
 // sees races through the same mapping only).
 #pragma once
 
+#include <cstring>
 #include <memory>
 
 #include "broadcast/ring_reader.hpp"
@@ -17,9 +18,18 @@ using broadcast::RingWriter;
 
 inline constexpr auto keep_waiting = [](core::LookReason) { return false; };
 
+// Of its own, like the name that comes of it.
+inline core::SegmentId new_id() {
+    static std::uint64_t count = 0;
+    const std::uint64_t parts[] = {static_cast<std::uint64_t>(::getpid()), ++count};
+    core::SegmentId id;
+    std::memcpy(id.data(), parts, sizeof parts);
+    return id;
+}
+
 inline std::shared_ptr<core::Segment> new_segment(const RingGeometry& geometry) {
     static int count = 0;
-    core::SegmentId id{};
+    const core::SegmentId id = new_id();
     const std::string name = "memlane-test-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
     auto segment = core::Segment::create(broadcast::plan_of(geometry), id, name, {{0, geometry.total_bytes()}},
                                          RingWriter::kSlot);
