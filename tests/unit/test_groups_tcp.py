@@ -12,6 +12,7 @@ from memlane import Closed, GroupFailed, MessageQueue, RankMissing, SystemFault
 from memlane.groups import TcpGroup, board
 from memlane.groups.collectives import Deadline
 from memlane.groups.keys import group_keys
+from memlane.groups.stores import StoreCollectives
 from tests.groups import SECRET, SMALL, groups_of, on_ranks
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import refuses
@@ -257,3 +258,26 @@ def test_rank_0_does_not_wait_for_the_dead() -> None:
     with groups_of("tcp", 2) as (first, second):
         second.collectives(PATIENCE)._store._socket.close(linger=0)
         first.close()
+
+
+class _Unanswered(dict[str, bytes]):
+    """A store in which everybody has come, but what one of them is to say has not."""
+
+    def add(self, key: str, number: int) -> int:
+        return number
+
+    def set(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+    def get(self, key: str, timeout: float = 0.0) -> bytes | None:  # type: ignore[override]
+        return None
+
+    def has(self, key: str) -> bool:
+        return False
+
+
+def test_who_has_come_but_not_answered_is_missing() -> None:
+    """All have come by the time that somebody asks who is missing: then it is who must answer."""
+    call = StoreCollectives(_Unanswered(), 0, 2, Deadline(0.0))  # type: ignore[arg-type]
+    with pytest.raises(RankMissing, match="waiting for rank 1 of a group of 2"):
+        call._take("1/1", list, 1)

@@ -143,7 +143,8 @@ class StoreCollectives(Collectives):
         self._store.set(key, _encode(value))
 
     def _take(self, key: str, missing: Callable[[], list[int]], src: int) -> Any:
-        """The value of `key`, of rank `src`; those that `missing` names keep it waiting."""
+        """The value of `key`, of rank `src`; those that `missing` names keep it waiting, or else
+        `src` itself, when all others have come."""
         waiting = Waiting(self.rank)
         while True:
             left = self.deadline.left(waiting.due(SLICE))
@@ -152,7 +153,7 @@ class StoreCollectives(Collectives):
                 return self._unless_over(_decoded(value, src))
             self._look_for_leavers()
             if self.deadline.left() == 0:
-                absent = missing()
+                absent = missing() or [src]
                 value = self._store.get(key, 0)  # it may have come since, and those have moved on
                 if value is not None:
                     return self._unless_over(_decoded(value, src))
@@ -160,7 +161,7 @@ class StoreCollectives(Collectives):
                 error = missing_error(self.size, absent, self.deadline.timeout)
                 self._leave(absent, f"rank {self.rank} {error}")
                 raise error
-            waiting.report(missing)
+            waiting.report(lambda: missing() or [src])
 
     def _leave(self, missing: Sequence[int], text: str) -> None:
         self._over = {"over": [self.rank, missing, text]}
