@@ -343,14 +343,14 @@ class ReaderSession(Watch):
         return self._end is not None
 
     def check_writer(self, now: float) -> None:
-        """Raises if nothing more will come; everything that came is taken."""
-        if self.is_ended:
+        """Raises if nothing more will come; everything that came is taken. What it has raised once
+        stays so, whatever comes after."""
+        if self.is_ended and self.failure is None:
             self._confirm_end()
             raise WriterClosed("the writer closed the queue, and everything it sent has been read")
-        if self.failure is None:
-            why = self.death(now)
-            if why is not None:
-                self.failure = WriterDied(self.writer_pid, f" at {self._where}: {why}")
+        why = self.death(now) if self.failure is None else None
+        if why is not None:
+            self.failure = WriterDied(self.writer_pid, f" at {self._where}: {why}")
         if self.failure is not None:
             raise self.failure
 
