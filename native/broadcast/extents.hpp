@@ -52,6 +52,13 @@ public:
     bool in_use() const noexcept { return oldest().has_value(); }
     bool has_any() const noexcept { return !used_.empty(); }
     std::uint64_t warm_bytes() const noexcept { return warm_bytes_; }
+    // Of extents that are lent, or may be.
+    std::uint64_t lent_bytes() const noexcept {
+        std::uint64_t bytes = 0;
+        for (const Used& one : used_)
+            if (one.extent.lease != 0) bytes += one.extent.bytes;
+        return bytes;
+    }
     bool is_in_pool(const Extent& extent) const noexcept { return extent.offset + extent.bytes <= pool_end_; }
     // Position of the message whose extent is in use for the longest time.
     std::optional<std::uint64_t> oldest() const noexcept {
@@ -68,6 +75,24 @@ public:
         return std::any_of(free_.begin(), free_.end(), [&](const auto& one) {
             return one.first < pool_end_ && one.second.space != Space::torn && one.second.bytes >= rounded;
         });
+    }
+
+    // Has the pool no place for so much, but would have one if warm and cold neighbours were of one kind?
+    bool fits_if_trimmed(std::uint64_t bytes) const noexcept {
+        const std::uint64_t rounded = core::align_up(bytes, core::kPage);
+        std::uint64_t begin = 0, end = 0;  // of a run of neighbours
+        bool fits = false;
+        for (const auto& [offset, range] : free_) {
+            if (offset >= pool_end_) break;
+            if (range.space == Space::torn) continue;
+            if (range.bytes >= rounded) return false;
+            if (offset != end) begin = offset;
+            end = offset + range.bytes;
+            fits |= end - begin >= rounded;
+        }
+        if (end_ >= pool_end_) return fits;
+        if (pool_end_ - end_ >= rounded) return false;
+        return fits || (end == end_ && pool_end_ - begin >= rounded);
     }
 
     // With `lends` it may be lent, if there is such a place.

@@ -65,12 +65,13 @@ public:
 
     // From now on the writer may have the extent.
     void own() noexcept {
-        if (!std::exchange(keeps_extent_, false)) return;
-        memory_->copy_all(offset_, bytes_);
+        copy();
+        keeps_extent_ = false;
     }
 
-    void copy_for_a_child() const noexcept {
-        if (keeps_extent_) memory_->copy_all(offset_, bytes_);
+    // Once: the pages are the reader's own from then on, and later children share them like any other memory.
+    void copy() noexcept {
+        if (keeps_extent_ && !std::exchange(is_copied_, true)) memory_->copy_all(offset_, bytes_);
     }
     bool is_of(const Ring& ring, std::size_t reader) const noexcept {
         return &ring.lease(0, reader) == &ring_.lease(0, reader_);
@@ -85,6 +86,7 @@ private:
     const std::uint64_t bytes_;
     const std::uint64_t generation_ = core::fork_generation().load();
     bool keeps_extent_ = true;
+    bool is_copied_ = false;
 };
 
 namespace detail {
@@ -95,7 +97,7 @@ inline Leases& leases() {
         const int error = ::pthread_atfork(
             [] {
                 leases().mutex.lock();
-                for (const Lease* lease : leases().alive) lease->copy_for_a_child();
+                for (Lease* lease : leases().alive) lease->copy();
             },
             [] { leases().mutex.unlock(); }, [] { leases().mutex.unlock(); });
         if (error != 0) os::throw_errno("cannot have the leases looked after at a fork", error);

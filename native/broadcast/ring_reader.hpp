@@ -129,6 +129,7 @@ public:
     // has no place for it.
     std::unique_ptr<Lease> lease(const ChunkDescriptor& d) {
         const std::uint64_t begin = segment_->bytes();
+        if (os::Mapping::page_bytes() != core::kPage) return nullptr;  // extents are of pages of that size
         if (d.lease == 0 || d.lease > ring_.geometry().leases() || d.extent_offset < begin || d.extent_offset % core::kPage != 0)
             return nullptr;
         const std::uint64_t at = d.extent_offset - begin;

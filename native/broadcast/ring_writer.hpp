@@ -42,7 +42,7 @@ public:
           spinner_(1 + geometry.n_reader, os::usable_cores()),
           space_(geometry, reserved_bytes),
           pool_(segment_, pool_bytes),
-          extents_(pool_.begin(), pool_.bytes(), geometry.leases()),
+          extents_(pool_.begin(), pool_.bytes(), os::Mapping::page_bytes() == core::kPage ? geometry.leases() : 0),
           readers_(geometry.n_reader, Reader::expected),
           last_look_(os::monotonic_now()),
           position_(first) {
@@ -96,17 +96,18 @@ public:
             int error = ENOSPC;
             const std::uint64_t free = os::free_bytes(file);
             if (bytes <= free || bytes - free <= extents_.warm_bytes()) {
-                const Extent extent = extents_.take(bytes, position_, lends);
+                if (extents_.fits_if_trimmed(bytes)) extents_.trim(file);
+                const Extent extent = extents_.take(bytes, position_, lends && may_lend(bytes));
                 ExtentWriter writer = pool_.writer(extent, bytes);
                 error = pool_.lengthen_file(extent);
                 if (error == 0) error = fill(writer);
                 if (error == 0) {
                     writer.finish();
                     if (extents_.is_in_pool(extent)) pool_.keep(extent);
-                    spilled_ = extent;
                     const bool was_idle = is_idle(began_);
                     last_spill_ = began_;
                     if (was_idle || free < os::total_bytes(file) / 8) extents_.trim(file);
+                    spilled_ = extent;  // last: a message that was not sent must not lend its extent to the next
                     return {core::Status::ok};
                 }
                 extents_.cancel(file);
@@ -122,7 +123,7 @@ public:
 
     // Is there a place for a message that is to be lent, though it would fit its chunk?
     bool can_lend(std::uint64_t bytes) const noexcept {
-        return extents_.can_lend(bytes) && (bytes <= extents_.warm_bytes() || bytes <= os::free_bytes(segment_->file()) / 2);
+        return extents_.can_lend(bytes) && may_lend(bytes) && (bytes <= extents_.warm_bytes() || bytes <= os::free_bytes(segment_->file()) / 2);
     }
 
     // Is there space behind the ring that may be free by now, or has been for long?
@@ -254,6 +255,12 @@ private:
         return extents_.reclaim(
             segment_->file(), [this](std::uint64_t turn) { return is_over(turn); },
             [this](std::uint32_t lease) { return is_kept(lease - 1); });
+    }
+
+    // What is lent may be kept for ever: it takes a quarter of the file system at most, so that others always go on.
+    bool may_lend(std::uint64_t bytes) const noexcept {
+        const std::uint64_t most = os::total_bytes(segment_->file()) / 4;
+        return bytes <= most && extents_.lent_bytes() <= most - bytes;
     }
 
     bool is_idle(os::Nanoseconds now) const noexcept { return now - last_spill_ >= kIdle; }

@@ -98,10 +98,10 @@ def pages() -> Iterator[int]:
 
 
 def file_sizes() -> Iterator[int]:
-    """Files of at most 0, 4, 8, 12 ... KiB; and the signal is not ignored, as it is by Python."""
+    """Files of at most 0, 4, 8 ... KiB, and 4 MiB; and the signal is not ignored, as by Python."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     yield from range(0, 1 << 16, 4096)
-    yield 1 << 20
+    yield 1 << 22
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def large_messages(_link: Link) -> None:
 
 
 def arrays_that_are_kept(_link: Link) -> None:
-    """What readers keep takes half of the space at most; the rest comes by copy, never refused."""
+    """What readers keep takes a quarter of the space at most; the rest is copied, never refused."""
     with queue_of(1, max_chunk_bytes=64 * 1024, max_chunks=3) as (writer, (reader,)):
         kept = []
         for number in range(12):
@@ -144,6 +144,16 @@ def arrays_that_are_kept(_link: Link) -> None:
             writer.enqueue(np.full(3 * MIB, 7, np.uint8), timeout=0)
             assert (reader.dequeue(timeout=0) == 7).all()
     assert used() == 0
+
+
+def kept_array_and_a_larger_one(_link: Link) -> None:
+    """What a reader keeps leaves space for the next message: if it is large, it is a copy."""
+    with queue_of(1, max_chunk_bytes=4096, max_chunks=3) as (writer, (reader,)):
+        writer.enqueue(np.ones(24 * MIB, np.uint8))
+        kept = reader.dequeue()
+        writer.enqueue(np.full(40 * MIB, 2, np.uint8), timeout=0)
+        assert (reader.dequeue() == 2).all()
+        assert (kept == 1).all()
 
 
 def chunks_by_hand(_link: Link) -> None:
@@ -255,6 +265,7 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (ring_buffer_alone, "16m"),
         (large_messages, "16m"),
         (arrays_that_are_kept, "16m"),
+        (kept_array_and_a_larger_one, "64m"),
         (chunks_by_hand, "8m"),
         (space_kept_for_large_messages, "64m"),
         (more_than_there_is, "64m"),

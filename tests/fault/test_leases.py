@@ -7,6 +7,7 @@ reader that has closed and sees later messages, or an extent that a dead reader 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,6 +87,52 @@ def test_a_fork() -> None:
             reader.call(keep, 1)
         assert reader.call(ask_child) == "[(1, 1), (2, 2)]"
         assert reader.call(kept) == [(8, 8)]
+        reader.call("close")
+
+
+def lent_memory_of(pids: list[int]) -> int:
+    """Bytes of what is mapped privately of segments, each page counted once for all of them."""
+    found = 0
+    for pid in pids:
+        is_lent = False
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            name, *rest = line.split()
+            if not name.endswith(":"):  # a mapping begins
+                is_lent = rest[0] == "rw-p" and "/dev/shm/" in line
+            elif is_lent and name == "Pss:":
+                found += 1024 * int(rest[0])
+    return found
+
+
+def copies_of_forks(_queue: MessageQueue, forks: int) -> list[int]:
+    """What this process and its idle children have of what was lent, after each fork."""
+    children, seen = [], []
+    until_over, over = os.pipe()
+    for _ in range(forks):
+        child = os.fork()
+        if child == 0:
+            os.close(over)
+            os.read(until_over, 1)
+            os._exit(0)
+        children.append(child)
+        seen.append(lent_memory_of([os.getpid(), *children]))
+    os.close(over)
+    os.close(until_over)
+    for child in children:
+        os.waitpid(child, 0)
+    return seen
+
+
+def test_many_forks() -> None:
+    """Each lease is copied at the first fork, and all children share that copy."""
+    with new_writer() as writer:
+        reader = start_reader(writer.export_handle())
+        writer.enqueue(numbered(1))
+        reader.call(keep, 1)
+        first, *_, last = reader.call(copies_of_forks, 4)
+        assert first == pytest.approx(SIZE, rel=0.1)
+        assert last == pytest.approx(SIZE, rel=0.1)
+        assert reader.call(kept) == [(1, 1)]
         reader.call("close")
 
 
@@ -170,6 +217,7 @@ def test_a_killed_writer() -> None:
 
 SCRIPT = """
 import sys
+from pathlib import Path
 import numpy as np
 from memlane import Handle, MessageQueue
 queue = MessageQueue.create_from_handle(Handle.from_json(sys.argv[1]), 0)

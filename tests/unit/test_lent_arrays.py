@@ -250,3 +250,16 @@ def test_what_was_written_is_given_back() -> None:
         assert copied_pages() - before > 31 * 1024
         del array
         assert copied_pages() - before < 1024
+
+
+def test_messages_that_grow() -> None:
+    """Space that a smaller message left is joined with its neighbours for a larger one."""
+    with small_pool(64) as (writer, reader):
+        writer.enqueue(numbered(1, 40 * MIB))
+        assert is_lent(reader.dequeue())
+        for number in (2, 3):
+            writer.enqueue(numbered(number, 60 * MIB))
+            array = reader.dequeue()
+            assert is_lent(array)
+            assert (array == number).all()
+            del array

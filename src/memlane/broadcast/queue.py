@@ -41,7 +41,7 @@ class MessageQueue:
         max_chunks: messages that the writer may be ahead of the slowest reader.
         connect_ip: this host's address for readers on other hosts. None: where packets leave from.
         max_extent_bytes: space behind the ring (at most half of /dev/shm) that large messages keep
-            for the next ones, for ten seconds or until space is short. 0 keeps none.
+            for the next ones, until one is sent ten seconds later or space is short. 0 keeps none.
         serializer: "pickle", or "msgpack" for who must not execute code by decoding: tuples come
             back as lists, and types that it has not are refused at `enqueue`.
         keep_readonly: with pickle, read-only arrays arrive read-only.
@@ -337,7 +337,7 @@ class MessageQueue:
         """The next object, in order, once. It is the reader's own.
 
         With `lend` large arrays and tensors are not copied: they are private, writable memory that
-        the writer uses again when the last reference is gone. A fork and `close()` copy them.
+        the writer uses again when none of the message is left. A fork and `close()` copy them.
 
         When several reasons to return are due at once, a message that is there wins, then
         `cancel`, then the timeout. A timeout of 0 polls.
@@ -353,7 +353,7 @@ class MessageQueue:
             CorruptMessage, or what decoding raised: it is consumed.
         """
         reader = self._reader or self._must_be_reader("dequeue")
-        return reader.receive(timeout, cancel, lend)
+        return reader.receive(timeout, cancel, bool(lend))
 
     def dequeue_view(
         self, timeout: float | None = None, cancel: threading.Event | None = None
