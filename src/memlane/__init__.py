@@ -1,4 +1,4 @@
-"""memlane: the shared-memory data plane of multi-process Python engines.
+"""memlane: messages, objects and KV-cache blocks through shared memory, for Python engines.
 
 SIGTERM, SIGHUP and SIGQUIT end Python without finalizers, so nothing is closed and a ring or store
 may keep its name in /dev/shm until the last process that has attached leaves, or anybody creates a
