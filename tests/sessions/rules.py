@@ -522,7 +522,7 @@ RULES = [
          "a_relay_that_dies_with_the_end_in_its_hands", R, "_confirm_end",
          "and (self.ring is None or self.taken == self._end)", ""),
     Rule("a writer names who is behind a lost relay", "a_writer_that_closes_while_a_relay_is_lost",
-         W, "missed", "or peer.via in owing", ""),
+         W, "missed", 'or (peer.via in owing and peer.state != "closed")', ""),
     Rule("a neighbour comes back as one", "a_neighbour_whose_connection_is_lost", W, "_greet",
          "if hello.is_behind or peer.via is not None:", "if False:"),
     Rule("a relay speaks for its neighbours", "a_neighbour_that_stops_without_a_connection", Peer,

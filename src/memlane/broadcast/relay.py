@@ -120,6 +120,7 @@ class Relay:
         self._pid = os.getpid()
         self._is_orphan = False  # the reader in this process has closed
         self._leaving = threading.Event()  # it does so now
+        self._has_told = threading.Event()  # and the writer was told
         self._codec = _Passing()
         self._encoder = Encoder(self._codec)
         self._thread = threading.Thread(
@@ -147,11 +148,16 @@ class Relay:
         except BaseException:  # nobody else would ever hear of it
             logger.exception("a relay failed")
             self.abandon()
+        finally:
+            self._has_told.set()
 
     def _pass_on(self) -> None:
         while True:
-            is_needed = not self._is_orphan or self._is_awaited()
+            is_orphan = self._is_orphan
+            is_needed = not is_orphan or self._is_awaited()
             behind = self._report()  # who has closed is told before the relay says that it ends
+            if is_orphan:
+                self._has_told.set()
             if not is_needed:
                 self._close()
                 return
@@ -305,7 +311,9 @@ class Relay:
         self._leaving.set()
         self.stream.wake()
         with suppress(Closed):
-            if not self._is_awaited():
+            if self._is_awaited():
+                self._has_told.wait(_LAST_WORDS)
+            else:
                 self._thread.join(_LAST_WORDS)
 
     def abandon(self) -> None:

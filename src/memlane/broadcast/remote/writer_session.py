@@ -272,7 +272,13 @@ class WriterSession:
 
     def unfinished(self) -> list[Peer]:
         """Who does not know yet that there are no more."""
-        return [peer for peer in self.peers if peer.owes_end]
+        return [peer for peer in self.peers if peer.owes_end and not self._is_over(peer)]
+
+    def _is_over(self, peer: Peer) -> bool:
+        """Is it a relay whose reader has closed, and which was lost when nobody read behind it?"""
+        behind = relaying.behind(self.peers, peer)
+        is_lost = peer.has_left and not peer.is_connected
+        return is_lost and all(other.state in ("closed", "dead") for other in behind)
 
     def missed(self) -> list[Peer]:
         """Who may live, but never know, nor have got everything."""
@@ -281,7 +287,7 @@ class WriterSession:
             peer
             for peer in self.peers
             if peer in owing
-            or peer.via in owing
+            or (peer.via in owing and peer.state != "closed")
             or (peer.is_silent and peer.taken < self.outbox.next)
         ]
 
