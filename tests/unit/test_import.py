@@ -135,7 +135,7 @@ print("end", flush=True)
 
 
 def test_interrupted_at_any_moment() -> None:
-    """It ends by KeyboardInterrupt, or the interruption came too late: never by ImportError."""
+    """It ends by the interruption, or that came too late: an ImportError is never caught."""
     spans: list[float] = []
     ends: list[int] = []
     for part in range(16):
@@ -153,7 +153,8 @@ def test_interrupted_at_any_moment() -> None:
             child.send_signal(signal.SIGINT)
         child.communicate()
         ends.append(child.returncode)
-    assert set(ends) == {0, -signal.SIGINT}
+    assert 11 not in ends
+    assert {0, -signal.SIGINT} <= set(ends)
 
 
 def test_in_a_directory_that_was_removed(tmp_path: Path) -> None:
