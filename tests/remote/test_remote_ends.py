@@ -190,20 +190,25 @@ def test_a_fork_leaves_the_sockets_of_others_alone() -> None:
 
 
 def closed_by_a_handler(_link: Link, call: str) -> int:
-    """Role: a signal handler closes writers in calls that are not one at a time."""
+    """Role: a signal handler closes writers in calls that are not one at a time.
+
+    The alarm comes again: CPython 3.11 may overlook a signal for as long as the main thread runs
+    alone, if another thread looked whether there is one when it came (4 of 35,000 here).
+    """
     dice, count = random.Random(1), 0
     for _ in range(60):
         with remote_writer(2) as writer:
             signal.signal(signal.SIGALRM, lambda *_, writer=writer: writer.close())
-            signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-5, 2e-3))
+            signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-5, 2e-3), 0.5)
             with suppress(Closed):
                 while True:
-                    getattr(writer, call)()
+                    writer.statistics() if call == "statistics" else writer.export_handle(1)
+            signal.setitimer(signal.ITIMER_REAL, 0)
         count += 1
     return count
 
 
-@pytest.mark.parametrize("call", ["statistics"])
+@pytest.mark.parametrize("call", ["statistics", "export_handle"])
 def test_a_handler_closes_beside_a_call(call: str) -> None:
     """Nobody waits for himself.
 
