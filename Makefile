@@ -59,7 +59,8 @@ native-test: native-build
 	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
 
 # The C++ tests on aarch64, in an emulator: Debian's g++-aarch64-linux-gnu and qemu-user. Not those that need
-# ThreadSanitizer, nor `orders`, which would take an hour. An emulator's memory is as strong as this machine's: of weak ones native/tests/weak_memory tells.
+# ThreadSanitizer, nor `orders`, which had not ended after five minutes. The emulator orders memory as this machine does;
+# what weaker machines may do, `make weak-memory` explores.
 arm: $(VENV)/.installed
 	@{ command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } >/dev/null || \
 	    { echo 'make arm needs: apt-get install g++-aarch64-linux-gnu qemu-user' >&2; exit 1; }
@@ -85,7 +86,7 @@ python-test: $(VENV)/.tools hooks
 
 # Hostile bytes: what decodes them gets seeds, then changed ones for so many seconds per target, two targets at a time.
 fuzz: fuzz-build
-	tests/own_shm.sh $(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS) --jobs 2
+	tests/own_shm.sh $(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 fuzz-build: $(VENV)/.tools native-build
 	+$(VENV)/bin/cmake --build build/native --target fuzz

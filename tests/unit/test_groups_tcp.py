@@ -280,4 +280,4 @@ def test_who_has_come_but_not_answered_is_missing() -> None:
     """All have come by the time that somebody asks who is missing: then it is who must answer."""
     call = StoreCollectives(_Unanswered(), 0, 2, Deadline(0.0))  # type: ignore[arg-type]
     with pytest.raises(RankMissing, match="waiting for rank 1 of a group of 2"):
-        call._take("1/1", list, 1)
+        call._take("1/1", 1)

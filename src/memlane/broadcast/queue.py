@@ -37,7 +37,7 @@ class MessageQueue:
         n_reader: all readers. With none `enqueue` returns at once and keeps nothing.
         n_local_reader: those on this host.
         local_reader_ranks: their ranks, `range(n_local_reader)` if None.
-        max_chunk_bytes: a message that is larger takes its way behind the ring, in the same order.
+        max_chunk_bytes: larger messages are stored in an extent behind the ring, in the same order.
         max_chunks: messages that the writer may be ahead of the slowest reader.
         connect_ip: this host's address for readers on other hosts. None: where packets leave from.
         max_extent_bytes: space behind the ring (at most half of /dev/shm) that large messages keep

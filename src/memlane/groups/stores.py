@@ -83,7 +83,7 @@ class StoreCollectives(Collectives):
     def _broadcast(self, src: int, outcome: Outcome | None) -> Outcome:
         key = self._begin()
         if outcome is None:
-            value: Outcome = self._take(key, lambda: [src], src)
+            value: Outcome = self._take(key, src)
             return value
         self._post(key, outcome)
         return outcome
@@ -91,7 +91,7 @@ class StoreCollectives(Collectives):
     def _scatter(self, src: int, outcomes: Sequence[Outcome] | None) -> Outcome:
         key = self._begin()
         if outcomes is None:
-            value: Outcome = self._take(f"{key}/{self.rank}", lambda: [src], src)
+            value: Outcome = self._take(f"{key}/{self.rank}", src)
             return value
         for rank, outcome in enumerate(outcomes):
             if rank != src:
@@ -111,11 +111,11 @@ class StoreCollectives(Collectives):
         self._post(posts[self.rank], outcome)
         if self.rank == 0:
             others = enumerate(posts[1:], 1)
-            outcomes = [outcome, *(self._take(post, missing, rank) for rank, post in others)]
+            outcomes = [outcome, *(self._take(post, rank, missing) for rank, post in others)]
             self._post(f"{key}/all", outcomes)
             spent.append(posts[0])
         else:
-            outcomes = self._take(f"{key}/all", lambda: missing() or [0], 0)
+            outcomes = self._take(f"{key}/all", 0, missing)
             spent += self._own
             self._own = []
         if not self._is_joined:
@@ -142,9 +142,9 @@ class StoreCollectives(Collectives):
         self._own.append(key)
         self._store.set(key, _encode(value))
 
-    def _take(self, key: str, missing: Callable[[], list[int]], src: int) -> Any:
-        """The value of `key`, of rank `src`; those that `missing` names keep it waiting, or else
-        `src` itself, when all others have come."""
+    def _take(self, key: str, src: int, missing: Callable[[], list[int]] = list) -> Any:
+        """The value of `key`, of rank `src`; whoever `missing` names keeps it waiting, or else
+        `src` itself."""
         waiting = Waiting(self.rank)
         while True:
             left = self.deadline.left(waiting.due(SLICE))
