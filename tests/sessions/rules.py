@@ -306,6 +306,21 @@ def a_writer_that_closes_while_its_readers_are_slow() -> None:
 
 
 @example
+def a_reader_that_dies_while_its_writer_closes() -> None:
+    made = world(0)
+    made.send()
+    made.drain()
+    made.delay = 2.0  # it never hears of the end
+    made.close_writer()
+    made.advance(0.4)
+    made.kill(made.readers[0])
+    for _ in range(8):
+        made.advance()
+    assert made.missed == []
+    end(made)
+
+
+@example
 def a_relay_that_dies() -> None:
     made = world(0, 0, 1, relay=True)
     made.send()
@@ -365,7 +380,7 @@ def a_relay_that_dies_with_the_end_in_its_hands() -> None:
     for _ in range(12):
         made.advance()
         made.drain()
-    end(made, missed=1)
+    end(made)
 
 
 @example
@@ -514,6 +529,8 @@ RULES = [
          "True, 0.0", "True, 1e9"),
     Rule("progress keeps a writer from closing", "a_writer_that_closes_while_its_readers_are_slow",
          W, "stuck", "max(since, latest)", "since"),
+    Rule("who is lost has a time of its own", "a_reader_that_dies_while_its_writer_closes", W,
+         "stuck", "peer.lost_since is not None", "False"),
     Rule("a relay's end is noticed", "a_host_that_dies", W, "_part_orphans",
          "if peer.via is None or relaying.is_relay(peer.via):", "if True:"),
     Rule("a relay goes on without its reader", "a_relay_whose_reader_closes", W, "_hear_report",

@@ -292,9 +292,13 @@ class WriterSession:
         ]
 
     def stuck(self, now: float) -> bool:
-        """Has none of those made any progress for too long?"""
+        """Has none of those made any progress for too long? Who lost its connection comes back, or
+        is dead, in a time of its own."""
+        waiting = self.unfinished()
+        if any(peer.lost_since is not None for peer in waiting):
+            return False
         since = self.ending_since if self.ending_since is not None else now
-        latest = max((peer.last_progress for peer in self.unfinished()), default=now)
+        latest = max((peer.last_progress for peer in waiting), default=now)
         return now - max(since, latest) >= self.options.liveness
 
     # Life and death ---------------------------------------------------------------------------
