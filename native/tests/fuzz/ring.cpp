@@ -10,6 +10,7 @@
 #include "broadcast/frames.hpp"
 #include "broadcast/ring_reader.hpp"
 #include "broadcast/ring_writer.hpp"
+#include "fuzz/identity.hpp"
 #include "fuzz/scribbler.hpp"
 
 namespace memlane::fuzz {
@@ -22,8 +23,8 @@ constexpr std::uint64_t kSmall = 100;
 constexpr std::uint64_t kLarge = 20'000;
 
 std::shared_ptr<core::Segment> new_segment() {
-    static const std::string name = "memlane-fuzz-" + std::to_string(::getpid());
-    auto segment = core::Segment::create(plan_of(kGeometry), {}, name, {{0, kGeometry.total_bytes()}}, RingWriter::kSlot);
+    static const core::SegmentId id = own_id();
+    auto segment = core::Segment::create(plan_of(kGeometry), id, core::name_from(id), {{0, kGeometry.total_bytes()}}, RingWriter::kSlot);
     segment->remove_name();
     return segment;
 }

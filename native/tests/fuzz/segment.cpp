@@ -9,6 +9,7 @@
 
 #include "broadcast/ring_reader.hpp"
 #include "broadcast/ring_writer.hpp"
+#include "fuzz/identity.hpp"
 #include "fuzz/scribbler.hpp"
 #include "store/store_reader.hpp"
 #include "store/store_writer.hpp"
@@ -21,7 +22,7 @@ const broadcast::RingGeometry kGeometry{2, 1000, 3};
 const store::StoreGeometry kStore{2, 8, 2000};
 
 const std::string& name() {
-    static const std::string own = "memlane-fuzz-" + std::to_string(::getpid());
+    static const std::string own = core::name_from(own_id());
     return own;
 }
 
@@ -65,7 +66,7 @@ void attempt(Step&& step) {
 }
 
 void attach_ring(bool is_queue) {
-    const auto segment = core::Segment::attach(name(), broadcast::plan_of(kGeometry), core::SegmentId{},
+    const auto segment = core::Segment::attach(name(), broadcast::plan_of(kGeometry), own_id(),
                                                is_queue ? std::optional<std::size_t>(1) : std::nullopt);
     if (!is_queue) return;
     broadcast::RingReader reader(segment, kGeometry, 0, kGeometry.max_chunk_bytes);
@@ -94,11 +95,11 @@ void try_input(Input input) {
     std::shared_ptr<core::Segment> segment;
     std::shared_ptr<store::StoreWriter> writer;
     if (is_store) {
-        segment = core::Segment::create(store::plan_of(kRingBytes), {}, name(), {{0, kRingBytes}}, std::nullopt);
+        segment = core::Segment::create(store::plan_of(kRingBytes), own_id(), name(), {{0, kRingBytes}}, std::nullopt);
         if (!is_late) writer = store::StoreWriter::create(*segment, kRingBytes, kStore, {});
         for (std::uint32_t id = 0; writer && id < 3; ++id) put(*writer, id);
     } else {
-        segment = core::Segment::create(broadcast::plan_of(kGeometry), {}, name(), {{0, kGeometry.total_bytes()}}, 0);
+        segment = core::Segment::create(broadcast::plan_of(kGeometry), own_id(), name(), {{0, kGeometry.total_bytes()}}, 0);
     }
     // Only before anybody maps it: what is cut off under a mapping ends in SIGBUS, and nobody can help that.
     std::uint64_t length = os::facts_of(segment->file()).bytes;
