@@ -76,6 +76,17 @@ def test_what_is_no_number(name: str, call: Call, timeout: Any) -> None:
         call(writer, reader, timeout)
 
 
+@pytest.mark.parametrize("timeout", ["1", math.nan])
+def test_close_within_no_time(timeout: Any) -> None:
+    """It closes nothing, on either end."""
+    with queue_of() as (writer, (reader,)):
+        for end in (reader, writer):
+            with refuses(TypeError, ValueError):
+                end.close(timeout)
+        writer.enqueue("still open")
+        assert reader.dequeue(5) == "still open"
+
+
 @pytest.mark.parametrize("timeout", [None, 0, -1, 1, 0.5, 1e300, math.inf, 2**70])
 def test_what_need_not_wait_does_not_time_out(timeout: float | None) -> None:
     """A message that is there is returned, and a free chunk is used, whatever the timeout."""

@@ -50,7 +50,7 @@ class End(Protocol):
     def wait_until_ready(self, timeout: float | None) -> None: ...
     def statistics(self) -> QueueStatistics: ...
     def check(self) -> None: ...
-    def close(self) -> None: ...
+    def close(self, timeout: float | None = None) -> None: ...
     def abandon(self) -> None: ...
 
 
@@ -91,10 +91,19 @@ class _LocalEnd(Generic[Native]):
         with undone_by(segment.abandon):
             self.native: Native = make()
         self.segment = segment
-        self.wait_until_ready = self.native.wait_until_ready
-        self.check = self.native.check
-        self.close = self.native.close
-        self.abandon = self.native.abandon
+
+    def wait_until_ready(self, timeout: float | None) -> None:
+        self.native.wait_until_ready(timeout)
+
+    def check(self) -> None:
+        self.native.check()
+
+    def close(self, _timeout: float | None = None) -> None:
+        """At once: what is queued stays there for its readers."""
+        self.native.close()
+
+    def abandon(self) -> None:
+        self.native.abandon()
 
     @property
     def position(self) -> int:
@@ -215,7 +224,7 @@ class LonelyWriter:
             raise no_such_reader(rank, [])
         return []
 
-    def close(self) -> None:
+    def close(self, _timeout: float | None = None) -> None:
         self._is_closed = True
 
     abandon = close

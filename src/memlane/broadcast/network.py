@@ -6,12 +6,13 @@ import os
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from memlane._deadlines import deadline_of, remaining
 from memlane._failures import failure, participant
 from memlane._native import Encoder
 from memlane._serialization import Codec
 from memlane._undo import undone_by
 from memlane.broadcast.ends import LocalWriter
-from memlane.broadcast.remote.driver import deadline_of, logger, remaining
+from memlane.broadcast.remote.driver import logger
 from memlane.broadcast.remote.frames import SMALL, Kind
 from memlane.broadcast.remote.message import decode
 from memlane.broadcast.remote.options import RemoteOptions
@@ -238,10 +239,18 @@ class NetworkReader:
         self.rank = remote.rank
         self.remote = remote
         self._codec = codec
-        self.wait_until_ready = self.remote.wait_until_ready
-        self.check = self.remote.check
-        self.close = self.remote.close
-        self.abandon = self.remote.abandon
+
+    def wait_until_ready(self, timeout: float | None) -> None:
+        self.remote.wait_until_ready(timeout)
+
+    def check(self) -> None:
+        self.remote.check()
+
+    def close(self, timeout: float | None = None) -> None:
+        self.remote.close(timeout)
+
+    def abandon(self) -> None:
+        self.remote.abandon()
 
     @property
     def socket(self) -> zmq.Socket[bytes]:

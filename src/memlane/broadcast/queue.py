@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
+from memlane._deadlines import deadline_of
 from memlane._exit import abandoned_at_exit
 from memlane._segments import new_id
 from memlane._serialization import codec_of
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
-    from typing import Self
 
     import zmq
 
@@ -251,9 +251,9 @@ class MessageQueue:
         closed reader. A call that another thread is blocked in raises `Closed`. A reader's views
         stay mapped, but may change; the name, the descriptors and the lock go now.
         """
+        deadline_of(timeout)  # what is none closes nothing
         self._is_closed = True
-        patience = (timeout,) if self._is_writer and self.n_remote_reader else ()
-        cast("Any", self._end).close(*patience)
+        self._end.close(timeout)
         if self._finalizer is not None:
             self._finalizer.detach()
 

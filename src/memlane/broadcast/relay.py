@@ -21,13 +21,13 @@ from pickle import PickleBuffer
 from typing import TYPE_CHECKING
 
 from memlane import _threads
+from memlane._deadlines import deadline_of
 from memlane._failures import participant
 from memlane._native import Encoder, Outgoing
 from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.handle import Handle
-from memlane.broadcast.remote.driver import deadline_of
 from memlane.broadcast.remote.frames import Absent, Kind, ReportRow, Ring
 from memlane.broadcast.remote.message import Message, split
 from memlane.broadcast.remote.reader_session import ACK_DELAY

@@ -6,6 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from memlane._deadlines import deadline_of, remaining
 from memlane._failures import participant
 from memlane._serialization import codec_of
 from memlane._undo import undone_by
@@ -13,7 +14,6 @@ from memlane.broadcast.blocks import ViewBlock
 from memlane.broadcast.ends import LocalReader
 from memlane.broadcast.network import NetworkReader
 from memlane.broadcast.relay import Relay, ring_handle
-from memlane.broadcast.remote.driver import deadline_of, remaining
 from memlane.broadcast.remote.frames import ReportRow, Ring
 from memlane.broadcast.remote.joining import attach
 from memlane.errors import (
@@ -99,11 +99,7 @@ class SharedReader(LocalReader):
         self._stream = stream
         self._codec = codec_of(handle.serializer)
         self._alone: NetworkReader | None = None
-        self.wait_until_ready = self._wait_until_ready  # type: ignore[assignment]
         self.receive = self._receive
-        self.check = stream.check
-        self.close = self._leave
-        self.abandon = self._abandon
 
     def _go_on(self, error: WriterDied) -> NetworkReader:
         """The ring is dead, and all that was complete in it was read."""
@@ -114,7 +110,10 @@ class SharedReader(LocalReader):
             self.native.abandon()
         return self._alone
 
-    def _wait_until_ready(self, timeout: float | None) -> None:
+    def check(self) -> None:
+        self._stream.check()
+
+    def wait_until_ready(self, timeout: float | None) -> None:
         deadline = deadline_of(timeout)
         if self._alone is None:
             try:
@@ -167,14 +166,14 @@ class SharedReader(LocalReader):
     def statistics(self) -> QueueStatistics:
         return super().statistics() if self._alone is None else self._alone.statistics()
 
-    def _leave(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         try:
-            self.native.close()
+            super().close()
         finally:
-            self._stream.close()
+            self._stream.close(timeout)
 
-    def _abandon(self) -> None:
-        self.native.abandon()
+    def abandon(self) -> None:
+        super().abandon()
         self._stream.abandon()
 
 
@@ -186,8 +185,6 @@ class RelayingReader(LocalReader):
         self.socket = relay.stream.transport.socket
         self._relay = relay
         self.receive = self._receive
-        self.close = self._leave
-        self.abandon = self._abandon
         with undone_by(self.native.abandon):
             relay.start()
 
@@ -197,12 +194,12 @@ class RelayingReader(LocalReader):
         except WriterDied as error:
             raise self._relay.stream.session.failure or error from None
 
-    def _leave(self) -> None:
+    def close(self, _timeout: float | None = None) -> None:
         try:
-            self.native.close()
+            super().close()
         finally:
             self._relay.leave()
 
-    def _abandon(self) -> None:
-        self.native.abandon()
+    def abandon(self) -> None:
+        super().abandon()
         self._relay.abandon()

@@ -21,7 +21,6 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
-from math import isnan
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zmq
@@ -29,13 +28,12 @@ import zmq.utils.garbage
 
 from memlane import _threads
 from memlane._contexts import new_context
+from memlane._deadlines import deadline_of
 from memlane._native import Turn
 from memlane._settings import warning_interval
 from memlane.errors import (
     Cancelled,
     Closed,
-    InvalidArgument,
-    InvalidType,
     MemlaneError,
     WrongProcess,
     system_fault,
@@ -53,25 +51,6 @@ logger = logging.getLogger("memlane")
 SLICE = 0.1
 """Seconds that one sleep lasts at most: signals and `cancel` are looked after in between."""
 _LONGEST_SILENCE = 60.0  # between two words about one wait
-
-
-def deadline_of(timeout: float | None) -> float | None:
-    """A moment of `time.monotonic()`; None for never."""
-    if timeout is None:
-        return None
-    try:
-        if isnan(timeout):
-            raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
-    except TypeError:
-        raise InvalidType("timeout must be a number of seconds or None") from None
-    except OverflowError:  # an integer beyond all floats
-        return None
-    return time.monotonic() + max(float(timeout), 0.0)
-
-
-def remaining(deadline: float | None) -> float | None:
-    """Seconds until then, not below 0."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 class Asked(Protocol):

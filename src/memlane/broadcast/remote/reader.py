@@ -7,18 +7,14 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from memlane._deadlines import deadline_of
 from memlane._failures import names_of
 from memlane.broadcast.remote import endpoint
-from memlane.broadcast.remote.driver import RemoteEnd, deadline_of, logger
+from memlane.broadcast.remote.driver import RemoteEnd, logger
 from memlane.broadcast.remote.reader_session import ReaderSession
 from memlane.broadcast.remote.tcp import Connection
 from memlane.broadcast.remote.transport import FIRST_CONTACT, Connecting
-from memlane.errors import (
-    CorruptMessage,
-    InvalidType,
-    TimedOut,
-    WriterUnreachable,
-)
+from memlane.errors import CorruptMessage, InvalidType, TimedOut, WriterUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

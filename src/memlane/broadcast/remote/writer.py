@@ -7,9 +7,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from memlane._deadlines import deadline_of
 from memlane._failures import names_of
 from memlane.broadcast.remote import endpoint, lending
-from memlane.broadcast.remote.driver import SLICE, RemoteEnd, deadline_of
+from memlane.broadcast.remote.driver import SLICE, RemoteEnd
 from memlane.broadcast.remote.frames import whole_header
 from memlane.broadcast.remote.keys import Keys
 from memlane.broadcast.remote.outbox import Piece
