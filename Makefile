@@ -2,6 +2,8 @@
 # runs it, installs spin.
 
 PYTHON ?= python3
+# Empty: none is installed, and the tests that need it are skipped.
+TORCH ?= torch==2.13.0
 VENV := .venv
 PY := $(VENV)/bin/python
 NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -name 'CMakeLists.txt')
@@ -177,7 +179,7 @@ endef
 export REFUSE_OLD_PYTHON
 
 $(VENV)/.tools: $(VENV)/.installed
-	$(PIP) --no-compile torch==2.13.0
+	$(if $(TORCH),$(PIP) --no-compile $(TORCH))
 	$(PIP) --no-build-isolation -e '.[test]'
 	touch $@
 

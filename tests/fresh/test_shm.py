@@ -1,4 +1,4 @@
-"""The demo and the README's examples where /dev/shm is small, missing, full or read-only."""
+"""The demo and the documents' examples where /dev/shm is small, missing, full or read-only."""
 
 import os
 import re
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents import EXAMPLES, ROOT
 from tests.harness import unshare_refusal
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 # The first word is an empty folder, all others the command.
 PLACES = {
     "64 MiB": "mount -t tmpfs -o size=64m,mode=1777 tmpfs /dev/shm",
@@ -64,13 +63,13 @@ def test_demo(place: str, tmp_path: Path) -> None:
 
 
 @places
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_example(place: str, number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", EXAMPLES.values(), ids=EXAMPLES)
+def test_example(place: str, text: str, tmp_path: Path) -> None:
     """It works, or fails by an error of memlane that says what is wrong with /dev/shm."""
     script = tmp_path / "example.py"
-    script.write_text(EXAMPLES[number])
+    script.write_text(text)
     done = run(place, tmp_path, sys.executable, script)
-    needs_shm = "connect_ip" not in EXAMPLES[number]  # readers on other hosts alone
+    needs_shm = "connect_ip" not in text  # readers on other hosts alone
     assert done.returncode == (1 if needs_shm and place != "64 MiB" else 0), done.stderr
     if done.returncode:
         assert re.search(r"^memlane\.errors\.\w+: .*/dev/shm", done.stderr, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands, and the commands it names exist."""
+"""What the documents show runs as it stands, and the commands they name exist."""
 
 import re
 import subprocess
@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents import EXAMPLES, ROOT
 from tests.harness import private_shm, unshare_refusal
-
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def run_example(text: str, folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -22,13 +19,13 @@ def run_example(text: str, folder: Path, *command: str) -> "subprocess.Completed
     )
 
 
-examples = pytest.mark.parametrize("number", range(len(EXAMPLES)))
+examples = pytest.mark.parametrize("text", EXAMPLES.values(), ids=EXAMPLES)
 
 
 @examples
-def test_example_runs(number: int, tmp_path: Path) -> None:
+def test_example_runs(text: str, tmp_path: Path) -> None:
     """Copied into a file and started, an example ends well and says something."""
-    run = run_example(EXAMPLES[number], tmp_path, sys.executable)
+    run = run_example(text, tmp_path, sys.executable)
     assert run.returncode == 0, run.stderr
     assert run.stdout
     assert not run.stderr
@@ -36,32 +33,32 @@ def test_example_runs(number: int, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 @examples
-def test_example_fits_a_container(number: int, tmp_path: Path) -> None:
+def test_example_fits_a_container(text: str, tmp_path: Path) -> None:
     """The same with the 64 MiB of /dev/shm that Docker gives a container."""
-    run = run_example(EXAMPLES[number], tmp_path, *private_shm("64m"))
+    run = run_example(text, tmp_path, *private_shm("64m"))
     assert run.returncode == 0, run.stderr
     assert run.stdout
     assert not run.stderr
 
 
 @examples
-def test_example_fails_with_its_children(number: int, tmp_path: Path) -> None:
+def test_example_fails_with_its_children(text: str, tmp_path: Path) -> None:
     """A child that fails makes the program fail, and nothing hangs."""
-    head, main, rest = EXAMPLES[number].partition('if __name__ == "__main__":')
+    head, main, rest = text.partition('if __name__ == "__main__":')
     if not main:
         pytest.skip("it has no children")
     head = re.sub(
         r"^(def \w+\(.*\n)", r"\1    raise RuntimeError('a child fails')\n", head, flags=re.M
     )
-    text = head + main + rest.replace("timeout=30", "timeout=2")
-    run = run_example(text, tmp_path, sys.executable)
+    failing = head + main + rest.replace("timeout=30", "timeout=2")
+    run = run_example(failing, tmp_path, sys.executable)
     assert run.returncode == 1
     assert "a child fails" in run.stderr
 
 
 def test_there_are_examples() -> None:
-    """The test above has something to run."""
-    assert EXAMPLES
+    """The tests above have something to run."""
+    assert {name.rpartition("-")[0] for name in EXAMPLES} == {"README.md", "docs/guide.md"}
 
 
 def test_named_targets_exist() -> None:
