@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import memlane
 from memlane import InvalidArgument, InvalidType, PairRefused, Unsupported, copy_blocks
+
+torch = pytest.importorskip("torch")
 
 Array = np.ndarray[Any, Any]
 with warnings.catch_warnings():

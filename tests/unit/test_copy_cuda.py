@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from memlane import CopyFailed, InvalidArgument, PairRefused, Unsupported
 from memlane.offload import _runtime, cuda
@@ -22,6 +21,8 @@ from memlane.offload._arrays import Side
 from tests.cuda import STREAM, build_runtime, with_runtime
 from tests.queues import refuses
 from tests.regions import PAGE, new_id, region_of
+
+torch = pytest.importorskip("torch")
 
 GPU = torch.device("cuda:1")
 

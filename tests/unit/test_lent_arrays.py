@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from memlane import MessageQueue
 from memlane._native import LentBuffer
 from tests.queues import file_of, queue_of
+
+torch = pytest.importorskip("torch")
 
 torch.set_num_threads(1)  # its threads would be taken for something that was left
 MIB = 1 << 20
