@@ -27,7 +27,7 @@ def warning_interval() -> float:
     if text in _complained_of:
         return DEFAULT_INTERVAL
     _complained_of.add(text)
-    import logging  # by now it is needed; who sets nothing does not pay for it in every process
+    import logging  # needed only now: a process that sets nothing does not pay for it
 
     logging.getLogger("memlane").warning(
         "%s=%r is no positive number of seconds; using %s", name, text, DEFAULT_INTERVAL

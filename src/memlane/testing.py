@@ -1,4 +1,4 @@
-"""Helpers for who tests an engine on top of memlane: queues at hand, leaks, deaths, stalls.
+"""Helpers for testing an engine that is built on memlane: queues, leaks, deaths, stalls.
 
 @pytest.fixture(autouse=True)
 def clean():
@@ -91,7 +91,8 @@ def _segment_of(target: str) -> str | None:
 def no_leaks() -> Iterator[None]:
     """Fails the test if its block leaves a segment named, or open in this process.
 
-    A named segment counts whoever made it: tests that run beside it can make it fail.
+    A named segment counts no matter which process made it: tests that run in parallel can make it
+    fail.
 
     Raises:
         AssertionError: with the name, and the processes that still have it open. Not if the block

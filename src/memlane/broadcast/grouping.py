@@ -1,4 +1,4 @@
-"""A queue over a group of processes: who shares memory is found by trying, the rest follows."""
+"""A queue over a group of processes; which of them share memory is found by trying."""
 
 from __future__ import annotations
 

@@ -216,8 +216,8 @@ def writer_with_remote_readers(
     endpoint = writer.remote.transport.endpoint
     if checked.insecure:
         logger.warning(
-            "the queue at %s neither encrypts nor checks who reads or writes "
-            "(insecure_network=True): whoever reaches the network can read along and send",
+            "the queue at %s neither encrypts nor authenticates "
+            "(insecure_network=True): anyone on the network can read along and send",
             endpoint.text,
         )
     handle.remote_subscribe_addr = endpoint.text

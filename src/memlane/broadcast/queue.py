@@ -42,15 +42,15 @@ class MessageQueue:
         connect_ip: this host's address for readers on other hosts. None: where packets leave from.
         max_extent_bytes: space behind the ring (at most half of /dev/shm) that large messages keep
             for the next ones, until one is sent ten seconds later or space is short. 0 keeps none.
-        serializer: "pickle", or "msgpack" for who must not execute code by decoding: tuples come
-            back as lists, and types that it has not are refused at `enqueue`.
+        serializer: "pickle", or "msgpack" for readers that must not execute code when decoding:
+            tuples become lists, and types that it does not have are refused at `enqueue`.
         keep_readonly: with pickle, read-only arrays arrive read-only.
         remote_window: messages that may be on their way to a reader on another host.
         remote_window_bytes: bytes that may; a message that is larger travels alone.
         remote_liveness: seconds after which a reader on another host, or for it its writer, that
             cannot be reached is dead. Stopped is not unreachable.
         listen_on_all: listen on all interfaces, not on `connect_ip` only.
-        insecure_network: neither encrypt nor prove who is who; needs serializer="msgpack".
+        insecure_network: neither encrypt nor authenticate; needs serializer="msgpack".
         relay: a host's first reader passes the messages on to the others there, through its memory.
 
     Raises:
@@ -130,7 +130,7 @@ class MessageQueue:
         """Attaches reader `rank` to the queue; it gets every message from the first.
 
         A rank in `local_reader_ranks` reads from shared memory, any other one over the network:
-        `timeout` is for these; None gives up who cannot be reached for `remote_liveness` seconds.
+        `timeout` is for these; None gives up after `remote_liveness` seconds without an answer.
 
         Raises:
             TimedOut: a writer on another host has not answered within `timeout` seconds.
@@ -138,7 +138,7 @@ class MessageQueue:
             RankTaken: that rank is, or was, attached, or as many remote readers as there may be.
             SegmentRefused, LayoutMismatch: what bears the name is not the queue's memory.
             WriterUnreachable: nobody answers at the handle's address.
-            AccessRefused: who answers there is not the queue's writer, or does not know this key.
+            AccessRefused: the peer there is not the queue's writer, or does not know this key.
             InvalidArgument: a negative rank, or one that the queue does not have.
         """
         if not isinstance(handle, Handle):
@@ -195,7 +195,7 @@ class MessageQueue:
 
     @property
     def buffer(self) -> ShmRingBuffer | None:
-        """The ring, for whoever wants to see its bytes. Closing it closes the queue."""
+        """The ring, to look at its bytes. Closing it closes the queue."""
         segment = self._end.segment
         if segment is None or self._geometry is None:
             return None
@@ -245,7 +245,7 @@ class MessageQueue:
         """Ends this end and says so to the peers. Idempotent, from any thread.
 
         A writer waits until readers on other hosts have everything, at most `timeout` seconds, and
-        `remote_liveness` without progress; then `TimedOut` names who may not have. All is freed.
+        `remote_liveness` without progress; then `TimedOut` names who may not. All is freed.
 
         Readers of a closed writer get what is still queued, then `Closed`; nobody waits for a
         closed reader. A call that another thread is blocked in raises `Closed`. A reader's views
@@ -362,7 +362,7 @@ class MessageQueue:
 
         The writer waits for them: the chunk is given back when the last array, slice or buffer of
         it goes. If anything but the name of `with ... as name` refers to one when the block ends,
-        leaving it raises `ViewInUse` (containers and attributes are searched for who refers).
+        leaving it raises `ViewInUse` (containers and attributes are searched for the holder).
         All else is a copy. torch knows no read-only memory: do not write to a tensor of a view.
 
         Nobody waits for the views of a reader that has closed or of a forked child: they stay

@@ -109,13 +109,13 @@ class Relay:
             ring_id.hex(),
         )
         self.handle = ring_handle(handle, self._plan, stream.session.writer_pid)
-        self._places = list(range(len(plan.ranks)))  # of who reads here, or may come to do so
+        self._places = list(range(len(plan.ranks)))  # of readers here, or still to come
         self._dead: set[int] = set()
         self._sizes: deque[int] = deque()  # of the messages that somebody has still to read
         self._unread_bytes = 0
         self._told: list[ReportRow] | None = None
         self._told_at = 0.0
-        self._heard: Absent | None = None  # who is absent, the last that was acted upon
+        self._heard: Absent | None = None  # the latest answer that was acted upon
         self._has_name = True
         self._pid = os.getpid()
         self._is_orphan = False  # the reader in this process has closed
@@ -155,7 +155,7 @@ class Relay:
         while True:
             is_orphan = self._is_orphan
             is_needed = not is_orphan or self._is_awaited()
-            behind = self._report()  # who has closed is told before the relay says that it ends
+            behind = self._report()  # readers that closed are reported before the relay's own end
             if is_orphan:
                 self._has_told.set()
             if not is_needed:
@@ -274,7 +274,7 @@ class Relay:
         return any(state not in ("dead", "closed") for state in states)
 
     def _attend(self) -> None:
-        """Until everybody is there: asks who is not."""
+        """Until everybody is there: asks which readers are absent."""
         session, native = self.stream.session, self.ring.native
         if not self._has_name:
             return
@@ -293,7 +293,7 @@ class Relay:
         self._heard = heard
 
     def _give_up_all_but(self, free: list[int]) -> None:
-        """Who is neither here nor absent is elsewhere, or will never come: nobody waits for it."""
+        """A reader that is neither here nor absent will not come here: nobody waits for it."""
         native, kept = self.ring.native, set(free)
         for place in [place for place in self._places if place not in kept]:
             is_absent = participant(native, 1 + place).state == "absent"

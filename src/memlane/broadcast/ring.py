@@ -1,4 +1,4 @@
-"""ShmRingBuffer: the documented bytes of a ring, for whoever sets the flags himself."""
+"""ShmRingBuffer: the documented bytes of a ring, for code that sets the flags itself."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _reader_behind(
     there.validate()
     try:
         reader = SharedReader(there, ring.place, stream)
-    except RankTaken as error:  # by who died before the writer knew of it
+    except RankTaken as error:  # by a reader that died before the writer knew of it
         raise SegmentRefused(str(error)) from None
     with undone_by(reader.native.abandon):
         if participant(reader.native, 0).state == "dead":

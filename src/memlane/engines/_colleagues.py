@@ -1,7 +1,7 @@
-"""Who waits for one worker's answer hears of the death of any worker.
+"""A wait for one worker's answer hears of the death of any worker.
 
 Workers answer through queues of their own, and an engine reads only one of them, though the others
-work for that answer, too. So a handle says which queues its writer reads, and whoever waits for an
+work for that answer, too. So a handle says which queues its writer reads, and a wait for an
 answer looks after the readers of those queues that it writes itself.
 """
 
@@ -90,7 +90,7 @@ class Watch:
 
 
 def _line(colleagues: list[ReaderStatistics], now: float, waited: float) -> str:
-    """Names the culprit first: who cannot work, then the longest silent."""
+    """The culprit first: workers that cannot run, then the longest silent."""
     colleagues.sort(key=lambda who: (who.state == "running", who.last_progress or 0.0))
     names = [
         f"reader {who.rank} (pid {who.pid}, {who.state}, last progress "

@@ -42,7 +42,7 @@ def replace(replacements: Iterable[Replacement]) -> list[str]:
 
 
 def _holders(new: Replacement) -> Iterator[tuple[str, object, str, object]]:
-    """Who has the original, by what name, and the original."""
+    """The module that has the original, under which name, and the original."""
     owner: object = import_module(new.module)
     *classes, name = new.name.split(".")
     for part in classes:

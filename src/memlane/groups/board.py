@@ -52,14 +52,14 @@ def address_of(host: str, port: int) -> tuple[str, bool]:
 
 
 class Board:
-    """Serves the keys and values of a group from a thread, to who knows the group's secret."""
+    """Serves the keys and values of a group from a thread, to holders of the group's secret."""
 
     def __init__(self, host: str, port: int, keys: GroupKeys) -> None:
         self._member = keys.member.public
         self._values: dict[str, Any] = {}
-        self._waiting: dict[str, dict[bytes, int]] = {}  # key -> who waits for it, and his request
+        self._waiting: dict[str, dict[bytes, int]] = {}  # key -> waiting clients and their requests
         self._clients: set[bytes] = set()
-        self._context = new_context()  # its own: who may come in is decided per context
+        self._context = new_context()  # its own: ZAP decides per context
         with undone_by(lambda: self._context.destroy(linger=0)):
             self._open(host, port, keys)
 
@@ -72,7 +72,7 @@ class Board:
             self._router = self._context.socket(zmq.ROUTER)
             self._router.linger = 1000
             self._router.maxmsgsize = _MOST_BYTES
-            self._router.router_mandatory = True  # who is gone is an error, and no secret
+            self._router.router_mandatory = True  # a client that is gone is an error
             self._router.curve_server = True
             self._router.curve_secretkey = keys.board.secret
             self._router.zap_domain = _DOMAIN
@@ -115,7 +115,7 @@ class Board:
                 parting = Deadline(_PARTING)
             if parting is not None and not ready:
                 for client in list(self._clients):
-                    self._send(client, 0, None)  # for nobody: it shows who is gone
+                    self._send(client, 0, None)  # fails if the client is gone
         for waiting in self._waiting.values():
             for client, number in waiting.items():
                 self._send(client, number, _CLOSED)
@@ -224,7 +224,7 @@ class BoardStore:
         self._send(verb, key, argument)
         deadline = self._deadline
         if self._has_answered:
-            # What works answers at once, behind the deadline, too: it then tells who is missing.
+            # What works answers at once, behind the deadline, too: it then names the missing.
             deadline = Deadline(max(deadline.left(), 1.0))
         waiting = Waiting(self._rank)
         while (answer := self._receive(deadline.left(waiting.due(SLICE)))) is None:

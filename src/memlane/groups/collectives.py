@@ -2,7 +2,7 @@
 
 What travels in a step is made by a callable. If that raises, its rank raises the error itself and
 all others raise `GroupFailed`, which names the rank: an error takes the way of the value, so nobody
-waits for somebody who has failed.
+waits for a rank that has failed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Waiting:
         return min(most, max(0.0, self._next - time.monotonic()))
 
     def report(self, missing: Callable[[], Sequence[int]]) -> None:
-        """Logs one line if one is due; `missing` tells who has not come."""
+        """Logs one line if one is due; `missing` names the ranks that have not come."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -152,7 +152,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """The end of the call, also for those who still wait in it."""
+        """The end of the call, also for ranks that still wait in it."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""The keys of a group that has a secret: whoever knows it makes the same ones."""
+"""The keys of a group that has a secret: all are derived from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class KeyPair(NamedTuple):
 
 
 class GroupKeys(NamedTuple):
-    """Of the board, which only members can reach, and of its clients, whom only it lets in."""
+    """Of the board, which only members can reach, and of its clients, which only it accepts."""
 
     board: KeyPair
     member: KeyPair

@@ -1,6 +1,6 @@
 """Collective calls through a store of keys and values that all ranks reach.
 
-A store tells who is missing, and a wait in it that was given up harms nobody; a collective of a
+A store names the missing ranks, and a wait in it that was given up harms nobody; a collective of a
 communication library does neither. Nothing from a store is ever unpickled.
 """
 
@@ -34,15 +34,15 @@ class Store(Protocol):
     def has(self, key: str) -> bool: ...
     def delete(self, key: str) -> None: ...
     def close(self, over: bytes) -> None:
-        """Whoever still waits for a key that was given up gets `over`."""
+        """A rank that still waits for a key that was given up gets `over`."""
 
 
 class StoreCollectives(Collectives):
     """One collective call through a store.
 
     Every rank counts its calls in the store, and keys begin with that number, so that calls never
-    see each other's keys, whatever becomes of one. Whoever leaves a call by an error says so under
-    the number of that call: who still waits in it, or comes later, learns it at once. A rank
+    see each other's keys, whatever becomes of one. A rank that leaves a call by an error says so
+    under the number of that call: ranks that wait in it, or come later, learn it at once. A rank
     deletes the keys that it has set as soon as a gather has shown that everybody has read them;
     what stays of a call goes in the next, when that has shown that everybody is there.
     """
@@ -68,7 +68,7 @@ class StoreCollectives(Collectives):
             self._store.close(_encode(self._over))
 
     def deliver(self, src: int, make: Callable[[], Any]) -> Any:
-        """`broadcast` as the only step of a call: whoever reads last clears it away."""
+        """`broadcast` as the only step of a call: the last reader clears it away."""
         value = self.broadcast(src, make)
         self._own.clear()
         key = f"{self._call}/{self._step}"
@@ -157,7 +157,7 @@ class StoreCollectives(Collectives):
                 value = self._store.get(key, 0)  # it may have come since, and those have moved on
                 if value is not None:
                     return self._unless_over(_decoded(value, src))
-                self._look_for_leavers()  # who left last has put something under what is missing
+                self._look_for_leavers()  # the last may have put something under a missing key
                 error = missing_error(self.size, absent, self.deadline.timeout)
                 self._leave(absent, f"rank {self.rank} {error}")
                 raise error

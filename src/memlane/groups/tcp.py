@@ -1,4 +1,4 @@
-"""TcpGroup: a group of processes for who has no torch."""
+"""TcpGroup: a group of processes without torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TcpGroup:
     Everything on the wire is encrypted, and authenticated both ways by the secret (CurveZMQ):
     strangers can connect, but neither read, write nor be counted. What travels is plain data
     (MessagePack), never pickled. Rank 0 keeps the others' data in a thread of its own; when it
-    closes, it waits some seconds for who is in the middle of a call.
+    closes, it waits some seconds for ranks in the middle of a call.
     """
 
     def __init__(

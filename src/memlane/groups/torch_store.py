@@ -39,9 +39,9 @@ def store_of(group: Any) -> Any:
 class TorchStore:
     """A torch store for one collective call.
 
-    Connections of its own, because a wait locks one, and who else uses the group must not wait with
-    it. A wait that is given up prints warnings, so it runs in a thread, to its end; whoever gives
-    it up puts something there.
+    Connections of its own, because a wait locks one, and other users of the group must not wait
+    with it. A wait that is given up prints warnings, so it runs in a thread, to its end, which
+    comes when something is put there.
     """
 
     def __init__(self, store: Any, deadline: Deadline) -> None:

@@ -1,4 +1,4 @@
-"""Who may attach or come back: a judgement over peers, which changes nothing."""
+"""Which readers may attach or come back: decided from the peers, and changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def refusal(
     peers: Sequence[Peer], peer: Peer, hello: Hello, local_ranks: list[int], outbox: Outbox
 ) -> Refused | None:
-    """Why who has proven the key of `peer` is not let in; None if it is."""
+    """Why a reader that has proven the key of `peer` is refused; None if it is not."""
     rank = hello.rank
     if not 0 <= rank < 1 << 63 or rank in local_ranks:
         return Refused("foreign", f"the queue has no remote reader {rank}")
@@ -53,7 +53,7 @@ def given_up(peer: Peer) -> Refused:
 
 
 def _may_replace(peer: Peer, other: Peer, hello: Hello) -> bool:
-    """Who was shown a ring may be gone: its place there tells, to who comes from the same host."""
+    """A reader that was shown a ring may be gone; its place there tells the next from its host."""
     if other is not peer or peer.state != "absent":
         return False
     return peer.session == hello.session or peer.host == hello.host

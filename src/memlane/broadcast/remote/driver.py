@@ -2,7 +2,7 @@
 
 Sockets of libzmq may change threads, but be used by one at a time: `lock` guards them and all
 state. A thread of its own (`_serve`) answers the peer while the application does something else;
-while the application is in a call, that call does it. Nobody waits with the lock held: who waits
+while the application is in a call, that call does it. Nobody waits with the lock held: a wait
 polls the descriptors that libzmq signals through.
 
 Which calls may come when is as in `native/bindings/end.hpp`: a second call raises `ConcurrentUse`,
@@ -60,7 +60,7 @@ class Asked(Protocol):
 
 
 class Stall:
-    """Says in the log, ever more rarely, whom a wait is for that lasts."""
+    """Names in the log, ever more rarely, the peer that a long wait is for."""
 
     def __init__(self, line: Callable[[float], str | None]) -> None:
         self._line = line

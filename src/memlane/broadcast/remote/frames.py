@@ -47,7 +47,7 @@ class What(IntEnum):
     MESSAGE = 1
     WELCOME = 2  # answers HELLO; what follows begins where that asked for
     READY = 3  # everybody has attached
-    ABSENT = 4  # answers ASK: who has not
+    ABSENT = 4  # answers ASK: the absent readers
     END = 5  # there is no message with this sequence; repeated until the reader says it back
     REFUSED = 6
     SEEN = 7  # answers REPORT: the writer knows that this reader reads from its relay's ring
@@ -124,7 +124,7 @@ MESSAGE = _MAGIC + bytes((VERSION, What.MESSAGE))
 
 
 class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A reader says who it is, and where its stream shall begin."""
+    """A reader introduces itself, and says where its stream shall begin."""
 
     queue_id: str
     rank: int

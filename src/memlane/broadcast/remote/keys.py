@@ -1,4 +1,4 @@
-"""Who may read: one place and one key for each expected reader, and nobody else.
+"""The keys: one place and one key for each expected reader, and nobody else.
 
 The writer has a key pair, made for this queue, and so has each place; a handle carries the secret
 of its reader's place, or all. libzmq asks the list of places (ZAP, RFC 27) before it lets any byte

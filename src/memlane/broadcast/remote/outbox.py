@@ -1,7 +1,7 @@
 """Messages that were sent and may be needed again, and how many may be on their way.
 
 No sockets and no clock. A message is staged before anything of it is sent, and then committed or
-dropped as a whole, so that whoever is interrupted in between leaves nothing half done.
+dropped as a whole, so that an interruption in between leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Outbox:
         return is_too_much or self.next - peer.taken >= self._window
 
     def in_the_way(self, size: int) -> list[Peer]:
-        """The culprit first: who is without a connection, then the longest silent."""
+        """The culprit first: readers without a connection, then the longest silent."""
         found = [peer for peer in self._peers if self._is_in_the_way(peer, size)]
         return sorted(found, key=lambda peer: (peer.lost_since is None, peer.last_progress))
 

@@ -20,7 +20,7 @@ Cursor = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """A place, and who took it.
+    """A place, and the reader that took it.
 
     Absent, then running, then dead or closed for good. While it runs it may be without a
     connection, and come back; connected, it gets a stream of messages, or reads behind a relay.
@@ -86,7 +86,7 @@ class Peer:
 
     def stream_from(self, cursor: Cursor, welcome: bytes) -> None:
         """Messages are sent to it from that frame on, behind the welcome."""
-        # In this order: who is welcome, and gets nothing, would wait for ever.
+        # In this order: a reader that is welcome, and gets nothing, would wait for ever.
         self.cursor, self.is_streaming, self.end_due = cursor, True, 0.0
         self.said.append(welcome)
 
@@ -164,7 +164,7 @@ class Peer:
 
     def die(self, why: str, word: bytes) -> None:
         """Its process is gone, or counts as gone, of which that word tells it. If its reader had
-        closed, those behind it are who lost something."""
+        closed, only those behind it lost something."""
         self.state, self.died, self.lost_since = "closed" if self.has_left else "dead", why, None
         self.is_streaming = False
         self.say(word)  # if it lives, and is reached again by the same connection
@@ -176,7 +176,7 @@ class Peer:
         return f"reader {self.rank if self.rank is not None else usual_rank(self.place, ranks)}"
 
     def text(self, ranks: list[int], sent: int, now: float) -> str:
-        """Who it is, where, how far behind, since when."""
+        """Rank, pid and address, how far behind, and since when."""
         if self.state == "absent":
             return f"{self.name(ranks)} (never attached)"
         facts = [f"pid {self.pid} at {self.address}", self.state]

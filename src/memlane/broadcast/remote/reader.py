@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN = 1.0
 _RECENT = 0.5
-"""Who has not called for so long, or a fourth of the bound, is served by the thread, so that a
-writer may close meanwhile."""
+"""A reader that has not called for so long, or a fourth of the bound, is served by the thread, so
+that a writer may close meanwhile."""
 _GOODBYE = 1.0
 
 
@@ -193,7 +193,7 @@ class RemoteReader(RemoteEnd):
             out.popleft()
 
     def _tick(self) -> float | None:
-        """Also acknowledges what was taken, because whoever waits has nothing better to do."""
+        """Also acknowledges what was taken, because a waiting reader has nothing better to do."""
         session = self.session
         self._served_at = now = time.monotonic()
         self._hear()
@@ -211,7 +211,7 @@ class RemoteReader(RemoteEnd):
         try:
             self.session.check_writer(time.monotonic())
         finally:
-            self._flush()  # the writer waits for who knows that it has ended
+            self._flush()  # the writer waits for this confirmation
 
     def writer(self) -> str:
         return self.session.who(time.monotonic())

@@ -133,7 +133,7 @@ class ReaderSession(Watch):
             self.out.append(control(Header(what, epoch, sequence), body))  # type: ignore[arg-type]
 
     def ask(self) -> None:
-        """Who is absent? `absent` and `is_ready` tell."""
+        """Asks which readers are absent; `absent` and `is_ready` get the answer."""
         self._say(What.ASK)
 
     def leave(self, now: float) -> None:
@@ -245,7 +245,7 @@ class ReaderSession(Watch):
         elif header.what == What.SEEN:
             self.is_seen, self._greet_at = True, None
         elif self.epoch == 0:
-            return  # said to all, and said again to whoever asks
+            return  # sent to all, and again on request
         elif header.epoch != self.epoch:
             raise CorruptMessage(f"a frame of another writer came (epoch {header.epoch:x})")
         elif header.what == What.MESSAGE:
@@ -294,7 +294,7 @@ class ReaderSession(Watch):
             case _:
                 failure = InvalidArgument(refused.text)
         self.failure = self.failure or failure
-        self._greet_at, self.has_left = None, True  # whoever is refused need not say goodbye
+        self._greet_at, self.has_left = None, True  # a refused reader owes no goodbye
 
     def _hear_end(self, header: Header) -> None:
         if not self.is_welcome:
@@ -359,7 +359,7 @@ class ReaderSession(Watch):
         return self.is_ended or self.failure is not None or self.death(now) is not None
 
     def who(self, now: float) -> str:
-        """The writer, for whoever waits for it."""
+        """The writer as a waiting reader names it."""
         pid = f"pid {self.writer_pid} " if self.writer_pid else ""
         since = f", last message {now - self.last_progress:.1f} s ago" if self.writer_pid else ""
         return f"the writer ({pid}at {self._where}, {self.state()}{since})"

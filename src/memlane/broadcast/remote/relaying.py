@@ -1,8 +1,8 @@
-"""Who relays to whom: readers that share a host share one stream of messages. Over peers only.
+"""Relays: readers that share a host share one stream of messages. Decided from peers only.
 
-A reader says in its HELLO where it may share memory with others. The first who says so relays: its
+A reader says in its HELLO where it may share memory with others. The first that says so relays: its
 WELCOME asks it for a ring, with a place for every remote reader, and its reports say where that is.
-Whoever comes later from there is told so. He tries to attach to the ring; if he can, he reports
+A later one from there is told so. It tries to attach to the ring; if it can, it reports
 himself there, is SEEN, and keeps his connection for what may come; if he cannot, he says hello
 again, and that he shares nothing. So keys, ranks and places are judged by the writer alone, before
 anybody reads, and nobody has to meet anywhere else. Places of readers elsewhere are given up by the
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def relay_at(peers: Sequence[Peer], host: str) -> Peer | None:
-    """Who relays on that host."""
+    """The relay of that host."""
     return next((peer for peer in peers if is_relay(peer) and peer.host == host), None)
 
 

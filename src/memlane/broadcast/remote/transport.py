@@ -1,9 +1,9 @@
 """Everything of ZeroMQ: sockets, CURVE and ZAP, the monitor turned into events, the door, and what
 is half sent when a signal handler raises. It knows nothing of the protocol but where a hello is.
 
-Sockets of libzmq may change threads, but be used by one at a time; whoever drives this sees to it.
-Those descriptors that libzmq signals through tell of *news*, so whoever used a socket looks at its
-EVENTS until nothing is left.
+Sockets of libzmq may change threads, but be used by one at a time, which is the driver's business.
+libzmq's descriptors signal *changes*, so after each use of a socket its EVENTS are read until
+nothing is left.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CONNECT_MS = 1000
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"memlane"
 MOST_AT_DOOR = 128
-"""So many may stand there that have not said who they are, and two for each expected reader."""
+"""Connections that may wait before they say hello, and two more for each expected reader."""
 _MOST_AT_ONCE = 1000  # frames that are read before somebody else gets the lock
 
 _EVENTS: dict[int, str] = {
@@ -83,8 +83,8 @@ class Transport:
         return made
 
     def _watch(self, events: int) -> int:
-        """Without a limit of the monitor's own: if it was full, libzmq's thread would wait for
-        whoever reads it, and all connections with it. Returns its descriptor."""
+        """Without a limit of the monitor's own: if it were full, libzmq's thread would wait for
+        its reader, and all connections with it. Returns its descriptor."""
         self.socket.monitor("inproc://monitor", events)
         self._monitor = self.context.socket(zmq.PAIR)
         self._monitor.set(zmq.RCVHWM, 0)
@@ -124,7 +124,7 @@ class Listening(Transport):
         self._keys = keys
         self._most = MOST_AT_DOOR + 2 * places
         self.connections: dict[bytes, Connection] = {}  # of attached readers, by route
-        # Before the listener is bound: it asks who may come in.
+        # Before the listener is bound, which asks it for every connection.
         self._zap = self.context.socket(zmq.REP)
         self._zap.bind(_ZAP_ADDRESS)
         self.socket = self._made(
@@ -161,10 +161,10 @@ class Listening(Transport):
         port = int(bound.rpartition(b":")[2].rstrip(b"\0"))
         return Endpoint(f"tcp://{bracketed(host)}:{port}", host, port, is_ipv6)
 
-    # Who comes in -----------------------------------------------------------------------------
+    # Admission --------------------------------------------------------------------------------
 
     def let_in(self) -> Iterator[int]:
-        """Answers libzmq (ZAP, RFC 27) who may come in; yields the places of those."""
+        """Answers libzmq (ZAP, RFC 27) which keys are accepted; yields their places."""
         while _can_receive(self._zap):
             version, request, _domain, _address, _identity, mechanism, *credentials = (
                 self._zap.recv_multipart()
@@ -180,8 +180,8 @@ class Listening(Transport):
                 yield place
 
     def look_at_door(self) -> list[bytes]:
-        """Ends the oldest of too many that have not said who they are; libzmq ends those that are
-        not through in time, and counts none. Returns the routes that were lost."""
+        """Ends the oldest connections if too many have not said hello. libzmq ends those whose
+        handshake takes too long, but does not count them. Returns the routes that were lost."""
         for _ in self.events():
             pass
         if len(self.descriptors) > self._most:

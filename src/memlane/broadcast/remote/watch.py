@@ -12,7 +12,7 @@ class Watch:
     """Of one reader.
 
     Attributes:
-        was_accepted: somebody has accepted a connection, whoever it was.
+        was_accepted: a connection was accepted, not necessarily by the writer.
         lost_since: None while there is a connection.
         failure: what every call raises once all is taken.
     """
@@ -59,7 +59,7 @@ class Watch:
             self._is_deserted = now - self._refused_since >= _REFUSED_SECONDS
 
     def fail_handshake(self, *, is_key_unknown: bool) -> None:
-        """Whoever accepted does not speak as the writer would."""
+        """What accepted the connection does not speak as the writer would."""
         if self._was_here:
             return
         self._failed += 1
@@ -69,7 +69,7 @@ class Watch:
             )
         elif self._failed >= _ENOUGH_HANDSHAKES:
             self.failure = AccessRefused(
-                f"who listens at {self._where} is not the writer of this handle, or has no CURVE"
+                f"what listens at {self._where} is not the writer of this handle, or has no CURVE"
             )
 
     def death(self, now: float) -> str | None:

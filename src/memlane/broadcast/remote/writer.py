@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memlane.broadcast.remote.options import RemoteOptions
     from memlane.broadcast.statistics import ReaderStatistics
 
-RECENT = 0.1  # who has called so recently has read what readers said: they need not wake the thread
+RECENT = 0.1  # seconds since a call has read what readers said: they need not wake the thread
 UNHEARD = 256 * 1024  # bytes: memory that all have taken is used again while it is in the cache
 _LOOKS = 6  # at every connection, within the bound
 _LONGEST_PAUSE = 0.5
@@ -93,7 +93,7 @@ class RemoteWriter(RemoteEnd):
         find_dead_here: Callable[[], None],
         tell_here: Callable[[int], None],
     ) -> None:
-        """There are local readers, too: names who is absent, raises for the dead, tells them how
+        """There are local readers, too: names the absent, raises for the dead, tells them how
         many are absent elsewhere."""
         with self.lock:
             self.session.absent_here = absent_here
@@ -288,7 +288,7 @@ class RemoteWriter(RemoteEnd):
     # Waiting ----------------------------------------------------------------------------------
 
     def is_set(self) -> bool:
-        """Asked while the same call waits for the ring: raises for who died here meanwhile."""
+        """Asked while the same call waits for the ring: raises if a local reader died meanwhile."""
         with self.lock:
             self._tick()
             self.check()

@@ -1,7 +1,7 @@
-"""The writer's side of the protocol: who attaches, comes back, is lost, leaves and dies.
+"""The writer's side of the protocol: readers attach, reconnect, get lost, leave and die.
 
 Frames go in, with the time; what is to be sent stands in the peers and in `answers`. No sockets, no
-threads, no clock: whoever drives it reports connections, and calls `tick` when that asked for it.
+threads, no clock: the driver reports connections, and calls `tick` when it asked to be called.
 Every word of a reader is answered, or repeated by it, so each of them may be lost, and come twice.
 """
 
@@ -45,7 +45,7 @@ class WriterSession:
 
     Attributes:
         answers: frames for those that have no stream, by route, the oldest first.
-        absent_here: names who has not attached on this host.
+        absent_here: names the readers on this host that have not attached.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class WriterSession:
             return
         peer = self._by_route.get(route)
         if peer is None or header.epoch != self.epoch:
-            raise CorruptMessage("a frame of somebody who has not said who it is")
+            raise CorruptMessage("a frame of a peer that has not said hello")
         if header.what == What.BYE:
             self._hear_bye(route, peer, now)
-        elif peer.state != "running" and header.what != What.REPORT:  # for who attaches, too
+        elif peer.state != "running" and header.what != What.REPORT:  # also while it attaches
             raise CorruptMessage(f"a frame of {peer.name(self.local_ranks)}, which is {peer.state}")
         elif header.what == What.ACK:
             self._take(peer, header.sequence, now)
@@ -114,7 +114,7 @@ class WriterSession:
         if place is None:
             place = self._place_of_token(hello.token)
         if place is None or hello.queue_id != self.queue_id:
-            raise CorruptMessage("a hello of somebody who is not expected")
+            raise CorruptMessage("a hello of a peer that is not expected")
         peer = self.peers[place]
         if peer.session == hello.session and hello.number <= peer.greeting:
             return  # by a connection that has ended since
@@ -238,7 +238,7 @@ class WriterSession:
             self._die(peer, why, now)
 
     def say_again(self) -> None:
-        """What a reader has said may have been dropped, and nobody knows whose word it was."""
+        """A frame of some reader may have been dropped: each is asked for its state."""
         for peer in self.peers:
             if peer.is_streaming:
                 peer.say(self._frame(What.AGAIN))
@@ -271,17 +271,17 @@ class WriterSession:
             self.ending_since = now
 
     def unfinished(self) -> list[Peer]:
-        """Who does not know yet that there are no more."""
+        """Readers that do not know yet that there are no more."""
         return [peer for peer in self.peers if peer.owes_end and not self._is_over(peer)]
 
     def _is_over(self, peer: Peer) -> bool:
-        """Is it a relay whose reader has closed, and which was lost when nobody read behind it?"""
+        """Is it a relay whose reader has closed, lost after everybody behind it had ended?"""
         behind = relaying.behind(self.peers, peer)
         is_lost = peer.has_left and not peer.is_connected
         return is_lost and all(other.state in ("closed", "dead") for other in behind)
 
     def missed(self) -> list[Peer]:
-        """Who may live, but never know, nor have got everything."""
+        """Readers that may live, but have not confirmed the end or received everything."""
         owing = self.unfinished()
         return [
             peer
@@ -292,8 +292,8 @@ class WriterSession:
         ]
 
     def stuck(self, now: float) -> bool:
-        """Has none of those made any progress for too long? Who lost its connection comes back, or
-        is dead, in a time of its own."""
+        """Has none of those made any progress for too long? A reader without a connection has a
+        bound of its own, after which it counts as dead."""
         waiting = self.unfinished()
         if any(peer.lost_since is not None for peer in waiting):
             return False
@@ -309,7 +309,7 @@ class WriterSession:
         self._part_orphans(now)
 
     def _part_orphans(self, now: float) -> None:
-        """Who reads behind a relay that has ended goes on by itself; who was about to, too."""
+        """Readers behind a relay that has ended go on alone, and so do those that were joining."""
         word = Refused("no_relay", "the relay of that host has ended")
         for peer in self.peers:
             if peer.via is None or relaying.is_relay(peer.via):
@@ -361,7 +361,7 @@ class WriterSession:
         return [peer for peer in self.peers if peer.state == "absent"]
 
     def everybody_absent(self, now: float) -> list[str]:
-        """Who has not attached, here and elsewhere; named as far as anybody would read it."""
+        """The absent readers, here and elsewhere; only the first few by name."""
         absent = self.absent()
         named = [self.text(peer, now) for peer in islice(absent, MOST_NAMED)]
         return self.absent_here() + named + ["another reader"] * (len(absent) - MOST_NAMED)
