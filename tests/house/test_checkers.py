@@ -31,13 +31,22 @@ CHECKERS = {
 }
 
 
-@pytest.mark.parametrize("checker", CHECKERS)
+# mypy reads numpy's types, the stub names what the interpreter has: both differ between versions.
+oldest = pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="for the oldest Python that is supported"
+)
+
+
+@pytest.mark.parametrize(
+    "checker", [pytest.param(name, marks=oldest if name == "mypy" else ()) for name in CHECKERS]
+)
 def test_checker_finds_nothing(checker: str) -> None:
     """Style, types (strict) and layers hold for the whole tree."""
     run = subprocess.run(CHECKERS[checker], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@oldest
 def test_stub_of_the_native_module_is_current(tmp_path: Path) -> None:
     """What type checkers read of the native module is what it has (`make stub` writes it)."""
     fresh = tmp_path / "_native.pyi"
