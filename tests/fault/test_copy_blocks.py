@@ -108,6 +108,9 @@ def test_after_a_fork() -> None:
     assert copy_blocks(src, dst, pairs, threads=2) == 96 * MIB
 
 
+# Python 3.12 warns of any fork beside threads.
+QUIET = ("-W", "ignore:This process:DeprecationWarning")
+
 SIGNALLED = """
 import os, signal, sys, threading, time
 import numpy as np
@@ -149,7 +152,7 @@ assert copy_blocks(src, dst, pairs, threads=2) == dst.nbytes and dst.all()
 def play(action: str) -> None:
     """Long moves in a row, in a process of its own, with a signal every now and then."""
     run = subprocess.run(
-        [sys.executable, "-c", SIGNALLED.format(action=action)],
+        [sys.executable, *QUIET, "-c", SIGNALLED.format(action=action)],
         capture_output=True,
         text=True,
         timeout=55,

@@ -44,6 +44,7 @@ def cleaning_up(_link: Link) -> None:
 
 def test_cleanup_in_threads() -> None:
     """Twice at once, while others make views: they get views or Closed, nobody gets a crash."""
+    pytest.importorskip("torch")
     start(cleaning_up).result()
 
 
