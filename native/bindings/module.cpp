@@ -12,6 +12,7 @@
 #include "bindings/shared_buffer.hpp"
 #include "bindings/store.hpp"
 #include "core/sweep.hpp"
+#include "os/fork.hpp"
 #if defined(MEMLANE_SYNC_HOOKS)
 #include "bindings/sync_hooks.hpp"
 #endif
@@ -21,6 +22,7 @@
 NB_MODULE(_native, m) {
     namespace nb = nanobind;
     using namespace memlane;
+    using namespace nanobind::literals;
     m.doc() = "The native core of memlane: shared memory, atomics, waiting, liveness.";
     // What is alive when the interpreter ends is the caller's (a queue in a global, a daemon thread): no news to print.
     nb::set_leak_warnings(false);
@@ -41,6 +43,20 @@ NB_MODULE(_native, m) {
             return core::sweep_dead_segments();
         },
         "Removes the segments of this user that no living process holds; returns their names.");
+    m.def(
+        "close_in_children",
+        [](int fd) {
+            const auto no_fork = os::ClosedInChildren::all().hold();
+            return os::ClosedInChildren::all().add(fd);
+        },
+        "fd"_a, "Forked children close that descriptor while it is this file's; returns the inode.");
+    m.def(
+        "keep_in_children",
+        [](int fd, std::uint64_t inode) {
+            const auto no_fork = os::ClosedInChildren::all().hold();
+            os::ClosedInChildren::all().remove(fd, inode);
+        },
+        "fd"_a, "inode"_a, "Takes that back, when the descriptor is closed.");
 }
 #undef PyInit__native
 

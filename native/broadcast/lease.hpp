@@ -56,7 +56,7 @@ public:
         const std::lock_guard guard(all.mutex);
         all.alive.erase(this);
         memory_->drop_copies(offset_, bytes_);
-        if (!keeps_extent_ || generation_ != core::fork_generation().load()) return;
+        if (!keeps_extent_ || generation_ != os::fork_generation().load()) return;
         SYNC_STORE(drop);
         core::store_release<std::uint8_t>(ring_.lease(mark_, reader_), 0);
     }
@@ -84,7 +84,7 @@ private:
     const std::shared_ptr<os::PrivateMapping> memory_;
     const std::uint64_t offset_;
     const std::uint64_t bytes_;
-    const std::uint64_t generation_ = core::fork_generation().load();
+    const std::uint64_t generation_ = os::fork_generation().load();
     bool keeps_extent_ = true;
     bool is_copied_ = false;
 };

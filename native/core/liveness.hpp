@@ -2,74 +2,35 @@
 //
 // Never on the descriptor that is mapped: a mapping keeps its description open, so the lock would outlive close()
 // with views, and outlive a parent whose forked child keeps the mapping. And never shared with a child: the child
-// closes its copy in a pthread_atfork handler (which also sees forks that Python does not make), without
-// unlocking, because unlocking in a child drops the parent's lock.
+// closes its copy (`os/fork.hpp`), without unlocking, because unlocking in a child drops the parent's lock.
 #pragma once
 
-#include <pthread.h>
-
-#include <atomic>
 #include <cstdint>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
+#include <utility>
 
 #include "core/layout.hpp"
 #include "os/file_lock.hpp"
+#include "os/fork.hpp"
 
 namespace memlane::core {
-
-// How often this process came into being by fork; an object made under another number belongs to an ancestor.
-inline std::atomic<std::uint64_t>& fork_generation() noexcept {
-    static std::atomic<std::uint64_t> generation{0};
-    return generation;
-}
-
-namespace detail {
-
-struct LockDescriptors {
-    std::mutex mutex;
-    std::set<int> open;
-};
-
-inline LockDescriptors& lock_descriptors() {
-    static auto* const all = [] {
-        auto made = std::make_unique<LockDescriptors>();
-        const int error = ::pthread_atfork([] { lock_descriptors().mutex.lock(); },
-                                           [] { lock_descriptors().mutex.unlock(); },
-                                           [] {
-                                               LockDescriptors& child = lock_descriptors();
-                                               for (const int fd : child.open) ::close(fd);
-                                               child.open.clear();
-                                               fork_generation().fetch_add(1);
-                                               child.mutex.unlock();
-                                           });
-        // Without it a child would keep its parent's locks: nothing may be locked then.
-        if (error != 0) os::throw_errno("cannot have the locks looked after at a fork", error);
-        return made.release();  // never destroyed: a fork may come after static destructors
-    }();
-    return *all;
-}
-
-}  // namespace detail
 
 class LivenessLock {
 public:
     LivenessLock() noexcept = default;
     // Opens the description and nothing else; `take` holds bytes through it.
     explicit LivenessLock(const os::FileDescriptor& segment) {
-        detail::LockDescriptors& all = detail::lock_descriptors();
-        const std::lock_guard guard(all.mutex);
+        const auto no_fork = os::ClosedInChildren::all().hold();
         file_ = os::reopen(segment);
-        generation_ = fork_generation().load();
-        all.open.insert(file_.get());
+        generation_ = os::fork_generation().load();
+        inode_ = os::ClosedInChildren::all().add(file_.get());
     }
     LivenessLock(LivenessLock&&) noexcept = default;
     LivenessLock& operator=(LivenessLock&& other) noexcept {
         release();
         file_ = std::move(other.file_);
         generation_ = other.generation_;
+        inode_ = other.inode_;
         return *this;
     }
     ~LivenessLock() { release(); }
@@ -93,13 +54,12 @@ public:
     // number may belong to somebody else by now.
     void release() noexcept {
         if (!file_.is_open()) return;
-        detail::LockDescriptors& all = detail::lock_descriptors();
-        const std::lock_guard guard(all.mutex);
-        if (generation_ != fork_generation().load()) {
+        const auto no_fork = os::ClosedInChildren::all().hold();
+        if (generation_ != os::fork_generation().load()) {
             file_.release();
             return;
         }
-        all.open.erase(file_.get());
+        os::ClosedInChildren::all().remove(file_.get(), inode_);
         file_.close();
     }
 
@@ -110,6 +70,7 @@ private:
 
     os::FileDescriptor file_;
     std::uint64_t generation_ = 0;
+    std::uint64_t inode_ = 0;
 };
 
 }  // namespace memlane::core

@@ -87,7 +87,7 @@ public:
     bool is_creator() const noexcept { return is_creator_; }
     bool is_open() const noexcept { return mapping_ != nullptr; }
     // False in a child that was forked after this segment was opened.
-    bool is_own() const noexcept { return generation_ == fork_generation().load(std::memory_order_relaxed); }
+    bool is_own() const noexcept { return generation_ == os::fork_generation().load(std::memory_order_relaxed); }
 
     const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
     const os::FileDescriptor& file() const noexcept { return file_; }
@@ -221,7 +221,7 @@ private:
     SegmentId id_{};
     bool is_creator_;
     bool is_named_ = false;
-    std::uint64_t generation_ = fork_generation().load();
+    std::uint64_t generation_ = os::fork_generation().load();
     std::uint64_t bytes_ = 0;
     os::FileDescriptor file_;
     LivenessLock lock_;

@@ -49,7 +49,7 @@ public:
     const os::FileDescriptor& file() const noexcept { return file_; }
     const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
     bool is_open() const noexcept { return file_.is_open(); }
-    bool is_own() const noexcept { return generation_ == core::fork_generation().load(std::memory_order_relaxed); }
+    bool is_own() const noexcept { return generation_ == os::fork_generation().load(std::memory_order_relaxed); }
 
     // Tries once to create the region or to join it.
     Entry enter(os::Nanoseconds slice) {
@@ -291,7 +291,7 @@ private:
     std::string directory_;
     std::string path_;
     RegionGeometry geometry_;
-    std::uint64_t generation_ = core::fork_generation().load();
+    std::uint64_t generation_ = os::fork_generation().load();
     os::FileDescriptor file_;     // mapped; bears no locks
     core::LivenessLock lock_;     // all locks
     std::shared_ptr<os::Mapping> mapping_;

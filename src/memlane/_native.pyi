@@ -700,3 +700,11 @@ def sweep_dead_segments() -> list[str]:
     """
     Removes the segments of this user that no living process holds; returns their names.
     """
+
+def close_in_children(fd: int) -> int:
+    """
+    Forked children close that descriptor while it is this file's; returns the inode.
+    """
+
+def keep_in_children(fd: int, inode: int) -> None:
+    """Takes that back, when the descriptor is closed."""

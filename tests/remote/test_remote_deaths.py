@@ -4,8 +4,10 @@ Fails without the guard: with PUB and SUB, or without `Outbox`, the stopped read
 with ZeroMQ's own heartbeats or TCP_USER_TIMEOUT it is given up.
 """
 
+import ctypes
 import gc
 import os
+import signal
 import time
 
 import pytest
@@ -316,6 +318,36 @@ def test_a_forked_child(end: str) -> None:
             while True:
                 writer.enqueue(1, PATIENCE)
         os.kill(child, 9)
+
+
+def test_a_child_that_c_code_forks() -> None:
+    """It keeps no dead writer alive either, though Python hears of no fork."""
+    writer = start(forking_by_c)
+    with MessageQueue.create_from_handle(writer.hear(), 0) as reader:
+        assert reader.dequeue(PATIENCE) == "before"
+        writer.tell("fork")
+        child = writer.hear()
+        writer.kill()
+        try:
+            with refuses(WriterDied):
+                reader.dequeue(PATIENCE)
+        finally:
+            os.kill(child, 9)
+
+
+def forking_by_c(link: Link) -> None:
+    """Role: a writer whose child knows nothing of Python."""
+    libc = ctypes.PyDLL(None)
+    with remote_writer() as writer:
+        link.tell(writer.export_handle())
+        writer.enqueue("before")
+        link.hear()
+        child = libc.fork()
+        if child == 0:
+            while True:
+                libc.pause()
+        link.tell(child)
+        signal.pause()
 
 
 def forking_writer(link: Link) -> None:

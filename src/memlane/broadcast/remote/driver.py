@@ -143,6 +143,8 @@ class RemoteEnd(ABC):
         if self.transport is not None:
             self.transport.close()
         self._context.destroy(linger=int(1000 * linger))
+        if self.transport is not None:
+            self.transport.descriptors.forget_all()
         with self.lock:  # somebody may be about to write to one
             while self._events:
                 os.close(self._events.pop())
@@ -313,13 +315,6 @@ class RemoteEnd(ABC):
 _ends: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
-    """The child closes its copies of the connections, and says nothing on them."""
-    for end in list(_ends):
-        if not end._closed and end._pid != os.getpid() and end.transport is not None:
-            end.transport.descriptors.close_inherited()
-
-
 def _at_exit() -> None:
     """Registered after pyzmq's collector registered its own end, and so called before that: what
     libzmq still holds of lent memory must be given back while somebody takes it."""
@@ -327,5 +322,4 @@ def _at_exit() -> None:
         end.abandon()
 
 
-os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)

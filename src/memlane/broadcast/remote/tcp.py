@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from memlane._native import close_in_children, keep_in_children
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -129,7 +131,8 @@ def _is_unanswered(info: bytes, silence: float) -> bool:
 
 class Descriptors:
     """Numbers of TCP sockets of libzmq's, the oldest first, with what tells them from other files
-    that may have the same numbers later."""
+    that may have the same numbers later. A forked child closes its copies, which would keep the
+    connections of a dead parent open; nothing is said on them."""
 
     def __init__(self) -> None:
         self._inodes: dict[int, int] = {}
@@ -141,11 +144,18 @@ class Descriptors:
         return iter(list(self._inodes))
 
     def note(self, number: int) -> None:
+        self.forget(number)
         with suppress(OSError):  # closed again already
-            self._inodes[number] = os.fstat(number).st_ino
+            self._inodes[number] = close_in_children(number)
 
     def forget(self, number: int) -> None:
-        self._inodes.pop(number, None)
+        if number in self._inodes:
+            keep_in_children(number, self._inodes.pop(number))
+
+    def forget_all(self) -> None:
+        """libzmq has closed them."""
+        for number in self:
+            self.forget(number)
 
     def _is_same(self, number: int) -> bool:
         try:
@@ -163,11 +173,3 @@ class Descriptors:
                 finally:
                     found.detach()
         self.forget(number)
-
-    def close_inherited(self) -> None:
-        """In a forked child, whose copies would keep the connections of a dead parent open. Nothing
-        is said on them."""
-        for number in self:
-            if self._is_same(number):
-                os.close(number)
-        self._inodes.clear()
