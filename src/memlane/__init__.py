@@ -7,10 +7,14 @@ segment. memlane installs no signal handlers; let yours raise SystemExit:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 """
 
+import _thread
 import sys
 
 if sys.platform != "linux":
     raise ImportError("memlane runs on Linux only: it is built on futexes and Linux file locks")
+# Python 3.13 asks the native module in the main interpreter, whoever imports it.
+if not getattr(_thread, "_is_main_interpreter", lambda: True)():
+    raise ImportError("memlane runs in the main interpreter of a process only")
 
 from memlane.broadcast import (
     Handle,

@@ -21,7 +21,14 @@ from tests.examples.demo import (
     without_codes,
     write_prompts,
 )
-from tests.harness import children_of, own_pid_namespace, private_shm, unshare_refusal, until
+from tests.harness import (
+    children_of,
+    own_pid_namespace,
+    private_shm,
+    python_needs_no_folder,
+    unshare_refusal,
+    until,
+)
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 NAMES = [ending.name for ending in ENDING]
@@ -235,6 +242,7 @@ def test_too_few_files_are_one_clear_error(files: int, few: str) -> None:
     assert "Traceback" not in finished.stderr
 
 
+@python_needs_no_folder
 def test_working_directory_that_is_gone_is_one_clear_error(few: str, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

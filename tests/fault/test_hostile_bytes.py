@@ -133,21 +133,21 @@ def test_a_table_that_is_closing() -> None:
 @pytest.mark.parametrize("serializer", ["pickle", "msgpack"])
 @pytest.mark.parametrize(
     "packed",
-    [b"\x91" * 3000 + b"\xc0", b"\x81" * 3000, b"\x81\x80\x01", b"\xc1", b"\xa1\xff", b""],
+    [b"\x91" * 50_000 + b"\xc0", b"\x81" * 50_000, b"\x81\x80\x01", b"\xc1", b"\xa1\xff", b""],
     ids=["nested", "nested keys", "a map as a key", "no code", "no UTF-8", "nothing"],
 )
 def test_plain_bytes(packed: bytes, serializer: str) -> None:
     """MessagePack that cannot be: the message is consumed, and the next one comes."""
-    sent = {str(number): "x" * 250 for number in range(20)}
+    sent = {str(number): "x" * 250 for number in range(200)}
     with (
-        MessageQueue(1, 1, None, 8192, 2, serializer=serializer) as writer,
+        MessageQueue(1, 1, None, 65536, 2, serializer=serializer) as writer,
         MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader,
     ):
         writer.enqueue(sent)
         writer.enqueue("next")
         with whole(path_of(writer)) as memory:
             memory[: len(packed)] = packed
-            at = memory.find(struct.pack("<Q", len(msgpack.encode(sent))), 16384)
+            at = memory.find(struct.pack("<Q", len(msgpack.encode(sent))), 2 * 65536)
             put(memory, at, len(packed))
         with pytest.raises(CorruptMessage):
             reader.dequeue(timeout=0)

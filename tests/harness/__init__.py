@@ -24,7 +24,13 @@ from tests.harness.link import Link, Silence
 from tests.harness.network import Neighbour, neighbour, network_refusal
 from tests.harness.no_files import NO_FILES
 from tests.harness.peer import METHODS, Peer, PeerGone, dismiss, reap, start
-from tests.harness.places import is_sanitized, own_pid_namespace, private_shm, unshare_refusal
+from tests.harness.places import (
+    is_sanitized,
+    own_pid_namespace,
+    private_shm,
+    python_needs_no_folder,
+    unshare_refusal,
+)
 from tests.harness.remote import Remote, serve
 from tests.harness.waiting import PATIENCE, asleep, cpu_seconds, until, until_asleep, until_at_rest
 
@@ -68,6 +74,7 @@ __all__ = [
     "own_pid_namespace",
     "preloading",
     "private_shm",
+    "python_needs_no_folder",
     "reap",
     "serve",
     "start",

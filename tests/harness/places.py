@@ -4,7 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from functools import cache
+
+import pytest
 
 
 @cache
@@ -31,3 +34,15 @@ def private_shm(size: str) -> tuple[str, ...]:
 def own_pid_namespace() -> tuple[str, ...]:
     """An interpreter that is process 1 of a PID namespace and shares everything else."""
     return ("unshare", "-r", "-p", "-f", "--mount-proc", "--kill-child", sys.executable)
+
+
+def _imports_in_no_folder() -> bool:
+    code = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); import socket"
+    command = [sys.executable, "-c", code, tempfile.mkdtemp()]
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+python_needs_no_folder = pytest.mark.skipif(
+    sys.version_info[:2] == (3, 13) and not _imports_in_no_folder(),
+    reason="this Python imports nothing where the working directory is gone",
+)

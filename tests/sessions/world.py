@@ -171,7 +171,6 @@ class World:
     def everybody(self) -> None:
         for reader in self.readers:
             self.read(reader)
-        self.write()
         for reader in self.readers if not self.is_writer_gone else ():
             cut = min((s for (h, _), s in self.cuts.items() if h == reader.host), default=self.now)
             line = reader.line
@@ -180,8 +179,12 @@ class World:
             elif reader.no_line_since is None:
                 reader.no_line_since = self.now
             alone = self.now if reader.no_line_since is None else reader.no_line_since
+            lost = self.writer.peers[reader.rank].lost_since
+            if reader.is_stopped and reader.no_line_since is not None and lost is not None:
+                alone = lost  # its latest hello was lost, and it can say no other one
             if self.now - min(cut, alone) >= BOUND / 2 - 1e-9:
                 reader.was_unreachable = True
+        self.write()
 
     def _lines_of(self, reader: Reader) -> list[Line]:
         return [line for line in self.lines.values() if line.route[:1] == b"%d" % reader.rank]
@@ -300,8 +303,8 @@ class World:
             line.reader_knows_start = True
         if line is not None and not line.is_up and not line.reader_knows_end:
             self._take_frames(reader, line)
-            line.reader_knows_end = True
             session.lose(now)
+            line.reader_knows_end = True
         is_over = session.failure is not None or (reader.has_closed and session.has_left)
         if (line is None or not line.is_up) and not is_over:
             if self.is_writer_gone:

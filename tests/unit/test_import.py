@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import memlane
+from tests.harness import python_needs_no_folder
 
 PUBLIC = ["Handle", "MessageQueue", "ShmRingBuffer", "MemlaneError"]
 
@@ -158,6 +159,7 @@ def test_interrupted_at_any_moment() -> None:
     assert set(ends) == {0, -signal.SIGINT}
 
 
+@python_needs_no_folder
 def test_in_a_directory_that_was_removed(tmp_path: Path) -> None:
     """Neither the import nor a creation needs the working directory."""
     code = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); import memlane; "
