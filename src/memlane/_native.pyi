@@ -6,9 +6,6 @@ from collections.abc import Sequence
 class SharedBuffer:
     """Owner of a range of shared memory; what its memoryviews keep alive."""
 
-    def writable(self) -> SharedBuffer:
-        """The same memory, for who knows no read-only memory."""
-
 class ViewLease:
     """Memory that arrays alias; given back when the last of them goes."""
 

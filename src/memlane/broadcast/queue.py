@@ -363,7 +363,7 @@ class MessageQueue:
         The writer waits for them: the chunk is given back when the last array, slice or buffer of
         it goes. If anything but the name of `with ... as name` refers to one when the block ends,
         leaving it raises `ViewInUse` (containers and attributes are searched for who refers).
-        All else is a copy. torch knows no read-only memory: do not write to a tensor of a view.
+        All else is a copy; tensors, too, because torch knows no read-only memory.
 
         Nobody waits for the views of a reader that has closed or of a forked child: they stay
         mapped, but may change, and end in a SIGBUS where /dev/shm is full. Raises as `dequeue`.
