@@ -590,7 +590,9 @@ class RegionFile:
         cell_bytes: int,
     ) -> None: ...
     def enter(self, seconds: float) -> str:
-        """One try to create or join it: 'created', 'joined' or 'waiting'."""
+        """
+        One try to create or join it: 'created', 'joined', 'waiting' or 'foreign'.
+        """
 
     def await_space(self, seconds: float) -> str:
         """'complete', 'build' (it is on the caller) or 'waiting'."""
