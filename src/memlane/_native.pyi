@@ -44,11 +44,7 @@ class RingSegment:
 
     @staticmethod
     def attach(
-        geometry: RingGeometry,
-        name: str,
-        id: bytes | None = None,
-        reserved_bytes: int = 0,
-        slot: int | None = None,
+        geometry: RingGeometry, name: str, id: bytes | None = None, slot: int | None = None
     ) -> RingSegment:
         """
         Joins the segment of that name, as the participant `slot` or as a mere user.
@@ -58,6 +54,10 @@ class RingSegment:
     def name(self) -> str: ...
     @property
     def size(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int:
+        """Of every chunk, as its creator has them, and its header says."""
+
     @property
     def is_creator(self) -> bool: ...
     @property

@@ -1,12 +1,18 @@
 """create_from_handle: who gets in, and at which rank."""
 
+import mmap
 import os
 from typing import Any
 
 import pytest
 
 from memlane import Handle, MessageQueue, RankTaken, SegmentMissing
+from memlane._native import RingGeometry, RingSegment
 from tests.queues import name_in, queue_of, refuses, ring_in
+
+PAGE = mmap.PAGESIZE
+SPACE_EACH = 112
+"""Where the header says it: native/core/layout.hpp."""
 
 
 @pytest.mark.parametrize("rank", [-1, -(2**70)])
@@ -142,3 +148,21 @@ def test_exported_ranks() -> None:
         for rank in ranks:
             with refuses(ValueError, TypeError):
                 writer.export_handle(rank)
+
+
+@pytest.mark.parametrize("reserved", [1, PAGE, 3 * PAGE, 1 << 20])
+def test_what_a_chunk_has_from_the_beginning_says_the_header(reserved: int) -> None:
+    """Who attaches knows it from there; a header that says more than is there is not believed."""
+    geometry, queue_id = RingGeometry(1, 8 * PAGE, 4), os.urandom(16)
+    name = f"memlane-{queue_id.hex()}"
+    each = min(reserved, 8 * PAGE)
+    made = RingSegment.create(geometry, queue_id, name, reserved)
+    try:
+        assert RingSegment.attach(geometry, name).reserved_bytes == each
+        if each < 8 * PAGE:
+            with open(f"/dev/shm/{name}", "r+b") as file:
+                file.seek(-(-geometry.total_bytes // 4096) * 4096 + SPACE_EACH)
+                file.write((8 * PAGE).to_bytes(8, "little"))
+            assert RingSegment.attach(geometry, name).reserved_bytes == 0
+    finally:
+        made.close()
