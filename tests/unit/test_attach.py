@@ -1,7 +1,10 @@
 """create_from_handle: who gets in, and at which rank."""
 
+import copy
 import mmap
 import os
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,6 +47,21 @@ def test_what_is_no_handle(handle: Any) -> None:
     """Anything but a Handle is refused as such."""
     with refuses(TypeError, ValueError):
         MessageQueue.create_from_handle(handle, 0)
+
+
+def test_text_in_place_of_a_handle() -> None:
+    """The error says what makes a handle of it."""
+    with queue_of(ready=False) as (writer, _), refuses(TypeError, match=r"Handle\.from_json\(\)"):
+        MessageQueue.create_from_handle(writer.export_handle().to_json(), 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy])
+def test_a_queue_travels_by_its_handle(send: Callable[[object], object]) -> None:
+    """Neither end can be pickled or copied, and the error says what can."""
+    with queue_of() as (writer, (reader,)):
+        for end in (writer, reader):
+            with refuses(TypeError, match=r"send export_handle\(rank\)"):
+                send(end)
 
 
 def test_empty_handle() -> None:
