@@ -59,11 +59,11 @@ void bind_broadcast(nb::module_& m) {
         .def_static("create", &RingSegment::create, "geometry"_a, "id"_a, "name"_a, "reserved_bytes"_a,
                     "slot"_a = nb::none(),
                     "Makes a segment, reserving so much of every chunk; sweeps what the dead left first.")
-        .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "reserved_bytes"_a = 0,
-                    "slot"_a = nb::none(),
+        .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "slot"_a = nb::none(),
                     "Joins the segment of that name, as the participant `slot` or as a mere user.")
         .def_prop_ro("name", [](const RingSegment& self) { return self.segment()->name(); })
         .def_prop_ro("size", [](const RingSegment& self) { return self.segment()->bytes(); })
+        .def_prop_ro("reserved_bytes", &RingSegment::reserved, "Of every chunk, as its creator has them, and its header says.")
         .def_prop_ro("is_creator", [](const RingSegment& self) { return self.segment()->is_creator(); })
         .def_prop_ro("is_open", [](const RingSegment& self) { return self.segment()->is_open(); })
         .def_prop_ro("is_own", [](const RingSegment& self) { return self.segment()->is_own(); },

@@ -55,11 +55,12 @@ public:
     // A private copy of the tree.
     nb::bytes tree() const { return nb::bytes(memory_ + sizeof(Header), tree_end_ - sizeof(Header)); }
 
-    // Memory for an array: of the next bytes, as many as its elements have.
+    // Memory for an array: of the next bytes, as many as its elements have. What may be written to is a copy, wherever the
+    // others lie: no write reaches another process.
     nb::object array(std::size_t itemsize, nb::handle shape, bool is_writable) {
         const std::size_t bytes = bytes_of(itemsize, shape);
         std::byte* const at = take(bytes);
-        if (lies_) return nb::cast(ForeignMemory(owner_, at, bytes, !is_writable));
+        if (lies_ && !is_writable) return nb::cast(ForeignMemory(owner_, at, bytes, true));
         return copy_of(at, bytes);
     }
 

@@ -46,6 +46,7 @@ const char* enter(RegionFile& self, double seconds) {
     switch (self.enter(slice_of(seconds))) {
         case offload::Entry::created: return "created";
         case offload::Entry::joined: return "joined";
+        case offload::Entry::foreign: return "foreign";
         default: return "waiting";
     }
 }
@@ -149,7 +150,7 @@ void bind_offload(nb::module_& m) {
 
     nb::class_<RegionFile>(m, "RegionFile", "The file of a region, and this holder's place in it.")
         .def(nb::new_(&new_region), "directory"_a, "name"_a, "total_bytes"_a, "blocks"_a, "row_bytes"_a, "cell_bytes"_a)
-        .def("enter", &enter, "seconds"_a, "One try to create or join it: 'created', 'joined' or 'waiting'.")
+        .def("enter", &enter, "seconds"_a, "One try to create or join it: 'created', 'joined', 'waiting' or 'foreign'.")
         .def("await_space", &await_space, "seconds"_a, "'complete', 'build' (it is on the caller) or 'waiting'.")
         .def("publish", &publish, "All the space is there.")
         .def("map", &map, "in_huge_pages"_a)

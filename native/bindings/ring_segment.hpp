@@ -40,15 +40,18 @@ public:
             ranges.push_back({0, each, g.max_chunk_bytes, g.max_chunks});
             ranges.push_back({g.metadata_offset(), g.metadata_size() * g.max_chunks});
         }
-        return {core::Segment::create(broadcast::plan_of(g), segment_id, name, ranges, slot), g, each};
+        return {core::Segment::create(broadcast::plan_of(g, each), segment_id, name, ranges, slot), g, each};
     }
 
     static RingSegment attach(const RingGeometry& g, const std::string& name, const std::optional<nb::bytes>& id,
-                              std::uint64_t reserved_bytes, std::optional<std::size_t> slot) {
+                              std::optional<std::size_t> slot) {
         std::optional<core::SegmentId> segment_id;
         if (id) segment_id = to_id(*id);
         const WithoutGil no_gil;
-        return {core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot), g, std::min(reserved_bytes, g.max_chunk_bytes)};
+        const auto segment = core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot);
+        // A header that says more than is there is not believed, or its reader would touch what has no space.
+        const std::uint64_t each = std::min(segment->space_each(), g.max_chunk_bytes);
+        return {segment, g, os::facts_of(segment->file()).allocated < each * g.max_chunks ? 0 : each};
     }
 
     const std::shared_ptr<core::Segment>& segment() const noexcept { return segment_; }

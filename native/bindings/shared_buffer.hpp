@@ -27,13 +27,6 @@ public:
     SharedBuffer(std::shared_ptr<os::Mapping> mapping, std::size_t offset, std::size_t bytes, std::shared_ptr<void> lease)
         : mapping_(std::move(mapping)), offset_(offset), bytes_(bytes), is_readonly_(true), lease_(std::move(lease)) {}
 
-    // For who knows no read-only memory (torch).
-    SharedBuffer writable() const {
-        SharedBuffer same(mapping_, offset_, bytes_, lease_);
-        same.is_readonly_ = false;
-        return same;
-    }
-
     bool is_in_use() const noexcept { return exports_ > 0; }
     // To be called when the last export goes.
     void when_unused(std::function<void()> action) { when_unused_ = std::move(action); }
@@ -87,8 +80,7 @@ inline void bind_shared_buffer(nb::module_& m) {
                                   {Py_bf_releasebuffer, reinterpret_cast<void*>(SharedBuffer::release_buffer)},
                                   {0, nullptr}};
     nb::class_<SharedBuffer>(m, "SharedBuffer", nb::type_slots(slots),
-                             "Owner of a range of shared memory; what its memoryviews keep alive.")
-        .def("writable", &SharedBuffer::writable, "The same memory, for who knows no read-only memory.");
+                             "Owner of a range of shared memory; what its memoryviews keep alive.");
 
     nb::class_<ViewLease>(m, "ViewLease", "Memory that arrays alias; given back when the last of them goes.")
         .def_prop_ro("is_held", &ViewLease::is_held)

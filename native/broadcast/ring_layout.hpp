@@ -74,7 +74,8 @@ struct ChunkDescriptor {
 };
 static_assert(sizeof(ChunkDescriptor) == 64);
 
-inline core::SegmentPlan plan_of(const RingGeometry& g) {
+// `space_each`: bytes of every chunk that its creator reserves.
+inline core::SegmentPlan plan_of(const RingGeometry& g, std::uint64_t space_each = 0) {
     return {core::System::broadcast,
             {g.n_reader, g.max_chunk_bytes, g.max_chunks, 0},
             g.total_bytes(),
@@ -82,7 +83,8 @@ inline core::SegmentPlan plan_of(const RingGeometry& g) {
              {core::Section::ring_waits, sizeof(RingWaits), 1},
              {core::Section::parked_readers, 1, g.n_reader},
              {core::Section::chunk_descriptors, sizeof(ChunkDescriptor), g.max_chunks},
-             {core::Section::extent_leases, static_cast<std::uint32_t>(g.n_reader), g.leases()}}};
+             {core::Section::extent_leases, static_cast<std::uint32_t>(g.n_reader), g.leases()}},
+            space_each};
 }
 
 // The ring's bytes by name. Keeps the mapping, not the segment: views may outlive close().

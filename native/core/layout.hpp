@@ -17,7 +17,7 @@ namespace memlane::core {
 
 inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", little-endian
 inline constexpr std::uint32_t kLayoutMajor = 2;                // differs: cannot be used
-inline constexpr std::uint32_t kLayoutMinor = 0;                // differs: fields were added at the end
+inline constexpr std::uint32_t kLayoutMinor = 1;                // differs: fields were added at the end
 inline constexpr std::uint64_t kUnderstoodFeatures = 0;
 
 inline constexpr std::size_t kPage = 4096;
@@ -62,7 +62,8 @@ struct SegmentHeader {
     std::uint32_t section_count;
     Geometry geometry;  // meaning by system; a ring: n_reader, max_chunk_bytes, max_chunks, 0
     std::int64_t created_ns;
-    std::uint64_t reserved_0[2];
+    std::uint64_t space_each;  // a ring: bytes of every chunk that have had their space from the beginning; 0: not known
+    std::uint64_t reserved_0;
 
     std::uint32_t membership;  // futex word: somebody joined or left
     std::uint32_t reserved_1[31];

@@ -42,6 +42,7 @@ public:
     // Not to be called in a forked child.
     void give_up_all() { os::unlock(file_, {kLockBase, kLockSpan}); }
     bool is_open() const noexcept { return file_.is_open(); }
+    const os::FileDescriptor& file() const noexcept { return file_; }
     // Does another description hold the slot? A system call (1.2 us).
     bool is_held_by_other(std::size_t slot) const { return os::is_locked(file_, byte_of(slot)); }
 

@@ -84,6 +84,8 @@ public:
 
     const std::string& name() const noexcept { return name_; }
     std::uint64_t bytes() const noexcept { return bytes_; }
+    // As the header said it at attach; nobody has checked it.
+    std::uint64_t space_each() const noexcept { return space_each_; }
     bool is_creator() const noexcept { return is_creator_; }
     bool is_open() const noexcept { return mapping_ != nullptr; }
     // False in a child that was forked after this segment was opened.
@@ -223,6 +225,7 @@ private:
     bool is_named_ = false;
     std::uint64_t generation_ = os::fork_generation().load();
     std::uint64_t bytes_ = 0;
+    std::uint64_t space_each_ = 0;
     os::FileDescriptor file_;
     LivenessLock lock_;
     std::shared_ptr<os::Mapping> mapping_;
@@ -340,6 +343,7 @@ inline void Segment::check_header(const SegmentPlan& plan, const std::optional<S
                              ", this memlane understands " + std::to_string(kUnderstoodFeatures));
     if (seen.system != plan.system || seen.geometry != plan.geometry) throw_mismatch(plan);
     id_ = seen.id;
+    space_each_ = seen.space_each;
     if (id && seen.id != *id) throw SegmentMissing(name_, path() + " is a newer segment of that name; the one asked for is gone");
     if (seen.section_count > kMaxSections) throw LayoutMismatch(path() + " has a damaged section directory");
     for (const PlannedSection& want : plan.sections) {

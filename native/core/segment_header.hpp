@@ -26,6 +26,7 @@ struct SegmentPlan {
     Geometry geometry;
     std::uint64_t documented_bytes;
     std::vector<PlannedSection> sections;
+    std::uint64_t space_each = 0;  // the creator's to say: not compared at attach
 
     std::uint64_t header_offset() const noexcept { return align_up(documented_bytes, kPage); }
 };
@@ -59,6 +60,7 @@ inline void fill_in(SegmentHeader& h, const SegmentPlan& plan, const SegmentId& 
     h.section_count = static_cast<std::uint32_t>(sections.size());
     h.geometry = plan.geometry;
     h.created_ns = os::monotonic_now();
+    h.space_each = plan.space_each;
     std::copy(sections.begin(), sections.end(), h.sections);  // there may be none: not memcpy
     SYNC_STORE(header);
     store_release(h.magic, kMagic);

@@ -5,7 +5,8 @@
 //
 // Alive is a region whose geometry somebody holds. Locks of the geometry are taken before the file has its name (by its
 // creator), or under the lock of the name after it was seen alive (by who joins). The name is removed under the same
-// lock. So a file that is found without geometry under that lock is dead for good, and what is dead is never joined.
+// lock. So a file that is found without geometry under that lock is dead for good, and what is dead is never joined; or it
+// is none of memlane's, and left alone as long as anybody has it open.
 #pragma once
 
 #include <memory>
@@ -27,7 +28,8 @@
 
 namespace memlane::offload {
 
-enum class Entry { waiting, created, joined };
+// foreign: somebody has the file open and holds none of the locks; or somebody else is starting at this very moment.
+enum class Entry { waiting, foreign, created, joined };
 enum class Turn { waiting, complete, build };
 enum class Naming { waiting, kept, removed };
 
@@ -58,6 +60,7 @@ public:
             found = os::open_existing(path_);
         } catch (const std::system_error& error) {
             if (error.code().value() == ENOENT) return create() ? Entry::created : Entry::waiting;
+            if (error.code().value() == EAGAIN) return Entry::waiting;  // somebody asks whether it is open elsewhere
             refuse(error);
         }
         check_owner(found);
@@ -68,14 +71,19 @@ public:
         if (os::facts_of(file_).links == 0) return forget();
         const std::optional<RegionGeometry> seen = geometry_of_others();
         if (!seen) {
-            SYNC_STEP(sweep);
-            os::unlink_if_same(file_, path_);
-            return forget();
+            const bool is_foreign = is_anothers();
+            if (!is_foreign) {
+                SYNC_STEP(sweep);
+                os::unlink_if_same(file_, path_);
+            }
+            forget();
+            return is_foreign ? Entry::foreign : Entry::waiting;
         }
         if (*seen != geometry_) throw_mismatch(*seen);
         if ((os::facts_of(file_).mode & 07777) != 0600)
             throw core::SegmentRefused(path_ + " does not have mode 0600, which regions have");
         take_place();
+        os::try_lock(file_, os::LockKind::shared, ours_lock());
         let_name_go();
         return Entry::joined;
     }
@@ -174,7 +182,18 @@ private:
         // By its name, so that whoever looks at descriptors and mappings knows what it is.
         os::FileDescriptor named = os::open_existing(path_);
         if (os::facts_of(named).is_same_file(os::facts_of(file_))) file_ = std::move(named);
+        os::try_lock(file_, os::LockKind::shared, ours_lock());
         return true;
+    }
+
+    // Of a file that none of memlane's regions holds: is it somebody's nevertheless? Not if it is the mapping of a dead
+    // region that is left, in a child.
+    bool is_anothers() {
+        if (lock_.held_by_other(ours_lock())) return false;
+        file_.close();  // the lock's is then all that is open here
+        const bool is_used = os::is_open_elsewhere(lock_.file());
+        file_ = os::reopen(lock_.file());
+        return is_used;
     }
 
     // Another look begins from nothing.

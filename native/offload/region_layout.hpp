@@ -13,6 +13,7 @@
 //   kReady                     shared      held by all who know that all the space is there
 //   member i, pid bytes        exclusive   held as long as that holder uses the region: the first free one
 //   kMapped + i                exclusive   held by member i once it has mapped the region
+//   kOurs                      shared      held by the mapped description: it lives on in views and forked children
 //   number f, as many bytes    shared      the four numbers of the geometry: held by every holder
 #pragma once
 
@@ -33,6 +34,7 @@ inline constexpr std::int64_t kName = core::kLockBase;
 inline constexpr std::int64_t kReady = core::kLockBase + 1 * (std::int64_t{1} << 32);
 inline constexpr std::int64_t kBuilder = core::kLockBase + 2 * (std::int64_t{1} << 32);
 inline constexpr std::int64_t kMapped = core::kLockBase + 3 * (std::int64_t{1} << 32);
+inline constexpr std::int64_t kOurs = core::kLockBase + 4 * (std::int64_t{1} << 32);
 inline constexpr std::int64_t kMembers = core::kLockBase + (std::int64_t{1} << 40);
 inline constexpr std::int64_t kNumbers = core::kLockBase + (std::int64_t{1} << 61);
 inline constexpr std::int64_t kNumberSpan = std::int64_t{1} << 59;
@@ -57,6 +59,7 @@ inline std::string to_text(const RegionGeometry& g) {
 
 constexpr os::LockRange name_lock() noexcept { return {kName, 1}; }
 constexpr os::LockRange ready_lock() noexcept { return {kReady, 1}; }
+constexpr os::LockRange ours_lock() noexcept { return {kOurs, 1}; }
 constexpr os::LockRange builder_lock(std::int64_t pid) noexcept { return {kBuilder, pid}; }
 constexpr os::LockRange member_lock(std::int64_t member, std::int64_t pid) noexcept {
     return {kMembers + member * kPidSpan, pid};
@@ -69,7 +72,7 @@ constexpr os::LockRange number_lock(std::size_t field, std::uint64_t value) noex
     return {kNumbers + static_cast<std::int64_t>(field) * kNumberSpan, static_cast<std::int64_t>(value)};
 }
 
-static_assert(kBuilder + kPidSpan < kMapped && kMapped + kMostMembers < kMembers);
+static_assert(kBuilder + kPidSpan < kMapped && kMapped + kMostMembers < kOurs && kOurs < kMembers);
 static_assert(kMembers + kMostMembers * kPidSpan <= kNumbers);
 static_assert(kMaxRegionBytes < static_cast<std::uint64_t>(kNumberSpan));
 static_assert(kNumbers + 3 * kNumberSpan + (kNumberSpan - 1) > 0, "offsets of locks are signed 64-bit numbers");

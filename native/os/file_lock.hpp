@@ -5,6 +5,7 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <optional>
 
@@ -55,6 +56,19 @@ inline void unlock(const FileDescriptor& file, LockRange range) {
     f.l_type = F_UNLCK;
     while (::fcntl(file.get(), F_OFD_SETLK, &f) != 0)
         if (errno != EINTR) throw_errno("cannot unlock a byte of a segment");
+}
+
+// Does anybody else have the file open or mapped, in whatever container? `file` must be all that the caller has open of it.
+// Asked by a lease, which the kernel gives to the only one who has the file open; what a file system without leases (NFS)
+// or a user who may have none does not tell counts as no. An open() that comes meanwhile waits for the lease's end, or fails
+// with EAGAIN if it must not wait.
+inline bool is_open_elsewhere(const FileDescriptor& file) noexcept {
+    // That open() sends a signal: SIGIO would kill, SIGURG is ignored unless somebody handles it.
+    if (::fcntl(file.get(), F_SETSIG, SIGURG) != 0) return false;
+    while (::fcntl(file.get(), F_SETLEASE, F_WRLCK) != 0)
+        if (errno != EINTR) return errno == EAGAIN;
+    ::fcntl(file.get(), F_SETLEASE, F_UNLCK);
+    return false;
 }
 
 }  // namespace memlane::os

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 class SharedBuffer:
     """Owner of a range of shared memory; what its memoryviews keep alive."""
 
-    def writable(self) -> SharedBuffer:
-        """The same memory, for who knows no read-only memory."""
-
 class ViewLease:
     """Memory that arrays alias; given back when the last of them goes."""
 
@@ -47,11 +44,7 @@ class RingSegment:
 
     @staticmethod
     def attach(
-        geometry: RingGeometry,
-        name: str,
-        id: bytes | None = None,
-        reserved_bytes: int = 0,
-        slot: int | None = None,
+        geometry: RingGeometry, name: str, id: bytes | None = None, slot: int | None = None
     ) -> RingSegment:
         """
         Joins the segment of that name, as the participant `slot` or as a mere user.
@@ -61,6 +54,10 @@ class RingSegment:
     def name(self) -> str: ...
     @property
     def size(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int:
+        """Of every chunk, as its creator has them, and its header says."""
+
     @property
     def is_creator(self) -> bool: ...
     @property
@@ -593,7 +590,9 @@ class RegionFile:
         cell_bytes: int,
     ) -> None: ...
     def enter(self, seconds: float) -> str:
-        """One try to create or join it: 'created', 'joined' or 'waiting'."""
+        """
+        One try to create or join it: 'created', 'joined', 'waiting' or 'foreign'.
+        """
 
     def await_space(self, seconds: float) -> str:
         """'complete', 'build' (it is on the caller) or 'waiting'."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from memlane._native import Incoming, LentBuffer, Outgoing, PooledBuffer, beyond_message_pack
-from memlane.errors import CorruptMessage, InvalidArgument, InvalidType
+from memlane.errors import CorruptMessage, InvalidArgument, InvalidType, MemlaneError
 
 # What large arrays come in: memory of the reader's own, filled or lent.
 Buffer = PooledBuffer | LentBuffer
@@ -75,6 +75,13 @@ class PickleCodec:
             self._knows_torch = True
         try:
             self._pickler.dump(obj)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            if isinstance(error, MemlaneError):  # from a __reduce__ of ours
+                raise
+            raise InvalidType(
+                f"the message cannot be pickled, and was not sent: {error}; send what it consists "
+                f"of, or give its class a __reduce__"
+            ) from error
         finally:
             self._pickler.clear_memo()  # the memo would keep the object alive
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from memlane._native import copy_parts, pooled
+
 Reducer = Callable[[Any], "tuple[Any, ...]"]
 
 
@@ -61,8 +63,12 @@ def _rebuild_empty(dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bo
 def _rebuild_tensor(
     buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
 ) -> torch.Tensor:
-    is_view = isinstance(buffer, memoryview) and buffer.readonly
-    memory = buffer.obj.writable() if is_view else buffer  # torch knows no read-only memory
+    memory = buffer
+    if isinstance(buffer, memoryview) and buffer.readonly:
+        # It lies in shared memory, torch knows no read-only memory, and no write may reach another
+        # process. Up to 16 MiB a copy costs less than a private mapping (ARCHITECTURE.md).
+        memory = pooled(buffer.nbytes)
+        copy_parts(memory, 0, [buffer], buffer.nbytes)
     # In place: reshape() gives a view, which keeps another tensor on the same storage.
     tensor = torch.frombuffer(memory, dtype=dtype).resize_(shape)
     if tensor.data_ptr() % tensor.element_size():

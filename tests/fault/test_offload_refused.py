@@ -3,15 +3,24 @@
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from memlane import SegmentRefused, ShmExhausted, WrongProcess
-from tests.harness import NO_FILES, Link, holdings, start, surplus
+from tests.harness import (
+    NO_FILES,
+    Link,
+    holdings,
+    own_pid_namespace,
+    start,
+    surplus,
+    unshare_refusal,
+)
 from tests.queues import refuses
-from tests.regions import PAGE, new_id, path_of, region_of
+from tests.regions import PAGE, mapped, new_id, path_of, region_of
 
 NOBODY = 65534
 
@@ -76,6 +85,51 @@ def test_live_region_of_another_mode() -> None:
         for _ in range(2):
             with refuses(PermissionError, match="0600"):
                 region_of(instance, 1)
+
+
+def mapping(link: Link, instance: str) -> None:
+    """Role: another implementation's region: mapped, and none of memlane's locks."""
+    with mapped(path_of(instance)) as memory:
+        link.tell(os.getpid())
+        link.hear()
+        assert bytes(memory[:6]) == b"theirs"
+
+
+def test_live_region_of_another_implementation() -> None:
+    """It is left alone, who has it is named, and its end makes room."""
+    instance = new_id()
+    path_of(instance).write_bytes(b"theirs".ljust(8 * PAGE))
+    path_of(instance).chmod(0o600)
+    other = start(mapping, instance)
+    pid = other.hear()
+    with refuses(PermissionError, match=rf"in use by pid {pid} \(.*python") as caught:
+        region_of(instance)
+    assert isinstance(caught.value, SegmentRefused)
+    assert "another instance_id" in str(caught.value)
+    assert path_of(instance).read_bytes()[:6] == b"theirs"
+    if not unshare_refusal():
+        run = subprocess.run(
+            [*own_pid_namespace(), "-c", ELSEWHERE, instance],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "cannot be seen from here" in run.stdout, run.stderr
+    other.tell()
+    other.result()
+    region_of(instance).cleanup()
+    assert not path_of(instance).exists()
+
+
+ELSEWHERE = """
+import sys
+from tests.regions import region_of
+try:
+    region_of(sys.argv[1])
+except PermissionError as error:
+    print(error)
+"""
 
 
 @pytest.mark.parametrize("make", NO_FILES)

@@ -1,12 +1,21 @@
 """create_from_handle: who gets in, and at which rank."""
 
+import copy
+import mmap
 import os
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from memlane import Handle, MessageQueue, RankTaken, SegmentMissing
+from memlane._native import RingGeometry, RingSegment
 from tests.queues import name_in, queue_of, refuses, ring_in
+
+PAGE = mmap.PAGESIZE
+SPACE_EACH = 112
+"""Where the header says it: native/core/layout.hpp."""
 
 
 @pytest.mark.parametrize("rank", [-1, -(2**70)])
@@ -38,6 +47,21 @@ def test_what_is_no_handle(handle: Any) -> None:
     """Anything but a Handle is refused as such."""
     with refuses(TypeError, ValueError):
         MessageQueue.create_from_handle(handle, 0)
+
+
+def test_text_in_place_of_a_handle() -> None:
+    """The error says what makes a handle of it."""
+    with queue_of(ready=False) as (writer, _), refuses(TypeError, match=r"Handle\.from_json\(\)"):
+        MessageQueue.create_from_handle(writer.export_handle().to_json(), 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy])
+def test_a_queue_travels_by_its_handle(send: Callable[[object], object]) -> None:
+    """Neither end can be pickled or copied, and the error says what can."""
+    with queue_of() as (writer, (reader,)):
+        for end in (writer, reader):
+            with refuses(TypeError, match=r"send export_handle\(rank\)"):
+                send(end)
 
 
 def test_empty_handle() -> None:
@@ -142,3 +166,21 @@ def test_exported_ranks() -> None:
         for rank in ranks:
             with refuses(ValueError, TypeError):
                 writer.export_handle(rank)
+
+
+@pytest.mark.parametrize("reserved", [1, PAGE, 3 * PAGE, 1 << 20])
+def test_what_a_chunk_has_from_the_beginning_says_the_header(reserved: int) -> None:
+    """Who attaches knows it from there; a header that says more than is there is not believed."""
+    geometry, queue_id = RingGeometry(1, 8 * PAGE, 4), os.urandom(16)
+    name = f"memlane-{queue_id.hex()}"
+    each = min(reserved, 8 * PAGE)
+    made = RingSegment.create(geometry, queue_id, name, reserved)
+    try:
+        assert RingSegment.attach(geometry, name).reserved_bytes == each
+        if each < 8 * PAGE:
+            with open(f"/dev/shm/{name}", "r+b") as file:
+                file.seek(-(-geometry.total_bytes // 4096) * 4096 + SPACE_EACH)
+                file.write((8 * PAGE).to_bytes(8, "little"))
+            assert RingSegment.attach(geometry, name).reserved_bytes == 0
+    finally:
+        made.close()

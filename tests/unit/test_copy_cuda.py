@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -163,7 +163,9 @@ class Event:
 
 
 class Stream:
-    """Waits count."""
+    """Waits count, and are told in their order."""
+
+    order: ClassVar[list[Any]] = []
 
     def __init__(self, device: torch.device = GPU, handle: int = STREAM) -> None:
         self.device = device
@@ -173,6 +175,12 @@ class Stream:
     def synchronize(self) -> None:
         Event.fake.finish()
         self.waits += 1
+
+    def wait_stream(self, other: "Stream") -> None:
+        Stream.order.append((self.cuda_stream, other.cuda_stream))
+
+    def wait_event(self, event: Event) -> None:
+        Stream.order.append((self.cuda_stream, event))
 
 
 @pytest.fixture
@@ -263,6 +271,36 @@ def test_what_is_done_goes_with_the_next_transfer(newest: Path, played: Stream) 
         second = cuda.transfer(Side("src", host), cache, MIRRORED, None)
         assert cuda._under_way == {second}
         second.wait()
+
+    transfers(newest, scene)
+
+
+def test_a_transfer_on_the_legacy_stream(newest: Path, played: Stream) -> None:
+    """CUDA refuses batches there: they run beside it, in their place of its order."""
+
+    def scene(fake: Any, _region: Any, host: Any, cache: Side) -> None:
+        for number, stream in enumerate((None, played, Stream(handle=1)), 1):
+            Stream.order.clear()
+            moved = cuda.transfer(Side("src", host), cache, MIRRORED, stream)  # type: ignore[arg-type]
+            assert fake.batches_queued() == number
+            legacy = stream.cuda_stream if stream else 0
+            assert Stream.order == [(STREAM, legacy), (legacy, moved.event)]
+            moved.wait()
+        Stream.order.clear()
+        cuda.transfer(Side("src", host), cache, MIRRORED, Stream()).wait()  # type: ignore[arg-type]
+        assert not Stream.order
+
+    transfers(newest, scene)
+
+
+def test_what_is_done_goes_with_any_region(newest: Path, played: Stream) -> None:
+    """Nobody waited for it, and no other transfer came."""
+
+    def scene(_fake: Any, _region: Any, host: Any, cache: Side) -> None:
+        cuda.transfer(Side("src", host), cache, MIRRORED, None).event.synchronize()
+        with region_of(new_id()):
+            pass
+        assert not cuda._under_way
 
     transfers(newest, scene)
 

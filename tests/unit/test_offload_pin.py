@@ -4,12 +4,14 @@ import ctypes
 import logging
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memlane.offload import _page_locks
+from memlane.offload import _page_locks, _runtime
 from tests.cuda import build_runtime, with_runtime
 from tests.harness import Aside
 from tests.queues import refuses
@@ -166,18 +168,76 @@ def test_pinned_in_parts_and_said_so_by_the_caller(
     with_runtime(library, scene)
 
 
-def test_beside_a_mapped_file_whose_name_is_no_utf_8(library: Path, tmp_path: Path) -> None:
-    """It is looked over on the way to the runtime, and nothing stays locked."""
-    name = os.fsencode(tmp_path) + b"/\xff"
+@pytest.mark.parametrize("last", [b"\xff", b"\xc2\x85b", b"\x1c"])
+def test_beside_a_mapped_file_of_a_strange_name(library: Path, tmp_path: Path, last: bytes) -> None:
+    """Neither bytes that are no UTF-8 nor what Python takes for the end of a line stop the look
+    for the runtime, and nothing stays locked."""
+    folder = os.fsencode(tmp_path) + b"/" + last
+    os.mkdir(folder)
+    name = folder + b"/file"
 
     def scene(fake: Any) -> None:
         with open(name, "w+b") as file:
-            file.truncate(PAGE)
-            with mmap.mmap(file.fileno(), PAGE):
+            file.truncate(1 << 30)  # too long for a gap above the runtime: it is found first
+            with mmap.mmap(file.fileno(), 1 << 30):
                 region = region_of(new_id())
                 assert region.pin()
                 region.unpin()
                 assert fake.ranges_registered() == 0
                 region.cleanup()
+
+    with_runtime(library, scene)
+
+
+def test_cleanup_without_a_descriptor_to_spare(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was locked is unlocked by the runtime that locked it; it is not looked for again."""
+
+    def refuse(_path: Path) -> bytes:
+        raise OSError(24, "Too many open files")
+
+    def scene(fake: Any) -> None:
+        region = region_of(new_id())
+        assert region.pin()
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+        region.cleanup()
+        assert fake.ranges_registered() == 0
+        assert not Path(region.mmap_path).exists()
+
+    with_runtime(library, scene)
+
+
+@pytest.mark.parametrize("in_use", [{2}, {0, 2}, set()], ids=str)
+def test_the_gpu_that_is_in_use(
+    library: Path, monkeypatch: pytest.MonkeyPatch, in_use: set[int]
+) -> None:
+    """On a thread whose current GPU is 0 none gets a context that the process does not use."""
+    torch = pytest.importorskip("torch")
+    current = [0]
+    seen: list[int] = []
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    def scene(_fake: Any) -> None:
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+        monkeypatch.setattr(torch.cuda, "device", device)
+        monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", in_use.__contains__, raising=False)
+        for name in ("register", "unregister"):
+            real = getattr(_runtime.Runtime, name)
+            monkeypatch.setattr(
+                _runtime.Runtime,
+                name,
+                lambda *call, real=real: (seen.append(current[-1]), real(*call)),
+            )
+        with region_of(new_id()) as region:
+            assert region.pin()
+        assert seen == ([2, 2] if in_use == {2} else [0, 0])
 
     with_runtime(library, scene)

@@ -48,7 +48,7 @@ def test_writers_only(call: Callable[[MessageQueue], object]) -> None:
 
 def test_text_for_dequeue() -> None:
     """The text that users search for."""
-    with queue_of() as (writer, _), refuses(WrongRole, match="Only readers can dequeue"):
+    with queue_of() as (writer, _), refuses(WrongRole, match="Only readers can dequeue: make one"):
         writer.dequeue()
 
 

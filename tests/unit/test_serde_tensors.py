@@ -37,9 +37,7 @@ def test_every_torch_dtype_and_shape() -> None:
                 (owned,), (viewed,) = MSGPACK.deserialize(lying), MSGPACK.deserialize_view(lying)
             assert exact(owned) == exact(viewed) == exact(tensor)
             start = np.asarray(lying).ctypes.data
-            lies_there = start <= viewed.data_ptr() < start + len(lying)
-            assert lies_there == bool(tensor.numel())
-            assert not tensor.numel() or viewed.data_ptr() % 64 == 0
+            assert not start <= viewed.data_ptr() < start + len(lying)
             seen.add(dtype)
     assert {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool} <= seen
 
@@ -72,10 +70,10 @@ def test_tensor_layouts() -> None:
 
 
 def test_tensors_are_the_readers_own() -> None:
-    """By copy they are written to without touching what lies there."""
+    """By copy and by view they are written to without touching what lies there."""
     lying = laid(MSGPACK, [torch.zeros(5), torch.zeros(50_000)])
     before = bytes(lying)
-    for tensor in MSGPACK.deserialize(lying):
+    for tensor in MSGPACK.deserialize(lying) + MSGPACK.deserialize_view(lying):
         tensor += 1
     assert bytes(lying) == before
 
@@ -144,15 +142,14 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_views_keep_their_memory(dtype: "torch.dtype") -> None:
-    """Whatever is made of a view is an export of the memory; the last that goes frees it."""
-    memory, value = exported({"part": torch.ones(70, dtype=dtype), "other": torch.ones(5)})
-    assert is_in_use(memory)
+def test_tensors_of_a_view_keep_nothing(dtype: "torch.dtype") -> None:
+    """The arrays beside them keep the memory; the tensors are copies."""
+    memory, value = exported({"part": torch.ones(70, dtype=dtype), "other": np.ones(5)})
     kept = value["part"][10:20]
-    del value
     assert is_in_use(memory)
-    del kept
+    del value
     assert not is_in_use(memory)
+    assert kept.all()
 
 
 def test_survivors_of_a_view_are_found() -> None:
@@ -161,7 +158,7 @@ def test_survivors_of_a_view_are_found() -> None:
     sent["t"] = torch.ones(9).bfloat16()
     keeps: list[Callable[[Any], object]] = [
         lambda value: value["a"][1:],
-        lambda value: value["b"][1][1:],
+        lambda value: value["b"][0][1:],
         lambda value: value["c"][1:],
     ]
     with store_of(1, size=1 << 16, max_object_size=1 << 14, serde=MsgpackSerde) as (writer, ends):

@@ -65,6 +65,25 @@ def test_it_aliases() -> None:
         assert views(writer) == 0
 
 
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_a_write_to_a_tensor_reaches_nobody(count: int) -> None:
+    """torch knows no read-only memory, so a view's tensors are the reader's own, and outlive it."""
+    torch = pytest.importorskip("torch")
+    sent = torch.ones(count, dtype=torch.bfloat16)
+    with store_of(2, 1 << 20, 1 << 20, MsgpackSerde) as (writer, readers):
+        place = writer.put("k", [sent, sent.float()])
+        for reader in (*readers, writer):
+            with reader.view(*place) as view:
+                kept = view[0][1:]
+                assert torch.equal(view[0], sent)
+                assert view[1].numpy().all()
+                kept.zero_()
+                view[1].numpy()[:] = 0
+            assert not kept.any()
+        del view
+        assert is_evicted(writer)
+
+
 def mapped_at(address: int) -> str:
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(number, 16) for number in line.split()[0].split("-"))

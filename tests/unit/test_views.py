@@ -55,12 +55,6 @@ SURVIVORS: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "attributes": (Step(ARRAY), vars),
     "out of an object with slots": (Slotted(ARRAY), lambda view: view.array),
     "a buffer": (PickleBuffer(ARRAY), lambda view: view[1:]),
-    "a tensor": (torch.from_numpy(ARRAY), lambda view: view),
-    "a parameter": (torch.nn.Parameter(torch.ones(5000)), lambda view: view.data),
-    "out of a module": (torch.nn.Linear(70, 70), lambda view: view.weight),
-    "a tensor's slice": (torch.from_numpy(ARRAY), lambda view: view[1:]),
-    "a tensor as numpy": ({"t": torch.from_numpy(ARRAY)}, lambda view: view["t"].numpy()),
-    "a large tensor": (torch.from_numpy(LARGE), lambda view: view.reshape(3, -1)),
 }
 survivors = pytest.mark.parametrize(("sent", "keep"), SURVIVORS.values(), ids=SURVIVORS)
 
@@ -77,11 +71,15 @@ HARMLESS: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "other things of an object": (Step(ARRAY, Step(1)), lambda view: view.more),
     "a small array beside": ([ARRAY, np.ones(3)], lambda view: view[1][1:]),
     "a small tensor beside": ([ARRAY, torch.ones(3)], lambda view: view[1][1:]),
-    "a parameter": (torch.nn.Parameter(torch.ones(5000)), lambda view: None),
+    "a parameter": (torch.nn.Parameter(torch.ones(5000)), lambda view: view.data),
     "sparse": ([ARRAY, torch.ones(70, 70).to_sparse(), torch.eye(3).to_sparse_csr()], len),
     "nested": ([ARRAY, torch.nested.nested_tensor([torch.ones(2000), torch.ones(3)])], len),
     "a tensor without memory": ([ARRAY, torch.ones(70, 70, device="meta")], len),
-    "a tensor": (torch.from_numpy(ARRAY), lambda view: view.clone()),
+    "a tensor": (torch.from_numpy(ARRAY), lambda view: view),
+    "a tensor's slice": (torch.from_numpy(ARRAY), lambda view: view[1:]),
+    "a tensor as numpy": ({"t": torch.from_numpy(ARRAY)}, lambda view: view["t"].numpy()),
+    "a large tensor": (torch.from_numpy(LARGE), lambda view: view.reshape(3, -1)),
+    "out of a module": (torch.nn.Linear(70, 70), lambda view: view.weight),
     "tensors": ({"t": [torch.ones(5000), torch.ones(6000)]}, lambda view: list(view)),
     "nothing that aliases": ({"a": [1, 2]}, lambda view: view["a"]),
     "bytes": (b"x" * (3 * CHUNK), lambda view: view),
@@ -165,6 +163,22 @@ def test_it_aliases(sent: "np.ndarray[Any, Any]") -> None:
             assert writer.handle.queue_id in mapped_at(view.ctypes.data)
             with pytest.raises(ValueError, match="read-only"):
                 view[0] = 1
+
+
+@pytest.mark.parametrize("sent", [ARRAY, LARGE], ids=["chunk", "extent"])
+def test_a_write_to_a_tensor_reaches_nobody(sent: "np.ndarray[Any, Any]") -> None:
+    """torch knows no read-only memory, so a view's tensors are the reader's own, and outlive it."""
+    message = {"tensor": torch.from_numpy(sent), "parameter": torch.nn.Parameter(torch.ones(5000))}
+    with queue_of(2, max_chunk_bytes=CHUNK) as (writer, (one, two)):
+        writer.enqueue(message)
+        with one.dequeue_view() as view:
+            kept = [view["tensor"][1:], view["parameter"].detach().numpy()]
+            kept[0].zero_()
+            kept[1][:] = 0
+        with two.dequeue_view() as view:
+            assert torch.equal(view["tensor"], message["tensor"])
+            assert torch.equal(view["parameter"], message["parameter"])
+        assert not kept[0].any()
 
 
 def bytes_of(tensor: "torch.Tensor") -> bytes:

@@ -167,9 +167,7 @@ class LocalReader(_LocalEnd[RingReader]):
         codec = codec_of(handle.serializer)
         queue_id = bytes.fromhex(handle.queue_id)
         try:
-            segment = RingSegment.attach(
-                geometry, name, queue_id, RESERVED_CHUNK_BYTES, slot=1 + place
-            )
+            segment = RingSegment.attach(geometry, name, queue_id, slot=1 + place)
             super().__init__(segment, lambda: RingReader(segment, ranks, codec, place, origin))
         except RankTaken as error:
             raise RankTaken(f"reader {rank} cannot attach: {error}") from None

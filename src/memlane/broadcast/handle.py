@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from memlane._checks import integer_from, segment_name
 from memlane._serialization import codec_of
@@ -12,6 +13,23 @@ from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; a queue and its readers must agree.
 FORMAT_VERSION = 3
+
+
+def no_pickle(queue: object) -> NoReturn:
+    """`__reduce__` of what is passed on by a handle."""
+    raise InvalidType(
+        f"a {type(queue).__name__} cannot be pickled or copied: send export_handle(rank), and call "
+        f"create_from_handle(handle, rank) where it arrives"
+    )
+
+
+def checked_handle(handle: object) -> Handle:
+    """`handle`, if it is one that a queue can have made."""
+    if not isinstance(handle, Handle):
+        hint = "; Handle.from_json() makes one of its text" if isinstance(handle, str) else ""
+        raise InvalidType(f"a Handle is needed, not {type(handle).__name__}{hint}")
+    handle.validate()
+    return handle
 
 
 @dataclass

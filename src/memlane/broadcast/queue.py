@@ -13,7 +13,7 @@ from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
 from memlane.broadcast.grouping import create_from_process_group
-from memlane.broadcast.handle import Handle, checked_rank, checked_ranks
+from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks, no_pickle
 from memlane.broadcast.ring import ShmRingBuffer, ring_geometry
 from memlane.broadcast.socket import receive_pickled
 from memlane.errors import Closed, InvalidArgument, InvalidType, WriterClosed, WrongRole
@@ -141,10 +141,7 @@ class MessageQueue:
             AccessRefused: the peer there is not the queue's writer, or does not know this key.
             InvalidArgument: a negative rank, or one that the queue does not have.
         """
-        if not isinstance(handle, Handle):
-            raise InvalidType(f"a Handle is needed, not {type(handle).__name__}")
-        rank = checked_rank(rank)
-        handle.validate()
+        handle, rank = checked_handle(handle), checked_rank(rank)
         end: ReaderEnd
         if rank in handle.local_reader_ranks and handle.buffer_handle is not None:
             end = LocalReader(handle, handle.local_reader_ranks.index(rank))
@@ -276,6 +273,8 @@ class MessageQueue:
             f"readers {self.handle.local_reader_ranks}>"
         )
 
+    __reduce__ = no_pickle
+
     # The writer -----------------------------------------------------------------------------
 
     def _must_be_writer(self, call: str) -> WriterEnd:
@@ -298,6 +297,7 @@ class MessageQueue:
             TimedOut: after `timeout` seconds; it names the readers that are behind.
             ReaderDied: until `release_reader` is called.
             ShmExhausted: /dev/shm has no space for it, and no older message would give some back.
+            InvalidType: it cannot be pickled, or is nothing that MessagePack has.
             Closed: this end was closed.
 
         Whatever it raises, nothing was sent.
@@ -324,7 +324,7 @@ class MessageQueue:
 
     def _must_be_reader(self, call: str) -> ReaderEnd:
         if self._reader is None:
-            raise WrongRole(f"Only readers can {call}")
+            raise WrongRole(f"Only readers can {call}: make one by create_from_handle()")
         return self._reader
 
     def dequeue(
@@ -363,7 +363,7 @@ class MessageQueue:
         The writer waits for them: the chunk is given back when the last array, slice or buffer of
         it goes. If anything but the name of `with ... as name` refers to one when the block ends,
         leaving it raises `ViewInUse` (containers and attributes are searched for the holder).
-        All else is a copy. torch knows no read-only memory: do not write to a tensor of a view.
+        All else is a copy; tensors, too, because torch knows no read-only memory.
 
         Nobody waits for the views of a reader that has closed or of a forked child: they stay
         mapped, but may change, and end in a SIGBUS where /dev/shm is full. Raises as `dequeue`.

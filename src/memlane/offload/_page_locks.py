@@ -6,7 +6,7 @@ import logging
 import threading
 
 from memlane.offload import cuda
-from memlane.offload._runtime import CudaRefused, loaded_runtime
+from memlane.offload._runtime import CudaRefused, Runtime, loaded_runtime
 
 GIB = 1 << 30
 MOST_AT_ONCE = 64 * GIB
@@ -22,6 +22,7 @@ class PageLocks:
         self._row_bytes = row_bytes
         self._name = name
         self._locked: list[int] = []
+        self._runtime: Runtime | None = None  # that has locked them
         self._one_at_a_time = threading.RLock()
 
     @property
@@ -49,10 +50,12 @@ class PageLocks:
                     self._name,
                 )
                 return False
+            self._runtime = runtime
             try:
-                for address, size in self.chunks():
-                    runtime.register(address, size)
-                    self._locked.append(address)
+                with cuda.device_in_use():
+                    for address, size in self.chunks():
+                        runtime.register(address, size)
+                        self._locked.append(address)
             except CudaRefused as error:
                 locked = len(self._locked)
                 self.unlock()
@@ -70,21 +73,24 @@ class PageLocks:
 
     def unlock(self) -> None:
         """Before the memory is unmapped; what fails is a WARNING."""
+        cuda.forget_finished()
         with self._one_at_a_time:
-            runtime = loaded_runtime() if self._locked else None
             locked, self._locked = self._locked, []
+            runtime = (self._runtime or loaded_runtime()) if locked else None
             if runtime is None:
                 return
             cuda.finish_all()
-            for address in locked:
-                try:
-                    runtime.unregister(address)
-                except CudaRefused as error:
-                    _log.warning("%s: could not be unlocked: %s", self._name, error)
+            with cuda.device_in_use():
+                for address in locked:
+                    try:
+                        runtime.unregister(address)
+                    except CudaRefused as error:
+                        _log.warning("%s: could not be unlocked: %s", self._name, error)
 
     def take_over(self) -> None:
         """Somebody has registered the whole by himself, from its beginning, if it is not locked."""
         if not self._locked:
+            self._runtime = loaded_runtime()
             self._locked = [self._address]
 
     def forget(self) -> None:

@@ -89,7 +89,8 @@ class Runtime:
 
 def loaded_runtime() -> Runtime | None:
     """None where nothing in this process has loaded one."""
-    for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines():
+    # Not splitlines(): for that a name may hold ends of lines. The kernel escapes what is one.
+    for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n"):
         path = line.split(maxsplit=5)[5] if line.count("/") else ""
         if Path(path).name.startswith("libcudart"):
             try:

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 
 from memlane import _space
 from memlane._native import Population, RegionFile
-from memlane.errors import TimedOut
+from memlane.errors import SegmentRefused, TimedOut
 from memlane.offload import _pages
+from memlane.offload._holders import holders_of
 
 Progress = Callable[[int, int], object]
 _SLICE = 0.1
+# A file that others have open without holding it is looked at so often, that far apart: who starts
+# at the same moment opens it, too, but not for long.
+_LOOKS = 20
+_BETWEEN_LOOKS = 0.05
 _log = logging.getLogger("memlane.offload")
 
 
@@ -101,7 +106,13 @@ def start(file: RegionFile, plan: Plan) -> Started:
 
 def _enter(file: RegionFile, plan: Plan) -> str:
     deadline = time.monotonic() + plan.timeout
-    while (entry := file.enter(_SLICE)) == "waiting":
+    looks = 0
+    while (entry := file.enter(_SLICE)) in ("waiting", "foreign"):
+        if entry == "foreign":
+            looks += 1
+            if looks == _LOOKS:
+                raise _in_use(plan.path)
+            time.sleep(_BETWEEN_LOOKS)
         if time.monotonic() > deadline:
             raise TimedOut(
                 f"could not join {plan.path} within {plan.timeout} s: somebody who is joining or "
@@ -109,6 +120,14 @@ def _enter(file: RegionFile, plan: Plan) -> str:
                 plan.timeout,
             )
     return entry
+
+
+def _in_use(path: str) -> SegmentRefused:
+    who = holders_of(path) or "a process that cannot be seen from here"
+    return SegmentRefused(
+        f"{path} is in use by {who}, which does not hold it as memlane's regions are held: it is "
+        f"another implementation's. End that process, or take another instance_id"
+    )
 
 
 def _await_space(file: RegionFile, plan: Plan) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from memlane.errors import InvalidArgument, InvalidType, Unsupported
 from memlane.offload._runtime import Runtime, loaded_runtime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     import numpy as np
     import torch
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 # Copies that may be under way, with their arrays: memory must not be freed under the GPU, even if
 # the caller drops everything. Those that are done go with the next transfer.
 _under_way: set[BlockTransfer] = set()
+_own_streams: dict[torch.device, torch.cuda.Stream] = {}
 _log = logging.getLogger("memlane.offload")
 
 
@@ -101,13 +106,15 @@ def transfer(
     if stream.device != device:
         raise InvalidArgument(f"the stream is one of {stream.device}, the tensor is on {device}")
     runtime = _runtime()
-    for earlier in tuple(_under_way):
-        _ = earlier.done  # which lets go of its arrays
+    forget_finished()
     with torch.cuda.device(device):
         event = torch.cuda.Event()
+        behind, stream = stream, _with_batches(stream, device)
         try:
             nbytes, copies = runtime.queue(src, dst, pairs, stream.cuda_stream)
             event.record(stream)
+            if behind is not stream:
+                behind.wait_event(event)
             moved = BlockTransfer(nbytes, copies, event, (src, dst))
             _under_way.add(moved)
         except InvalidArgument:  # before anything was queued
@@ -118,10 +125,51 @@ def transfer(
     return moved
 
 
+def _with_batches(stream: torch.cuda.Stream, device: torch.device) -> torch.cuda.Stream:
+    """The same stream, or, because CUDA refuses batches of copies on its legacy stream (known by
+    two handles), one of our own behind what is on that by now."""
+    if stream.cuda_stream not in (0, 1):
+        return stream
+    import torch
+
+    own = _own_streams.get(device)
+    if own is None:
+        own = _own_streams.setdefault(device, torch.cuda.Stream(device))
+    own.wait_stream(stream)
+    return own
+
+
+def device_in_use() -> AbstractContextManager[object]:
+    """A block whose calls of CUDA make no context on a GPU that this process does not use.
+
+    Every thread begins with GPU 0 as its current one, whichever the others have chosen.
+    """
+    torch: Any = sys.modules.get("torch")
+    has_context = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None)
+    if has_context is None or not torch.cuda.is_initialized():
+        return nullcontext()
+    if has_context(torch.cuda.current_device()):
+        return nullcontext()
+    in_use = (one for one in range(torch.cuda.device_count()) if has_context(one))
+    device = next(in_use, None)
+    # torch leaves it again without touching the one before, as that has no context.
+    return nullcontext() if device is None else torch.cuda.device(device)
+
+
+def forget_finished() -> None:
+    """Lets go of the arrays of transfers that are done, for which nobody has asked."""
+    _ask_all(lambda transfer: transfer.done)
+
+
 def finish_all() -> None:
     """Waits for every transfer: from then on no memory is used by them."""
+    _ask_all(BlockTransfer.wait)
+
+
+def _ask_all(question: Callable[[BlockTransfer], object]) -> None:
     for transfer in tuple(_under_way):
         try:
-            transfer.wait()
+            question(transfer)
         except RuntimeError as error:  # a GPU that has failed copies no more
+            transfer._let_go()
             _log.warning("%r has failed: %s", transfer, error)

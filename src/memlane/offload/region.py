@@ -60,7 +60,8 @@ class SharedOffloadRegion:
     Raises:
         InvalidArgument: a ValueError; sizes that do not fit, an id that cannot be part of a name.
         LayoutMismatch: a ValueError; the instance lives, with another geometry.
-        SegmentRefused: a PermissionError; what bears the name is not a file of this user's.
+        SegmentRefused: a PermissionError; what bears the name is not a file of this user's, or is
+            another implementation's region, in use.
         ShmExhausted: a MemoryError; the file system, the cgroup or the machine has no such space.
         TimedOut: others are joining or reserving, and do not come to an end.
 

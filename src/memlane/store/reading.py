@@ -45,9 +45,9 @@ class ObjectReads:
     def view(self, address: int, monotonic_id: int) -> ObjectView:
         """The same as a block: `with storage.view(address, id) as value`, arrays not copied.
 
-        They are read-only (torch knows no such thing: do not write to a tensor of a view) and keep
-        the object from eviction. The read counts when the block ends, however it ends. If anything
-        but the name of `with ... as name` refers to one of them then, leaving it raises
+        They are read-only and keep the object from eviction. Tensors are copies, the caller's own:
+        torch knows no read-only memory. The read counts when the block ends, however it ends. If
+        anything but the name of `with ... as name` refers to an array then, leaving it raises
         `ViewInUse`, and the object is kept until that goes.
         """
         return ObjectView(self, address, monotonic_id)

@@ -116,10 +116,10 @@ class MsgpackSerde(ObjectSerde):
         return self._deserialize(data, False)
 
     def deserialize_view(self, data: memoryview) -> Any:
-        """The value; arrays, tensors and bytes are where they lie in `data`.
+        """The value; arrays and bytes are where they lie in `data`.
 
-        Arrays are read-only, tensors must not be written to (torch knows no read-only memory),
-        and bytes are read-only memoryviews, except keys and members of sets. All else is a copy.
+        Arrays are read-only, and bytes are read-only memoryviews, except keys and members of sets.
+        All else is a copy; tensors, too, because torch knows no read-only memory.
         """
         return self._deserialize(data, True)
 
