@@ -9,10 +9,10 @@
 #include <new>
 
 #include "bindings/message_pack.hpp"
+#include "bindings/one_call.hpp"
 #include "bindings/ring_reader.hpp"
 #include "bindings/ring_segment.hpp"
 #include "bindings/ring_writer.hpp"
-#include "bindings/turn.hpp"
 
 namespace memlane::bindings {
 
@@ -101,11 +101,7 @@ void bind_broadcast(nb::module_& m) {
         .def("readinto", &Incoming::read_into, "target"_a)
         .def("readline", &Incoming::read_line);
 
-    static PyType_Slot pooled[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(PooledBuffer::get_buffer)}, {0, nullptr}};
-    nb::class_<PooledBuffer>(m, "PooledBuffer", nb::type_slots(pooled), "Memory of an array that a reader owns.");
-
-    static PyType_Slot lent[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(LentBuffer::get_buffer)}, {0, nullptr}};
-    nb::class_<LentBuffer>(m, "LentBuffer", nb::type_slots(lent), "Memory of an array that a reader keeps where it came.");
+    nb::class_<PooledBuffer, Buffer>(m, "PooledBuffer", "Memory of an array that a reader owns.");
 
     static PyType_Slot turn[] = {{Py_tp_traverse, reinterpret_cast<void*>(Turn::traverse)},
                                  {Py_tp_clear, reinterpret_cast<void*>(Turn::clear)},
@@ -115,8 +111,9 @@ void bind_broadcast(nb::module_& m) {
         .def("__enter__", &Turn::enter)
         .def("__exit__", &Turn::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none())
         .def_prop_ro("thread", &Turn::thread, "That is in a call; 0: none is.")
-        .def_prop_ro("lock", &Turn::lock, nb::sig("def lock(self) -> threading.Lock"),
-                     "Held during a call, and by who must know that none is under way.");
+        .def("acquire", &Turn::acquire, "timeout"_a = -1.0,
+             "Keeps calls out; False if one is under way for longer. Below 0: for ever.")
+        .def("release", &Turn::release);
 
     m.def("pooled", [](std::size_t nbytes) { return PooledBuffer(nbytes); }, "nbytes"_a,
           "Private, writable memory that is used again; what it holds is anything.");
@@ -139,9 +136,6 @@ void bind_broadcast(nb::module_& m) {
         .def("send_encoded", &Writer::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),
              nb::sig("def send_encoded(self, encoder: Encoder, timeout: float | None, watch: object | None) -> None"),
              "What the encoder has; a blocked call asks `watch` like a `cancel`.")
-        .def("begin_write", &Writer::begin_write, "timeout"_a.none(),
-             nb::sig("def begin_write(self, timeout: float | None) -> memoryview"), "The next chunk, free to be filled by hand.")
-        .def("end_write", &Writer::end_write, "publish"_a)
         .def("wait_until_read", &Writer::wait_until_read, "position"_a, "timeout"_a.none(),
              "Whether every reader has finished with the message at `position` by then.")
         .def("write_block", &Writer::write_block, "owner"_a, "timeout"_a.none(),
@@ -185,7 +179,7 @@ void bind_broadcast(nb::module_& m) {
         .def("abandon", [](Reader& self) { self.close(false, false); }, "Frees everything, tells nobody, waits for nobody.")
         .def("check", [](Reader& self) { self.readable(); }, "Raises if this end is closed or a parent process's.")
         .def_prop_ro("is_closed", &Reader::is_closed)
-        .def_prop_ro("position", [](Reader& self) { return self.is_closed() ? 0 : self.core().position(); })
+        .def_prop_ro("position", &Reader::position)
         .def_prop_ro("slot", [](Reader& self) { return 1 + self.place(); })
         .def_prop_ro("ranks", &Reader::ranks)
         .def_prop_ro("absent_elsewhere", [](Reader& self) { return self.readable().participants().absent_elsewhere(); })

@@ -9,9 +9,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <new>
-#include <utility>
 
+#include "bindings/buffer.hpp"
 #include "core/layout.hpp"
 #include "os/mapping.hpp"
 
@@ -84,27 +85,14 @@ private:
 };
 
 // Private, writable, aligned to 64 bytes; the base of the arrays that are made of it.
-class PooledBuffer {
+class PooledBuffer : public Buffer {
 public:
-    explicit PooledBuffer(std::size_t bytes) : block_(BufferPool::instance().take(bytes)), bytes_(bytes) {}
-    PooledBuffer(PooledBuffer&& other) noexcept
-        : block_(std::exchange(other.block_, {nullptr, 0})), bytes_(other.bytes_) {}
-    PooledBuffer& operator=(PooledBuffer&&) = delete;
-    ~PooledBuffer() {
-        if (block_.memory != nullptr) BufferPool::instance().give_back(block_);
-    }
-
-    void* memory() const noexcept { return block_.memory; }
-    std::size_t bytes() const noexcept { return bytes_; }
-
-    static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
-        const auto* buffer = nb::inst_ptr<PooledBuffer>(self);
-        return PyBuffer_FillInfo(view, self, buffer->block_.memory, static_cast<Py_ssize_t>(buffer->bytes_), 0, flags);
-    }
+    explicit PooledBuffer(std::size_t bytes) : PooledBuffer(BufferPool::instance().take(bytes), bytes) {}
 
 private:
-    BufferPool::Block block_;
-    std::size_t bytes_;
+    PooledBuffer(const BufferPool::Block& block, std::size_t bytes)
+        : Buffer(std::shared_ptr<void>(block.memory, [block](void*) { BufferPool::instance().give_back(block); }), block.memory,
+                 bytes, false) {}
 };
 
 }  // namespace memlane::bindings

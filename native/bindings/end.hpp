@@ -1,7 +1,7 @@
 // One end of a queue as Python holds it: one call at a time, close() at any time from any thread, nothing at all
 // in a forked child but close().
 //
-// Protected by the GIL, and only read or written with it: everything but `busy_` where it is waited for.
+// Protected by the GIL, and only read or written with it.
 // (The extension does not declare itself free-threaded, so an interpreter without a GIL enables it.)
 #pragma once
 
@@ -14,17 +14,15 @@
 #include <functional>
 #include <memory>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/one_call.hpp"
 #include "core/segment.hpp"
-#include "core/sync.hpp"
 #include "core/wait.hpp"
 #include "os/clock.hpp"
-#include "os/futex.hpp"
 
 namespace memlane::bindings {
 
@@ -149,33 +147,27 @@ public:
         return deadline;
     }
 
-    enum class Block { none, open };
-
-    // Around every call. `block`: a call that ends an acquire_read or acquire_write needs it open, any other needs none.
+    // Around every call: there is one at a time, and none in the block of acquire_read or acquire_write but what ends it.
     class Call {
     public:
-        explicit Call(End& end, Block block = Block::none) : end_(end) {
+        explicit Call(End& end) : end_(end) {
             end_.check_own();
             if (end_.closed_ || end_.closing_) raise_failure(end_.self(), "closed");
-            if (core::load_relaxed(end_.busy_) != 0) raise_failure(end_.self(), "concurrent_use");
-            if (end_.block_ != block)
-                raise_failure(end_.self(), block == Block::none ? "block_open" : "no_block_open");
-            core::store_relaxed(end_.busy_, 1u);
-            end_.busy_thread_ = std::this_thread::get_id();
+            if (!end_.call_.begin()) raise_failure(end_.self(), "concurrent_use");
+            if (!static_cast<Bound&>(end_).has_open_block()) return;
+            end_.call_.end();
+            raise_failure(end_.self(), "block_open");
         }
         Call(const Call&) = delete;
         Call& operator=(const Call&) = delete;
         ~Call() {
             if (end_.closing_) end_.finish(end_.announce_);
-            core::store_release(end_.busy_, 0u);
-            if (end_.closing_) os::futex_wake_all(&end_.busy_);
+            end_.call_.end();
         }
 
     private:
         End& end_;
     };
-
-    void set_block(Block block) noexcept { block_ = block; }
 
     // Wakes a call that another thread is blocked in, which then raises Closed and frees everything on its way out.
     // Waits for that if `wait`; but not in a signal handler of the very thread that is in the call.
@@ -194,21 +186,14 @@ public:
 
 private:
     void end_or_wait(bool announce, bool wait) {
-        if (core::load_relaxed(busy_) == 0 || (!segment_->is_own() && busy_thread_ != std::this_thread::get_id())) {
+        const bool is_callers = call_.caller() == PyThread_get_thread_ident();
+        if (!call_.is_under_way() || (!segment_->is_own() && !is_callers)) {
             finish(announce);
             return;
         }
         closing_ = true;
         core_->stop_waiting();
-        if (!wait || busy_thread_ == std::this_thread::get_id()) return;
-        // The call may be in the caller's own code (pickling, decoding), so signals are looked after.
-        while (core::load_acquire(busy_) != 0) {
-            {
-                const WithoutGil no_gil;
-                os::futex_wait(&busy_, 1, os::monotonic_now() + 100 * os::kMillisecond);
-            }
-            if (PyErr_CheckSignals() != 0) throw nb::python_error();
-        }
+        if (wait && !is_callers) call_.wait(os::Deadline::never());
     }
 
     void finish(bool announce) noexcept {
@@ -224,9 +209,7 @@ private:
     std::shared_ptr<core::Segment> segment_;
     std::vector<std::int64_t> ranks_;
     std::shared_ptr<Core> core_;
-    std::uint32_t busy_ = 0;
-    std::thread::id busy_thread_;
-    Block block_ = Block::none;
+    OneCall call_;
     bool closing_ = false;
     bool announce_ = false;
     bool closed_ = false;

@@ -4,12 +4,12 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "bindings/buffer_pool.hpp"
 #include "bindings/chunk_block.hpp"
 #include "bindings/incoming.hpp"
-#include "bindings/lent_buffer.hpp"
 #include "bindings/ring_facts.hpp"
 #include "bindings/ring_segment.hpp"
 #include "broadcast/frames.hpp"
@@ -33,6 +33,9 @@ public:
           place_(reader) {}
 
     std::size_t place() const noexcept { return place_; }
+    bool has_open_block() const noexcept { return open_.has_value(); }
+    // Of the message whose block is open, or of the next.
+    std::uint64_t position() { return is_closed() ? 0 : core().position() - (has_open_block() ? 1 : 0); }
 
     nb::object origin() const { return origin_; }
 
@@ -90,31 +93,28 @@ private:
         begin(timeout, cancel);
         core().ensure_whole_chunk();
         const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
-        const std::uint64_t at = core().ring().chunk_at(core().position()) * bytes;
-        chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, bytes));
-        nb::object view = view_of(chunk_);
-        core().show();
-        set_block(Block::open);  // last: whatever failed before left no block to be ended
+        const std::shared_ptr<os::Mapping>& mapping = core().segment().mapping();
+        std::byte* const chunk = mapping->base() + core().ring().chunk_at(core().position()) * bytes;
+        const std::shared_ptr<void> lease = lease_of_chunk(mapping);
+        nb::object view = view_of(nb::cast(Buffer(lease, chunk, bytes, false)));
+        core().hold(bytes);  // last: whatever failed before has taken nothing
+        open_ = lease;
         return view;
     }
 
-    // The chunk is given back now, or, if something still refers to it, when that goes: nobody ever sees it change.
+    // The chunk was given back by now, or is when what still refers to it goes: nobody ever sees it change.
     void end_read() {
-        const nb::object chunk = std::exchange(chunk_, nb::object());
+        const auto lease = std::exchange(open_, std::nullopt);
         if (is_closed()) return;  // closed inside the block: given back with everything else
-        const Call call(*this, Block::open);
-        set_block(Block::none);
-        SharedBuffer& buffer = nb::cast<SharedBuffer&>(chunk);
-        const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
-        if (!buffer.is_in_use()) {
-            core().finish(bytes);
-            return;
-        }
-        const std::uint64_t position = core().hold(bytes);
-        buffer.when_unused([end = std::weak_ptr(shared_core()), position] {
-            if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->release_held(position);
-        });
-        raise_failure(self(), "read_view_in_use");
+        const Call call(*this);
+        if (!lease->expired()) raise_failure(self(), "read_view_in_use");
+    }
+
+    // Gives the taken chunk back, if it is held, when the last buffer goes; until then `memory` is there.
+    std::shared_ptr<void> lease_of_chunk(std::shared_ptr<os::Mapping> memory) {
+        return {nullptr, [memory = std::move(memory), end = std::weak_ptr(shared_core()), position = core().position()](void*) {
+                    if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->release_held(position);
+                }};
     }
 
     broadcast::ChunkDescriptor described() {
@@ -167,9 +167,11 @@ private:
             const broadcast::FrameTable table = table_of(message);
             stream = table.stream();
             const std::shared_ptr<broadcast::Lease> lease = lends ? lease_for(message, table) : nullptr;
-            for (const broadcast::Frame& frame : table.buffers())
-                buffers.append(lease && frame.bytes >= broadcast::kLeastLent ? nb::cast(LentBuffer(lease, frame.offset, frame.bytes))
-                                                                             : copy_buffer(message, frame));
+            for (const broadcast::Frame& frame : table.buffers()) {
+                const bool is_lent = lease && frame.bytes >= broadcast::kLeastLent;
+                buffers.append(is_lent ? nb::cast(LentBuffer(lease, lease->memory() + frame.offset, frame.bytes))
+                                       : copy_buffer(message, frame));
+            }
         } else if (message.kind != ChunkKind::object) {
             raise_corrupt();
         }
@@ -195,16 +197,13 @@ private:
         const auto place = core().place(message);
         if (!place) raise_corrupt();
         nb::bytes stream = copy_stream(message, table.stream());
-        const std::weak_ptr<RingReader> end = shared_core();
-        const std::uint64_t position = core().position();
-        const std::shared_ptr<void> lease(nullptr, [end, position](void*) {
-            if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->release_held(position);
-        });
+        std::byte* const begin = place->mapping->base() + place->offset;
+        const std::shared_ptr<void> lease = lease_of_chunk(place->mapping);
         core().hold(message.length);
         nb::list buffers;
         for (const broadcast::Frame& frame : table.buffers())
-            buffers.append(nb::cast(SharedBuffer(place->mapping, place->offset + frame.offset, frame.bytes, lease)));
-        return {std::move(stream), std::move(buffers), {lease, place->mapping->base() + place->offset, message.length}};
+            buffers.append(nb::cast(Buffer(lease, begin + frame.offset, frame.bytes, true)));
+        return {std::move(stream), std::move(buffers), {lease, begin, message.length}};
     }
 
     broadcast::FrameTable table_of(const broadcast::ChunkDescriptor& message) {
@@ -258,7 +257,7 @@ private:
     const nb::object decode_plain_;
     const nb::object origin_;
     const std::size_t place_;
-    nb::object chunk_;  // of the open block
+    std::optional<std::weak_ptr<void>> open_;  // the lease of the chunk whose block is open
 
     void begin(nb::handle timeout, nb::handle cancel) {
         if (!try_begin(timeout, cancel)) throw nb::python_error();

@@ -5,6 +5,8 @@
 #include <nanobind/nanobind.h>
 
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,8 @@ public:
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), pool_bytes),
           encoder_(codec) {}
 
+    bool has_open_block() const noexcept { return open_.has_value(); }
+
     nb::object send(nb::handle object, nb::handle timeout) {
         const Call call(*this);
         const Cleared cleared{encoder_};
@@ -40,31 +44,6 @@ public:
     nb::object send_encoded(const Encoder& encoder, nb::handle timeout, nb::handle watch) {
         const Call call(*this);
         return put(encoder, deadline_of(timeout), timeout, watch);
-    }
-
-    nb::object begin_write(nb::handle timeout) {
-        const Call call(*this);
-        const RingGeometry& g = core().ring().geometry();
-        tend(false);
-        if (!begin(g.max_chunk_bytes, deadline_of(timeout), timeout)) throw nb::python_error();
-        const std::uint64_t at = core().ring().chunk_at(core().position()) * g.max_chunk_bytes;
-        chunk_ = nb::cast(SharedBuffer(core().segment().mapping(), at, g.max_chunk_bytes));
-        nb::object view = view_of(chunk_);
-        set_block(Block::open);  // last: whatever failed before left no block to be ended
-        return view;
-    }
-
-    // What still refers to the chunk could change the message after it is published, so nothing is published then.
-    void end_write(bool publish) {
-        const nb::object chunk = std::exchange(chunk_, nb::object());
-        if (is_closed() && !publish) return;  // closed inside the block, which then failed: nothing to take back
-        const Call call(*this, Block::open);
-        set_block(Block::none);
-        const bool is_in_use = nb::cast<SharedBuffer&>(chunk).is_in_use();
-        if (is_in_use) refused_ = chunk;
-        if (!publish) return;
-        if (is_in_use) raise_failure(self(), "write_view_in_use");
-        core().publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
     }
 
     // False if it lasts longer.
@@ -107,6 +86,28 @@ public:
     }
 
 private:
+    nb::object begin_write(nb::handle timeout) {
+        const Call call(*this);
+        const RingGeometry& g = core().ring().geometry();
+        tend(false);
+        if (!begin(g.max_chunk_bytes, deadline_of(timeout), timeout)) throw nb::python_error();
+        const auto lease = std::make_shared<std::shared_ptr<os::Mapping>>(core().segment().mapping());
+        nb::object view = view_of(nb::cast(Buffer(lease, core().chunk(), g.max_chunk_bytes, false)));
+        open_ = lease;  // last: whatever failed before left no block to be ended
+        return view;
+    }
+
+    // What still refers to the chunk could change the message after it is published, so nothing is published then.
+    void end_write(bool publish) {
+        const auto lease = std::exchange(open_, std::nullopt);
+        if (is_closed() && !publish) return;  // closed inside the block, which then failed: nothing to take back
+        const Call call(*this);
+        refused_ = *lease;
+        if (!publish) return;
+        if (!refused_.expired()) raise_failure(self(), "write_view_in_use");
+        core().publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
+    }
+
     // None, or nothing and the Python error (see is_ok).
     nb::object put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         const Outgoing& message = encoder.message();
@@ -140,10 +141,7 @@ private:
     }
 
     bool begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
-        if (refused_.is_valid()) {
-            if (nb::cast<SharedBuffer&>(refused_).is_in_use()) raise_failure(self(), "refused_chunk_in_use");
-            refused_ = nb::object();
-        }
+        if (!refused_.expired()) raise_failure(self(), "refused_chunk_in_use");
         core::Outcome outcome = [&] {
             if (core().has_space(bytes)) return core().begin_nowait(bytes);
             const WithoutGil no_gil;
@@ -174,8 +172,8 @@ private:
     }
 
     Encoder encoder_;
-    nb::object chunk_;    // of the open block
-    nb::object refused_;  // of a block that was not published, if something still refers to it
+    std::optional<std::weak_ptr<void>> open_;  // the memory of the chunk whose block is open
+    std::weak_ptr<void> refused_;              // that of a block that was left, while something still refers to it
 };
 
 }  // namespace memlane::bindings

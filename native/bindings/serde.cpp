@@ -10,7 +10,6 @@
 #include "bindings/foreign_memory.hpp"
 #include "bindings/object_memory.hpp"
 #include "bindings/shared_buffer.hpp"
-#include "bindings/survivors.hpp"
 
 namespace memlane::bindings {
 
@@ -26,8 +25,7 @@ nb::object bytes_at(nb::object owner, std::uintptr_t address, std::size_t bytes)
 }  // namespace
 
 void bind_serde(nb::module_& m) {
-    static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(ForeignMemory::get_buffer)}, {0, nullptr}};
-    nb::class_<ForeignMemory>(m, "ForeignMemory", nb::type_slots(slots), "Memory that another object keeps alive.");
+    nb::class_<ForeignMemory, Buffer>(m, "ForeignMemory", "Memory that another object keeps alive.");
 
     nb::class_<ObjectMemory>(m, "ObjectMemory", "The bytes of a stored object, given out piece by piece.")
         .def(nb::init<nb::handle, bool, bool>(), "shown"_a, "is_view"_a, "allows_pickle"_a,
@@ -47,7 +45,13 @@ void bind_serde(nb::module_& m) {
     m.def("bytes_at", &bytes_at, "owner"_a, "address"_a, "nbytes"_a,
           nb::sig("def bytes_at(owner: object, address: int, nbytes: int) -> memoryview"),
           "So many bytes of the memory of `owner`, which keeps them there; read-only.");
-    bind_survivors(m);
+    // What looks for survivors is Python. This name of it goes when memlane.store imports it from there.
+    m.def(
+        "survivor",
+        [](nb::handle box, nb::handle lease) {
+            return nb::module_::import_("memlane._survivors").attr("survivor")(box, lease);
+        },
+        "box"_a, "lease"_a, nb::sig("def survivor(box: list[object], lease: ViewLease) -> str | None"));
 }
 
 }  // namespace memlane::bindings

@@ -156,16 +156,9 @@ public:
     // Gives the taken chunk back and goes on to the next.
     void finish(std::uint64_t length) noexcept { give_back(advance(length)); }
 
-    // The caller looks at the taken chunk itself, until finish() or hold(): a view, which counts like the ones held.
-    void show() noexcept {
-        shown_since_ = os::monotonic_now();
-        count_views();
-    }
-
     // Goes on to the next chunk, but keeps this one until release_held() of the position that is returned.
     std::uint64_t hold(std::uint64_t length) {
-        held_.push_back({position_, shown_since_ != 0 ? shown_since_ : os::monotonic_now()});
-        shown_since_ = 0;
+        held_.push_back({position_, os::monotonic_now()});
         count_views();
         return advance(length);
     }
@@ -215,17 +208,13 @@ private:
 
     core::ParticipantSlot& own() const noexcept { return participants_.slot(slot()); }
 
-    // In the order of their positions, so the first is the oldest; what is shown comes behind them all.
+    // In the order of their positions, so the first is the oldest.
     void count_views() noexcept {
-        core::store_relaxed<std::int64_t>(own().views_since_ns, held_.empty() ? shown_since_ : held_.front().since);
-        core::store_relaxed(own().views, static_cast<std::uint32_t>(held_.size() + (shown_since_ != 0)));
+        core::store_relaxed<std::int64_t>(own().views_since_ns, held_.empty() ? 0 : held_.front().since);
+        core::store_relaxed(own().views, static_cast<std::uint32_t>(held_.size()));
     }
 
     std::uint64_t advance(std::uint64_t length) noexcept {
-        if (shown_since_ != 0) {
-            shown_since_ = 0;
-            count_views();
-        }
         core::store_relaxed(own().position, position_ + 1);
         core::store_relaxed(own().last_progress_ns, os::monotonic_now());
         core::add_single_writer(own().bytes, length);
@@ -277,7 +266,6 @@ private:
     bool is_writer_dead_ = false;    // as that look found
     std::uint64_t position_;
     std::vector<Held> held_;                // chunks that this reader keeps because something refers to them
-    os::Nanoseconds shown_since_ = 0;       // since when the caller looks at the taken chunk, 0 if it does not
     std::shared_ptr<os::Mapping> behind_;  // of the file behind the ring, once a view of an extent was asked for
     std::shared_ptr<os::PrivateMapping> lent_;  // the same, private, once a message was lent
     std::map<std::uint64_t, std::uint64_t> checked_;  // places of messages, and how many bytes there have their space

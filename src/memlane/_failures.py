@@ -120,7 +120,6 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
         ConcurrentUse,
         "a block of acquire_write or acquire_read is open on this end; leave it first",
     ),
-    "no_block_open": (ConcurrentUse, "no block is open on this end"),
     "unexpected": (
         MemlaneError,
         "a native call ended in a way that it should not; please report it",

@@ -1,10 +1,15 @@
 """The native core of memlane: shared memory, atomics, waiting, liveness."""
 
-import threading
 from collections.abc import Sequence
 
-class SharedBuffer:
-    """Owner of a range of shared memory; what its memoryviews keep alive."""
+class Buffer:
+    """Memory, and what keeps it; its memoryviews keep both."""
+
+class SharedBuffer(Buffer):
+    """A range of shared memory."""
+
+class LentBuffer(Buffer):
+    """Memory of an array that a reader keeps where it came."""
 
 class ViewLease:
     """Memory that arrays alias; given back when the last of them goes."""
@@ -118,11 +123,8 @@ class Incoming:
     def readinto(self, target: object) -> int: ...
     def readline(self) -> bytes: ...
 
-class PooledBuffer:
+class PooledBuffer(Buffer):
     """Memory of an array that a reader owns."""
-
-class LentBuffer:
-    """Memory of an array that a reader keeps where it came."""
 
 class Turn:
     """`with` around each call on an end, of which there is one at a time."""
@@ -136,9 +138,12 @@ class Turn:
     def thread(self) -> int:
         """That is in a call; 0: none is."""
 
-    @property
-    def lock(self) -> threading.Lock:
-        """Held during a call, and by who must know that none is under way."""
+    def acquire(self, timeout: float = -1.0) -> bool:
+        """
+        Keeps calls out; False if one is under way for longer. Below 0: for ever.
+        """
+
+    def release(self) -> None: ...
 
 def pooled(nbytes: int) -> PooledBuffer:
     """
@@ -176,10 +181,6 @@ class RingWriter:
     def send_encoded(self, encoder: Encoder, timeout: float | None, watch: object | None) -> None:
         """What the encoder has; a blocked call asks `watch` like a `cancel`."""
 
-    def begin_write(self, timeout: float | None) -> memoryview:
-        """The next chunk, free to be filled by hand."""
-
-    def end_write(self, publish: bool) -> None: ...
     def wait_until_read(self, position: int, timeout: object | None) -> bool:
         """
         Whether every reader has finished with the message at `position` by then.
@@ -504,7 +505,7 @@ class StoreWriter:
     def outstanding(self) -> list[int]:
         """Reads that each reader still owes."""
 
-class ForeignMemory:
+class ForeignMemory(Buffer):
     """Memory that another object keeps alive."""
 
 class ObjectMemory:
@@ -545,10 +546,7 @@ def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
     So many bytes of the memory of `owner`, which keeps them there; read-only.
     """
 
-def survivor(box: list[object], lease: ViewLease) -> str | None:
-    """
-    The type of what leads to the lease's memory and is used beyond its block; None if nothing is.
-    """
+def survivor(box: list[object], lease: ViewLease) -> str | None: ...
 
 class RegionMap:
     """All bytes of a region, as mmap.mmap has them."""

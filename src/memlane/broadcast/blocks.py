@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memlane._failures import view_in_use
-from memlane._native import survivor
+from memlane._survivors import survivor
 
 if TYPE_CHECKING:
     import threading

@@ -209,8 +209,9 @@ class Relay:
             if self._encode(message):
                 self._until_done(lambda: native.send_encoded(encoder, ACK_DELAY, None))
             else:  # what is not an object; its readers raise CorruptMessage, each once
-                self._until_done(lambda: native.begin_write(ACK_DELAY))
-                native.end_write(True)
+                block = native.write_block(self.ring, ACK_DELAY)
+                self._until_done(block.__enter__)
+                block.__exit__(None, None, None)
         finally:
             encoder.clear()
 

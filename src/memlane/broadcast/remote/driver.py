@@ -214,11 +214,11 @@ class RemoteEnd(ABC):
             self._was_closed_here = True
             return
         # In the end of the interpreter a thread may be in a call and never come out of it.
-        if self.turn.lock.acquire(timeout=-1 if self._announce else 1.0):
+        if self.turn.acquire(timeout=-1 if self._announce else 1.0):
             try:
                 self._finish()
             finally:
-                self.turn.lock.release()
+                self.turn.release()
 
     def _finish(self) -> None:
         """With no call under way: ends the thread, and everything with it."""
@@ -301,11 +301,11 @@ class RemoteEnd(ABC):
             self._broken = error
             logger.exception("the thread of a remote end failed")
         # If a call is under way, or another thread ends this end, that does it.
-        if self._ends_itself and self.turn.lock.acquire(blocking=False):
+        if self._ends_itself and self.turn.acquire(timeout=0):
             try:
                 self._finish()
             finally:
-                self.turn.lock.release()
+                self.turn.release()
 
     @abstractmethod
     def _serve(self) -> None:

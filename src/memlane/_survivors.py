@@ -1,0 +1,166 @@
+"""What still refers to shared memory when the block of a zero-copy read ends.
+
+The memory is safe whatever is said here: it is given back with its last reference. Here is found
+out whether the end of the block is an error, and whose.
+
+`with ... as name` leaves `name` behind, so that one reference is nobody's fault. It is told from
+all others by counting: every object of the block's value that leads to the memory must have as many
+references as the value itself holds on it, and no more. What an object holds is asked of its type,
+as the garbage collector does it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memlane._native import Buffer
+
+if TYPE_CHECKING:
+    from memlane._native import ViewLease
+
+# Of exactly these types: lead nowhere, and are most of what a message holds.
+_LEAVES = frozenset((str, int, float, type(None), bool, bytes, bytearray, complex))
+_CONTAINERS = (dict, list, tuple, set, frozenset, memoryview, deque)
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class of Python's
+
+# What a memoryview shares with its slices.
+_ManagedBuffer = type(gc.get_referents(memoryview(b""))[0])
+
+
+def _uses(parts: list[Any]) -> list[int]:
+    """References to each, this call's own and the list's among them."""
+    return list(map(sys.getrefcount, parts))
+
+
+def _uses_of_a_local() -> int:
+    part = object()
+    return sys.getrefcount(part)
+
+
+_LISTED = _uses([object()])[0]
+_LOCAL = _uses_of_a_local()
+
+
+def survivor(box: list[Any], lease: ViewLease) -> str | None:
+    """The type of what leads to the lease's memory and is used beyond its block; None if nothing.
+
+    Args:
+        box: its only element is the block's value, to which the caller has no other reference.
+        lease: of the memory.
+    """
+    others = _uses(box)[0] - _LISTED
+    if others <= 1 and _is_array_alone(box[0]):
+        return None
+    parts, held = _survey(box[0])
+    held[id(box[0])] += 1 + (others > 0)  # the box, and the name
+    if not others and isinstance(box[0], (tuple, list)):  # ... as (one, other)
+        for member in held.keys() & {id(one) for one in _held_by(box[0])}:
+            held[member] += 1
+    counts = zip(parts, _uses(parts), held.values(), strict=True)
+    used = [part for part, uses, known in counts if uses - _LISTED > known]
+    if used:
+        leading = _leading(parts, lease)
+        for part in used:
+            if id(part) in leading:
+                return type(part).__name__
+    if "torch" in sys.modules and any(_is_storage_shared(part, lease) for part in parts):
+        return "storage of a tensor"
+    return None
+
+
+def _is_array_alone(part: Any) -> bool:
+    """Is it an array on memory that nothing else refers to, which needs no further search?"""
+    if type(part) is not np.ndarray:
+        return False
+    while type(part) is np.ndarray:
+        if part.dtype.hasobject:
+            return False
+        part = part.base
+        if sys.getrefcount(part) - _LOCAL > 1:
+            return False
+    if type(part) is not memoryview:
+        return False
+    part = gc.get_referents(part)[0]
+    return sys.getrefcount(part) - _LOCAL == 1
+
+
+def _survey(value: Any) -> tuple[list[Any], dict[int, int]]:
+    """What the value leads to, and by id how many references each has from the others."""
+    parts, held = [value], {id(value): 0}
+    for part in parts:  # grows meanwhile
+        if _is_array_alone(part):
+            continue
+        for one in _held_by(part):
+            if type(one) in _LEAVES:
+                continue
+            if id(one) in held:
+                held[id(one)] += 1
+            elif not issubclass(type(one), type):
+                held[id(one)] = 1
+                parts.append(one)
+    return parts, held
+
+
+def _held_by(part: Any) -> Iterable[Any]:
+    kind = type(part)
+    if kind in _CONTAINERS:
+        return gc.get_referents(part)
+    if issubclass(kind, np.ndarray):
+        # Slices refer to the array that the memory came with, not to the one they were taken of.
+        return (part.base, *part.flat) if part.dtype.hasobject else (part.base,)
+    if issubclass(kind, _CONTAINERS):
+        return gc.get_referents(part)
+    if kind.__flags__ & _HEAP_TYPE and not _is_tensor(part):
+        return gc.get_referents(part)
+    return ()
+
+
+def _leading(parts: list[Any], lease: ViewLease) -> set[int]:
+    """Ids of those that lead to the lease's memory."""
+    leading = {id(part) for part in parts if _is_alias(part, lease)}
+    # What holds mostly stands before what is held, so that the second round rarely finds anything.
+    before = -1
+    while len(leading) > before:
+        before = len(leading)
+        for part in reversed(parts):
+            if not leading.isdisjoint(map(id, _held_by(part))):
+                leading.add(id(part))
+    return leading
+
+
+def _is_alias(part: Any, lease: ViewLease) -> bool:
+    kind = type(part)
+    if issubclass(kind, np.ndarray):
+        return lease.covers(part.__array_interface__["data"][0])
+    if kind is memoryview:
+        return any(_is_alias(one, lease) for one in gc.get_referents(part))
+    if kind is _ManagedBuffer:
+        return any(isinstance(one, Buffer) for one in gc.get_referents(part))
+    return _is_tensor(part) and lease.covers(_address_of(part))
+
+
+def _is_tensor(part: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(type(part), getattr(torch, "Tensor", ()))
+
+
+def _is_storage_shared(part: Any, lease: ViewLease) -> bool:
+    if not _is_tensor(part) or not lease.covers(_address_of(part)):
+        return False
+    from memlane._torch import is_storage_shared
+
+    return is_storage_shared(part)
+
+
+def _address_of(tensor: Any) -> int:
+    """0 of one without memory of its own (sparse), or that shares others' by nature (nested)."""
+    try:
+        return 0 if tensor.is_nested else int(tensor.data_ptr())
+    except RuntimeError:
+        return 0
