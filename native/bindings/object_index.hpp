@@ -11,7 +11,6 @@
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "bindings/byte_views.hpp"
@@ -25,8 +24,13 @@ namespace nb = nanobind;
 // Protected by the GIL. The ring refers to it, but keeps it not: a storage that is dropped leaves its ring free.
 class StoredObjects final : public store::Tenant {
 public:
-    StoredObjects(std::weak_ptr<store::StoreWriter> end, nb::dict key_index, nb::dict id_index, nb::dict writer_flag)
-        : keys(std::move(key_index)), ids(std::move(id_index)), references(std::move(writer_flag)), writer_(std::move(end)) {}
+    StoredObjects(std::weak_ptr<store::StoreWriter> end, nb::dict key_index, nb::dict id_index, nb::dict writer_flag,
+                  nb::set kept)
+        : keys(std::move(key_index)),
+          ids(std::move(id_index)),
+          references(std::move(writer_flag)),
+          touched(std::move(kept)),
+          writer_(std::move(end)) {}
 
     // Raises if the storage is closed, or a parent process's.
     std::shared_ptr<store::StoreWriter> writer() const {
@@ -44,8 +48,8 @@ public:
     // Evicts an object, unless it is touched or somebody reads it.
     bool release(std::uint32_t id) override {
         const auto writer = writer_.lock();
-        if (touched.count(id) != 0 || (writer && writer->is_in_use(id))) return false;
         const nb::int_ number(id);
+        if (touched.contains(number) || (writer && writer->is_in_use(id))) return false;
         if (!ids.contains(number)) {  // a chunk of the ring's owner
             forget(id);
             return true;
@@ -82,13 +86,13 @@ public:
     void forget(std::uint32_t id) {
         const nb::int_ number(id);
         if (references.contains(number)) nb::del(references[number]);
-        touched.erase(id);
+        touched.discard(number);
     }
 
     nb::dict keys;        // key -> (address, id)
     nb::dict ids;         // id -> key
     nb::dict references;  // by id
-    std::set<std::uint32_t> touched;
+    nb::set touched;      // ids
 
 private:
     std::weak_ptr<store::StoreWriter> writer_;
@@ -102,8 +106,6 @@ public:
         : ring_(ring), objects_(std::move(objects)), id_(id), place_(place), total_(total), size_(size) {
         ring_.write_header(place_.address, id_, total_);
     }
-    Claim(const Claim&) = delete;
-    Claim& operator=(const Claim&) = delete;
     Claim(Claim&&) noexcept = default;
     ~Claim() { drop(); }
 
@@ -166,9 +168,11 @@ private:
 
 class ObjectIndex {
 public:
-    ObjectIndex(const ByteRingSegment& ring, const BoundStoreWriter& end, nb::dict keys, nb::dict ids, nb::dict references)
+    ObjectIndex(const ByteRingSegment& ring, const BoundStoreWriter& end, nb::dict keys, nb::dict ids, nb::dict references,
+                nb::set touched)
         : ring_(ring),
-          objects_(std::make_shared<StoredObjects>(end.weak(), std::move(keys), std::move(ids), std::move(references))) {
+          objects_(std::make_shared<StoredObjects>(end.weak(), std::move(keys), std::move(ids), std::move(references),
+                                                   std::move(touched))) {
         ring_.set_tenant(objects_);
     }
 
@@ -195,11 +199,7 @@ public:
         return ring_.free(most, [this](const store::Chunk& chunk) { return has_been_read(chunk); });
     }
 
-    void touch(std::uint32_t id) const { objects_->touched.insert(id); }
-    void release_touch(std::uint32_t id) const noexcept { objects_->touched.erase(id); }
-    void release_touches() const noexcept { objects_->touched.clear(); }
-    bool is_touched(std::uint32_t id) const noexcept { return objects_->touched.count(id) != 0; }
-
+    // Whatever leads back here leads through these dicts, which can be cleared.
     static int traverse(PyObject* self, visitproc visit, void* arg) noexcept {
         Py_VISIT(Py_TYPE(self));
         if (!nb::inst_ready(self)) return 0;
@@ -207,11 +207,6 @@ public:
         Py_VISIT(objects.keys.ptr());
         Py_VISIT(objects.ids.ptr());
         Py_VISIT(objects.references.ptr());
-        return 0;
-    }
-    static int clear(PyObject* self) noexcept {
-        nb::inst_ptr<ObjectIndex>(self)->objects_ = std::make_shared<StoredObjects>(
-            std::weak_ptr<store::StoreWriter>(), nb::dict(), nb::dict(), nb::dict());
         return 0;
     }
 

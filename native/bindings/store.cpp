@@ -30,7 +30,7 @@ void bind_end(nb::class_<End>& end) {
         .def("finish_read", &End::finish_read, "pinned"_a, "stands_in"_a,
              "Counts a read, of a writer only if it stands in for a reader. False if it was not valid.")
         .def("count", &End::count, "view"_a, "One more read, of the object whose 4 count bytes these are.")
-        .def("note_progress", &End::note_progress, "bytes"_a)
+        .def("note_progress", &End::note_progress)
         .def("close", [](End& self) { self.finish(true); })
         .def("abandon", [](End& self) { self.finish(false); }, "Frees everything, tells nobody.")
         .def("check", &End::check, "Raises if this end is closed or a parent process's.")
@@ -99,7 +99,6 @@ void bind_store(nb::module_& m) {
         .def("data", &PinnedObject::data, nb::sig("def data(self) -> memoryview"), "Metadata and data, read-only.")
         .def("count", &PinnedObject::count, nb::sig("def count(self) -> memoryview"), "The 4 count bytes.")
         .def("lease", &PinnedObject::lease)
-        .def_prop_ro("size", [](const PinnedObject& self) { return self.object().size; })
         .def("release", &PinnedObject::release);
 
     nb::class_<BoundStoreReader> reader(m, "StoreReader", "A reader's end of a storage; holds slot 1 + place.");
@@ -140,9 +139,7 @@ void bind_store(nb::module_& m) {
              "The same of orphans.");
     bind_end(writer);
 
-    static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(ObjectIndex::traverse)},
-                                  {Py_tp_clear, reinterpret_cast<void*>(ObjectIndex::clear)},
-                                  {0, nullptr}};
+    static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(ObjectIndex::traverse)}, {0, nullptr}};
     nb::class_<Claim>(m, "Claim", "A block around a place for an object; left before publish(), there never was one.")
         .def_prop_ro("id", &Claim::id)
         .def("view", &Claim::view, nb::sig("def view(self) -> memoryview"), "Its count bytes, metadata and data.")
@@ -154,11 +151,11 @@ void bind_store(nb::module_& m) {
              "error"_a.none(), "traceback"_a.none());
 
     nb::class_<ObjectIndex>(m, "ObjectIndex", nb::type_slots(slots), "What a storage's writer knows besides the table.")
-        .def(nb::init<const ByteRingSegment&, const BoundStoreWriter&, nb::dict, nb::dict, nb::dict>(), "ring"_a, "end"_a,
-             "keys"_a, "ids"_a, "references"_a,
+        .def(nb::init<const ByteRingSegment&, const BoundStoreWriter&, nb::dict, nb::dict, nb::dict, nb::set>(), "ring"_a, "end"_a,
+             "keys"_a, "ids"_a, "references"_a, "touched"_a,
              nb::sig("def __init__(self, ring: ByteRingSegment, end: StoreWriter, keys: dict[typing.Any, tuple[int, int]], "
-                     "ids: dict[int, typing.Any], references: dict[int, int]) -> None"),
-             "Keeps these: key -> (address, id), id -> key, id -> references.")
+                     "ids: dict[int, typing.Any], references: dict[int, int], touched: set[int]) -> None"),
+             "Keeps these: key -> (address, id), id -> key, id -> references, ids that stay.")
         .def("put", &ObjectIndex::put, "key"_a.none(), "metadata"_a.none(), "metadata_bytes"_a, "parts"_a, "bytes"_a,
              "is_free"_a.none(),
              nb::sig("def put(self, key: object, metadata: object, metadata_bytes: int, parts: object, bytes: int, "
@@ -169,11 +166,7 @@ void bind_store(nb::module_& m) {
              "The place of an object, to be filled step by step.")
         .def("free", &ObjectIndex::free, "is_free"_a.none(),
              nb::sig("def free(self, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> list[int]"),
-             "Evicts up to 2 x max_object_size of what the table, or `is_free`, says may go.")
-        .def("touch", &ObjectIndex::touch, "id"_a)
-        .def("release_touch", &ObjectIndex::release_touch, "id"_a)
-        .def("release_touches", &ObjectIndex::release_touches)
-        .def("is_touched", &ObjectIndex::is_touched, "id"_a);
+             "Evicts up to 2 x max_object_size of what the table, or `is_free`, says may go.");
 }
 
 }  // namespace memlane::bindings

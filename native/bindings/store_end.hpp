@@ -106,7 +106,7 @@ public:
     // Was all that was read of it until now its own?
     bool is_valid(const PinnedObject& pinned) const { return core().is_valid(pinned.object()); }
 
-    void note_progress(std::uint64_t bytes) const { core().note_progress(bytes); }
+    void note_progress() const { core().note_progress(); }
 
     std::size_t slot() const { return core().slot(); }
     std::vector<std::int64_t> ranks() const {
@@ -161,7 +161,7 @@ protected:
     bool end_read(const PinnedObject& pinned, CountInTable&& count_in_table) const {
         if (!is_valid(pinned)) return false;
         count_in_table(pinned.object());
-        core().note_progress(pinned.object().size);
+        core().note_progress();
         return true;
     }
 

@@ -77,7 +77,6 @@ public:
         core::store_relaxed(entry.address, address);
         core::store_relaxed(entry.size, size);
         core::store_relaxed(entry.references, 0u);
-        core::store_relaxed(entry.stored_ns, os::monotonic_now());
         SYNC_STORE(offer);
         core::store_release(entry.stamp, live_stamp(id));
         StoreFacts& facts = table().facts();

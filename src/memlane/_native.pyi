@@ -380,8 +380,6 @@ class PinnedObject:
         """The 4 count bytes."""
 
     def lease(self) -> ViewLease: ...
-    @property
-    def size(self) -> int: ...
     def release(self) -> None: ...
 
 class StoreReader:
@@ -405,7 +403,7 @@ class StoreReader:
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
 
-    def note_progress(self, bytes: int) -> None: ...
+    def note_progress(self) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
         """Frees everything, tells nobody."""
@@ -475,7 +473,7 @@ class StoreWriter:
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
 
-    def note_progress(self, bytes: int) -> None: ...
+    def note_progress(self) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
         """Frees everything, tells nobody."""
@@ -531,8 +529,11 @@ class ObjectIndex:
         keys: dict[Any, tuple[int, int]],
         ids: dict[int, Any],
         references: dict[int, int],
+        touched: set[int],
     ) -> None:
-        """Keeps these: key -> (address, id), id -> key, id -> references."""
+        """
+        Keeps these: key -> (address, id), id -> key, id -> references, ids that stay.
+        """
 
     def put(
         self,
@@ -554,11 +555,6 @@ class ObjectIndex:
         """
         Evicts up to 2 x max_object_size of what the table, or `is_free`, says may go.
         """
-
-    def touch(self, id: int) -> None: ...
-    def release_touch(self, id: int) -> None: ...
-    def release_touches(self) -> None: ...
-    def is_touched(self, id: int) -> bool: ...
 
 class ForeignMemory:
     """Memory that another object keeps alive."""

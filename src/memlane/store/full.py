@@ -54,7 +54,7 @@ def store_full(
         why = f"the oldest chunk, id {oldest}, is none of the storage's; free_buf() may free it"
         return StoreFull(f"{what}: {why}", need, key)
     kept = storage.id_index[oldest]
-    if storage._index.is_touched(oldest):
+    if oldest in storage._touched:
         why = f"the oldest object, {kept!r}, is kept by touch(); release_touches() lets it go"
         return StoreFull(f"{what}: {why}", need, key, kept)
     blockers = end.blockers(oldest, min(storage.writer_flag.get(oldest, 0), 2**31 - 1))
@@ -75,16 +75,8 @@ def _kept(
         who = participant(end, slot)
         is_absent = who.state == "absent"
         rank = None if slot == 0 else slot - 1
-        blockers.append(
-            StoreBlocker(
-                rank=rank,
-                pid=None if is_absent else who.pid,
-                state=who.state,
-                owes=owes,
-                pins=pins,
-                last_progress=None if is_absent else who.last_progress_ns / 1e9,
-            )
-        )
+        pid, progress = (None, None) if is_absent else (who.pid, who.last_progress_ns / 1e9)
+        blockers.append(StoreBlocker(rank, pid, who.state, owes, pins, progress))
         parts = [] if is_absent else [f"pid {who.pid}", doing(who)]
         if owes:
             parts.append(f"has not read it {'yet' if owes == 1 else f'{owes} times'}")

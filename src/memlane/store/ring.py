@@ -154,18 +154,16 @@ class SingleWriterShmRingBuffer:
             raise InvalidArgument(f"a chunk has less than 2**31 bytes, not {total}")
 
     def _no_room(self, total: int, is_obstructed: bool) -> StoreFull:
-        if is_obstructed:
-            why = (
-                f"where a chunk of {total} bytes would lie somebody still reads what was cleared; "
-                f"the storage's statistics() tell who"
-            )
-        else:
-            used = self.data_buffer_end - self.data_buffer_start
-            why = (
-                f"a chunk of {total} bytes does not fit contiguously, {used} of "
-                f"{self.data_buffer_size} bytes are in use; try calling free_buf() to free up space"
-            )
-        return StoreFull(f"Not enough space in the data buffer: {why}", total)
+        used = self.data_buffer_end - self.data_buffer_start
+        why = (
+            "does not fit where somebody still reads what was cleared; the storage's statistics() "
+            "tell who"
+            if is_obstructed
+            else f"does not fit contiguously, {used} of {self.data_buffer_size} bytes are in use; "
+            f"try calling free_buf() to free up space"
+        )
+        what = f"a chunk of {total} bytes {why}"
+        return StoreFull(f"Not enough space in the data buffer: {what}", total)
 
     def free_buf(self, is_free_fn: IsFree, nbytes: int | None = None) -> list[int]:
         """Frees from the oldest chunk on while `is_free_fn(id, data_view)` says so.
@@ -174,11 +172,11 @@ class SingleWriterShmRingBuffer:
         one contiguous space. Returns the ids. If `is_free_fn` raises, what it had allowed before
         stays freed.
         """
-        most = self.data_buffer_size if nbytes is None else integer("nbytes", nbytes)
+        most = self.data_buffer_size
+        if nbytes is not None:
+            most = min(integer("nbytes", nbytes), most)
         with self._only_writer("free_buf"):
-            return self._segment.free(
-                max(0, min(most, self.data_buffer_size)), self._shown(is_free_fn)
-            )
+            return self._segment.free(max(0, most), self._shown(is_free_fn))
 
     def _shown(self, is_free_fn: IsFree) -> Callable[[int, int, int], bool]:
         """The same question about a chunk, whose data it is shown."""
@@ -212,11 +210,7 @@ class SingleWriterShmRingBuffer:
         Raises:
             InvalidArgument: the address is outside the ring, or what lies there is no chunk.
         """
-        with self._chunk(integer("address", address)) as chunk:
-            yield chunk
-
-    @contextmanager
-    def _chunk(self, address: int) -> Iterator[tuple[memoryview, tuple[int, int]]]:
+        address = integer("address", address)
         if not 0 <= address < 2 * self.data_buffer_size:
             raise InvalidArgument(
                 f"address {address} is outside the ring: below {2 * self.data_buffer_size}"

@@ -74,8 +74,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
             )
         size = ring_buffer.data_buffer_size
         most = min(65536, size // 1024 + 64) if max_objects is None else max_objects
-        self._max_objects = integer_from("max_objects", most, 1)
-        if self._max_objects > ID_MAX:
+        most = integer_from("max_objects", most, 1)
+        if most > ID_MAX:
             raise InvalidArgument(f"max_objects must be at most 2**31, not {max_objects}")
         self.serde_class = serde_class
         self.ser_de = serde_class()
@@ -86,23 +86,19 @@ class SingleWriterShmObjectStorage(ObjectReads):
         own, known = type(self), SingleWriterShmObjectStorage
         self._has_own_steps = any(getattr(own, step) is not getattr(known, step) for step in _STEPS)
         self._has_own_check = own.default_is_free_check is not known.default_is_free_check
-        self._key_index: dict[Hashable, tuple[int, int]] = {}
-        self._id_index: dict[int, Hashable] = {}
-        self._writer_flag: dict[int, int] = {}
+        # On the writer: key -> (address, id), id -> key, id -> references. Changed by ObjectIndex.
+        self.key_index: dict[Hashable, tuple[int, int]] = {}
+        self.id_index: dict[int, Hashable] = {}
+        self.writer_flag: dict[int, int] = {}
+        self._touched: set[int] = set()
         segment = ring_buffer._segment
         if self.is_writer:
             with ring_buffer._only_writer("make a storage"):
-                self._end = StoreWriter.create(
-                    segment,
-                    self.n_readers,
-                    self._max_objects,
-                    self.max_object_size,
-                    os.urandom(32),
-                    unlink_when_complete,
-                )
-                self._index = ObjectIndex(
-                    segment, self._end, self._key_index, self._id_index, self._writer_flag
-                )
+                sizes = self.n_readers, most, self.max_object_size
+                secret = os.urandom(32)
+                self._end = StoreWriter.create(segment, *sizes, secret, unlink_when_complete)
+                books = self.key_index, self.id_index, self.writer_flag, self._touched
+                self._index = ObjectIndex(segment, self._end, *books)
         else:
             self._end = StoreReader.attach(segment, self.n_readers, self.max_object_size)
         self._finalizer = weakref.finalize(self, self._end.abandon)
@@ -122,30 +118,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         size, name = handle.ring_buffer_handle
         ring = SingleWriterShmRingBuffer(size, name)
         with undone_by(ring.close):
-            return cls(
-                handle.max_object_size,
-                handle.n_readers,
-                ring,
-                handle.serde_class,
-                handle.reader_lock,
-            )
-
-    # Attributes -----------------------------------------------------------------------------
-
-    @property
-    def key_index(self) -> dict[Hashable, tuple[int, int]]:
-        """Key -> (address, id); on the writer."""
-        return self._key_index
-
-    @property
-    def id_index(self) -> dict[int, Hashable]:
-        """Id -> key; on the writer."""
-        return self._id_index
-
-    @property
-    def writer_flag(self) -> dict[int, int]:
-        """Id -> references; on the writer."""
-        return self._writer_flag
+            sizes = handle.max_object_size, handle.n_readers
+            return cls(*sizes, ring, handle.serde_class, handle.reader_lock)
 
     # The writer -----------------------------------------------------------------------------
 
@@ -218,30 +192,26 @@ class SingleWriterShmObjectStorage(ObjectReads):
                 f"{self.serde_class.__name__}.serialize must return data, its bytes, metadata and "
                 f"its bytes; it returned {type(parts).__name__}"
             ) from None
-        return (
-            data,
-            integer_from("the bytes of the data", data_bytes, 0),
-            metadata,
-            integer_from("the bytes of the metadata", md_bytes, 0),
-        )
+        data_bytes = integer_from("the bytes of the data", data_bytes, 0)
+        return data, data_bytes, metadata, integer_from("the bytes of the metadata", md_bytes, 0)
 
-    def _checked_writer(self) -> StoreWriter:
+    def _checked_writer(self, call: str = "do that") -> StoreWriter:
         """This end, if it is still usable here: Python code may have run, and closed or forked."""
-        if not isinstance(self._end, StoreWriter):
-            raise WrongRole("Only the writer can do that")
         self._end.check()
+        if not isinstance(self._end, StoreWriter):
+            raise WrongRole(f"Only the writer can {call}")
         return self._end
 
     def _has(self, key: Hashable) -> bool:
         try:
-            return key in self._key_index
+            return key in self.key_index
         except TypeError:
             raise InvalidType(f"a key must be hashable, not {type(key).__name__}") from None
 
     def _find(self, key: Hashable) -> tuple[int, int]:
         if not self._has(key):
             raise UnknownKey(f"no object is stored under {key!r}; it may have been evicted")
-        return self._key_index[key]
+        return self.key_index[key]
 
     def copy_to_buffer(
         self, data: Any, data_bytes: int, metadata: Any, md_bytes: int, data_view: memoryview
@@ -261,7 +231,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
 
     def is_cached(self, key: Hashable) -> bool:
         """Is an object stored under that key?"""
-        self._must_be_writer("is_cached")
+        self._checked_writer("is_cached")
         return self._has(key)
 
     def get_cached(self, key: Hashable) -> tuple[int, int]:
@@ -269,7 +239,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         with self.ring_buffer._only_writer("get_cached"):
             address, number = self._find(key)
             self.increment_writer_flag(number)
-            self._index.release_touch(number)
+            self._touched.discard(number)
             return address, number
 
     def drop_reference(self, key: Hashable) -> None:
@@ -291,12 +261,12 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def touch(self, key: Hashable) -> None:
         """Keeps the object from eviction until its next `get_cached`, or `release_touches()`."""
         with self.ring_buffer._only_writer("touch"):
-            self._index.touch(self._find(key)[1])
+            self._touched.add(self._find(key)[1])
 
     def release_touches(self) -> None:
         """Takes back every `touch`."""
         with self.ring_buffer._only_writer("release_touches"):
-            self._index.release_touches()
+            self._touched.clear()
 
     def free_unused(self) -> None:
         """Evicts up to 2 x max_object_size bytes of what may be evicted, oldest first."""
@@ -322,23 +292,14 @@ class SingleWriterShmObjectStorage(ObjectReads):
             return False  # not the storage's
         return self._checked_writer().is_read(id, buf, max(0, references))
 
-    def _must_be_writer(self, call: str) -> None:
-        self._end.check()
-        if not self.is_writer:
-            raise WrongRole(f"Only the writer can {call}")
-
     # Everybody ------------------------------------------------------------------------------
 
     def handle(self) -> ShmObjectStorageHandle:
         """What readers attach by."""
         self._end.check()
-        return ShmObjectStorageHandle(
-            max_object_size=self.max_object_size,
-            n_readers=self.n_readers,
-            ring_buffer_handle=self.ring_buffer.handle(),
-            serde_class=self.serde_class,
-            reader_lock=self._reader_lock,
-        )
+        sizes = self.max_object_size, self.n_readers
+        ring = self.ring_buffer.handle()
+        return ShmObjectStorageHandle(*sizes, ring, self.serde_class, self._reader_lock)
 
     def statistics(self) -> StoreStatistics:
         """Counters, and the state of every reader; some system calls per reader."""
