@@ -40,14 +40,20 @@ public:
         return writer;
     }
 
-    std::uint64_t obstacle(std::uint64_t offset, std::uint64_t bytes) override {
+    // None where the table is nobody's business any more: it is closed, or a parent process's.
+    std::shared_ptr<store::StoreWriter> own_writer() const {
         const auto writer = writer_.lock();
+        return writer && writer->segment().is_own() ? writer : nullptr;
+    }
+
+    std::uint64_t obstacle(std::uint64_t offset, std::uint64_t bytes) override {
+        const auto writer = own_writer();
         return writer ? writer->obstacle(offset, bytes) : 0;
     }
 
     // Evicts an object, unless it is touched or somebody reads it.
     bool release(std::uint32_t id) override {
-        const auto writer = writer_.lock();
+        const auto writer = own_writer();
         const nb::int_ number(id);
         if (touched.contains(number) || (writer && writer->is_in_use(id))) return false;
         if (!ids.contains(number)) {  // a chunk of the ring's owner
@@ -67,7 +73,7 @@ public:
     }
 
     void forget_all() override {
-        if (const auto writer = writer_.lock())
+        if (const auto writer = own_writer())
             for (const auto [number, key] : ids) writer->clear(nb::cast<std::uint32_t>(number));
         keys.clear();
         ids.clear();
@@ -77,7 +83,7 @@ public:
 
     // Of a put that did not come to its end.
     void take_back(std::uint32_t id) {
-        if (const auto writer = writer_.lock()) writer->take_back(id);
+        if (const auto writer = own_writer()) writer->take_back(id);
         const nb::int_ number(id);
         if (ids.contains(number)) nb::del(ids[number]);
         forget(id);
