@@ -5,11 +5,13 @@
 
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
+#include "core/copy_streaming.hpp"
 #include "core/sync.hpp"
 
 namespace memlane::bindings {
@@ -51,18 +53,28 @@ public:
                                                .attr("format")(sum, bytes));
     }
 
-    // One copy; large ones without the GIL.
+    // One copy; large ones without the GIL, and past the caches.
     void copy_to(std::byte* at) const {
         copying(bytes_, [&] {
+            std::optional<core::StreamingCopy> streaming;
+            if (bytes_ >= kStreamed) streaming.emplace();
             for (const ByteView& part : parts_) {
                 SYNC_STEP(fill);
-                std::memcpy(at, part.data(), part.size());
+                if (streaming)
+                    streaming->add(at, static_cast<const std::byte*>(part.data()), part.size());
+                else
+                    std::memcpy(at, part.data(), part.size());
                 at += part.size();
             }
+            if (streaming) streaming->finish();
         });
     }
 
 private:
+    // Measured here, 32 objects in turn, put and then read, us: 1 MiB 52 + 45 by memcpy, 39 + 48 past the caches; 8 MiB
+    // 552 + 520, 360 + 500; but 256 KiB 14 + 10, 10 + 28.
+    static constexpr std::size_t kStreamed = 512u << 10;
+
     std::vector<ByteView> parts_;
     std::size_t bytes_;
 };

@@ -45,13 +45,6 @@ void bind_serde(nb::module_& m) {
     m.def("bytes_at", &bytes_at, "owner"_a, "address"_a, "nbytes"_a,
           nb::sig("def bytes_at(owner: object, address: int, nbytes: int) -> memoryview"),
           "So many bytes of the memory of `owner`, which keeps them there; read-only.");
-    // What looks for survivors is Python. This name of it goes when memlane.store imports it from there.
-    m.def(
-        "survivor",
-        [](nb::handle box, nb::handle lease) {
-            return nb::module_::import_("memlane._survivors").attr("survivor")(box, lease);
-        },
-        "box"_a, "lease"_a, nb::sig("def survivor(box: list[object], lease: ViewLease) -> str | None"));
 }
 
 }  // namespace memlane::bindings

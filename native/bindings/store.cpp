@@ -1,4 +1,5 @@
-// The object store for Python: ByteRingSegment (the shared memory), StoreWriter and StoreReader (the ends of a storage).
+// The object store for Python: ByteRingSegment (the ring), StoreWriter and StoreReader (the ends of a storage), ObjectIndex
+// (the writer's books).
 #include "bindings/store.hpp"
 
 #include <nanobind/nanobind.h>
@@ -7,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/byte_views.hpp"
+#include "bindings/object_index.hpp"
 #include "bindings/store_end.hpp"
 #include "bindings/store_ring.hpp"
 #include "store/store_reader.hpp"
@@ -28,7 +30,7 @@ void bind_end(nb::class_<End>& end) {
         .def("finish_read", &End::finish_read, "pinned"_a, "stands_in"_a,
              "Counts a read, of a writer only if it stands in for a reader. False if it was not valid.")
         .def("count", &End::count, "view"_a, "One more read, of the object whose 4 count bytes these are.")
-        .def("note_progress", &End::note_progress, "bytes"_a)
+        .def("note_progress", &End::note_progress)
         .def("close", [](End& self) { self.finish(true); })
         .def("abandon", [](End& self) { self.finish(false); }, "Frees everything, tells nobody.")
         .def("check", &End::check, "Raises if this end is closed or a parent process's.")
@@ -62,12 +64,29 @@ void bind_store(nb::module_& m) {
         .def("read_header", &ByteRingSegment::read_header, "offset"_a,
              nb::sig("def read_header(self, offset: int) -> tuple[int, int]"),
              "Id and size of a chunk; the size is 0 where there is none.")
-        .def("write_header", &ByteRingSegment::write_header, "offset"_a, "id"_a, "size"_a,
-             "Of a new chunk, whose space is taken first.")
-        .def("writing", &ByteRingSegment::writing, "call"_a, "mend"_a,
-             "A block around a call of the writer; `mend()` comes after one that raised.")
+        .def_prop_ro("addresses", &ByteRingSegment::addresses, nb::sig("def addresses(self) -> dict[int, int]"),
+                     "By id, of every chunk.")
+        .def_prop_ro("count", [](const ByteRingSegment& self) { return self.chunks().all().size(); })
+        .def_prop_ro("start", [](const ByteRingSegment& self) { return self.chunks().start(); })
+        .def_prop_ro("end", [](const ByteRingSegment& self) { return self.chunks().end(); })
+        .def_prop_ro("id_start", [](const ByteRingSegment& self) { return self.chunks().id_start(); })
+        .def_prop_ro("id_end", [](const ByteRingSegment& self) { return self.chunks().id_end(); })
+        .def("set_next_id", [](const ByteRingSegment& self, std::uint32_t id) { self.chunks().set_next_id(id); }, "id"_a,
+             "Of an empty ring.")
+        .def("allocate", &ByteRingSegment::allocate, "bytes"_a,
+             nb::sig("def allocate(self, bytes: int) -> tuple[int, int] | NoRoom"),
+             "Address and id of a new chunk of so many bytes, header included; its space is taken first.")
+        .def("free", &ByteRingSegment::free_if, "most"_a, "is_free"_a,
+             nb::sig("def free(self, most: int, is_free: collections.abc.Callable[[int, int, int], bool]) -> list[int]"),
+             "Frees from the oldest on while `is_free(id, offset, bytes)`, of its data, says so.")
+        .def("clear", &ByteRingSegment::clear, "Forgets all chunks.")
+        .def("writing", &ByteRingSegment::writing, "call"_a, "A block around a call of the writer.")
         .def("close", &ByteRingSegment::close)
         .def("abandon", &ByteRingSegment::abandon);
+
+    nb::class_<NoRoom>(m, "NoRoom", "Why a chunk has no place.")
+        .def(nb::init<bool>(), "is_obstructed"_a = false)
+        .def_ro("is_obstructed", &NoRoom::is_obstructed, "Does somebody still read what was cleared there?");
 
     nb::class_<WriterCall>(m, "WriterCall", "A block of ByteRingSegment.writing: ConcurrentUse while there is another one.")
         .def("__enter__", &WriterCall::enter)
@@ -80,7 +99,6 @@ void bind_store(nb::module_& m) {
         .def("data", &PinnedObject::data, nb::sig("def data(self) -> memoryview"), "Metadata and data, read-only.")
         .def("count", &PinnedObject::count, nb::sig("def count(self) -> memoryview"), "The 4 count bytes.")
         .def("lease", &PinnedObject::lease)
-        .def_prop_ro("size", [](const PinnedObject& self) { return self.object().size; })
         .def("release", &PinnedObject::release);
 
     nb::class_<BoundStoreReader> reader(m, "StoreReader", "A reader's end of a storage; holds slot 1 + place.");
@@ -106,18 +124,6 @@ void bind_store(nb::module_& m) {
               },
               "ring"_a, "n_readers"_a, "max_objects"_a, "max_object_size"_a, "secret"_a,
               "unlink_when_complete"_a, "Adds an object table to the ring's file.")
-        .def("obstacle", [](const BoundStoreWriter& self, std::uint64_t offset, std::uint64_t bytes) {
-                 return self.core().obstacle(offset, bytes); }, "offset"_a, "bytes"_a,
-             "Retires the orphans in these bytes of the ring; 0, or the end of one that is read.")
-        .def("is_kept", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().is_kept(id); }, "id"_a,
-             "Is the entry of this id that of an object that was cleared, and is still read?")
-        .def("admits", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().admits(id); }, "id"_a,
-             "Is the object's entry in the table free?")
-        .def("offer", [](const BoundStoreWriter& self, std::uint32_t id, std::uint64_t address,
-                         std::uint64_t size) { self.core().offer(id, address, size); }, "id"_a, "address"_a, "size"_a,
-             "What was written there is an object from now on.")
-        .def("store", &BoundStoreWriter::store, "id"_a, "address"_a, "metadata"_a.none(), "metadata_bytes"_a, "parts"_a,
-             "bytes"_a, "Fills an admitted place, and makes an object with one reference of it.")
         .def("refer", [](const BoundStoreWriter& self, std::uint32_t id,
                          std::uint32_t references) { if (self.core().knows(id)) self.core().refer(id, references); },
              "id"_a, "references"_a, "Sets how often every reader is to read it.")
@@ -126,19 +132,41 @@ void bind_store(nb::module_& m) {
              "Takes one reference back; False, and nothing has changed, if a reader has read it already.")
         .def("is_read", &BoundStoreWriter::is_read, "id"_a, "view"_a, "references"_a,
              "Has every reader read the object with these count bytes so often?")
-        .def("has_been_read", &BoundStoreWriter::has_been_read, "id"_a, "references"_a, "The same of an object that is stored.")
-        .def("evict", [](const BoundStoreWriter& self, std::uint32_t id) { return self.core().evict(id); }, "id"_a,
-             "Its entry and space may be used again, which is counted once; False while somebody reads it.")
-        .def("clear", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().clear(id); }, "id"_a,
-             "Makes an orphan of it: readable until its entry or space is wanted.")
-        .def("take_back", [](const BoundStoreWriter& self, std::uint32_t id) { self.core().take_back(id); }, "id"_a,
-             "It never was an object.")
         .def("blockers", &BoundStoreWriter::blockers, "id"_a, "references"_a, nb::sig(kBlockers),
              "(slot, reads that it owes, pins) of everybody who keeps the object.")
         .def("orphan_blockers", &BoundStoreWriter::orphan_blockers,
              nb::sig("def orphan_blockers(self) -> list[tuple[int, int, int]]"),
              "The same of orphans.");
     bind_end(writer);
+
+    static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(ObjectIndex::traverse)}, {0, nullptr}};
+    nb::class_<Claim>(m, "Claim", "A block around a place for an object; left before publish(), there never was one.")
+        .def_prop_ro("id", &Claim::id)
+        .def("view", &Claim::view, nb::sig("def view(self) -> memoryview"), "Its count bytes, metadata and data.")
+        .def("offer", &Claim::offer, "What was written is an object from now on, without a reference.")
+        .def("publish", &Claim::publish, "key"_a.none(), nb::sig("def publish(self, key: object) -> tuple[int, int]"),
+             "Its address and id.")
+        .def("__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Claim"))
+        .def("__exit__", [](Claim& self, nb::handle, nb::handle, nb::handle) { self.drop(); }, "kind"_a.none(),
+             "error"_a.none(), "traceback"_a.none());
+
+    nb::class_<ObjectIndex>(m, "ObjectIndex", nb::type_slots(slots), "What a storage's writer knows besides the table.")
+        .def(nb::init<const ByteRingSegment&, const BoundStoreWriter&, nb::dict, nb::dict, nb::dict, nb::set>(), "ring"_a, "end"_a,
+             "keys"_a, "ids"_a, "references"_a, "touched"_a,
+             nb::sig("def __init__(self, ring: ByteRingSegment, end: StoreWriter, keys: dict[typing.Any, tuple[int, int]], "
+                     "ids: dict[int, typing.Any], references: dict[int, int], touched: set[int]) -> None"),
+             "Keeps these: key -> (address, id), id -> key, id -> references, ids that stay.")
+        .def("put", &ObjectIndex::put, "key"_a.none(), "metadata"_a.none(), "metadata_bytes"_a, "parts"_a, "bytes"_a,
+             "is_free"_a.none(),
+             nb::sig("def put(self, key: object, metadata: object, metadata_bytes: int, parts: object, bytes: int, "
+                     "is_free: collections.abc.Callable[[int, int, int], bool] | None) -> tuple[int, int] | NoRoom"),
+             "Stores an object with one reference, and evicts what is oldest for it; its address and id.")
+        .def("claim", &ObjectIndex::claim, "size"_a, "is_free"_a.none(),
+             nb::sig("def claim(self, size: int, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> Claim | NoRoom"),
+             "The place of an object, to be filled step by step.")
+        .def("free", &ObjectIndex::free, "is_free"_a.none(),
+             nb::sig("def free(self, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> list[int]"),
+             "Evicts up to 2 x max_object_size of what the table, or `is_free`, says may go.");
 }
 
 }  // namespace memlane::bindings

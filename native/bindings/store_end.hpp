@@ -89,6 +89,7 @@ public:
         return *core_;
     }
     void check() const { core(); }
+    std::weak_ptr<Core> weak() const noexcept { return core_; }
     bool is_closed() const noexcept { return !core_; }
 
     // None unless it is stored under that id at that address.
@@ -105,7 +106,7 @@ public:
     // Was all that was read of it until now its own?
     bool is_valid(const PinnedObject& pinned) const { return core().is_valid(pinned.object()); }
 
-    void note_progress(std::uint64_t bytes) const { core().note_progress(bytes); }
+    void note_progress() const { core().note_progress(); }
 
     std::size_t slot() const { return core().slot(); }
     std::vector<std::int64_t> ranks() const {
@@ -160,7 +161,7 @@ protected:
     bool end_read(const PinnedObject& pinned, CountInTable&& count_in_table) const {
         if (!is_valid(pinned)) return false;
         count_in_table(pinned.object());
-        core().note_progress(pinned.object().size);
+        core().note_progress();
         return true;
     }
 
@@ -219,38 +220,12 @@ public:
         });
     }
 
-    // An object, in a place that was admitted: 4 count bytes of 0, metadata, data; then the table, with one reference.
-    void store(std::uint32_t id, std::uint64_t address, nb::handle metadata, std::size_t metadata_bytes, nb::handle parts,
-               std::size_t bytes) const {
-        const Parts head(nb::make_tuple(metadata), metadata_bytes);
-        const Parts body(parts, bytes);
-        const auto ring = core().table().ring_mapping();  // another thread may close this end while the GIL is gone
-        std::byte* const at = ring->base() + core().table().offset_of(address) + sizeof(store::ChunkHeader);
-        std::memset(at, 0, store::kCountBytes);
-        head.copy_to(at + store::kCountBytes);
-        body.copy_to(at + store::kCountBytes + metadata_bytes);
-        core().offer(id, address, store::kCountBytes + metadata_bytes + bytes);
-        core().refer(id, 1);
-    }
-
-    // Of an object that the table knows.
-    bool has_been_read(std::uint32_t id, std::uint64_t references) const {
-        return core().is_read(id, static_cast<std::uint32_t>(std::min<std::uint64_t>(references, UINT32_MAX)));
-    }
-
     // Have the reads of object `id` reached `references` of every reader? The table knows; of bytes that are no object
     // of it, the count in them does.
     bool is_read(std::uint32_t id, nb::handle view, std::uint64_t references) const {
         const ByteView bytes(view, ByteView::Access::read);
         if (bytes.size() < store::kCountBytes) raise_error("InvalidArgument", "a read count has 4 bytes");
-        const store::ObjectTable& table = core().table();
-        const std::uint64_t address = core::load_relaxed(table.entry(table.index_of(id)).address);
-        if (core().knows(id) && bytes.data() == table.at(table.offset_of(address) + sizeof(store::ChunkHeader)))
-            return has_been_read(id, references);
-        std::int32_t count;
-        std::memcpy(&count, bytes.data(), sizeof count);
-        const std::uint64_t readers = table.geometry().n_readers;
-        return count >= 0 && static_cast<std::uint64_t>(count) / readers >= references;
+        return core().is_read_at(id, static_cast<const std::byte*>(bytes.data()), references);
     }
 
     // (slot, reads that it owes, pins) of everybody who keeps object `id`.

@@ -1,4 +1,4 @@
-// The shared memory of a byte ring as Python holds it: made, attached, looked at as memoryviews.
+// A byte ring as Python holds it: made, attached, looked at as memoryviews, and written to by one end.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,71 +15,45 @@
 #include "bindings/shared_buffer.hpp"
 #include "core/sweep.hpp"
 #include "store/byte_ring.hpp"
+#include "store/byte_ring_writer.hpp"
 #include "store/ring_space.hpp"
 
 namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// What the calls of a ring's writer have in common: one at a time; and one that raised is mended before anything else.
-struct Writing {
-    bool is_on = false;
-    bool is_broken = false;
-};
-
-// The block around such a call. In C++, because a signal handler may raise between any two steps of Python, and what was
-// taken just before would never be given back.
+// The block around a call of a ring's writer: one at a time. In C++, because a signal handler may raise between any two
+// steps of Python, and the turn would never end.
 class WriterCall {
 public:
-    WriterCall(std::shared_ptr<Writing> writing, std::string call, nb::object mend)
-        : writing_(std::move(writing)), call_(std::move(call)), mend_(std::move(mend)) {}
+    WriterCall(std::shared_ptr<bool> is_on, std::string call) : is_on_(std::move(is_on)), call_(std::move(call)) {}
     WriterCall(const WriterCall&) = delete;
     WriterCall& operator=(const WriterCall&) = delete;
     WriterCall(WriterCall&& other) noexcept = default;
-    ~WriterCall() {
-        if (is_mine_) *writing_ = {false, true};
-    }
+    ~WriterCall() { leave(); }
 
     void enter() {
-        if (writing_->is_on)
-            raise_error("ConcurrentUse", "another call of the writer is under way; " + call_ + " changed nothing");
-        writing_->is_on = is_mine_ = true;
-        if (!writing_->is_broken) return;
-        try {
-            mend();
-        } catch (...) {
-            leave();
-            throw;
-        }
+        if (*is_on_) raise_error("ConcurrentUse", "another call of the writer is under way; " + call_ + " changed nothing");
+        *is_on_ = is_mine_ = true;
     }
-
-    // `kind`: of the error, or None.
-    void exit(nb::handle kind, nb::handle /*error*/, nb::handle /*traceback*/) {
-        if (!is_mine_) return;
-        writing_->is_broken = !kind.is_none();
-        try {
-            if (writing_->is_broken) mend();
-        } catch (...) {
-            leave();
-            throw;
-        }
-        leave();
-    }
+    void exit(nb::handle /*kind*/, nb::handle /*error*/, nb::handle /*traceback*/) noexcept { leave(); }
 
 private:
-    void mend() {
-        mend_();
-        writing_->is_broken = false;
+    void leave() noexcept {
+        if (is_mine_) *is_on_ = is_mine_ = false;
     }
-    void leave() noexcept { writing_->is_on = is_mine_ = false; }
 
-    std::shared_ptr<Writing> writing_;
+    std::shared_ptr<bool> is_on_;
     std::string call_;
-    nb::object mend_;
     bool is_mine_ = false;
 };
 
-// Offsets come from Python, which knows them to lie in the ring.
+// Why a chunk has no place, for who makes an error of it.
+struct NoRoom {
+    bool is_obstructed;  // where it would lie somebody still reads what was cleared
+};
+
+// Offsets and sizes come from Python, which knows them to lie in the ring.
 class ByteRingSegment {
 public:
     static ByteRingSegment create(std::uint64_t bytes, const nb::bytes& id, const std::string& name) {
@@ -129,21 +103,65 @@ public:
         const bool has_space = size <= bytes_ - offset && space_->has(offset, size);
         return nb::make_tuple(header.id, has_space ? header.size : 0);
     }
-    // Takes the space of the chunk, too.
-    void write_header(std::uint64_t offset, std::int32_t id, std::int32_t size) const {
-        check();
-        const std::uint64_t end = offset + static_cast<std::uint64_t>(size);
-        if (!space_->is_taken(end)) {
+
+    // The calls of the writer, each one step to a signal handler.
+
+    store::Chunks& chunks() const noexcept { return writer_->chunks; }
+    void set_tenant(const std::shared_ptr<store::Tenant>& tenant) const { writer_->tenant = tenant; }
+
+    store::Room room_for(std::uint64_t bytes) const {
+        return writer_->room_for(bytes, [this](std::uint64_t end) {
+            if (space_->is_taken(end)) return;
             {
                 const WithoutGil no_gil;
                 space_->take(end);
             }
             check();
-        }
-        store::write_header(segment_->mapping()->base() + offset, {id, size});
+        });
+    }
+    void write_header(std::uint64_t address, std::uint32_t id, std::uint64_t bytes) const noexcept {
+        store::write_header(segment_->mapping()->base() + address % bytes_,
+                            {static_cast<std::int32_t>(id), static_cast<std::int32_t>(bytes)});
     }
 
-    WriterCall writing(std::string call, nb::object mend) const { return {writing_, std::move(call), std::move(mend)}; }
+    // A new chunk of so many bytes, header included: its address and id; or NoRoom.
+    nb::object allocate(std::uint64_t bytes) const {
+        check();
+        const store::Room room = room_for(bytes);
+        if (room.place) {
+            const std::uint32_t id = chunks().id_end();
+            write_header(room.place->address, id, bytes);
+            chunks().add(*room.place, id, bytes);
+            return nb::make_tuple(room.place->address, id);
+        }
+        if (room.shortage) throw *room.shortage;
+        return nb::cast(NoRoom{room.is_obstructed});
+    }
+
+    // The ids of what was freed. `is_free(chunk)` may be Python's.
+    template <class IsFree>
+    nb::list free(std::uint64_t most, IsFree&& is_free) const {
+        nb::list freed;
+        writer_->free(most, is_free, [&](std::uint32_t id) { freed.append(id); });
+        return freed;
+    }
+    // Asks `is_free(id, offset of the data, bytes of the data)`.
+    nb::list free_if(std::uint64_t most, const nb::object& is_free) const {
+        check();
+        return free(most, [&](const store::Chunk& chunk) {
+            constexpr std::uint64_t header = sizeof(store::ChunkHeader);
+            return nb::cast<bool>(nb::bool_(is_free(chunk.id, chunk.address % bytes_ + header, chunk.bytes - header)));
+        });
+    }
+    void clear() const { writer_->clear(); }
+
+    nb::dict addresses() const {
+        nb::dict found;
+        for (const store::Chunk& chunk : chunks().all()) found[nb::int_(chunk.id)] = chunk.address;
+        return found;
+    }
+
+    WriterCall writing(std::string call) const { return {is_writing_, std::move(call)}; }
 
     void close() const { segment_->close(); }
     void abandon() const noexcept { segment_->abandon(); }
@@ -152,12 +170,14 @@ private:
     ByteRingSegment(std::shared_ptr<core::Segment> segment, std::uint64_t bytes, std::uint64_t reserved)
         : segment_(std::move(segment)),
           bytes_(bytes),
-          space_(std::make_shared<store::RingSpace>(*segment_, bytes, reserved)) {}
+          space_(std::make_shared<store::RingSpace>(*segment_, bytes, reserved)),
+          writer_(std::make_shared<store::ByteRingWriter>(bytes)) {}
 
     std::shared_ptr<core::Segment> segment_;
     std::uint64_t bytes_;
     std::shared_ptr<store::RingSpace> space_;
-    std::shared_ptr<Writing> writing_ = std::make_shared<Writing>();
+    std::shared_ptr<store::ByteRingWriter> writer_;
+    std::shared_ptr<bool> is_writing_ = std::make_shared<bool>(false);
 };
 
 }  // namespace memlane::bindings

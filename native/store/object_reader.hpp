@@ -101,10 +101,9 @@ public:
     }
 
     // Of finished reads, for statistics.
-    void note_progress(std::uint64_t bytes) const noexcept {
+    void note_progress() const noexcept {
         core::ParticipantSlot& own = own_slot();
         core::add_single_writer<std::uint64_t>(own.position, 1);
-        core::add_single_writer(own.bytes, bytes);
         core::store_relaxed(own.last_progress_ns, os::monotonic_now());
     }
 

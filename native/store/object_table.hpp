@@ -87,8 +87,7 @@ struct ObjectEntry {
     std::uint64_t size;     // 4 count bytes, metadata and data
     std::uint32_t references;
     std::uint32_t reserved_0;
-    std::int64_t stored_ns;  // CLOCK_MONOTONIC
-    std::uint64_t reserved_1[3];
+    std::uint64_t reserved_1[4];
 };
 static_assert(sizeof(ObjectEntry) == 64);
 

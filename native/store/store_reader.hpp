@@ -38,7 +38,6 @@ private:
         for (std::uint64_t i = 0; is_successor && i < table().capacity(); ++i)
             core::store_relaxed<std::uint32_t>(table().claims(i, slot).pins, 0);  // of whoever was here before
         core::store_relaxed<std::uint64_t>(own_slot().position, 0);
-        core::store_relaxed<std::uint64_t>(own_slot().bytes, 0);
         core::store_relaxed(own_slot().views, 0u);
         core::add_single_writer(own_slot().epoch, 1u);
         participants().join(slot, os::own_identity());

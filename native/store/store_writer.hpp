@@ -8,12 +8,15 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "store/chunks.hpp"
 #include "store/object_reader.hpp"
 
 namespace memlane::store {
@@ -55,12 +58,15 @@ public:
         return !is_live(core::load_relaxed(entry.stamp));
     }
 
-    // Does an orphan that is pinned keep the entry of this id?
-    bool is_kept(std::uint32_t id) const {
-        const ObjectEntry& entry = table().entry(table().index_of(id));
-        return is_live(core::load_relaxed(entry.stamp)) &&
-               orphans_.count(table().offset_of(core::load_relaxed(entry.address))) != 0;
+    // The first id from `id` on whose entry is nobody's: those of pinned orphans, and of what is stored, are left out.
+    std::optional<std::uint32_t> admitted_from(std::uint32_t id) {
+        for (std::uint64_t i = 0; i < table().capacity(); ++i, id = next_id(id))
+            if (admits(id)) return id;
+        return std::nullopt;
     }
+
+    // Does anybody read it just now?
+    bool is_in_use(std::uint32_t id) { return knows(id) && is_pinned(table().index_of(id)); }
 
     // What was written there is an object from now on, with no reference yet. `size`: count bytes, metadata and data.
     void offer(std::uint32_t id, std::uint64_t address, std::uint64_t size) {
@@ -71,7 +77,6 @@ public:
         core::store_relaxed(entry.address, address);
         core::store_relaxed(entry.size, size);
         core::store_relaxed(entry.references, 0u);
-        core::store_relaxed(entry.stored_ns, os::monotonic_now());
         SYNC_STORE(offer);
         core::store_release(entry.stamp, live_stamp(id));
         StoreFacts& facts = table().facts();
@@ -119,6 +124,16 @@ public:
     bool is_read(std::uint32_t id, std::uint32_t references) {
         const std::uint64_t index = table().index_of(id);
         return owed(index, references) <= core::load_relaxed(table().claims(index, kSlot).reads);
+    }
+
+    // The same of what lies at `count`, its 4 count bytes: the table knows; of bytes that are no object of it, the count does.
+    bool is_read_at(std::uint32_t id, const std::byte* count, std::uint64_t references) {
+        const std::uint64_t address = core::load_relaxed(table().entry(table().index_of(id)).address);
+        if (knows(id) && count == table().at(table().offset_of(address) + sizeof(ChunkHeader)))
+            return is_read(id, static_cast<std::uint32_t>(std::min<std::uint64_t>(references, UINT32_MAX)));
+        std::int32_t seen;
+        std::memcpy(&seen, count, sizeof seen);
+        return seen >= 0 && static_cast<std::uint64_t>(seen) / table().geometry().n_readers >= references;
     }
 
     // A read by the writer, if a reader still owes one.

@@ -1,6 +1,7 @@
 """The native core of memlane: shared memory, atomics, waiting, liveness."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 class Buffer:
     """Memory, and what keeps it; its memoryviews keep both."""
@@ -308,16 +309,49 @@ class ByteRingSegment:
     def read_header(self, offset: int) -> tuple[int, int]:
         """Id and size of a chunk; the size is 0 where there is none."""
 
-    def write_header(self, offset: int, id: int, size: int) -> None:
-        """Of a new chunk, whose space is taken first."""
+    @property
+    def addresses(self) -> dict[int, int]:
+        """By id, of every chunk."""
 
-    def writing(self, call: str, mend: object) -> WriterCall:
+    @property
+    def count(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def id_start(self) -> int: ...
+    @property
+    def id_end(self) -> int: ...
+    def set_next_id(self, id: int) -> None:
+        """Of an empty ring."""
+
+    def allocate(self, bytes: int) -> tuple[int, int] | NoRoom:
         """
-        A block around a call of the writer; `mend()` comes after one that raised.
+        Address and id of a new chunk of so many bytes, header included; its space is taken first.
         """
+
+    def free(self, most: int, is_free: Callable[[int, int, int], bool]) -> list[int]:
+        """
+        Frees from the oldest on while `is_free(id, offset, bytes)`, of its data, says so.
+        """
+
+    def clear(self) -> None:
+        """Forgets all chunks."""
+
+    def writing(self, call: str) -> WriterCall:
+        """A block around a call of the writer."""
 
     def close(self) -> None: ...
     def abandon(self) -> None: ...
+
+class NoRoom:
+    """Why a chunk has no place."""
+
+    def __init__(self, is_obstructed: bool = False) -> None: ...
+    @property
+    def is_obstructed(self) -> bool:
+        """Does somebody still read what was cleared there?"""
 
 class WriterCall:
     """
@@ -344,8 +378,6 @@ class PinnedObject:
         """The 4 count bytes."""
 
     def lease(self) -> ViewLease: ...
-    @property
-    def size(self) -> int: ...
     def release(self) -> None: ...
 
 class StoreReader:
@@ -369,7 +401,7 @@ class StoreReader:
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
 
-    def note_progress(self, bytes: int) -> None: ...
+    def note_progress(self) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
         """Frees everything, tells nobody."""
@@ -408,33 +440,6 @@ class StoreWriter:
     ) -> StoreWriter:
         """Adds an object table to the ring's file."""
 
-    def obstacle(self, offset: int, bytes: int) -> int:
-        """
-        Retires the orphans in these bytes of the ring; 0, or the end of one that is read.
-        """
-
-    def is_kept(self, id: int) -> bool:
-        """
-        Is the entry of this id that of an object that was cleared, and is still read?
-        """
-
-    def admits(self, id: int) -> bool:
-        """Is the object's entry in the table free?"""
-
-    def offer(self, id: int, address: int, size: int) -> None:
-        """What was written there is an object from now on."""
-
-    def store(
-        self,
-        id: int,
-        address: int,
-        metadata: object | None,
-        metadata_bytes: int,
-        parts: object,
-        bytes: int,
-    ) -> None:
-        """Fills an admitted place, and makes an object with one reference of it."""
-
     def refer(self, id: int, references: int) -> None:
         """Sets how often every reader is to read it."""
 
@@ -445,20 +450,6 @@ class StoreWriter:
 
     def is_read(self, id: int, view: object, references: int) -> bool:
         """Has every reader read the object with these count bytes so often?"""
-
-    def has_been_read(self, id: int, references: int) -> bool:
-        """The same of an object that is stored."""
-
-    def evict(self, id: int) -> bool:
-        """
-        Its entry and space may be used again, which is counted once; False while somebody reads it.
-        """
-
-    def clear(self, id: int) -> None:
-        """Makes an orphan of it: readable until its entry or space is wanted."""
-
-    def take_back(self, id: int) -> None:
-        """It never was an object."""
 
     def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]:
         """(slot, reads that it owes, pins) of everybody who keeps the object."""
@@ -480,7 +471,7 @@ class StoreWriter:
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
 
-    def note_progress(self, bytes: int) -> None: ...
+    def note_progress(self) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
         """Frees everything, tells nobody."""
@@ -504,6 +495,64 @@ class StoreWriter:
 
     def outstanding(self) -> list[int]:
         """Reads that each reader still owes."""
+
+class Claim:
+    """
+    A block around a place for an object; left before publish(), there never was one.
+    """
+
+    @property
+    def id(self) -> int: ...
+    def view(self) -> memoryview:
+        """Its count bytes, metadata and data."""
+
+    def offer(self) -> None:
+        """What was written is an object from now on, without a reference."""
+
+    def publish(self, key: object) -> tuple[int, int]:
+        """Its address and id."""
+
+    def __enter__(self) -> Claim: ...
+    def __exit__(
+        self, kind: object | None, error: object | None, traceback: object | None
+    ) -> None: ...
+
+class ObjectIndex:
+    """What a storage's writer knows besides the table."""
+
+    def __init__(
+        self,
+        ring: ByteRingSegment,
+        end: StoreWriter,
+        keys: dict[Any, tuple[int, int]],
+        ids: dict[int, Any],
+        references: dict[int, int],
+        touched: set[int],
+    ) -> None:
+        """
+        Keeps these: key -> (address, id), id -> key, id -> references, ids that stay.
+        """
+
+    def put(
+        self,
+        key: object,
+        metadata: object,
+        metadata_bytes: int,
+        parts: object,
+        bytes: int,
+        is_free: Callable[[int, int, int], bool] | None,
+    ) -> tuple[int, int] | NoRoom:
+        """
+        Stores an object with one reference, and evicts what is oldest for it; its address and id.
+        """
+
+    def claim(self, size: int, is_free: Callable[[int, int, int], bool] | None) -> Claim | NoRoom:
+        """The place of an object, to be filled step by step."""
+
+    def free(self, is_free: Callable[[int, int, int], bool] | None) -> list[int]:
+        """
+        Evicts up to 2 x max_object_size of what the table, or `is_free`, says may go.
+        """
 
 class ForeignMemory(Buffer):
     """Memory that another object keeps alive."""
@@ -545,8 +594,6 @@ def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
     """
     So many bytes of the memory of `owner`, which keeps them there; read-only.
     """
-
-def survivor(box: list[object], lease: ViewLease) -> str | None: ...
 
 class RegionMap:
     """All bytes of a region, as mmap.mmap has them."""

@@ -69,8 +69,6 @@ def survivor(box: list[Any], lease: ViewLease) -> str | None:
         for part in used:
             if id(part) in leading:
                 return type(part).__name__
-    if "torch" in sys.modules and any(_is_storage_shared(part, lease) for part in parts):
-        return "storage of a tensor"
     return None
 
 
@@ -148,14 +146,6 @@ def _is_alias(part: Any, lease: ViewLease) -> bool:
 def _is_tensor(part: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and issubclass(type(part), getattr(torch, "Tensor", ()))
-
-
-def _is_storage_shared(part: Any, lease: ViewLease) -> bool:
-    if not _is_tensor(part) or not lease.covers(_address_of(part)):
-        return False
-    from memlane._torch import is_storage_shared
-
-    return is_storage_shared(part)
 
 
 def _address_of(tensor: Any) -> int:

@@ -104,17 +104,3 @@ def _rebuild_sparse(
             first, second, third, shape, layout=layout, check_invariants=False
         )
     return tensor.requires_grad_() if requires_grad else tensor
-
-
-def _storage_uses(tensor: torch.Tensor) -> int:
-    return _use_count(tensor.untyped_storage()._cdata)
-
-
-# A count that torch does not document; without it no sharing is found.
-_use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
-_UNSHARED = _storage_uses(_rebuild_tensor(bytearray(1), torch.uint8, (1,), False))
-
-
-def is_storage_shared(tensor: torch.Tensor) -> bool:
-    """Is there another tensor or array on the memory of one that came in a message?"""
-    return _use_count(tensor.untyped_storage()._cdata) > _UNSHARED

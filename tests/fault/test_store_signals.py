@@ -5,10 +5,11 @@ books that are half changed lose objects, or their space, for ever.
 """
 
 import random
-from typing import Any
+from contextlib import suppress
+
+import pytest
 
 from memlane import StoreFull
-from memlane.store.index import ObjectIndex
 from tests.harness import Alarm, Link, alarm_after, start
 from tests.stores import BytesSerde, Ring, Storage, store_of
 
@@ -81,31 +82,35 @@ def test_interrupted_anywhere() -> None:
     assert sum(peer.result() for peer in peers) > 100
 
 
-def test_a_second_interruption_of_the_mending() -> None:
-    """What takes a call back may be interrupted, too: it comes again before the next call."""
-    with Storage(256, 1, Ring(1024, create=True), BytesSerde) as writer:
-        mend, attempts = writer._index.forget, []
+class Fickle:
+    """A key that is interrupted at the `n`-th look at its hash."""
 
-        def interrupted_twice(chunk_id: int) -> None:
-            attempts.append(chunk_id)
-            if len(attempts) < 3:
-                raise Alarm
-            mend(chunk_id)
+    def __init__(self) -> None:
+        self.looks = 0
 
-        def fail(*place: Any) -> None:
-            ObjectIndex.add(writer._index, *place)
-            raise ZeroDivisionError
+    def __hash__(self) -> int:
+        self.looks -= 1
+        if self.looks == 0:
+            raise Alarm
+        return 7
 
-        writer._index.forget = interrupted_twice  # type: ignore[method-assign]
-        writer._index.add = fail  # type: ignore[method-assign]
-        for _ in range(2):
-            try:
-                writer.put("k", b"value")
-            except Alarm:
-                continue
-            raise AssertionError("nothing was raised")
-        del writer._index.add
-        assert writer.get(*writer.put("k", b"value")) == b"value"
-        assert attempts == [0, 0, 0]
-        assert writer.statistics().puts == 1
-        books_agree(writer)
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_interrupted_in_the_hash_of_a_key(n: int) -> None:
+    """Keys are Python's, so a put that stores or evicts them can be interrupted there."""
+    with Storage(64, 1, Ring(256, create=True), BytesSerde, object()) as writer:
+        keys = [Fickle() for _ in range(8)]
+        for key in keys[:4]:
+            writer.get(*writer.put(key, b"x" * 52))
+        for key in keys:
+            key.looks = n
+        for key in keys[4:]:
+            place = None
+            while place is None:
+                with suppress(Alarm):
+                    place = writer.put(key, b"y" * 52)
+                books_agree(writer)
+            assert writer.get(*place) == b"y" * 52
+        assert list(writer.key_index) == keys[-len(writer.key_index) :]
+        seen = writer.statistics()
+        assert (seen.puts, seen.evictions) == (8, 8 - len(writer.key_index))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memlane import ObjectGone, RankTaken, StoreFull, UnknownKey
-from memlane.store.positions import ID_MAX
+from memlane.store.ring import ID_MAX
 from tests.stores import BytesSerde, Place, Ring, Storage
 
 KEYS = st.integers(0, 5)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from memlane.store.positions import ID_MAX
+from memlane.store.ring import ID_MAX
 from tests.stores import Ring
 
 HEADER = 8

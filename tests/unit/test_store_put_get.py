@@ -1,5 +1,6 @@
 """SingleWriterShmObjectStorage: put and get, their errors, and what is kept in the ring."""
 
+import gc
 import threading
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from memlane import MsgpackSerde, ObjectGone, StoreFull, WrongRole
-from tests.queues import refuses
+from tests.queues import refuses, segments
 from tests.stores import ArraySerde, BytesSerde, Ring, Storage, fill, store_of
 
 ARRAY = np.arange(600, dtype=np.float32).reshape(20, 30)
@@ -390,3 +391,18 @@ def test_threads_may_read_at_once() -> None:
         facts = writer.statistics().readers[0]
         assert (facts.views, facts.outstanding) == (0, 0)
         assert len(fill(writer, value, "more")) > 8
+
+
+def test_a_key_that_leads_back_to_its_storage() -> None:
+    """The circle is found and freed, and the segment with it."""
+    before = segments()
+
+    class Key:
+        storage: Storage | None = None
+
+    key = Key()
+    key.storage = Storage(64, 1, Ring(640, create=True), BytesSerde)
+    key.storage.put(key, b"value")
+    del key
+    gc.collect()
+    assert segments() == before

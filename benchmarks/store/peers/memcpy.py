@@ -15,8 +15,7 @@ import numpy as np
 from benchmarks.store.channel import Channel, Peer
 from benchmarks.store.payloads import arrays
 from benchmarks.store.peers.memlane_store import ring_bytes
-from memlane import MsgpackSerde, SingleWriterShmRingBuffer
-from memlane.store.positions import Positions
+from memlane import MsgpackSerde, SingleWriterShmRingBuffer, StoreFull
 
 ALIGNMENT = 64
 PREAMBLE = 12  # of a chunk's header and its read count
@@ -29,7 +28,6 @@ class Memcpy(Channel):
     def open_writer(self) -> object:
         size = ring_bytes(self.setting)
         self._ring = SingleWriterShmRingBuffer(size, create=True)
-        self._positions = Positions(size)
         obj = self.setting.payload.make()
         _, nbytes, _, metadata_bytes = MsgpackSerde().serialize(obj)
         self._gap = PREAMBLE + metadata_bytes
@@ -51,9 +49,15 @@ class Memcpy(Channel):
 
     def settle(self) -> None:
         """Finds the next place."""
-        while (place := self._positions.allocate(self._total)) is None:
-            self._positions.free_oldest()
-        self._next = place.address % self._ring.data_buffer_size
+        ring = self._ring
+        while True:
+            try:
+                address, _ = ring.allocate_buf(self._total - ring.MD_SIZE)
+            except StoreFull:
+                ring.free_buf(lambda *_: True, 1)
+            else:
+                break
+        self._next = address % ring.data_buffer_size
 
     def _copies(self, obj: Any) -> list[tuple[int, int, int]]:
         """(from, bytes, offset behind the first array) of every array, once looked at."""

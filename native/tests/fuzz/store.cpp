@@ -58,7 +58,7 @@ private:
         reader.is_valid(*object);
         reader.count(*object);
         if (&reader == store_.writer.get()) store_.writer->stand_in(*object);
-        reader.note_progress(object->size);
+        reader.note_progress();
         reader.unpin(*object);
     }
 

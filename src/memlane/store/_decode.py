@@ -80,47 +80,14 @@ def _content(node: list[Any]) -> bytes:
     return node[-1]
 
 
-def _int(memory: ObjectMemory, node: list[Any]) -> int:
-    return int.from_bytes(_content(_parts(node, 2)), "little", signed=True)
-
-
-def _str(memory: ObjectMemory, node: list[Any]) -> str:
-    return str(_content(_parts(node, 2)), "utf-8", "surrogatepass")
-
-
-def _complex(memory: ObjectMemory, node: list[Any]) -> complex:
-    _, real, imaginary = _parts(node, 3)
-    return complex(real, imaginary)
-
-
-def _bytes(memory: ObjectMemory, node: list[Any]) -> bytes | memoryview:
-    return memory.take_bytes(_parts(node, 2)[1])
-
-
-def _bytearray(memory: ObjectMemory, node: list[Any]) -> bytearray:
-    return memory.take_bytearray(_parts(node, 2)[1])
-
-
 def _datetime(memory: ObjectMemory, node: list[Any]) -> datetime.datetime:
     *numbers, fold, zone = _parts(node, 10)[1:]
     return datetime.datetime(*numbers, value_of(memory, zone), fold=fold)  # type: ignore[misc]
 
 
-def _date(memory: ObjectMemory, node: list[Any]) -> datetime.date:
-    return datetime.date(*_parts(node, 4)[1:])
-
-
 def _time(memory: ObjectMemory, node: list[Any]) -> datetime.time:
     *numbers, fold, zone = _parts(node, 7)[1:]
     return datetime.time(*numbers, value_of(memory, zone), fold=fold)  # type: ignore[misc]
-
-
-def _timedelta(memory: ObjectMemory, node: list[Any]) -> datetime.timedelta:
-    return datetime.timedelta(*_parts(node, 4)[1:])
-
-
-def _timezone(memory: ObjectMemory, node: list[Any]) -> datetime.timezone:
-    return datetime.timezone(*(value_of(memory, part) for part in node[1:]))
 
 
 def _zone(memory: ObjectMemory, node: list[Any]) -> zoneinfo.ZoneInfo:
@@ -155,10 +122,6 @@ def _numpy_text(memory: ObjectMemory, node: list[Any]) -> np.str_:
     if type(text) is not str:
         raise CorruptMessage(f"there is a {type(text).__name__} where text should be")
     return np.str_(text)
-
-
-def _numpy_bytes(memory: ObjectMemory, node: list[Any]) -> np.bytes_:
-    return np.bytes_(_content(_parts(node, 2)))
 
 
 def _tensor(memory: ObjectMemory, node: list[Any]) -> Any:
@@ -198,21 +161,23 @@ DECODERS: dict[int, Callable[[ObjectMemory, list[Any]], Any]] = {
     _wire.SET: _sequence(set),
     _wire.FROZENSET: _sequence(frozenset),
     _wire.DICT: _dict,
-    _wire.INTEGER: _int,
-    _wire.TEXT: _str,
-    _wire.COMPLEX: _complex,
-    _wire.BYTES: _bytes,
-    _wire.BYTEARRAY: _bytearray,
+    _wire.INTEGER: lambda _, node: int.from_bytes(_content(_parts(node, 2)), "little", signed=True),
+    _wire.TEXT: lambda _, node: str(_content(_parts(node, 2)), "utf-8", "surrogatepass"),
+    _wire.COMPLEX: lambda _, node: complex(*_parts(node, 3)[1:]),
+    _wire.BYTES: lambda memory, node: memory.take_bytes(_parts(node, 2)[1]),
+    _wire.BYTEARRAY: lambda memory, node: memory.take_bytearray(_parts(node, 2)[1]),
     _wire.DATETIME: _datetime,
-    _wire.DATE: _date,
+    _wire.DATE: lambda _, node: datetime.date(*_parts(node, 4)[1:]),
     _wire.TIME: _time,
-    _wire.TIMEDELTA: _timedelta,
-    _wire.TIMEZONE: _timezone,
+    _wire.TIMEDELTA: lambda _, node: datetime.timedelta(*_parts(node, 4)[1:]),
+    _wire.TIMEZONE: lambda memory, node: datetime.timezone(
+        *(value_of(memory, p) for p in node[1:])
+    ),
     _wire.ZONE: _zone,
     _wire.ARRAY: _array,
     _wire.SCALAR: _scalar,
     _wire.NUMPY_TEXT: _numpy_text,
-    _wire.NUMPY_BYTES: _numpy_bytes,
+    _wire.NUMPY_BYTES: lambda _, node: np.bytes_(_content(_parts(node, 2))),
     _wire.TENSOR: _tensor,
     _wire.OBJECT: _object,
     _wire.PICKLE: _pickle,

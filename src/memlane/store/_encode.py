@@ -139,10 +139,6 @@ def _str(encoding: Encoding, value: str) -> Any:
     return value
 
 
-def _complex(encoding: Encoding, value: complex) -> list[Any]:
-    return [_wire.COMPLEX, value.real, value.imag]
-
-
 def _bytes(encoding: Encoding, value: bytes) -> Any:
     if len(value) < _wire.LEAST_BESIDE:
         return value
@@ -161,21 +157,9 @@ def _datetime(encoding: Encoding, value: datetime.datetime) -> list[Any]:
     return [_wire.DATETIME, *day, *time, value.fold, encoding.node(value.tzinfo)]
 
 
-def _date(encoding: Encoding, value: datetime.date) -> list[Any]:
-    return [_wire.DATE, value.year, value.month, value.day]
-
-
 def _time(encoding: Encoding, value: datetime.time) -> list[Any]:
     time = (value.hour, value.minute, value.second, value.microsecond)
     return [_wire.TIME, *time, value.fold, encoding.node(value.tzinfo)]
-
-
-def _timedelta(encoding: Encoding, value: datetime.timedelta) -> list[Any]:
-    return [_wire.TIMEDELTA, value.days, value.seconds, value.microseconds]
-
-
-def _timezone(encoding: Encoding, value: Any) -> list[Any]:
-    return [_wire.TIMEZONE, *(encoding.node(part) for part in value.__getinitargs__())]
 
 
 def _zone(encoding: Encoding, value: zoneinfo.ZoneInfo) -> list[Any]:
@@ -211,14 +195,6 @@ def _numpy_scalar(encoding: Encoding, value: np.generic) -> list[Any]:
     return [_wire.SCALAR, described, value.tobytes()]
 
 
-def _numpy_text(encoding: Encoding, value: np.str_) -> list[Any]:
-    return [_wire.NUMPY_TEXT, encoding.node(str(value))]
-
-
-def _numpy_bytes(encoding: Encoding, value: np.bytes_) -> list[Any]:
-    return [_wire.NUMPY_BYTES, bytes(value)]
-
-
 # By exact type: a subclass is another type. torch's are added once torch is imported.
 ENCODERS: dict[type, Callable[[Encoding, Any], Any]] = {
     list: _sequence(_wire.LIST),
@@ -228,16 +204,19 @@ ENCODERS: dict[type, Callable[[Encoding, Any], Any]] = {
     dict: _dict,
     int: _int,
     str: _str,
-    complex: _complex,
+    complex: lambda _, value: [_wire.COMPLEX, value.real, value.imag],
     bytes: _bytes,
     bytearray: _bytearray,
     datetime.datetime: _datetime,
-    datetime.date: _date,
+    datetime.date: lambda _, value: [_wire.DATE, value.year, value.month, value.day],
     datetime.time: _time,
-    datetime.timedelta: _timedelta,
-    datetime.timezone: _timezone,
+    datetime.timedelta: lambda _, it: [_wire.TIMEDELTA, it.days, it.seconds, it.microseconds],
+    datetime.timezone: lambda encoding, value: [
+        _wire.TIMEZONE,
+        *map(encoding.node, value.__getinitargs__()),
+    ],
     zoneinfo.ZoneInfo: _zone,
     np.ndarray: _array,
-    np.str_: _numpy_text,
-    np.bytes_: _numpy_bytes,
+    np.str_: lambda encoding, value: [_wire.NUMPY_TEXT, encoding.node(str(value))],
+    np.bytes_: lambda _, value: [_wire.NUMPY_BYTES, bytes(value)],
 }

@@ -11,8 +11,7 @@ from memlane.errors import StoreFull
 
 if TYPE_CHECKING:
     from memlane._native import StoreWriter
-    from memlane.store.index import ObjectIndex
-    from memlane.store.ring import SingleWriterShmRingBuffer
+    from memlane.store.storage import SingleWriterShmObjectStorage
 
 
 @dataclass(frozen=True)
@@ -38,32 +37,27 @@ class StoreBlocker:
 
 
 def store_full(
-    end: StoreWriter,
-    index: ObjectIndex,
-    key: Hashable,
-    need: int,
-    ring: SingleWriterShmRingBuffer,
-    is_obstructed: bool,
+    storage: SingleWriterShmObjectStorage, key: Hashable, need: int, is_obstructed: bool
 ) -> StoreFull:
     """The error of an object of `need` bytes; the oldest chunk of the ring has to stay.
 
-    `is_obstructed`: there is room in the ring, but what was cleared there is still being read; or
-    the place in the table belongs to the oldest, because chunks of others have used up the ids
-    between.
+    `is_obstructed`: there is room in the ring, or an entry in the table, but what was cleared there
+    is still being read.
     """
     what = f"no room for {key!r}, {need} bytes"
+    end, ring = storage._checked_writer(), storage.ring_buffer
     readers = end.orphan_blockers() if is_obstructed else []
     oldest = ring.monotonic_id_start
     if readers or oldest not in ring.metadata:
         return _kept(end, what, "what was cleared", need, key, None, readers)
-    if oldest not in index.id_index:
+    if oldest not in storage.id_index:
         why = f"the oldest chunk, id {oldest}, is none of the storage's; free_buf() may free it"
         return StoreFull(f"{what}: {why}", need, key)
-    kept = index.id_index[oldest]
-    if oldest in index.touched:
+    kept = storage.id_index[oldest]
+    if oldest in storage._touched:
         why = f"the oldest object, {kept!r}, is kept by touch(); release_touches() lets it go"
         return StoreFull(f"{what}: {why}", need, key, kept)
-    blockers = end.blockers(oldest, min(index.writer_flag.get(oldest, 0), 2**31 - 1))
+    blockers = end.blockers(oldest, min(storage.writer_flag.get(oldest, 0), 2**31 - 1))
     return _kept(end, what, f"the oldest object, {kept!r},", need, key, kept, blockers)
 
 
@@ -81,16 +75,8 @@ def _kept(
         who = participant(end, slot)
         is_absent = who.state == "absent"
         rank = None if slot == 0 else slot - 1
-        blockers.append(
-            StoreBlocker(
-                rank=rank,
-                pid=None if is_absent else who.pid,
-                state=who.state,
-                owes=owes,
-                pins=pins,
-                last_progress=None if is_absent else who.last_progress_ns / 1e9,
-            )
-        )
+        pid, progress = (None, None) if is_absent else (who.pid, who.last_progress_ns / 1e9)
+        blockers.append(StoreBlocker(rank, pid, who.state, owes, pins, progress))
         parts = [] if is_absent else [f"pid {who.pid}", doing(who)]
         if owes:
             parts.append(f"has not read it {'yet' if owes == 1 else f'{owes} times'}")

@@ -110,9 +110,5 @@ def _handle_of(fields: Any) -> ShmObjectStorageHandle:
     if fields["serde"] not in _serdes:
         raise InvalidArgument(f"no serde is registered here as {fields['serde']!r}")
     size, name = fields["ring_buffer_handle"]
-    return ShmObjectStorageHandle(
-        max_object_size=fields["max_object_size"],
-        n_readers=fields["n_readers"],
-        ring_buffer_handle=(size, name),
-        serde_class=_serdes[fields["serde"]],
-    )
+    sizes = fields["max_object_size"], fields["n_readers"]
+    return ShmObjectStorageHandle(*sizes, (size, name), _serdes[fields["serde"]])

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from memlane._checks import integer_from
-from memlane._native import StoreReader, StoreWriter, copy_parts
+from memlane._native import NoRoom, ObjectIndex, StoreReader, StoreWriter, copy_parts
 from memlane._segments import released_after
 from memlane._undo import undone_by
-from memlane.errors import InvalidArgument, InvalidType, StoreFull, WrongRole
+from memlane.errors import InvalidArgument, InvalidType, StoreFull, UnknownKey, WrongRole
 from memlane.store.full import store_full
 from memlane.store.handle import ShmObjectStorageHandle
-from memlane.store.index import ObjectIndex
-from memlane.store.positions import ID_MAX, NoRoom, Place
 from memlane.store.reading import ObjectReads
-from memlane.store.ring import SingleWriterShmRingBuffer
+from memlane.store.ring import ID_MAX, SingleWriterShmRingBuffer
 from memlane.store.serde import MsgpackSerde, ObjectSerde
 from memlane.store.statistics import StoreStatistics, store_statistics
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 MAX_READERS = 1 << 16
 MAX_REFERENCES = 2**31 - 1
-ALIGNMENT = 64  # of chunks: counts never cross a cache line, and padded arrays are aligned
 
 
 class SingleWriterShmObjectStorage(ObjectReads):
@@ -77,8 +74,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
             )
         size = ring_buffer.data_buffer_size
         most = min(65536, size // 1024 + 64) if max_objects is None else max_objects
-        self._max_objects = integer_from("max_objects", most, 1)
-        if self._max_objects > ID_MAX:
+        most = integer_from("max_objects", most, 1)
+        if most > ID_MAX:
             raise InvalidArgument(f"max_objects must be at most 2**31, not {max_objects}")
         self.serde_class = serde_class
         self.ser_de = serde_class()
@@ -88,21 +85,20 @@ class SingleWriterShmObjectStorage(ObjectReads):
         self._does_count = not self.is_writer or reader_lock is not None
         own, known = type(self), SingleWriterShmObjectStorage
         self._has_own_steps = any(getattr(own, step) is not getattr(known, step) for step in _STEPS)
-        self._index = ObjectIndex()
-        self._writer: StoreWriter | None = None
+        self._has_own_check = own.default_is_free_check is not known.default_is_free_check
+        # On the writer: key -> (address, id), id -> key, id -> references. Changed by ObjectIndex.
+        self.key_index: dict[Hashable, tuple[int, int]] = {}
+        self.id_index: dict[int, Hashable] = {}
+        self.writer_flag: dict[int, int] = {}
+        self._touched: set[int] = set()
         segment = ring_buffer._segment
         if self.is_writer:
             with ring_buffer._only_writer("make a storage"):
-                self._end = self._writer = StoreWriter.create(
-                    segment,
-                    self.n_readers,
-                    self._max_objects,
-                    self.max_object_size,
-                    os.urandom(32),
-                    unlink_when_complete,
-                )
-                self._index.end = self._writer
-                ring_buffer._tenant = self._index
+                sizes = self.n_readers, most, self.max_object_size
+                secret = os.urandom(32)
+                self._end = StoreWriter.create(segment, *sizes, secret, unlink_when_complete)
+                books = self.key_index, self.id_index, self.writer_flag, self._touched
+                self._index = ObjectIndex(segment, self._end, *books)
         else:
             self._end = StoreReader.attach(segment, self.n_readers, self.max_object_size)
         self._finalizer = weakref.finalize(self, self._end.abandon)
@@ -122,30 +118,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         size, name = handle.ring_buffer_handle
         ring = SingleWriterShmRingBuffer(size, name)
         with undone_by(ring.close):
-            return cls(
-                handle.max_object_size,
-                handle.n_readers,
-                ring,
-                handle.serde_class,
-                handle.reader_lock,
-            )
-
-    # Attributes -----------------------------------------------------------------------------
-
-    @property
-    def key_index(self) -> dict[Hashable, tuple[int, int]]:
-        """Key -> (address, id); on the writer."""
-        return self._index.key_index
-
-    @property
-    def id_index(self) -> dict[int, Hashable]:
-        """Id -> key; on the writer."""
-        return self._index.id_index
-
-    @property
-    def writer_flag(self) -> dict[int, int]:
-        """Id -> references; on the writer."""
-        return self._index.writer_flag
+            sizes = handle.max_object_size, handle.n_readers
+            return cls(*sizes, ring, handle.serde_class, handle.reader_lock)
 
     # The writer -----------------------------------------------------------------------------
 
@@ -159,40 +133,55 @@ class SingleWriterShmObjectStorage(ObjectReads):
         Whatever it raises, nothing was stored.
         """
         with self.ring_buffer._only_writer("put"):
-            if self._index.has(key):
+            if self._has(key):
                 raise InvalidArgument(f"Key {key!r} already exists in the storage")
             data, data_bytes, metadata, md_bytes = self._serialized(value)
             size = self.flag_bytes + md_bytes + data_bytes
-            if size > self.max_object_size:
-                raise InvalidArgument(
-                    f"the object of {key!r} ({size} bytes with read count and metadata) "
-                    f"exceeds max object size ({self.max_object_size} bytes)"
-                )
-            writer = self._checked_writer()
-            ring = self.ring_buffer
-            ring._new = ring.monotonic_id_end  # until it is there, or it is taken back
-            place = self._make_room(writer, key, size)
+            self._check_size(key, size)
             if self._has_own_steps:
-                self._fill(place, size, data, data_bytes, metadata, md_bytes)
-                writer.offer(place.id, place.address, size)
-                self.increment_writer_flag(place.id)
+                place = self._put_by_steps(key, size, data, data_bytes, metadata, md_bytes)
             else:
                 parts = _checked_parts(data)
-                writer.store(place.id, place.address, metadata, md_bytes, parts, data_bytes)
-                self.writer_flag[place.id] = 1
-            self._index.add(key, place.address, place.id)
-            ring._new = None
-            return place.address, place.id
+                place = self._index.put(key, metadata, md_bytes, parts, data_bytes, self._is_free())
+            if isinstance(place, NoRoom):
+                raise store_full(self, key, size, place.is_obstructed)
+            return place
 
-    def _fill(
-        self, place: Place, size: int, data: Any, data_bytes: int, metadata: Any, md_bytes: int
-    ) -> None:
-        """What `StoreWriter.store` does, by the steps of a subclass."""
+    def _put_by_steps(
+        self, key: Hashable, size: int, data: Any, data_bytes: int, metadata: Any, md_bytes: int
+    ) -> tuple[int, int] | NoRoom:
+        """What `ObjectIndex.put` does, by the steps of a subclass."""
+        claim = self._index.claim(size, self._is_free())
+        if isinstance(claim, NoRoom):
+            return claim
+        with claim:
+            with released_after(claim.view()) as view:
+                view[: self.flag_bytes] = bytes(self.flag_bytes)
+                self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
+            claim.offer()
+            self.increment_writer_flag(claim.id)
+            return claim.publish(key)
+
+    def _is_free(self) -> Callable[[int, int, int], bool] | None:
+        """What decides instead of the table; not kept, or the storage would keep itself alive."""
+        return self.ring_buffer._shown(self.default_is_free_check) if self._has_own_check else None
+
+    def _check_size(self, key: Hashable, size: int) -> None:
+        if size > self.max_object_size:
+            raise InvalidArgument(
+                f"the object of {key!r} ({size} bytes with read count and metadata) "
+                f"exceeds max object size ({self.max_object_size} bytes)"
+            )
         ring = self.ring_buffer
-        at = place.address % ring.data_buffer_size + ring.MD_SIZE
-        with released_after(ring._segment.view(at, size)) as view:  # the chunk may be padded
-            view[: self.flag_bytes] = bytes(self.flag_bytes)
-            self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
+        total = size + ring.MD_SIZE
+        ring._check_total(total)
+        if total > ring.data_buffer_size:
+            raise StoreFull(
+                f"no room for {key!r}: its {total} bytes are more than the whole ring has, "
+                f"{ring.data_buffer_size}",
+                size,
+                key,
+            )
 
     def _serialized(self, value: Any) -> tuple[Any, int, Any, int]:
         parts = self.ser_de.serialize(value)
@@ -203,58 +192,26 @@ class SingleWriterShmObjectStorage(ObjectReads):
                 f"{self.serde_class.__name__}.serialize must return data, its bytes, metadata and "
                 f"its bytes; it returned {type(parts).__name__}"
             ) from None
-        return (
-            data,
-            integer_from("the bytes of the data", data_bytes, 0),
-            metadata,
-            integer_from("the bytes of the metadata", md_bytes, 0),
-        )
+        data_bytes = integer_from("the bytes of the data", data_bytes, 0)
+        return data, data_bytes, metadata, integer_from("the bytes of the metadata", md_bytes, 0)
 
-    def _checked_writer(self) -> StoreWriter:
+    def _checked_writer(self, call: str = "do that") -> StoreWriter:
         """This end, if it is still usable here: Python code may have run, and closed or forked."""
-        if self._writer is None:
-            raise WrongRole("Only the writer can do that")
-        self._writer.check()
-        return self._writer
+        self._end.check()
+        if not isinstance(self._end, StoreWriter):
+            raise WrongRole(f"Only the writer can {call}")
+        return self._end
 
-    def _make_room(self, writer: StoreWriter, key: Hashable, size: int) -> Place:
-        ring = self.ring_buffer
-        total = size + ring.MD_SIZE
-        padded = -(-total // ALIGNMENT) * ALIGNMENT
-        if padded <= ring.data_buffer_size:
-            total = padded
-        if total > ring.data_buffer_size:
-            raise StoreFull(
-                f"no room for {key!r}: its {total} bytes are more than the whole ring has, "
-                f"{ring.data_buffer_size}",
-                size,
-                key,
-            )
-        while True:
-            is_full = len(self.id_index) >= self._max_objects
-            place = NoRoom() if is_full else ring._place(total)
-            is_kept = False
-            if isinstance(place, Place):
-                if writer.admits(place.id):
-                    return place
-                ring._positions.undo()
-                is_kept = writer.is_kept(place.id)  # the next time, too, whoever goes
-                place = NoRoom(is_kept)
-            if is_kept or not self._free_oldest():
-                if place.shortage is not None:
-                    raise place.shortage
-                raise store_full(writer, self._index, key, size, ring, place.is_obstructed)
+    def _has(self, key: Hashable) -> bool:
+        try:
+            return key in self.key_index
+        except TypeError:
+            raise InvalidType(f"a key must be hashable, not {type(key).__name__}") from None
 
-    def _free_oldest(self) -> list[int]:
-        return self.ring_buffer._free(self._may_go, 2 * self.max_object_size)
-
-    def _may_go(self, number: int) -> bool:
-        """`default_is_free_check` of the oldest chunk; looks at its bytes only if it must."""
-        references = self.writer_flag.get(number)
-        is_replaced = type(self).default_is_free_check is not _default_is_free_check
-        if is_replaced or references is None or number not in self.id_index:
-            return self.ring_buffer._shown(self.default_is_free_check)(number)
-        return self._checked_writer().has_been_read(number, max(0, references))
+    def _find(self, key: Hashable) -> tuple[int, int]:
+        if not self._has(key):
+            raise UnknownKey(f"no object is stored under {key!r}; it may have been evicted")
+        return self.key_index[key]
 
     def copy_to_buffer(
         self, data: Any, data_bytes: int, metadata: Any, md_bytes: int, data_view: memoryview
@@ -274,15 +231,15 @@ class SingleWriterShmObjectStorage(ObjectReads):
 
     def is_cached(self, key: Hashable) -> bool:
         """Is an object stored under that key?"""
-        self._must_be_writer("is_cached")
-        return self._index.has(key)
+        self._checked_writer("is_cached")
+        return self._has(key)
 
     def get_cached(self, key: Hashable) -> tuple[int, int]:
         """References the object once more, for all readers; (address, id)."""
         with self.ring_buffer._only_writer("get_cached"):
-            address, number = self._index.find(key)
+            address, number = self._find(key)
             self.increment_writer_flag(number)
-            self._index.touched.discard(number)
+            self._touched.discard(number)
             return address, number
 
     def drop_reference(self, key: Hashable) -> None:
@@ -293,7 +250,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
             InvalidArgument: a reader has read the reference already, or there is none.
         """
         with self.ring_buffer._only_writer("drop_reference"):
-            number = self._index.find(key)[1]
+            number = self._find(key)[1]
             left = self.writer_flag.get(number, 0) - 1
             if left < 0:
                 raise InvalidArgument(f"{key!r} has no reference to take back")
@@ -304,17 +261,17 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def touch(self, key: Hashable) -> None:
         """Keeps the object from eviction until its next `get_cached`, or `release_touches()`."""
         with self.ring_buffer._only_writer("touch"):
-            self._index.touched.add(self._index.find(key)[1])
+            self._touched.add(self._find(key)[1])
 
     def release_touches(self) -> None:
         """Takes back every `touch`."""
         with self.ring_buffer._only_writer("release_touches"):
-            self._index.touched.clear()
+            self._touched.clear()
 
     def free_unused(self) -> None:
         """Evicts up to 2 x max_object_size bytes of what may be evicted, oldest first."""
         with self.ring_buffer._only_writer("free_unused"):
-            self._free_oldest()
+            self._index.free(self._is_free())
 
     def clear(self) -> None:
         """Empties ring and indexes; ids go on.
@@ -335,23 +292,14 @@ class SingleWriterShmObjectStorage(ObjectReads):
             return False  # not the storage's
         return self._checked_writer().is_read(id, buf, max(0, references))
 
-    def _must_be_writer(self, call: str) -> None:
-        self._end.check()
-        if not self.is_writer:
-            raise WrongRole(f"Only the writer can {call}")
-
     # Everybody ------------------------------------------------------------------------------
 
     def handle(self) -> ShmObjectStorageHandle:
         """What readers attach by."""
         self._end.check()
-        return ShmObjectStorageHandle(
-            max_object_size=self.max_object_size,
-            n_readers=self.n_readers,
-            ring_buffer_handle=self.ring_buffer.handle(),
-            serde_class=self.serde_class,
-            reader_lock=self._reader_lock,
-        )
+        sizes = self.max_object_size, self.n_readers
+        ring = self.ring_buffer.handle()
+        return ShmObjectStorageHandle(*sizes, ring, self.serde_class, self._reader_lock)
 
     def statistics(self) -> StoreStatistics:
         """Counters, and the state of every reader; some system calls per reader."""
@@ -397,4 +345,3 @@ def _checked_parts(data: Any) -> Any:
 
 
 _STEPS = ("copy_to_buffer", "increment_writer_flag")
-_default_is_free_check = SingleWriterShmObjectStorage.default_is_free_check

@@ -86,7 +86,7 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
 
     def get_signature(self, key: str) -> list[int]:
         """Of the handle under which an object is stored now."""
-        return list(self._signature_of(key, *self._index.find(key)))
+        return list(self._signature_of(key, *self._find(key)))
 
     def _signature_of(self, key: str, address: int, number: int) -> bytes:
         signed = hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,257 @@
+// What the writer of a storage knows about its objects, besides the table that all share: keys, references, touches; and
+// every step that changes these together with the table and the ring. No step of Python lies in between, so a signal
+// handler finds all of it done, or nothing.
+//
+// Keys are Python's, so looking one up may run code, which may raise: while nothing has changed yet, or can be taken back.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "bindings/byte_views.hpp"
+#include "bindings/store_end.hpp"
+#include "bindings/store_ring.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+
+// Protected by the GIL. The ring refers to it, but keeps it not: a storage that is dropped leaves its ring free.
+class StoredObjects final : public store::Tenant {
+public:
+    StoredObjects(std::weak_ptr<store::StoreWriter> end, nb::dict key_index, nb::dict id_index, nb::dict writer_flag,
+                  nb::set kept)
+        : keys(std::move(key_index)),
+          ids(std::move(id_index)),
+          references(std::move(writer_flag)),
+          touched(std::move(kept)),
+          writer_(std::move(end)) {}
+
+    // Raises if the storage is closed, or a parent process's.
+    std::shared_ptr<store::StoreWriter> writer() const {
+        const auto writer = writer_.lock();
+        if (!writer) raise_error("Closed", "this storage is closed");
+        if (!writer->segment().is_own()) raise_failure(nb::none(), "wrong_process");
+        return writer;
+    }
+
+    // None where the table is nobody's business any more: it is closed, or a parent process's.
+    std::shared_ptr<store::StoreWriter> own_writer() const {
+        const auto writer = writer_.lock();
+        return writer && writer->segment().is_own() ? writer : nullptr;
+    }
+
+    std::uint64_t obstacle(std::uint64_t offset, std::uint64_t bytes) override {
+        const auto writer = own_writer();
+        return writer ? writer->obstacle(offset, bytes) : 0;
+    }
+
+    // Evicts an object, unless it is touched or somebody reads it.
+    bool release(std::uint32_t id) override {
+        const auto writer = own_writer();
+        const nb::int_ number(id);
+        if (touched.contains(number) || (writer && writer->is_in_use(id))) return false;
+        if (!ids.contains(number)) {  // a chunk of the ring's owner
+            forget(id);
+            return true;
+        }
+        const nb::object key = ids[number];
+        const nb::object place = keys[key];
+        nb::del(keys[key]);
+        if (writer && !writer->evict(id)) {  // pinned since
+            keys[key] = place;
+            return false;
+        }
+        nb::del(ids[number]);
+        forget(id);
+        return true;
+    }
+
+    void forget_all() override {
+        if (const auto writer = own_writer())
+            for (const auto [number, key] : ids) writer->clear(nb::cast<std::uint32_t>(number));
+        keys.clear();
+        ids.clear();
+        references.clear();
+        touched.clear();
+    }
+
+    // Of a put that did not come to its end.
+    void take_back(std::uint32_t id) {
+        if (const auto writer = own_writer()) writer->take_back(id);
+        const nb::int_ number(id);
+        if (ids.contains(number)) nb::del(ids[number]);
+        forget(id);
+    }
+
+    void forget(std::uint32_t id) {
+        const nb::int_ number(id);
+        if (references.contains(number)) nb::del(references[number]);
+        touched.discard(number);
+    }
+
+    nb::dict keys;        // key -> (address, id)
+    nb::dict ids;         // id -> key
+    nb::dict references;  // by id
+    nb::set touched;      // ids
+
+private:
+    std::weak_ptr<store::StoreWriter> writer_;
+};
+
+// A place for an object, until it is published; dropped without, it was never there.
+class Claim {
+public:
+    Claim(const ByteRingSegment& ring, std::shared_ptr<StoredObjects> objects, std::uint32_t id, store::Chunks::Place place,
+          std::uint64_t total, std::uint64_t size)
+        : ring_(ring), objects_(std::move(objects)), id_(id), place_(place), total_(total), size_(size) {
+        ring_.write_header(place_.address, id_, total_);
+    }
+    Claim(Claim&&) noexcept = default;
+    ~Claim() { drop(); }
+
+    std::uint32_t id() const noexcept { return id_; }
+    // Of the 4 count bytes, metadata and data; the chunk may be padded.
+    nb::object view() const { return ring_.view(offset(), size_); }
+
+    void fill(const Parts& metadata, std::size_t metadata_bytes, const Parts& data) const {
+        const auto mapping = ring_.segment().mapping();  // another thread may close the ring while the GIL is gone
+        std::byte* const at = mapping->base() + offset();
+        std::memset(at, 0, store::kCountBytes);
+        metadata.copy_to(at + store::kCountBytes);
+        data.copy_to(at + store::kCountBytes + metadata_bytes);
+    }
+
+    // What was written is an object from now on, without a reference.
+    void offer() {
+        const auto writer = objects_->writer();
+        is_offered_ = true;
+        writer->offer(id_, place_.address, size_);
+    }
+
+    // Its address and id, by which readers get it.
+    nb::object publish(nb::handle key) {
+        const nb::object place = nb::make_tuple(place_.address, id_);
+        objects_->keys[key] = place;
+        objects_->ids[nb::int_(id_)] = key;
+        ring_.chunks().add(place_, id_, total_);
+        is_published_ = true;
+        return place;
+    }
+
+    // What a whole put does once its place is found.
+    nb::object store(nb::handle key, const Parts& metadata, std::size_t metadata_bytes, const Parts& data) {
+        fill(metadata, metadata_bytes, data);
+        offer();
+        objects_->writer()->refer(id_, 1);
+        objects_->references[nb::int_(id_)] = 1;
+        return publish(key);
+    }
+
+    void drop() noexcept {
+        if (!objects_ || is_published_ || !is_offered_) return;
+        is_offered_ = false;
+        objects_->take_back(id_);
+    }
+
+private:
+    std::uint64_t offset() const noexcept { return place_.address % ring_.ring_bytes() + sizeof(store::ChunkHeader); }
+
+    ByteRingSegment ring_;
+    std::shared_ptr<StoredObjects> objects_;
+    std::uint32_t id_;
+    store::Chunks::Place place_;
+    std::uint64_t total_;
+    std::uint64_t size_;
+    bool is_offered_ = false;
+    bool is_published_ = false;
+};
+
+class ObjectIndex {
+public:
+    ObjectIndex(const ByteRingSegment& ring, const BoundStoreWriter& end, nb::dict keys, nb::dict ids, nb::dict references,
+                nb::set touched)
+        : ring_(ring),
+          objects_(std::make_shared<StoredObjects>(end.weak(), std::move(keys), std::move(ids), std::move(references),
+                                                   std::move(touched))) {
+        ring_.set_tenant(objects_);
+    }
+
+    // Stores an object with one reference, evicting what is oldest as far as needed. Its address and id, or NoRoom.
+    // `is_free(id, offset, bytes)`, if any, is asked instead of the table.
+    nb::object put(nb::handle key, nb::handle metadata, std::size_t metadata_bytes, nb::handle parts, std::size_t bytes,
+                   const nb::object& is_free) const {
+        const Parts head(nb::make_tuple(metadata), metadata_bytes);
+        const Parts body(parts, bytes);
+        NoRoom why{};
+        std::optional<Claim> claim = find(store::kCountBytes + metadata_bytes + bytes, is_free, why);
+        return claim ? claim->store(key, head, metadata_bytes, body) : nb::cast(why);
+    }
+    nb::object claim(std::uint64_t size, const nb::object& is_free) const {
+        NoRoom why{};
+        std::optional<Claim> claim = find(size, is_free, why);
+        return claim ? nb::cast(std::move(*claim)) : nb::cast(why);
+    }
+
+    // Evicts up to 2 x max_object_size, oldest first; the ids.
+    nb::list free(const nb::object& is_free) const {
+        const std::uint64_t most = 2 * objects_->writer()->table().geometry().max_object_size;
+        if (!is_free.is_none()) return ring_.free_if(most, is_free);
+        return ring_.free(most, [this](const store::Chunk& chunk) { return has_been_read(chunk); });
+    }
+
+    // Whatever leads back here leads through these dicts, which can be cleared.
+    static int traverse(PyObject* self, visitproc visit, void* arg) noexcept {
+        Py_VISIT(Py_TYPE(self));
+        if (!nb::inst_ready(self)) return 0;
+        const StoredObjects& objects = *nb::inst_ptr<ObjectIndex>(self)->objects_;
+        Py_VISIT(objects.keys.ptr());
+        Py_VISIT(objects.ids.ptr());
+        Py_VISIT(objects.references.ptr());
+        return 0;
+    }
+
+private:
+    static constexpr std::uint64_t kAlignment = 64;  // of chunks: counts never cross a cache line, padded arrays are aligned
+
+    std::optional<Claim> find(std::uint64_t size, const nb::object& is_free, NoRoom& why) const {
+        std::uint64_t total = size + sizeof(store::ChunkHeader);
+        if (const std::uint64_t padded = core::align_up(total, kAlignment); padded <= ring_.ring_bytes()) total = padded;
+        for (;;) {
+            const auto writer = objects_->writer();
+            store::Room room;
+            if (objects_->ids.size() < writer->table().geometry().max_objects) {
+                if (const auto id = writer->admitted_from(ring_.chunks().id_end())) {
+                    room = ring_.room_for(total);
+                    if (room.place) return Claim(ring_, objects_, *id, *room.place, total, size);
+                } else {
+                    room.is_obstructed = true;
+                }
+            }
+            if (nb::len(free(is_free)) > 0) continue;
+            if (room.shortage) throw *room.shortage;
+            why.is_obstructed = room.is_obstructed;
+            return std::nullopt;
+        }
+    }
+
+    // Chunks that are not the storage's have no references, and are not its to free.
+    bool has_been_read(const store::Chunk& chunk) const {
+        const nb::int_ number(chunk.id);
+        if (!objects_->references.contains(number)) return false;
+        const auto references = nb::cast<std::int64_t>(objects_->references[number]);
+        const std::byte* const count =
+            ring_.segment().mapping()->base() + ring_.chunks().offset_of(chunk) + sizeof(store::ChunkHeader);
+        return objects_->writer()->is_read_at(chunk.id, count, static_cast<std::uint64_t>(std::max<std::int64_t>(references, 0)));
+    }
+
+    ByteRingSegment ring_;
+    std::shared_ptr<StoredObjects> objects_;
+};
+
+}  // namespace memlane::bindings

@@ -1,0 +1,89 @@
+// Where the chunks of a ring lie: its arithmetic, without the memory. Known to the writer alone.
+//
+// A chunk lies at `address % size` and is contiguous. Positions grow until the start has gone once around; then start and
+// end move back by one ring, and addresses that were handed out keep their meaning. Ids grow, and some may be left out.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+
+#include "store/byte_ring.hpp"
+
+namespace memlane::store {
+
+struct Chunk {
+    std::uint32_t id;
+    std::uint64_t address;
+    std::uint64_t bytes;  // header included
+};
+
+constexpr std::uint32_t next_id(std::uint32_t id) noexcept { return static_cast<std::uint32_t>((id + 1) % kIdEnd); }
+
+class Chunks {
+public:
+    explicit Chunks(std::uint64_t ring_bytes) : size_(ring_bytes) {}
+
+    // Where a new chunk would lie, and where the ring would start then.
+    struct Place {
+        std::uint64_t start;
+        std::uint64_t address;
+    };
+
+    // None while there is no room. `at_least`: what lies between the newest chunk and this address is left out; on an empty
+    // ring, what lies before this offset.
+    std::optional<Place> place(std::uint64_t bytes, std::optional<std::uint64_t> at_least = std::nullopt) const noexcept {
+        if (bytes > size_) return std::nullopt;
+        std::uint64_t start = at_least && empty() ? 0 : start_;
+        std::uint64_t address = at_least.value_or(end_);
+        if (address % size_ + bytes > size_) address = (address / size_ + 1) * size_;
+        if (address + bytes - start > size_) {
+            if (!empty() || at_least) return std::nullopt;
+            start = address = 0;  // nothing is in the way, wherever the positions are
+        }
+        return Place{start, address};
+    }
+
+    void add(const Place& place, std::uint32_t id, std::uint64_t bytes) {
+        chunks_.push_back({id, place.address, bytes});
+        start_ = place.start;
+        end_ = place.address + bytes;
+        id_end_ = next_id(id);
+    }
+
+    void remove_oldest() noexcept {
+        chunks_.pop_front();
+        start_ = empty() ? end_ : start_ + (oldest().address + 2 * size_ - start_) % size_;
+        if (start_ < size_) return;
+        start_ -= size_;
+        end_ -= size_;
+    }
+
+    // Only the ids go on.
+    void clear() noexcept {
+        chunks_.clear();
+        start_ = end_ = 0;
+    }
+
+    bool empty() const noexcept { return chunks_.empty(); }
+    const Chunk& oldest() const noexcept { return chunks_.front(); }
+    const std::deque<Chunk>& all() const noexcept { return chunks_; }
+    std::uint64_t offset_of(const Chunk& chunk) const noexcept { return chunk.address % size_; }
+    std::uint64_t size() const noexcept { return size_; }
+    std::uint64_t start() const noexcept { return start_; }
+    std::uint64_t end() const noexcept { return end_; }
+    // Of the oldest chunk, or of the next one if there is none.
+    std::uint32_t id_start() const noexcept { return empty() ? id_end_ : oldest().id; }
+    std::uint32_t id_end() const noexcept { return id_end_; }
+    // On an empty ring.
+    void set_next_id(std::uint32_t id) noexcept { id_end_ = id; }
+
+private:
+    std::uint64_t size_;
+    std::uint64_t start_ = 0;  // of the oldest chunk, or of what was skipped before it
+    std::uint64_t end_ = 0;
+    std::uint32_t id_end_ = 0;
+    std::deque<Chunk> chunks_;  // oldest first
+};
+
+}  // namespace memlane::store
