@@ -237,6 +237,8 @@ def test_a_member_that_says_anything() -> None:
         store = board.BoardStore(group._context, group._address, group._keys, 1, deadline)
         for frame in (b"\xc1", b"", b"\x94\x01\xa3add\xa1k\xa1x", b"\x94\x01\xa1\xff\xa1k\xc0"):
             store._socket.send(frame)
+        for _ in range(2):  # more than an integer of MessagePack
+            store._send("add", "k", 2**63)
         store._socket.send_multipart([b"more", b"parts"])
         assert on_ranks(TcpGroup.broadcast_obj, groups, "said", 0) == ["said", "said"]
         store._socket.close(linger=0)

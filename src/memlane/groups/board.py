@@ -29,6 +29,7 @@ _decode_request = msgspec.msgpack.Decoder(tuple[int, str, str, Any]).decode
 _decode_answer = msgspec.msgpack.Decoder(tuple[int, Any]).decode
 _encode = msgspec.msgpack.encode
 _CLOSED = {"closed": True}
+_NONSENSE = (msgspec.MsgspecError, UnicodeError, TypeError, OverflowError, RecursionError)
 
 _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"memlane group"
@@ -108,7 +109,7 @@ class Board:
             if self._router in ready:
                 client, *request = self._router.recv_multipart()
                 # Of a member of another version, which learns by its deadline that nobody answers.
-                with suppress(msgspec.MsgspecError, UnicodeError, TypeError, RecursionError):
+                with suppress(*_NONSENSE):
                     self._take(client, b"".join(request))
             if end in ready:
                 end.recv()
@@ -145,7 +146,10 @@ class Board:
                     return
                 answer = self._values[key]
             case "forget":
-                self._waiting.get(key, {}).pop(client, None)
+                waiting = self._waiting.get(key, {})
+                waiting.pop(client, None)
+                if not waiting:
+                    self._waiting.pop(key, None)
                 return
             case "bye":
                 self._clients.discard(client)
