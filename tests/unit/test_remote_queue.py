@@ -12,6 +12,7 @@ from memlane import (
     Closed,
     ConcurrentUse,
     CorruptMessage,
+    InvalidType,
     MessageQueue,
     TimedOut,
     WrongRole,
@@ -233,7 +234,7 @@ def test_decoding_that_raises() -> None:
 def test_encoding_that_raises() -> None:
     """Nothing was sent."""
     with remote_queue() as (writer, (reader,)):
-        with pytest.raises(AttributeError):
+        with refuses(InvalidType):
             writer.enqueue([lambda: 1])
         writer.enqueue("after")
         assert reader.dequeue(PATIENCE) == "after"
