@@ -82,6 +82,8 @@ def _is_array_alone(part: Any) -> bool:
         part = part.base
         if sys.getrefcount(part) - _LOCAL > 1:
             return False
+    if isinstance(part, Buffer):  # of the store
+        return True
     if type(part) is not memoryview:
         return False
     part = gc.get_referents(part)[0]

@@ -1,4 +1,4 @@
-"""The known design: a ring of chunks with a byte of flags per reader, polled by everybody.
+"""The polling ring: a ring of chunks with a byte of flags per reader, polled by everybody.
 
 Chunk c is at c * chunk_bytes. Behind the chunks are 1 + readers bytes per chunk: `written`, then
 one flag per reader. The writer takes a chunk that is not written or was read by all: it sets
@@ -76,4 +76,4 @@ def _missing(payload: Payload) -> str | None:
     return None
 
 
-PEERS = (Peer("known design", PollingRing, _missing, sleeps=False),)
+PEERS = (Peer("polling ring", PollingRing, _missing, sleeps=False),)
