@@ -60,7 +60,7 @@ public:
             found = os::open_existing(path_);
         } catch (const std::system_error& error) {
             if (error.code().value() == ENOENT) return create() ? Entry::created : Entry::waiting;
-            if (error.code().value() == EAGAIN) return Entry::waiting;  // somebody asks whether it is open elsewhere
+            if (error.code().value() == EAGAIN) return wait(Entry::waiting, slice);  // somebody asks `is_open_elsewhere`
             refuse(error);
         }
         check_owner(found);
@@ -77,7 +77,7 @@ public:
                 os::unlink_if_same(file_, path_);
             }
             forget();
-            return is_foreign ? Entry::foreign : Entry::waiting;
+            return is_foreign ? wait(Entry::foreign, slice) : Entry::waiting;
         }
         if (*seen != geometry_) throw_mismatch(*seen);
         if ((os::facts_of(file_).mode & 07777) != 0600)
@@ -194,6 +194,13 @@ private:
         const bool is_used = os::is_open_elsewhere(lock_.file());
         file_ = os::reopen(lock_.file());
         return is_used;
+    }
+
+    // Until somebody closes the file or removes its name. With nothing of it open here: of those who start at once, each
+    // is somebody who has the file open to the others.
+    Entry wait(Entry entry, os::Nanoseconds slice) const {
+        os::FileWatch(path_).wait(slice);
+        return entry;
     }
 
     // Another look begins from nothing.

@@ -5,7 +5,9 @@
 #include <sys/inotify.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <string>
 
 #include "os/clock.hpp"
 #include "os/file.hpp"
@@ -17,12 +19,13 @@ namespace memlane::os {
 // moment before its locks go, so a wait for a lock is one in slices, too.
 class FileWatch {
 public:
-    explicit FileWatch(int file) noexcept : events_(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)) {
+    explicit FileWatch(int file) noexcept {
         char path[48];
         std::snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-        if (events_.is_open() && ::inotify_add_watch(events_.get(), path, IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE) < 0)
-            events_.close();
+        add(path, 0);
     }
+    // Without opening it.
+    explicit FileWatch(const std::string& path) noexcept { add(path.c_str(), IN_DONT_FOLLOW); }
 
     // Returns at an event, a signal, or when the time is over.
     void wait(Nanoseconds span) const noexcept {
@@ -34,7 +37,12 @@ public:
     }
 
 private:
-    FileDescriptor events_;
+    void add(const char* path, std::uint32_t how) noexcept {
+        const std::uint32_t what = IN_MODIFY | IN_ATTRIB | IN_CLOSE_WRITE;
+        if (events_.is_open() && ::inotify_add_watch(events_.get(), path, what | how) < 0) events_.close();
+    }
+
+    FileDescriptor events_{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
 };
 
 }  // namespace memlane::os

@@ -46,7 +46,7 @@ void parts_to_populate() {
 // What memlane.offload._start does; true for the creator.
 bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::uint64_t participants = 0) {
     Entry entry;
-    while ((entry = file->enter(kSlice)) == Entry::waiting) {
+    while ((entry = file->enter(kSlice)) == Entry::waiting || entry == Entry::foreign) {
     }
     Turn turn;
     while ((turn = file->await_space(kSlice)) == Turn::waiting) {

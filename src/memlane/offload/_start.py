@@ -19,10 +19,9 @@ from memlane.offload._holders import holders_of
 
 Progress = Callable[[int, int], object]
 _SLICE = 0.1
-# A file that others have open without holding it is looked at so often, that far apart: who starts
-# at the same moment opens it, too, but not for long.
-_LOOKS = 20
-_BETWEEN_LOOKS = 0.05
+# Processes that start at the same moment have the file open without holding it, too, but not for so
+# long.
+_FOREIGN = 1.0
 _log = logging.getLogger("memlane.offload")
 
 
@@ -106,14 +105,16 @@ def start(file: RegionFile, plan: Plan) -> Started:
 
 def _enter(file: RegionFile, plan: Plan) -> str:
     deadline = time.monotonic() + plan.timeout
-    looks = 0
+    foreign_since: float | None = None
     while (entry := file.enter(_SLICE)) in ("waiting", "foreign"):
-        if entry == "foreign":
-            looks += 1
-            if looks == _LOOKS:
-                raise _in_use(plan.path)
-            time.sleep(_BETWEEN_LOOKS)
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if entry == "waiting":
+            foreign_since = None
+        elif foreign_since is None:
+            foreign_since = now
+        elif now - foreign_since >= _FOREIGN:
+            raise _in_use(plan.path)
+        if now > deadline:
             raise TimedOut(
                 f"could not join {plan.path} within {plan.timeout} s: somebody who is joining or "
                 f"leaving it has been stopped in the middle of that",
