@@ -53,9 +53,9 @@ public:
 
     // Evicts an object, unless it is touched or somebody reads it.
     bool release(std::uint32_t id) override {
-        const auto writer = own_writer();
         const nb::int_ number(id);
-        if (touched.contains(number) || (writer && writer->is_in_use(id))) return false;
+        if (touched.contains(number)) return false;
+        if (const auto writer = own_writer(); writer && writer->is_in_use(id)) return false;
         if (!ids.contains(number)) {  // a chunk of the ring's owner
             forget(id);
             return true;
@@ -63,7 +63,8 @@ public:
         const nb::object key = ids[number];
         const nb::object place = keys[key];
         nb::del(keys[key]);
-        if (writer && !writer->evict(id)) {  // pinned since
+        // Only now: a key may close the storage, or fork.
+        if (const auto writer = own_writer(); writer && !writer->evict(id)) {  // pinned since
             keys[key] = place;
             return false;
         }
@@ -223,15 +224,13 @@ private:
         std::uint64_t total = size + sizeof(store::ChunkHeader);
         if (const std::uint64_t padded = core::align_up(total, kAlignment); padded <= ring_.ring_bytes()) total = padded;
         for (;;) {
-            const auto writer = objects_->writer();
+            ring_.check();
             store::Room room;
-            if (objects_->ids.size() < writer->table().geometry().max_objects) {
-                if (const auto id = writer->admitted_from(ring_.chunks().id_end())) {
-                    room = ring_.room_for(total);
-                    if (room.place) return Claim(ring_, objects_, *id, *room.place, total, size);
-                } else {
-                    room.is_obstructed = true;
-                }
+            if (const auto id = next_id()) {
+                room = ring_.room_for(total);
+                if (room.place) return Claim(ring_, objects_, *id, *room.place, total, size);
+            } else {
+                room.is_obstructed = objects_->ids.size() < most_objects();
             }
             if (nb::len(free(is_free)) > 0) continue;
             if (room.shortage) throw *room.shortage;
@@ -240,11 +239,19 @@ private:
         }
     }
 
+    std::uint64_t most_objects() const { return objects_->writer()->table().geometry().max_objects; }
+    // None if there are as many objects as there may be, or somebody still reads those of all ids.
+    std::optional<std::uint32_t> next_id() const {
+        if (objects_->ids.size() >= most_objects()) return std::nullopt;
+        return objects_->writer()->admitted_from(ring_.chunks().id_end());
+    }
+
     // Chunks that are not the storage's have no references, and are not its to free.
     bool has_been_read(const store::Chunk& chunk) const {
         const nb::int_ number(chunk.id);
         if (!objects_->references.contains(number)) return false;
         const auto references = nb::cast<std::int64_t>(objects_->references[number]);
+        ring_.check();
         const std::byte* const count =
             ring_.segment().mapping()->base() + ring_.chunks().offset_of(chunk) + sizeof(store::ChunkHeader);
         return objects_->writer()->is_read_at(chunk.id, count, static_cast<std::uint64_t>(std::max<std::int64_t>(references, 0)));

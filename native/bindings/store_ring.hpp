@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -114,12 +115,15 @@ public:
             if (space_->is_taken(end)) return;
             {
                 const WithoutGil no_gil;
-                space_->take(end);
+                const std::lock_guard not_closed_meanwhile(*in_use_);
+                if (segment_->is_open()) space_->take(end);
             }
             check();
         });
     }
-    void write_header(std::uint64_t address, std::uint32_t id, std::uint64_t bytes) const noexcept {
+    // What is Python's may have closed the ring since it was asked for last: a key, a signal handler.
+    void write_header(std::uint64_t address, std::uint32_t id, std::uint64_t bytes) const {
+        check();
         store::write_header(segment_->mapping()->base() + address % bytes_,
                             {static_cast<std::int32_t>(id), static_cast<std::int32_t>(bytes)});
     }
@@ -163,8 +167,14 @@ public:
 
     WriterCall writing(std::string call) const { return {is_writing_, std::move(call)}; }
 
-    void close() const { segment_->close(); }
-    void abandon() const noexcept { segment_->abandon(); }
+    void close() const {
+        const auto alone = until_unused();
+        segment_->close();
+    }
+    void abandon() const noexcept {
+        const auto alone = until_unused();
+        segment_->abandon();
+    }
 
 private:
     ByteRingSegment(std::shared_ptr<core::Segment> segment, std::uint64_t bytes, std::uint64_t reserved)
@@ -173,7 +183,13 @@ private:
           space_(std::make_shared<store::RingSpace>(*segment_, bytes, reserved)),
           writer_(std::make_shared<store::ByteRingWriter>(bytes)) {}
 
+    // With the GIL, so that nobody begins meanwhile. A child's copy of the lock may be held by a thread that it has not.
+    std::unique_lock<std::mutex> until_unused() const {
+        return segment_->is_own() ? std::unique_lock(*in_use_) : std::unique_lock<std::mutex>();
+    }
+
     std::shared_ptr<core::Segment> segment_;
+    std::shared_ptr<std::mutex> in_use_ = std::make_shared<std::mutex>();  // while it grows, without the GIL
     std::uint64_t bytes_;
     std::shared_ptr<store::RingSpace> space_;
     std::shared_ptr<store::ByteRingWriter> writer_;
