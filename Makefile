@@ -135,7 +135,7 @@ soak: $(VENV)/.tools native-test
 	    tests/fault/test_soak_store.py tests/fault/test_store_stopped.py tests/fault/test_store_large.py \
 	    tests/property/test_store_ring.py tests/property/test_store_is_a_dict.py
 
-# The figures of the README, with the machine they were measured on.
+# The figures of docs/benchmarks.md, with the machine they were measured on.
 bench: $(VENV)/.tools native-test
 	$(PIP) --no-build-isolation -e '.[bench]'
 	$(PY) -m benchmarks.foundation
@@ -146,11 +146,12 @@ bench: $(VENV)/.tools native-test
 	$(PY) -m benchmarks.remote
 
 # The engines that memlane is for, on their own classes and on memlane's: a real vLLM (860 MB to fetch, once, 3.5 GB on disk),
-# and Ray. Half an hour; docs/engines.md has its tables.
+# SGLang's process groups and Ray. Half an hour; docs/engines.md has its tables.
 engines: engines-sources
 	$(PIP) 'ray>=2.9'
 	$(PY) -m benchmarks.engines
 	$(PY) -m benchmarks.engines --release 0.33 --rounds 1
+	$(PY) -m benchmarks.engines.sglang_groups
 	$(PY) -m benchmarks.engines.ray
 	tests/own_shm.sh $(PY) -m pytest -q tests/engines/test_ray.py
 

@@ -1,1 +1,1 @@
-"""Measurements whose results the README shows, each with the command that repeats it."""
+"""The measurements shown in docs/benchmarks.md, each with the command that repeats it."""

@@ -1,4 +1,4 @@
-"""The tests, which may import what is in `examples`, too."""
+"""The tests. They may import `examples` as well."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every test: a deadline, and proof that it left nothing behind."""
+"""For every test: a deadline, and a check that it left nothing behind."""
 
 import ctypes
 import gc
@@ -12,6 +12,8 @@ from types import FrameType
 # numpy's BLAS ends its threads at a fork and starts them again when it likes: no leak of ours. Said
 # before anything imports numpy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# torch's helpers stay once they were needed.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
@@ -79,7 +81,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(autouse=True)
 def _deadline(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that hangs fails after minutes (a soak after its own time); others go on."""
+    """Fails a test that hangs after minutes (a soak test after its own time); others continue."""
 
     def expire(_signal: int, _frame: FrameType | None) -> None:
         pytest.fail("the test hangs")
@@ -94,7 +96,7 @@ def _deadline(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No segment, descriptor, mapping, thread or process is left by a test that passed."""
+    """A test that passed leaves no segment, descriptor, mapping, thread or process."""
     before = holdings(_PREFIX)
     yield
     dismiss()
@@ -113,5 +115,5 @@ def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=METHODS)
 def method(request: pytest.FixtureRequest) -> str:
-    """How the processes of a test are started: once forked, once fresh."""
+    """How the test's processes are started: once by fork, once by spawn."""
     return str(request.param)

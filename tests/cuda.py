@@ -1,6 +1,6 @@
-"""A stand-in for CUDA's runtime, because no GPU is here to run the real one: `cudart.cpp`.
+"""A stand-in for CUDA's runtime (`cudart.cpp`), because there is no GPU here to run the real one.
 
-A scene plays in a process that has it loaded under the real one's name, as torch loads that.
+A scene runs in a process that has it loaded under the real library's name, as torch would.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_name("cudart.cpp")
 
 
 def build_runtime(folder: Path, version: int = 13000, driver: int = 13000) -> Path:
-    """The library; the test is skipped where there is no compiler."""
+    """Builds the library; skips the test if there is no compiler."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
@@ -31,7 +31,7 @@ def build_runtime(folder: Path, version: int = 13000, driver: int = 13000) -> Pa
 
 
 def with_runtime(library: Path, scene: Callable[[Any], None]) -> None:
-    """Plays the scene; it must leave nothing registered, no error, and nothing under way."""
+    """Runs the scene; it must leave nothing registered, no error, and no copy pending."""
 
     def role(_link: Link) -> None:
         fake = ctypes.CDLL(str(library))

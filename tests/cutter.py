@@ -1,4 +1,4 @@
-"""A way through the network in a process of its own that cuts connections wherever it likes."""
+"""A TCP proxy in its own process that cuts connections at any byte."""
 
 import random
 import select

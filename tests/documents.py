@@ -1,4 +1,4 @@
-"""The programs that the README and the guide show."""
+"""The programs shown in the README and the guide."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Groups for tests: each rank a thread of this process, or a process of its own."""
+"""Groups for tests: each rank is a thread of this process, or a process."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -97,14 +97,16 @@ def errors_of(
 
 
 @contextmanager
-def queues_over(groups: list[Any], writer_rank: int = 0, **options: Any) -> Iterator[list[Any]]:
+def queues_over(
+    groups: list[Any], writer_rank: int = 0, *, timeout: float | None = PATIENCE, **options: Any
+) -> Iterator[list[Any]]:
     """A queue over the groups: the ends of all ranks, closed afterwards."""
     queues = on_ranks(
         MessageQueue.create_from_process_group,
         groups,
         *SMALL,
         writer_rank,
-        timeout=PATIENCE,
+        timeout=timeout,
         **options,
     )
     try:

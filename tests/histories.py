@@ -1,11 +1,11 @@
-"""What the ends of one queue did, each written down by itself, and whether that may be.
+"""What the ends of one queue did, each recorded by itself, and a check whether that is allowed.
 
-A history has the records of a writer, its readers, and of whoever troubled them: a moment of the
-monotonic clock, a word, and a number (of a message, a rank) or the name of an error:
+A history has the records of a writer, of its readers, and of the process that disturbs them: a time
+on the monotonic clock, a word, and a number (of a message, a rank) or the name of an error:
 
     writer      sending k, then sent k or failed k; died r (a ReaderDied that it raised); closed
     reader r    got k; ended with an error
-    trouble     killed, stopped, resumed (who); pulled, plugged (the cable to the readers elsewhere)
+    trouble     killed, stopped, resumed (who); pulled, plugged (the cable to the remote readers)
 """
 
 import os

@@ -22,7 +22,7 @@ BOUND = 1.0
 def queue_of(
     n_readers: int = 1, *, max_chunk_bytes: int = 4096, max_chunks: int = 4, ready: bool = True
 ) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
-    """A writer and its readers, all in this process, closed afterwards."""
+    """A block on a writer and its readers, all in this process."""
     writer = MessageQueue(
         n_readers, n_readers, max_chunk_bytes=max_chunk_bytes, max_chunks=max_chunks
     )
@@ -42,7 +42,7 @@ def queue_of(
 def ring_of(
     n_reader: int = 2, max_chunk_bytes: int = 64, max_chunks: int = 3
 ) -> Iterator[ShmRingBuffer]:
-    """A ring that is used alone, closed afterwards."""
+    """A block on a ring used alone."""
     ring = ShmRingBuffer(n_reader, max_chunk_bytes, max_chunks)
     try:
         yield ring
@@ -52,7 +52,7 @@ def ring_of(
 
 @contextmanager
 def refuses(*kinds: type[E], match: str | None = None) -> Iterator["pytest.ExceptionInfo[E]"]:
-    """An error of memlane that is one of ``kinds`` (builtins or memlane's own) too."""
+    """Expects an error of memlane's that is also one of ``kinds``."""
     with pytest.raises(kinds, match=match) as caught:
         yield caught
     assert isinstance(caught.value, MemlaneError), repr(caught.value)
@@ -64,7 +64,7 @@ def segments() -> set[str]:
 
 
 def sweep() -> None:
-    """Create a segment and close it: creation sweeps what the dead have left."""
+    """Creates a segment and closes it: creation sweeps what dead processes have left."""
     ShmRingBuffer(1, 1, 1).close()
 
 
@@ -75,23 +75,23 @@ def ring_in(end: MessageQueue) -> ShmRingBuffer:
 
 
 def name_in(handle: Handle) -> str:
-    """The name of the segment to which a handle leads."""
+    """The name of a handle's segment."""
     assert handle.buffer_handle is not None
     return handle.buffer_handle[3]
 
 
 def path_of(end: MessageQueue | ShmRingBuffer) -> Path:
-    """Where the segment has its name, as long as it has one."""
+    """The path of the segment, while it has its name."""
     return SHM / (name_in(end.handle) if isinstance(end, MessageQueue) else end.handle()[3])
 
 
 def reading(link: Link, handle: Handle, rank: int) -> None:
-    """Role: a reader that does what it is asked to do."""
+    """Role: a reader that does what it is told."""
     serve(link, MessageQueue.create_from_handle(handle, rank))
 
 
 def writing(link: Link, n_readers: int, max_chunk_bytes: int, max_chunks: int) -> None:
-    """Role: a writer that does what it is asked to do; its greeting is the handle."""
+    """Role: a writer that does what it is told; its greeting is the handle."""
     queue = MessageQueue(
         n_readers, n_readers, max_chunk_bytes=max_chunk_bytes, max_chunks=max_chunks
     )
@@ -101,7 +101,7 @@ def writing(link: Link, n_readers: int, max_chunk_bytes: int, max_chunks: int) -
 def start_reader(
     handle: Handle, rank: int = 0, method: str = "fork", command: Sequence[str] = (sys.executable,)
 ) -> Remote:
-    """A reader in a process of its own, attached."""
+    """An attached reader in its own process."""
     return Remote(start(reading, handle, rank, method=method, command=command))
 
 
@@ -113,14 +113,14 @@ def start_writer(
     max_chunks: int = 4,
     command: Sequence[str] = (sys.executable,),
 ) -> Remote:
-    """A writer in a process of its own; its handle is the ``greeting``."""
+    """A writer in its own process; its handle is the ``greeting``."""
     return Remote(
         start(writing, n_readers, max_chunk_bytes, max_chunks, method=method, command=command)
     )
 
 
 def fill(writer: MessageQueue, first: int = 0) -> int:
-    """Enqueue numbers until the ring is full; how many went in."""
+    """Enqueues numbers until the ring is full; returns how many."""
     count = 0
     while True:
         try:
@@ -131,7 +131,7 @@ def fill(writer: MessageQueue, first: int = 0) -> int:
 
 
 def drain(reader: MessageQueue) -> list[object]:
-    """All messages that are there now."""
+    """All messages available now."""
     messages: list[object] = []
     while True:
         try:
@@ -141,7 +141,7 @@ def drain(reader: MessageQueue) -> list[object]:
 
 
 def file_of(queue: MessageQueue) -> os.stat_result:
-    """The ring's file, found as any process of this user can: through a descriptor."""
+    """The ring's file, found through a descriptor, as any process of this user can."""
     identity = queue.handle.queue_id
     for entry in Path("/proc/self/fd").iterdir():
         try:

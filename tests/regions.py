@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 
 def new_id() -> str:
-    """An instance that nobody else has."""
+    """An instance id that no one else uses."""
     return f"test-{os.getpid()}-{next(_numbers)}"
 
 
@@ -35,7 +35,7 @@ def region_of(
     extra: int = 0,
     **options: Any,
 ) -> Region:
-    """A region of `blocks` rows of `workers` cells, and `extra` bytes behind them."""
+    """A region of `blocks` rows of `workers` cells, and `extra` bytes after them."""
     total = blocks * workers * cell + extra
     return Region(instance, total, blocks, rank, workers, cell, **options)
 
@@ -46,13 +46,13 @@ def path_of(instance: str) -> Path:
 
 @contextmanager
 def mapped(path: str | Path) -> Iterator[mmap.mmap]:
-    """The same file as any process maps it that knows nothing of memlane."""
+    """The same file as mapped by a process that knows nothing of memlane."""
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         yield memory
 
 
 def populated_pages(path: str | Path) -> list[bool]:
-    """Which pages of the file hold something: reserved alone they do not."""
+    """The pages of the file that have content; reserved pages alone do not."""
     libc = ctypes.CDLL(None, use_errno=True)
     with mapped(path) as memory:
         count = -(-len(memory) // PAGE)
@@ -84,13 +84,13 @@ def without_populate() -> None:
 
 
 def file_of(instance: str, *, blocks: int = 4, workers: int = 2, cell: int = PAGE) -> RegionFile:
-    """The file alone, at whatever step of its start the test wants it."""
+    """The file alone, at any step of its start."""
     name = f"vllm_offload_{instance}.mmap"
     return RegionFile("/dev/shm", name, blocks * workers * cell, blocks, workers * cell, cell)
 
 
 def serving(link: Link, instance: str, rank: int | None, options: dict[str, Any]) -> None:
-    """Role: a region that does what it is asked to do."""
+    """Role: a region that does what it is told."""
     with region_of(instance, rank, **options) as region:
         serve(link, region, region._creator)
 
@@ -98,12 +98,12 @@ def serving(link: Link, instance: str, rank: int | None, options: dict[str, Any]
 def start_region(
     instance: str, rank: int | None = 0, method: str = "fork", **options: Any
 ) -> Remote:
-    """A region in a process of its own, started; its greeting is whether it is the creator."""
+    """A started region in its own process; its greeting is whether it is the creator."""
     return Remote(start(serving, instance, rank, options, method=method))
 
 
 def half_created(link: Link, instance: str) -> None:
-    """Role: has created the file, and reserves nothing."""
+    """Role: creates the file, and reserves nothing."""
     file = file_of(instance)
     assert file.enter(0.1) == "created"
     assert file.await_space(0) == "build"

@@ -1,4 +1,4 @@
-"""Queues whose remote readers stand behind a relay, all in this process."""
+"""Queues whose remote readers are behind a relay, all in this process."""
 
 import socket
 import struct

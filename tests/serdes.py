@@ -1,4 +1,4 @@
-"""Objects as they lie in a ring, and whether two values are exactly the same."""
+"""Objects as they are stored in a ring, and whether two values are exactly equal."""
 
 import dataclasses
 import datetime
@@ -18,7 +18,7 @@ PICKLE = PickleMsgpackSerde()
 
 
 def laid(serde: ObjectSerde, value: object, *, behind: int = 0) -> memoryview:
-    """What a reader is given: metadata and data in a chunk that starts at a multiple of 64."""
+    """What a reader is given: metadata and data, in a chunk that starts at a multiple of 64."""
     data, nbytes, metadata, metadata_nbytes = serde.serialize(value)
     parts = data if isinstance(data, list) else [data]
     assert type(metadata) is bytes
@@ -48,7 +48,7 @@ def exported(value: object) -> tuple[bytearray, Any]:
 
 
 def is_in_use(memory: bytearray) -> bool:
-    """At once, not when a garbage collection will come."""
+    """Checked at once, not after a garbage collection."""
     try:
         memory.append(0)
     except BufferError:
@@ -57,7 +57,7 @@ def is_in_use(memory: bytearray) -> bool:
 
 
 def exact(value: Any) -> Any:
-    """Equal for values that nobody can tell apart. A memoryview stands for bytes."""
+    """Whether two values are indistinguishable. A memoryview counts as bytes."""
     kind = type(value)
     if kind is dict:
         return kind, tuple((exact(key), exact(item)) for key, item in value.items())

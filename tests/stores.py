@@ -24,7 +24,7 @@ _METADATA_BYTES = 116
 
 
 class ArraySerde(ObjectSerde):
-    """bytes and numpy arrays, as they are."""
+    """bytes and numpy arrays, unchanged."""
 
     def serialize(self, value: Any) -> Any:
         array = value if isinstance(value, np.ndarray) else np.frombuffer(value, np.uint8)
@@ -46,7 +46,7 @@ class ArraySerde(ObjectSerde):
 
 
 class BytesSerde(ObjectSerde):
-    """bytes and nothing else: an object takes 12 more in the ring, and padding to 64."""
+    """bytes only: an object takes 12 more in the ring, and padding to 64."""
 
     def serialize(self, value: Any) -> Any:
         return value, len(value), b"", 0
@@ -75,7 +75,7 @@ class Paced(BytesSerde):
 
 @contextmanager
 def ring_of_bytes(size: int) -> Iterator[Ring]:
-    """A ring that is used alone, closed afterwards."""
+    """A block on a byte ring used alone."""
     ring = Ring(size, create=True)
     try:
         yield ring
@@ -105,7 +105,7 @@ def store_of(
 
 
 def fill(writer: Storage, value: bytes, prefix: str = "") -> list[Place]:
-    """Puts the value under ever new keys until the storage is full."""
+    """Puts the value under new keys until the storage is full."""
     places: list[Place] = []
     while True:
         try:
@@ -115,11 +115,11 @@ def fill(writer: Storage, value: bytes, prefix: str = "") -> list[Place]:
 
 
 def reading(link: Link, handle: ShmObjectStorageHandle) -> None:
-    """The role of a reader that does what it is asked for."""
+    """Role: a reader that does what it is told."""
     with Storage.create_from_handle(handle) as reader:
         serve(link, reader)
 
 
 def start_store_reader(writer: Storage, method: str = "fork") -> Remote:
-    """A reader in a process of its own, attached."""
+    """An attached reader in its own process."""
     return Remote(start(reading, writer.handle(), method=method))

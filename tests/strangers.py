@@ -1,6 +1,6 @@
-"""Strangers of every kind, for queues of tests: roles for a process of their own.
+"""Unauthenticated peers of every kind, for queues of tests: roles for their own process.
 
-Each comes `count` times, and returns how often it was let in or told anything it must not know.
+Each connects `count` times, and returns how often it was let in or told anything it must not know.
 """
 
 import os

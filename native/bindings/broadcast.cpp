@@ -1,6 +1,4 @@
 // The broadcast ring for Python: RingSegment (the shared memory), RingWriter and RingReader (its two ends).
-#include "bindings/broadcast.hpp"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -13,6 +11,7 @@
 #include "bindings/ring_reader.hpp"
 #include "bindings/ring_segment.hpp"
 #include "bindings/ring_writer.hpp"
+#include "bindings/systems.hpp"
 
 namespace memlane::bindings {
 
@@ -30,17 +29,32 @@ constexpr std::size_t kAlwaysMapped = 32u << 20;
 
 nb::tuple blank_bytes(std::size_t nbytes) {
     if (nbytes > PY_SSIZE_T_MAX) throw std::bad_alloc();
-    const auto length = static_cast<Py_ssize_t>(nbytes);
-    const nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, length));
-    if (!text.is_valid()) throw nb::python_error();
+    const nb::bytes text = new_bytes(nbytes);
     char* const memory = PyBytes_AS_STRING(text.ptr());
     if (nbytes > kAlwaysMapped) {
         char* const begin = memory + (-reinterpret_cast<std::uintptr_t>(memory) & (core::kPage - 1));
         os::prefer_huge_pages(begin, nbytes - static_cast<std::size_t>(begin - memory));
     }
-    const nb::object view = nb::steal(PyMemoryView_FromMemory(memory, length, PyBUF_WRITE));
+    const nb::object view = nb::steal(PyMemoryView_FromMemory(memory, static_cast<Py_ssize_t>(nbytes), PyBUF_WRITE));
     if (!view.is_valid()) throw nb::python_error();
     return nb::make_tuple(text, view);
+}
+
+template <class Bound>
+void bind_end(nb::class_<Bound>& end) {
+    end.def("wait_until_ready", &Bound::wait_until_ready, "timeout"_a.none())
+        .def("close", [](Bound& self) { self.close(true, true); })
+        .def("abandon", [](Bound& self) { self.close(false, false); }, "Frees everything, tells nobody, waits for nobody.")
+        .def("check", [](Bound& self) { self.readable(); }, "Raises if this end is closed or a parent process's.")
+        .def("awaited", &Bound::awaited, "Whom a call on this end waits for; a writer is among them.")
+        .def_prop_ro("is_closed", &Bound::is_closed)
+        .def_prop_ro("position", &Bound::position)
+        .def_prop_ro("slot", [](Bound& self) { return self.slot(); })
+        .def_prop_ro("ranks", &Bound::ranks)
+        .def_prop_ro("absent_elsewhere", [](Bound& self) { return self.readable().participants().absent_elsewhere(); })
+        .def("participant", [](Bound& self, std::size_t slot) { return participant_of(self.readable(), slot); }, "slot"_a,
+             nb::sig(kParticipant))
+        .def("counters", [](Bound& self) { return counters_of(self.readable()); }, kCounters);
 }
 
 }  // namespace
@@ -55,22 +69,22 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("metadata_offset", &RingGeometry::metadata_offset)
         .def_prop_ro("total_bytes", &RingGeometry::total_bytes);
 
-    nb::class_<RingSegment>(m, "RingSegment", "The shared memory of one ring.")
+    nb::class_<HeldSegment>(m, "HeldSegment", "A segment that this process holds.")
+        .def_prop_ro("name", [](const HeldSegment& self) { return self.segment()->name(); })
+        .def_prop_ro("size", [](const HeldSegment& self) { return self.segment()->bytes(); })
+        .def_prop_ro("is_open", [](const HeldSegment& self) { return self.segment()->is_open(); });
+
+    nb::class_<RingSegment, HeldSegment>(m, "RingSegment", "The shared memory of one ring.")
         .def_static("create", &RingSegment::create, "geometry"_a, "id"_a, "name"_a, "reserved_bytes"_a,
                     "slot"_a = nb::none(),
                     "Makes a segment, reserving so much of every chunk; sweeps what the dead left first.")
         .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "slot"_a = nb::none(),
                     "Joins the segment of that name, as the participant `slot` or as a mere user.")
-        .def_prop_ro("name", [](const RingSegment& self) { return self.segment()->name(); })
-        .def_prop_ro("size", [](const RingSegment& self) { return self.segment()->bytes(); })
         .def_prop_ro("reserved_bytes", &RingSegment::reserved, "Of every chunk, as its creator has them, and its header says.")
         .def_prop_ro("is_creator", [](const RingSegment& self) { return self.segment()->is_creator(); })
-        .def_prop_ro("is_open", [](const RingSegment& self) { return self.segment()->is_open(); })
         .def_prop_ro("is_own", [](const RingSegment& self) { return self.segment()->is_own(); },
                      "False in a child that was forked after the segment was opened.")
-        .def("whole", &RingSegment::whole, nb::sig("def whole(self) -> memoryview"))
-        .def("data", &RingSegment::data, "chunk"_a, nb::sig("def data(self, chunk: int) -> memoryview"))
-        .def("metadata", &RingSegment::metadata, "chunk"_a, nb::sig("def metadata(self, chunk: int) -> memoryview"))
+        .def("view", &RingSegment::view, "offset"_a, "bytes"_a, nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))
         .def("close", &RingSegment::close)
         .def("abandon", &RingSegment::abandon);
 
@@ -91,7 +105,7 @@ void bind_broadcast(nb::module_& m) {
              "Its bytes; until clear() the message refers to the object's memory.")
         .def("clear", [](const Encoder& self) { self.message().clear(); })
         .def("joined", &Encoder::joined, "header"_a, "The whole message behind a header.")
-        .def("settled", &Encoder::settled, nb::sig("def settled(self) -> bytes | PooledBuffer"),
+        .def("settled", &Encoder::settled, nb::sig("def settled(self) -> bytes | Buffer"),
              "The whole message in memory that nobody changes any more: one copy, none of bytes.")
         .def_prop_ro("kind", [](const Encoder& self) { return static_cast<int>(self.kind()); })
         .def_prop_ro("nbytes", &Encoder::bytes);
@@ -101,13 +115,11 @@ void bind_broadcast(nb::module_& m) {
         .def("readinto", &Incoming::read_into, "target"_a)
         .def("readline", &Incoming::read_line);
 
-    nb::class_<PooledBuffer, Buffer>(m, "PooledBuffer", "Memory of an array that a reader owns.");
-
     static PyType_Slot turn[] = {{Py_tp_traverse, reinterpret_cast<void*>(Turn::traverse)},
                                  {Py_tp_clear, reinterpret_cast<void*>(Turn::clear)},
                                  {0, nullptr}};
     nb::class_<Turn>(m, "Turn", nb::type_slots(turn), "`with` around each call on an end, of which there is one at a time.")
-        .def(nb::init<nb::object, nb::object>(), "check"_a, "finish"_a)
+        .def(nb::init<nb::object, nb::object>(), "check"_a = nb::none(), "finish"_a = nb::none())
         .def("__enter__", &Turn::enter)
         .def("__exit__", &Turn::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none())
         .def_prop_ro("thread", &Turn::thread, "That is in a call; 0: none is.")
@@ -115,7 +127,7 @@ void bind_broadcast(nb::module_& m) {
              "Keeps calls out; False if one is under way for longer. Below 0: for ever.")
         .def("release", &Turn::release);
 
-    m.def("pooled", [](std::size_t nbytes) { return PooledBuffer(nbytes); }, "nbytes"_a,
+    m.def("pooled", &pooled_buffer, "nbytes"_a,
           "Private, writable memory that is used again; what it holds is anything.");
 
     m.def("blank_bytes", &blank_bytes, "nbytes"_a, nb::sig("def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]"),
@@ -128,8 +140,8 @@ void bind_broadcast(nb::module_& m) {
     nb::class_<Sightings>(m, "Sightings", "Peers as they were seen at one moment.")
         .def("participants", &Sightings::participants, kSeen, "By slot; what each of them does is asked of /proc now.");
 
-    nb::class_<Writer>(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.")
-        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
+    nb::class_<Writer> writer(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.");
+    writer.def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "max_extent_bytes"_a)
         .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(),
              nb::sig("def send(self, object: object, timeout: float | None) -> None"), "One object, encoded.")
@@ -141,28 +153,15 @@ void bind_broadcast(nb::module_& m) {
         .def("write_block", &Writer::write_block, "owner"_a, "timeout"_a.none(),
              nb::sig("def write_block(self, owner: object, timeout: float | None) -> ChunkBlock"),
              "A block on the next chunk, which it fills by hand.")
-        .def("wait_until_ready", &Writer::wait_until_ready, "timeout"_a.none())
-        .def("awaited", &Writer::awaited, "The writer itself, and the readers that keep the next chunk from being free.")
         .def("release_reader", &Writer::release_reader, "reader"_a,
              "Stops waiting for a reader that is dead or absent; False if it lives.")
         .def("set_absent_elsewhere",
              [](Writer& self, std::uint32_t count) { self.readable().participants().set_absent_elsewhere(count); }, "count"_a,
-             "Readers on other hosts that have not attached; the local ones wait for them, too.")
-        .def("close", [](Writer& self) { self.close(true, true); })
-        .def("abandon", [](Writer& self) { self.close(false, false); }, "Frees everything, tells nobody, waits for nobody.")
-        .def("check", [](Writer& self) { self.readable(); }, "Raises if this end is closed or a parent process's.")
-        .def_prop_ro("is_closed", &Writer::is_closed)
-        .def_prop_ro("position", [](Writer& self) { return self.is_closed() ? 0 : self.core().position(); })
-        .def_prop_ro("slot", [](Writer&) { return RingWriter::kSlot; })
-        .def_prop_ro("ranks", &Writer::ranks)
-        .def_prop_ro("absent_elsewhere", [](Writer& self) { return self.readable().participants().absent_elsewhere(); })
-        .def("participant",
-             [](Writer& self, std::size_t slot) { return participant_of(self.readable(), RingWriter::kSlot, slot); }, "slot"_a,
-             nb::sig(kParticipant))
-        .def("counters", [](Writer& self) { return counters_of(self.readable(), RingWriter::kSlot); }, kCounters);
+             "Readers on other hosts that have not attached; the local ones wait for them, too.");
+    bind_end(writer);
 
-    nb::class_<Reader>(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.")
-        .def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::size_t, nb::object>(),
+    nb::class_<Reader> reader(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.");
+    reader.def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::size_t, nb::object>(),
              "ring"_a, "ranks"_a, "codec"_a, "reader"_a, "origin"_a.none(),
              nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, "
                      "origin: tuple[int, str] | None) -> None"))
@@ -174,23 +173,10 @@ void bind_broadcast(nb::module_& m) {
         .def("read_block", &Reader::read_block, "owner"_a, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock"),
              "A block on the next chunk as it is.")
-        .def("wait_until_ready", &Reader::wait_until_ready, "timeout"_a.none())
-        .def("close", [](Reader& self) { self.close(true, true); })
-        .def("abandon", [](Reader& self) { self.close(false, false); }, "Frees everything, tells nobody, waits for nobody.")
-        .def("check", [](Reader& self) { self.readable(); }, "Raises if this end is closed or a parent process's.")
-        .def_prop_ro("is_closed", &Reader::is_closed)
-        .def_prop_ro("position", &Reader::position)
-        .def_prop_ro("slot", [](Reader& self) { return 1 + self.place(); })
-        .def_prop_ro("ranks", &Reader::ranks)
-        .def_prop_ro("absent_elsewhere", [](Reader& self) { return self.readable().participants().absent_elsewhere(); })
         .def_prop_ro("place", &Reader::place, "Of the reader among the local ones.")
-        .def("awaited", &Reader::awaited, "The writer.")
         .def_prop_ro("origin", &Reader::origin, nb::sig("def origin(self) -> tuple[int, str] | None"),
-                     "If this ring is a relay's: pid and address of the writer whose messages it passes on.")
-        .def("participant",
-             [](Reader& self, std::size_t slot) { return participant_of(self.readable(), 1 + self.place(), slot); }, "slot"_a,
-             nb::sig(kParticipant))
-        .def("counters", [](Reader& self) { return counters_of(self.readable(), 1 + self.place()); }, kCounters);
+                     "If this ring is a relay's: pid and address of the writer whose messages it passes on.");
+    bind_end(reader);
 }
 
 }  // namespace memlane::bindings

@@ -1,12 +1,15 @@
-// Memory as a Python buffer: the one exporter. A memoryview of it keeps its owner alive; derived classes say what owns the
-// memory, and have nothing else of their own.
+// Memory as a Python buffer: the one exporter, and the kinds of owners. A memoryview of it keeps its owner alive, so
+// whoever still holds one after close() reads and writes mapped memory.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
+
+#include "os/mapping.hpp"
 
 namespace memlane::bindings {
 
@@ -34,10 +37,78 @@ private:
     bool is_readonly_;
 };
 
+// The other way: what a Python object shows of its memory, which cannot go away or move while this is held.
+class HeldBuffer {
+public:
+    HeldBuffer(nb::handle object, int flags) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
+    }
+    HeldBuffer(HeldBuffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
+    HeldBuffer& operator=(HeldBuffer&&) = delete;
+    ~HeldBuffer() { PyBuffer_Release(&view_); }
+
+    void* data() const noexcept { return view_.buf; }
+    std::size_t size() const noexcept { return static_cast<std::size_t>(view_.len); }
+    const Py_buffer* operator->() const noexcept { return &view_; }
+
+private:
+    Py_buffer view_{};
+};
+
+// Not filled yet: before anybody else sees it.
+inline nb::bytes new_bytes(std::size_t size) {
+    nb::bytes text = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+    if (!text.is_valid()) throw nb::python_error();
+    return text;
+}
+
 inline nb::object view_of(nb::handle buffer) {
     nb::object view = nb::steal(PyMemoryView_FromObject(buffer.ptr()));
     if (!view.is_valid()) throw nb::python_error();
     return view;
+}
+
+// Writable.
+inline nb::object shared_view(const std::shared_ptr<os::Mapping>& mapping, std::size_t offset, std::size_t bytes) {
+    return view_of(nb::cast(Buffer(mapping, mapping->base() + offset, bytes, false)));
+}
+
+// Read-only memory that a Python object keeps alive.
+inline nb::object foreign_memory(nb::object owner, void* memory, std::size_t bytes) {
+    return nb::cast(Buffer(std::make_shared<nb::object>(std::move(owner)), memory, bytes, true));
+}
+
+// A part of a message that its reader keeps where it lies, as writable memory: the reader's own, because the mapping is
+// private. What is shared is the lease, which ends with the last buffer of the message.
+class LentBuffer : public Buffer {
+public:
+    LentBuffer(std::shared_ptr<void> lease, std::byte* memory, std::size_t bytes)
+        : Buffer(std::move(lease), memory, bytes, false) {}
+};
+
+// The memory that a view was made of, and whether anything still refers to it.
+class ViewLease {
+public:
+    ViewLease(std::weak_ptr<void> lease, const std::byte* base, std::uint64_t bytes)
+        : lease_(std::move(lease)), base_(reinterpret_cast<std::uintptr_t>(base)), bytes_(bytes) {}
+    bool is_held() const noexcept { return !lease_.expired(); }
+    bool covers(std::uintptr_t address) const noexcept { return address >= base_ && address - base_ < bytes_; }
+
+private:
+    std::weak_ptr<void> lease_;
+    std::uintptr_t base_;
+    std::uint64_t bytes_;
+};
+
+inline void bind_buffers(nb::module_& m) {
+    using namespace nb::literals;
+    static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(Buffer::get_buffer)}, {0, nullptr}};
+    nb::class_<Buffer>(m, "Buffer", nb::type_slots(slots), "Memory, and what keeps it; its memoryviews keep both.");
+    nb::class_<LentBuffer, Buffer>(m, "LentBuffer", "Memory of an array that a reader keeps where it came.");
+
+    nb::class_<ViewLease>(m, "ViewLease", "Memory that arrays alias; given back when the last of them goes.")
+        .def_prop_ro("is_held", &ViewLease::is_held)
+        .def("covers", &ViewLease::covers, "address"_a, "Does it lie in that memory?");
 }
 
 }  // namespace memlane::bindings

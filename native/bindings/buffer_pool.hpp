@@ -85,14 +85,10 @@ private:
 };
 
 // Private, writable, aligned to 64 bytes; the base of the arrays that are made of it.
-class PooledBuffer : public Buffer {
-public:
-    explicit PooledBuffer(std::size_t bytes) : PooledBuffer(BufferPool::instance().take(bytes), bytes) {}
-
-private:
-    PooledBuffer(const BufferPool::Block& block, std::size_t bytes)
-        : Buffer(std::shared_ptr<void>(block.memory, [block](void*) { BufferPool::instance().give_back(block); }), block.memory,
-                 bytes, false) {}
-};
+inline Buffer pooled_buffer(std::size_t bytes) {
+    const BufferPool::Block block = BufferPool::instance().take(bytes);
+    return {std::shared_ptr<void>(block.memory, [block](void*) { BufferPool::instance().give_back(block); }), block.memory,
+            bytes, false};
+}
 
 }  // namespace memlane::bindings

@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
-#include <utility>
 #include <vector>
 
+#include "bindings/buffer.hpp"
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
 #include "core/copy_streaming.hpp"
@@ -18,28 +18,22 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-class ByteView {
+class ByteView : public HeldBuffer {
 public:
     enum class Access { read, write };
 
-    explicit ByteView(nb::handle object, Access access = Access::read) {
-        const int flags = access == Access::write ? PyBUF_WRITABLE : PyBUF_SIMPLE;
-        if (PyObject_GetBuffer(object.ptr(), &view_, flags) == 0) return;
-        if (!PyErr_ExceptionMatches(PyExc_BufferError) && !PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
-        PyErr_Clear();
-        const nb::str kind = nb::str(nb::type_name(object.type()));
-        raise_error("InvalidArgument", nb::str("{} is no contiguous memory that can be {}")
-                                           .attr("format")(kind, access == Access::write ? "written" : "read"));
-    }
-    ByteView(ByteView&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
-    ByteView& operator=(ByteView&&) = delete;
-    ~ByteView() { PyBuffer_Release(&view_); }
-
-    void* data() const noexcept { return view_.buf; }
-    std::size_t size() const noexcept { return static_cast<std::size_t>(view_.len); }
+    explicit ByteView(nb::handle object, Access access = Access::read) : HeldBuffer(held(object, access)) {}
 
 private:
-    Py_buffer view_{};
+    static HeldBuffer held(nb::handle object, Access access) {
+        try {
+            return {object, access == Access::write ? PyBUF_WRITABLE : PyBUF_SIMPLE};
+        } catch (const nb::python_error& error) {
+            if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_TypeError)) throw;
+        }
+        raise_error("InvalidArgument", nb::str("{} is no contiguous memory that can be {}")
+                                           .attr("format")(nb::type_name(object.type()), access == Access::write ? "written" : "read"));
+    }
 };
 
 // Buffers that are one behind the other `bytes` bytes, or an error says how many they are.

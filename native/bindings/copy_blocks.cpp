@@ -2,8 +2,6 @@
 //
 // A small move takes one crossing and keeps the GIL; one that costs more than 64 KiB of copying lets go of it, reading
 // and checking the pairs included. Whoever changes them meanwhile changes nothing: they are read once.
-#include "bindings/copy_blocks.hpp"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
@@ -19,8 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/buffer.hpp"
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
+#include "bindings/systems.hpp"
 #include "offload/copy_device.hpp"
 #include "offload/copy_move.hpp"
 #include "os/process.hpp"
@@ -31,24 +31,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
-
-// A buffer that cannot go away while it is held; strides and all.
-class HeldBuffer {
-public:
-    HeldBuffer(nb::handle object, int flags) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw nb::python_error();
-    }
-    HeldBuffer(const HeldBuffer&) = delete;
-    HeldBuffer& operator=(const HeldBuffer&) = delete;
-    HeldBuffer(HeldBuffer&& other) noexcept : view_(std::exchange(other.view_, Py_buffer{})) {}
-    ~HeldBuffer() { PyBuffer_Release(&view_); }
-
-    const Py_buffer& operator*() const noexcept { return view_; }
-    const Py_buffer* operator->() const noexcept { return &view_; }
-
-private:
-    Py_buffer view_{};
-};
 
 // One side of a move. The Python face has looked at types and shapes; here it is memory.
 class BlockArray {
@@ -91,8 +73,7 @@ private:
 [[noreturn]] void raise_refusal(const char* what, const BlockArray& from, const BlockArray& to, std::size_t pair = 0,
                                 nb::handle id = nb::none()) {
     const nb::object make = nb::module_::import_("memlane.offload._refusals").attr("refusal");
-    const nb::object refusal = make(what, pair, id, from.blocks().count, to.blocks().count);
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(refusal.ptr())), refusal.ptr());
+    set_raised(make(what, pair, id, from.blocks().count, to.blocks().count));
     throw nb::python_error();
 }
 

@@ -45,19 +45,17 @@ public:
     // A message that goes in one piece: `header`, and the whole message behind it.
     nb::bytes joined(const nb::bytes& header) const {
         const std::uint64_t before = header.size();
-        const std::uint64_t size = bytes();
-        nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(before + size)));
-        if (!text.is_valid()) throw nb::python_error();
+        nb::bytes text = new_bytes(before + bytes());
         char* const to = PyBytes_AS_STRING(text.ptr());
         std::memcpy(to, header.c_str(), before);
         write(to + before);
-        return nb::borrow<nb::bytes>(text);
+        return text;
     }
 
     // The whole message in memory that nobody changes any more: the object itself if it is bytes, else one copy.
     nb::object settled() const {
         if (kind_ == ChunkKind::bytes) return nb::borrow(message().first_piece());
-        PooledBuffer copy(bytes());
+        Buffer copy = pooled_buffer(bytes());
         copying(copy.bytes(), [&] { write(static_cast<char*>(copy.memory())); });
         return nb::cast(std::move(copy));
     }

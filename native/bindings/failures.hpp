@@ -8,17 +8,16 @@
 #include <system_error>
 
 #include "core/errors.hpp"
-#include "core/status.hpp"
 
 namespace memlane::bindings {
 
 namespace nb = nanobind;
 
+inline void set_raised(const nb::object& error) { PyErr_SetObject(error.type().ptr(), error.ptr()); }
+
 template <class... Args>
 void set_error(const char* error_class, const Args&... args) {
-    const nb::object make = nb::module_::import_("memlane.errors").attr(error_class);
-    const nb::object instance = make(args...);
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
+    set_raised(nb::module_::import_("memlane.errors").attr(error_class)(args...));
 }
 
 template <class... Args>
@@ -54,9 +53,7 @@ inline void check_memory_for(std::uint64_t bytes) { nb::module_::import_("memlan
 
 // `end`: the endpoint object, which memlane._failures asks for its participants.
 inline void set_failure(nb::handle end, const char* what, std::size_t slot = 0, nb::handle timeout = nb::none()) {
-    const nb::object make = nb::module_::import_("memlane._failures").attr("failure");
-    const nb::object failure = make(end, what, slot, timeout);
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(failure.ptr())), failure.ptr());
+    set_raised(nb::module_::import_("memlane._failures").attr("failure")(end, what, slot, timeout));
 }
 [[noreturn]] inline void raise_failure(nb::handle end, const char* what, std::size_t slot = 0) {
     set_failure(end, what, slot);

@@ -3,14 +3,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/broadcast.hpp"
-#include "bindings/copy_blocks.hpp"
+#include "bindings/buffer.hpp"
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
-#include "bindings/offload.hpp"
-#include "bindings/serde.hpp"
-#include "bindings/shared_buffer.hpp"
-#include "bindings/store.hpp"
+#include "bindings/systems.hpp"
 #include "core/sweep.hpp"
 #include "os/fork.hpp"
 #if defined(MEMLANE_SYNC_HOOKS)
@@ -27,7 +23,7 @@ NB_MODULE(_native, m) {
     // What is alive when the interpreter ends is the caller's (a queue in a global, a daemon thread): no news to print.
     nb::set_leak_warnings(false);
     nb::register_exception_translator(bindings::translate);
-    bindings::bind_shared_buffer(m);
+    bindings::bind_buffers(m);
     bindings::bind_broadcast(m);
     bindings::bind_store(m);
     bindings::bind_serde(m);
@@ -50,6 +46,13 @@ NB_MODULE(_native, m) {
             return os::ClosedInChildren::all().add(fd);
         },
         "fd"_a, "Forked children close that descriptor while it is this file's; returns the inode.");
+    m.def(
+        "fork_generation",
+        [] {
+            os::ClosedInChildren::all();  // whose handler counts
+            return os::fork_generation().load(std::memory_order_relaxed);
+        },
+        "Another number in each forked child, also of forks by C code; costs no system call.");
     m.def(
         "keep_in_children",
         [](int fd, std::uint64_t inode) {

@@ -121,7 +121,7 @@ public:
     nb::object view() const { return ring_.view(offset(), size_); }
 
     void fill(const Parts& metadata, std::size_t metadata_bytes, const Parts& data) const {
-        const auto mapping = ring_.segment().mapping();  // another thread may close the ring while the GIL is gone
+        const auto mapping = ring_.segment()->mapping();  // another thread may close the ring while the GIL is gone
         std::byte* const at = mapping->base() + offset();
         std::memset(at, 0, store::kCountBytes);
         metadata.copy_to(at + store::kCountBytes);
@@ -253,7 +253,7 @@ private:
         const auto references = nb::cast<std::int64_t>(objects_->references[number]);
         ring_.check();
         const std::byte* const count =
-            ring_.segment().mapping()->base() + ring_.chunks().offset_of(chunk) + sizeof(store::ChunkHeader);
+            ring_.segment()->mapping()->base() + ring_.chunks().offset_of(chunk) + sizeof(store::ChunkHeader);
         return objects_->writer()->is_read_at(chunk.id, count, static_cast<std::uint64_t>(std::max<std::int64_t>(references, 0)));
     }
 

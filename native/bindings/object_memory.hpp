@@ -14,20 +14,12 @@
 
 #include "bindings/buffer_pool.hpp"
 #include "bindings/failures.hpp"
-#include "bindings/foreign_memory.hpp"
 #include "bindings/gil.hpp"
 #include "core/sync.hpp"
 
 namespace memlane::bindings {
 
 namespace nb = nanobind;
-
-// A copy, writable and private, in memory that is used again.
-inline PooledBuffer pooled_copy(const void* from, std::size_t bytes) {
-    PooledBuffer copy(bytes);
-    copying(bytes, [&] { return std::memcpy(copy.memory(), from, bytes); });
-    return copy;
-}
 
 // Protected by the GIL.
 class ObjectMemory {
@@ -60,14 +52,14 @@ public:
     nb::object array(std::size_t itemsize, nb::handle shape, bool is_writable) {
         const std::size_t bytes = bytes_of(itemsize, shape);
         std::byte* const at = take(bytes);
-        if (lies_ && !is_writable) return nb::cast(ForeignMemory(owner_, at, bytes, true));
+        if (lies_ && !is_writable) return foreign_memory(owner_, at, bytes);
         return copy_of(at, bytes);
     }
 
     nb::object bytes(nb::handle length) {
         const std::size_t bytes = count_of(length);
         std::byte* const at = take(bytes);
-        if (lies_) return view_of(nb::cast(ForeignMemory(owner_, at, bytes, true)));
+        if (lies_) return view_of(foreign_memory(owner_, at, bytes));
         return nb::bytes(at, bytes);
     }
 
@@ -152,7 +144,10 @@ private:
     }
 
     static nb::object copy_of(const std::byte* at, std::size_t bytes) {
-        return bytes < kLeastPooled ? new_byte_array(at, bytes) : nb::cast(pooled_copy(at, bytes));
+        if (bytes < kLeastPooled) return new_byte_array(at, bytes);
+        Buffer copy = pooled_buffer(bytes);
+        copying(bytes, [&] { return std::memcpy(copy.memory(), at, bytes); });
+        return nb::cast(std::move(copy));
     }
 
     nb::object owner_;

@@ -1,12 +1,11 @@
 // The offload region for Python: RegionFile (its life), Population (its start-up), and the views of its memory.
-#include "bindings/offload.hpp"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include "bindings/gil.hpp"
 #include "bindings/region_views.hpp"
+#include "bindings/systems.hpp"
 #include "offload/population.hpp"
 #include "offload/region_file.hpp"
 
@@ -164,7 +163,7 @@ void bind_offload(nb::module_& m) {
              })
         .def("memory", [](const RegionFile& self) {
                  const auto& mapping = mapping_of(self);
-                 return view_of(nb::cast(SharedBuffer(mapping, 0, mapping->bytes())));
+                 return shared_view(mapping, 0, mapping->bytes());
              }, nb::sig("def memory(self) -> memoryview"))
         .def_prop_ro("address", [](const RegionFile& self) { return reinterpret_cast<std::uintptr_t>(mapping_of(self)->base()); })
         .def_prop_ro("fd", [](const RegionFile& self) { return self.file().get(); })

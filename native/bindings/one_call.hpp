@@ -74,11 +74,11 @@ private:
 // `with end.turn:` around each call on an end that is written in Python.
 class Turn {
 public:
-    // `check` may refuse the call; `finish` comes after it, while no other can begin.
+    // `check` may refuse the call; `finish` comes after it, while no other can begin. None: there is nothing to do.
     Turn(nb::object check, nb::object finish) : check_(std::move(check)), finish_(std::move(finish)) {}
 
     void enter() {
-        check_();
+        if (!check_.is_none()) check_();
         if (!call_.begin())
             raise_error("ConcurrentUse", nb::str("another call on this end is under way; one thread at a time may use it"));
     }
@@ -86,7 +86,7 @@ public:
     void exit(nb::handle /*kind*/, nb::handle /*error*/, nb::handle /*traceback*/) {
         call_.disown();
         const Ended ended{*this};
-        finish_();
+        if (!finish_.is_none()) finish_();
     }
 
     // Of the thread that is in a call; 0 if none is.

@@ -4,9 +4,9 @@
 
 #include <nanobind/nanobind.h>
 
-#include <cstring>
 #include <vector>
 
+#include "bindings/buffer.hpp"
 #include "broadcast/frames.hpp"
 
 namespace memlane::bindings {
@@ -22,10 +22,7 @@ public:
 
     // The Pickler hands over large bytes objects as they are, everything else as one bytes object per frame.
     void write(nb::handle data) {
-        Py_buffer view;
-        if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
-        pieces_.push_back(view);
-        stream_bytes_ += static_cast<std::uint64_t>(view.len);
+        stream_bytes_ += pieces_.emplace_back(data, PyBUF_SIMPLE).size();
     }
 
     // True leaves the buffer in the stream.
@@ -39,21 +36,19 @@ public:
             made_writable_.push_back(nb::borrow(pickle_buffer));
         }
         if (static_cast<std::uint64_t>(inside->len) < broadcast::kLeastOutOfBand) return true;
-        Py_buffer view;
-        if (PyObject_GetBuffer(pickle_buffer.ptr(), &view, PyBUF_ANY_CONTIGUOUS) != 0) throw nb::python_error();
-        buffers_.push_back(view);
+        buffers_.emplace_back(pickle_buffer, PyBUF_ANY_CONTIGUOUS);
         return false;
     }
 
     // The object that was written first; there is one.
-    nb::handle first_piece() const noexcept { return pieces_.front().obj; }
+    nb::handle first_piece() const noexcept { return pieces_.front()->obj; }
 
     bool has_buffers() const noexcept { return !buffers_.empty(); }
     std::uint64_t stream_bytes() const noexcept { return stream_bytes_; }
 
     broadcast::FrameTable table() const {
         std::vector<std::uint64_t> sizes;
-        for (const Py_buffer& b : buffers_) sizes.push_back(static_cast<std::uint64_t>(b.len));
+        for (const HeldBuffer& b : buffers_) sizes.push_back(b.size());
         return broadcast::FrameTable(stream_bytes_, std::move(sizes));
     }
 
@@ -67,37 +62,34 @@ public:
         if (const int error = put(sizeof header, sizes.size_bytes(), sizes.data())) return error;
         if (const int error = put_stream(table.stream().offset, put)) return error;
         for (std::size_t i = 0; i < buffers_.size(); ++i)
-            if (const int error = put(table.buffers()[i].offset, table.buffers()[i].bytes, buffers_[i].buf)) return error;
+            if (const int error = put(table.buffers()[i].offset, table.buffers()[i].bytes, buffers_[i].data())) return error;
         return 0;
     }
 
     void clear() noexcept {
-        for (Py_buffer& b : pieces_) PyBuffer_Release(&b);
-        for (Py_buffer& b : buffers_) PyBuffer_Release(&b);
+        pieces_.clear();
+        buffers_.clear();
         for (const nb::object& pickle_buffer : made_writable_) {
             const Py_buffer* inside = PyPickleBuffer_GetBuffer(pickle_buffer.ptr());
             if (inside != nullptr) const_cast<Py_buffer*>(inside)->readonly = 1;
             PyErr_Clear();  // it was released meanwhile: there is no flag any more
         }
         made_writable_.clear();
-        pieces_.clear();
-        buffers_.clear();
         stream_bytes_ = 0;
     }
 
 private:
     template <class Put>
     int put_stream(std::uint64_t offset, Put&& put) const {
-        for (const Py_buffer& piece : pieces_) {
-            const auto bytes = static_cast<std::uint64_t>(piece.len);
-            if (const int error = put(offset, bytes, piece.buf)) return error;
-            offset += bytes;
+        for (const HeldBuffer& piece : pieces_) {
+            if (const int error = put(offset, piece.size(), piece.data())) return error;
+            offset += piece.size();
         }
         return 0;
     }
 
-    std::vector<Py_buffer> pieces_;
-    std::vector<Py_buffer> buffers_;
+    std::vector<HeldBuffer> pieces_;
+    std::vector<HeldBuffer> buffers_;
     std::vector<nb::object> made_writable_;
     std::uint64_t stream_bytes_ = 0;
 };

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "bindings/failures.hpp"
-#include "bindings/shared_buffer.hpp"
+#include "bindings/buffer.hpp"
 #include "os/mapping.hpp"
 
 namespace memlane::bindings {
@@ -47,7 +47,7 @@ private:
         if (is_closed_) raise_error("InvalidArgument", "this region was cleaned up");
         return *mapping_;
     }
-    nb::object lender() const { return nb::cast(SharedBuffer(mapping_, 0, mapping().bytes())); }
+    nb::object lender() const { return nb::cast(Buffer(mapping_, mapping_->base(), mapping().bytes(), false)); }
 
     std::shared_ptr<os::Mapping> mapping_;
     bool is_closed_ = false;
@@ -68,8 +68,7 @@ public:
     nb::object row(Py_ssize_t block) const {
         const Py_ssize_t at = block < 0 ? block + shape_[0] : block;
         if (at < 0 || at >= shape_[0]) throw nb::index_error("there is no such block");
-        return view_of(nb::cast(SharedBuffer(mapping_, static_cast<std::size_t>(at * shape_[1]),
-                                             static_cast<std::size_t>(shape_[1]))));
+        return shared_view(mapping_, static_cast<std::size_t>(at * shape_[1]), static_cast<std::size_t>(shape_[1]));
     }
 
     static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {

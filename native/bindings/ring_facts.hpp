@@ -4,11 +4,8 @@
 #include <nanobind/nanobind.h>
 
 #include "bindings/end.hpp"
-#include "broadcast/attendance.hpp"
 #include "bindings/participant.hpp"
-#include "core/participants.hpp"
 #include "core/status.hpp"
-#include "os/process.hpp"
 
 namespace memlane::bindings {
 
@@ -16,13 +13,13 @@ namespace nb = nanobind;
 
 // Costs system calls.
 template <class Core>
-nb::tuple participant_of(Core& end, std::size_t own_slot, std::size_t slot) {
-    return participant_of(end.participants(), 1 + end.ring().geometry().n_reader, own_slot, slot);
+nb::tuple participant_of(Core& end, std::size_t slot) {
+    return participant_of(end.participants(), 1 + end.ring().geometry().n_reader, end.slot(), slot);
 }
 
 template <class Core>
-nb::tuple counters_of(Core& end, std::size_t own_slot) {
-    const core::ParticipantSlot& slot = end.participants().slot(own_slot);
+nb::tuple counters_of(Core& end) {
+    const core::ParticipantSlot& slot = end.participants().slot(end.slot());
     return nb::make_tuple(core::load_relaxed(slot.position), core::load_relaxed(slot.bytes),
                           core::load_relaxed(slot.waits), core::load_relaxed(slot.spills));
 }
@@ -52,13 +49,13 @@ template <class Bound, class Core>
 }
 
 template <class Bound, class Core>
-void wait_for_everybody(End<Bound, Core>& end, std::size_t own_slot, nb::handle timeout) {
+void wait_for_everybody(End<Bound, Core>& end, nb::handle timeout) {
     const os::Deadline deadline = end.deadline_of(timeout);
     Core& core = end.core();
     Interruption look(end.self(), core.segment(), "ready");
     const core::Outcome outcome = [&] {
         const WithoutGil no_gil;
-        return broadcast::wait_for_all(core, own_slot, deadline, look);
+        return core.wait_for_all(deadline, look);
     }();
     if (outcome.status == core::Status::ok) return;
     if (outcome.status == core::Status::peer_closed) raise_failure(end.self(), "writer_left");

@@ -20,6 +20,7 @@ namespace memlane::bindings {
 namespace nb = nanobind;
 using broadcast::ChunkKind;
 using broadcast::RingReader;
+using Sample = RingReader::Sample;
 
 class Reader : public End<Reader, RingReader> {
 public:
@@ -33,6 +34,7 @@ public:
           place_(reader) {}
 
     std::size_t place() const noexcept { return place_; }
+    std::size_t slot() const noexcept { return 1 + place_; }
     bool has_open_block() const noexcept { return open_.has_value(); }
     // Of the message whose block is open, or of the next.
     std::uint64_t position() { return is_closed() ? 0 : core().position() - (has_open_block() ? 1 : 0); }
@@ -42,8 +44,10 @@ public:
     // With `lends` large arrays are left where they lie, as the reader's own.
     nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
         const Call call(*this);
-        if (!try_begin(timeout, cancel)) return {};
-        nb::object object = receive_object(described(), lends);
+        std::optional<Sample> sample = try_begin(timeout, cancel);
+        if (!sample) return {};
+        Message message = described(std::move(*sample));
+        nb::object object = receive_object(message, lends);
         check_own();
         return object;
     }
@@ -51,8 +55,7 @@ public:
     // The next object, its arrays left where they are, and the lease that they keep; None where there is no such array.
     nb::tuple receive_view(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
-        begin(timeout, cancel);
-        const broadcast::ChunkDescriptor message = described();
+        Message message = described(begin(timeout, cancel));
         nb::object object;
         nb::object lease = nb::none();
         if (message.kind == ChunkKind::frames) {
@@ -84,20 +87,18 @@ public:
 
     void wait_until_ready(nb::handle timeout) {
         const Call call(*this);
-        wait_for_everybody(*this, 1 + place_, timeout);
+        wait_for_everybody(*this, timeout);
     }
 
 private:
     nb::object begin_read(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
-        begin(timeout, cancel);
-        core().ensure_whole_chunk();
+        Sample sample = begin(timeout, cancel);
         const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
-        const std::shared_ptr<os::Mapping>& mapping = core().segment().mapping();
-        std::byte* const chunk = mapping->base() + core().ring().chunk_at(core().position()) * bytes;
-        const std::shared_ptr<void> lease = lease_of_chunk(mapping);
-        nb::object view = view_of(nb::cast(Buffer(lease, chunk, bytes, false)));
-        core().hold(bytes);  // last: whatever failed before has taken nothing
+        sample.ensure(bytes);
+        const std::shared_ptr<void> lease = lease_of_chunk(sample, core().segment().mapping());
+        nb::object view = view_of(nb::cast(Buffer(lease, sample.chunk(), bytes, false)));
+        sample.keep(bytes);  // last: whatever failed before has taken nothing
         open_ = lease;
         return view;
     }
@@ -110,21 +111,21 @@ private:
         if (!lease->expired()) raise_failure(self(), "read_view_in_use");
     }
 
-    // Gives the taken chunk back, if it is held, when the last buffer goes; until then `memory` is there.
-    std::shared_ptr<void> lease_of_chunk(std::shared_ptr<os::Mapping> memory) {
-        return {nullptr, [memory = std::move(memory), end = std::weak_ptr(shared_core()), position = core().position()](void*) {
+    // Gives the sample's chunk back, if it is kept, when the last buffer goes; until then `memory` is there.
+    std::shared_ptr<void> lease_of_chunk(const Sample& sample, std::shared_ptr<os::Mapping> memory) {
+        return {nullptr, [memory = std::move(memory), end = std::weak_ptr(shared_core()), position = sample.position()](void*) {
                     if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->release_held(position);
                 }};
     }
 
-    broadcast::ChunkDescriptor described() {
-        const auto descriptor = core().descriptor();
-        if (!descriptor) raise_corrupt();
-        if (descriptor->extent_bytes == 0) core().ensure(descriptor->length);
-        return *descriptor;
+    Message described(Sample sample) {
+        const auto descriptor = sample.descriptor();
+        if (!descriptor) raise_corrupt(sample);
+        if (descriptor->extent_bytes == 0) sample.ensure(descriptor->length);
+        return {*descriptor, std::move(sample)};
     }
 
-    nb::object receive_object(const broadcast::ChunkDescriptor& message, bool lends) {
+    nb::object receive_object(Message& message, bool lends) {
         if (message.kind == ChunkKind::plain) return receive_plain(message);
         if (message.kind == ChunkKind::bytes) return receive_bytes(message);
         if (message.kind == ChunkKind::object && message.length <= kCopyWithoutGil)
@@ -133,15 +134,15 @@ private:
     }
 
     // The chunk is given back before its bytes are decoded: whatever decoding does, the message is consumed.
-    nb::object receive_small(const broadcast::ChunkDescriptor& message, const nb::object& decode) {
+    nb::object receive_small(Message& message, const nb::object& decode) {
         const nb::bytes stream = copy_stream(message, {0, message.length});
-        core().finish(message.length);
+        message.finish();
         return decode(stream);
     }
 
     // No object becomes plain bytes that do not decode, so the chunk is broken: no MessagePack, nested without end, or
     // a map with a key that no dict can have.
-    nb::object receive_plain(const broadcast::ChunkDescriptor& message) {
+    nb::object receive_plain(Message& message) {
         try {
             return receive_small(message, decode_plain_);
         } catch (const nb::python_error& error) {
@@ -152,15 +153,15 @@ private:
         raise_failure(self(), "corrupt");
     }
 
-    nb::object receive_bytes(const broadcast::ChunkDescriptor& message) {
+    nb::object receive_bytes(Message& message) {
         nb::bytes text = copy_stream(message, {0, message.length});
-        core().finish(message.length);
+        message.finish();
         return text;
     }
 
     // Arrays are copied out or lent first. A small stream is decoded after the chunk is given back, a large one from it,
     // so that large bytes are copied once only.
-    nb::object receive_parts(const broadcast::ChunkDescriptor& message, bool lends) {
+    nb::object receive_parts(Message& message, bool lends) {
         broadcast::Frame stream{0, message.length};
         nb::list buffers;
         if (message.kind == ChunkKind::frames) {
@@ -173,15 +174,15 @@ private:
                                        : copy_buffer(message, frame));
             }
         } else if (message.kind != ChunkKind::object) {
-            raise_corrupt();
+            raise_corrupt(message.sample);
         }
         if (stream.bytes <= kCopyWithoutGil) {
             const nb::bytes text = copy_stream(message, stream);
-            core().finish(message.length);
+            message.finish();
             return decode_parts_(text, buffers);
         }
-        const nb::object file = nb::cast(Incoming(core(), message, stream));
-        const Finished finished{core(), nb::cast<Incoming&>(file), message.length};
+        const nb::object file = nb::cast(Incoming(core().segment(), message, stream));
+        const Finished finished{core().segment(), nb::cast<Incoming&>(file), message};
         return decode_parts_(file, buffers);
     }
 
@@ -192,63 +193,58 @@ private:
     };
 
     // Consumes the message, but its chunk or extent is given back only when the last buffer goes.
-    Lent lend(const broadcast::ChunkDescriptor& message) {
+    Lent lend(Message& message) {
         const broadcast::FrameTable table = table_of(message);
-        const auto place = core().place(message);
-        if (!place) raise_corrupt();
+        const auto place = message.sample.place(message);
+        if (!place) raise_corrupt(message.sample);
         nb::bytes stream = copy_stream(message, table.stream());
-        std::byte* const begin = place->mapping->base() + place->offset;
-        const std::shared_ptr<void> lease = lease_of_chunk(place->mapping);
-        core().hold(message.length);
+        const std::shared_ptr<void> lease = lease_of_chunk(message.sample, place->mapping);
+        message.sample.keep(message.length);
         nb::list buffers;
         for (const broadcast::Frame& frame : table.buffers())
-            buffers.append(nb::cast(Buffer(lease, begin + frame.offset, frame.bytes, true)));
-        return {std::move(stream), std::move(buffers), {lease, begin, message.length}};
+            buffers.append(nb::cast(Buffer(lease, place->begin + frame.offset, frame.bytes, true)));
+        return {std::move(stream), std::move(buffers), {lease, place->begin, message.length}};
     }
 
-    broadcast::FrameTable table_of(const broadcast::ChunkDescriptor& message) {
+    broadcast::FrameTable table_of(Message& message) {
         auto table = broadcast::FrameTable::parse(message.length, [&](std::uint64_t offset, std::uint64_t bytes, void* to) {
-            return core().copy_out(message, offset, bytes, to);
+            return message.copy_out({offset, bytes}, to);
         });
-        if (!table) raise_corrupt();
+        if (!table) raise_corrupt(message.sample);
         return std::move(*table);
     }
 
-    std::shared_ptr<broadcast::Lease> lease_for(const broadcast::ChunkDescriptor& message, const broadcast::FrameTable& table) {
+    static std::shared_ptr<broadcast::Lease> lease_for(const Message& message, const broadcast::FrameTable& table) {
         if (!table.has_lent()) return nullptr;
         const WithoutGil no_gil;
-        return core().lease(message);
+        return message.sample.lease(message);
     }
 
-    nb::object copy_buffer(const broadcast::ChunkDescriptor& message, const broadcast::Frame& frame) {
-        PooledBuffer buffer(frame.bytes);
-        const bool copied =
-            copying(frame.bytes, [&] { return core().copy_out(message, frame.offset, frame.bytes, buffer.memory()); });
-        if (!copied) raise_corrupt();
+    nb::object copy_buffer(Message& message, const broadcast::Frame& frame) {
+        Buffer buffer = pooled_buffer(frame.bytes);
+        if (!copying(frame.bytes, [&] { return message.copy_out(frame, buffer.memory()); })) raise_corrupt(message.sample);
         return nb::cast(std::move(buffer));
     }
 
-    nb::bytes copy_stream(const broadcast::ChunkDescriptor& message, const broadcast::Frame& frame) {
-        nb::object text = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(frame.bytes)));
-        if (!text.is_valid()) throw nb::python_error();  // MemoryError; nothing is consumed
+    nb::bytes copy_stream(Message& message, const broadcast::Frame& frame) {
+        nb::bytes text = new_bytes(frame.bytes);  // if there is no memory for it nothing is consumed
         char* const to = PyBytes_AS_STRING(text.ptr());
-        const bool copied = copying(frame.bytes, [&] { return core().copy_out(message, frame.offset, frame.bytes, to); });
-        if (!copied) raise_corrupt();
-        return nb::borrow<nb::bytes>(text);
+        if (!copying(frame.bytes, [&] { return message.copy_out(frame, to); })) raise_corrupt(message.sample);
+        return text;
     }
 
-    [[noreturn]] void raise_corrupt() {
-        core().finish(0);
+    [[noreturn]] void raise_corrupt(Sample& sample) {
+        sample.finish(0);
         raise_failure(self(), "corrupt");
     }
 
     struct Finished {
-        RingReader& reader;
+        const core::Segment& segment;
         Incoming& stream;
-        std::uint64_t bytes;
+        Message& message;
         ~Finished() {
             stream.detach();
-            if (reader.segment().is_own()) reader.finish(bytes);  // decoding may have forked
+            if (segment.is_own()) message.finish();  // decoding may have forked
         }
     };
 
@@ -259,15 +255,17 @@ private:
     const std::size_t place_;
     std::optional<std::weak_ptr<void>> open_;  // the lease of the chunk whose block is open
 
-    void begin(nb::handle timeout, nb::handle cancel) {
-        if (!try_begin(timeout, cancel)) throw nb::python_error();
+    Sample begin(nb::handle timeout, nb::handle cancel) {
+        std::optional<Sample> sample = try_begin(timeout, cancel);
+        if (!sample) throw nb::python_error();
+        return std::move(*sample);
     }
 
-    bool try_begin(nb::handle timeout, nb::handle cancel) {
+    std::optional<Sample> try_begin(nb::handle timeout, nb::handle cancel) {
         const os::Deadline deadline = deadline_of(timeout);
         if (core().holds_next()) raise_failure(self(), "next_chunk_held");
-        core::Outcome outcome = core().begin_nowait();
-        if (outcome.status == core::Status::would_block) {
+        core::Taken<Sample> taken = core().begin_nowait();
+        if (taken.status == core::Status::would_block) {
             // An idle queue is no news; a writer that cannot write any more is.
             const auto is_writer_stopped = [&participants = core().participants()] {
                 return os::activity_of(participants.identity(0)) == os::Activity::stopped;
@@ -276,9 +274,9 @@ private:
             if (look.is_cancelled()) raise_failure(self(), "cancelled");
             check_own();
             const WithoutGil no_gil;
-            outcome = core().begin(deadline, look, cancel.is_none() ? core::kLongestSlice : core::kSlice);
+            taken = core().begin(deadline, look, cancel.is_none() ? core::kLongestSlice : core::kSlice);
         }
-        return is_ok(*this, outcome, timeout);
+        return is_ok(*this, taken, timeout) ? std::move(taken.loan) : std::nullopt;
     }
 };
 

@@ -8,10 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
-#include "bindings/segment_id.hpp"
-#include "bindings/shared_buffer.hpp"
+#include "bindings/held_segment.hpp"
 #include "broadcast/chunk_space.hpp"
 #include "core/sweep.hpp"
 
@@ -21,14 +19,14 @@ namespace nb = nanobind;
 using broadcast::ChunkSpace;
 using broadcast::RingGeometry;
 
-class RingSegment {
+class RingSegment : public HeldSegment {
 public:
     RingSegment(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved)
-        : segment_(std::move(segment)), geometry_(geometry), reserved_(reserved), space_(geometry, reserved) {}
+        : HeldSegment(std::move(segment)), geometry_(geometry), reserved_(reserved), space_(geometry, reserved) {}
 
     static RingSegment create(const RingGeometry& g, const nb::bytes& id, const std::string& name,
                               std::uint64_t reserved_bytes, std::optional<std::size_t> slot) {
-        const core::SegmentId segment_id = to_id(id);
+        const auto segment_id = to_array<core::SegmentId>(id);
         const std::uint64_t each = std::min(reserved_bytes, g.max_chunk_bytes);
         check_memory_for(g.max_chunks * (each + g.metadata_size()));
         const WithoutGil no_gil;
@@ -46,7 +44,7 @@ public:
     static RingSegment attach(const RingGeometry& g, const std::string& name, const std::optional<nb::bytes>& id,
                               std::optional<std::size_t> slot) {
         std::optional<core::SegmentId> segment_id;
-        if (id) segment_id = to_id(*id);
+        if (id) segment_id = to_array<core::SegmentId>(*id);
         const WithoutGil no_gil;
         const auto segment = core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot);
         // A header that says more than is there is not believed, or its reader would touch what has no space.
@@ -54,23 +52,16 @@ public:
         return {segment, g, os::facts_of(segment->file()).allocated < each * g.max_chunks ? 0 : each};
     }
 
-    const std::shared_ptr<core::Segment>& segment() const noexcept { return segment_; }
     const RingGeometry& geometry() const noexcept { return geometry_; }
     std::uint64_t reserved() const noexcept { return reserved_; }
 
-    nb::object whole() {
-        const auto kept = mapping();
-        for (std::uint64_t c = 0; c < geometry_.max_chunks; ++c) space_.ensure_all(*segment_, c);
-        return view({kept, 0, kept->bytes()});
-    }
-    nb::object data(std::uint64_t chunk) {
-        const auto kept = mapping();
-        space_.ensure_all(*segment_, chunk);
-        return view({kept, chunk * geometry_.max_chunk_bytes, geometry_.max_chunk_bytes});
-    }
-    nb::object metadata(std::uint64_t chunk) const {
-        const std::uint64_t at = geometry_.metadata_offset() + chunk * geometry_.metadata_size();
-        return view({mapping(), at, geometry_.metadata_size()});
+    // Bytes of the ring, as Python knows them to lie in it. Every chunk of them has its space.
+    nb::object view(std::uint64_t offset, std::uint64_t bytes) {
+        check_open();
+        const std::uint64_t end = std::min(offset + bytes, geometry_.metadata_offset());
+        for (std::uint64_t c = offset / geometry_.max_chunk_bytes; c * geometry_.max_chunk_bytes < end; ++c)
+            space_.ensure(*segment_, c, geometry_.max_chunk_bytes);
+        return shared_view(segment_->mapping(), offset, bytes);
     }
 
     // Without a queue on it nobody is told: such a ring has no participants.
@@ -78,14 +69,6 @@ public:
     void abandon() noexcept { segment_->abandon(); }
 
 private:
-    static nb::object view(SharedBuffer buffer) { return view_of(nb::cast(std::move(buffer))); }
-
-    const std::shared_ptr<os::Mapping>& mapping() const {
-        if (!segment_->is_open()) raise_error("Closed", "this ring is closed");
-        return segment_->mapping();
-    }
-
-    std::shared_ptr<core::Segment> segment_;
     RingGeometry geometry_;
     std::uint64_t reserved_;
     ChunkSpace space_;

@@ -21,6 +21,7 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 using broadcast::RingWriter;
+using Claim = RingWriter::Claim;
 
 class Writer : public End<Writer, RingWriter> {
 public:
@@ -28,7 +29,9 @@ public:
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), pool_bytes),
           encoder_(codec) {}
 
+    std::size_t slot() const noexcept { return RingWriter::kSlot; }
     bool has_open_block() const noexcept { return open_.has_value(); }
+    std::uint64_t position() { return is_closed() ? 0 : core().position(); }
 
     nb::object send(nb::handle object, nb::handle timeout) {
         const Call call(*this);
@@ -70,7 +73,7 @@ public:
     void wait_until_ready(nb::handle timeout) {
         const Call call(*this);
         core().look_at_next_begin();
-        wait_for_everybody(*this, RingWriter::kSlot, timeout);
+        wait_for_everybody(*this, timeout);
         core().segment().remove_name();
     }
 
@@ -90,22 +93,23 @@ private:
         const Call call(*this);
         const RingGeometry& g = core().ring().geometry();
         tend(false);
-        if (!begin(g.max_chunk_bytes, deadline_of(timeout), timeout)) throw nb::python_error();
+        std::optional<Claim> claim = begin(g.max_chunk_bytes, deadline_of(timeout), timeout);
+        if (!claim) throw nb::python_error();
         const auto lease = std::make_shared<std::shared_ptr<os::Mapping>>(core().segment().mapping());
-        nb::object view = view_of(nb::cast(Buffer(lease, core().chunk(), g.max_chunk_bytes, false)));
-        open_ = lease;  // last: whatever failed before left no block to be ended
+        nb::object view = view_of(nb::cast(Buffer(lease, claim->chunk(), g.max_chunk_bytes, false)));
+        open_.emplace(std::move(*claim), lease);  // last: whatever failed before left no block to be ended
         return view;
     }
 
     // What still refers to the chunk could change the message after it is published, so nothing is published then.
     void end_write(bool publish) {
-        const auto lease = std::exchange(open_, std::nullopt);
+        auto block = *std::exchange(open_, std::nullopt);
         if (is_closed() && !publish) return;  // closed inside the block, which then failed: nothing to take back
         const Call call(*this);
-        refused_ = *lease;
+        refused_ = block.second;
         if (!publish) return;
         if (!refused_.expired()) raise_failure(self(), "write_view_in_use");
-        core().publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
+        block.first.publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
     }
 
     // None, or nothing and the Python error (see is_ok).
@@ -116,9 +120,13 @@ private:
         const bool fits = bytes <= core().ring().geometry().max_chunk_bytes;
         const bool lends = table.has_lent();
         tend(lends || !fits);
-        if (fits && !(lends && core().can_lend(bytes))) {
-            if (!begin(bytes, deadline, timeout, watch)) return {};
-            std::byte* const chunk = core().chunk();
+        const bool spills = !fits || (lends && core().can_lend(bytes));
+        std::optional<Claim> claim = begin(spills ? 0 : bytes, deadline, timeout, watch);
+        if (!claim) return {};
+        if (spills) {
+            if (!spill(*claim, message, table, bytes, deadline, timeout, watch)) return {};
+        } else {
+            std::byte* const chunk = claim->chunk();
             copying(bytes, [&] {
                 return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
                     SYNC_STEP(fill);
@@ -126,11 +134,8 @@ private:
                     return 0;
                 });
             });
-        } else {
-            if (!begin(0, deadline, timeout, watch)) return {};
-            if (!spill(message, table, bytes, deadline, timeout, watch)) return {};
         }
-        core().publish(encoder.kind(), bytes);
+        claim->publish(encoder.kind(), bytes);
         return nb::none();
     }
 
@@ -140,23 +145,23 @@ private:
         core().tend(is_large);
     }
 
-    bool begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
+    std::optional<Claim> begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         if (!refused_.expired()) raise_failure(self(), "refused_chunk_in_use");
-        core::Outcome outcome = [&] {
+        core::Taken<Claim> taken = [&] {
             if (core().has_space(bytes)) return core().begin_nowait(bytes);
             const WithoutGil no_gil;
             return core().begin_nowait(bytes);
         }();
-        if (outcome.status == core::Status::would_block) {
+        if (taken.status == core::Status::would_block) {
             Interruption look(self(), core().segment(), "chunk", watch);
             const WithoutGil no_gil;
-            outcome = core().begin(bytes, deadline, look);
+            taken = core().begin(bytes, deadline, look);
         }
-        return is_ok(*this, outcome, timeout);
+        return is_ok(*this, taken, timeout) ? std::move(taken.loan) : std::nullopt;
     }
 
-    bool spill(const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes, os::Deadline deadline,
-               nb::handle timeout, nb::handle watch) {
+    bool spill(Claim& claim, const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes,
+               os::Deadline deadline, nb::handle timeout, nb::handle watch) {
         const auto fill = [&](broadcast::ExtentWriter& writer) {
             return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
                 SYNC_STEP(spill);
@@ -166,13 +171,13 @@ private:
         Interruption look(self(), core().segment(), "chunk", watch);
         const core::Outcome outcome = [&] {
             const WithoutGil no_gil;
-            return core().spill(bytes, deadline, fill, look, table.has_lent());
+            return claim.spill(bytes, deadline, fill, look, table.has_lent());
         }();
         return is_ok(*this, outcome, timeout);
     }
 
     Encoder encoder_;
-    std::optional<std::weak_ptr<void>> open_;  // the memory of the chunk whose block is open
+    std::optional<std::pair<Claim, std::weak_ptr<void>>> open_;  // the chunk whose block is open, and its memory
     std::weak_ptr<void> refused_;              // that of a block that was left, while something still refers to it
 };
 

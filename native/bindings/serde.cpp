@@ -1,15 +1,12 @@
 // Memory for the serdes: an array's bytes where they lie, on the way out and on the way in, and private copies.
-#include "bindings/serde.hpp"
-
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
-#include "bindings/foreign_memory.hpp"
 #include "bindings/object_memory.hpp"
-#include "bindings/shared_buffer.hpp"
+#include "bindings/systems.hpp"
 
 namespace memlane::bindings {
 
@@ -19,14 +16,12 @@ using namespace nb::literals;
 namespace {
 
 nb::object bytes_at(nb::object owner, std::uintptr_t address, std::size_t bytes) {
-    return view_of(nb::cast(ForeignMemory(std::move(owner), reinterpret_cast<void*>(address), bytes, true)));
+    return view_of(foreign_memory(std::move(owner), reinterpret_cast<void*>(address), bytes));
 }
 
 }  // namespace
 
 void bind_serde(nb::module_& m) {
-    nb::class_<ForeignMemory, Buffer>(m, "ForeignMemory", "Memory that another object keeps alive.");
-
     nb::class_<ObjectMemory>(m, "ObjectMemory", "The bytes of a stored object, given out piece by piece.")
         .def(nb::init<nb::handle, bool, bool>(), "shown"_a, "is_view"_a, "allows_pickle"_a,
              nb::sig("def __init__(self, shown: object, is_view: bool, allows_pickle: bool) -> None"),
@@ -36,7 +31,7 @@ void bind_serde(nb::module_& m) {
              "The next piece, for an array. CorruptMessage if so much is not there.")
         .def("take_bytes", &ObjectMemory::bytes, "length"_a.none(), nb::sig("def take_bytes(self, length: object) -> bytes | memoryview"))
         .def("take_bytearray", &ObjectMemory::byte_array, "length"_a.none(), nb::sig("def take_bytearray(self, length: object) -> bytearray"))
-        .def("take_copy", &ObjectMemory::copy, "length"_a.none(), nb::sig("def take_copy(self, length: object) -> bytearray | PooledBuffer"),
+        .def("take_copy", &ObjectMemory::copy, "length"_a.none(), nb::sig("def take_copy(self, length: object) -> bytearray | Buffer"),
              "The next piece, in writable memory of its own.")
         .def("release", &ObjectMemory::release, "Nothing is left to be taken; what was taken stays.")
         .def_prop_ro("allows_pickle", &ObjectMemory::allows_pickle, "What it was made with, for who decodes.")

@@ -1,7 +1,5 @@
 // The object store for Python: ByteRingSegment (the ring), StoreWriter and StoreReader (the ends of a storage), ObjectIndex
 // (the writer's books).
-#include "bindings/store.hpp"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +9,7 @@
 #include "bindings/object_index.hpp"
 #include "bindings/store_end.hpp"
 #include "bindings/store_ring.hpp"
+#include "bindings/systems.hpp"
 #include "store/store_reader.hpp"
 #include "store/store_writer.hpp"
 
@@ -27,8 +26,7 @@ void bind_end(nb::class_<End>& end) {
             nb::sig("def pin(self, address: object, id: object) -> PinnedObject | None"),
             "The object, kept as it is; None unless that id is stored there.")
         .def("is_valid", &End::is_valid, "pinned"_a, "Was all that was read of it until now its own?")
-        .def("finish_read", &End::finish_read, "pinned"_a, "stands_in"_a,
-             "Counts a read, of a writer only if it stands in for a reader. False if it was not valid.")
+        .def("finish_read", &End::finish_read, "pinned"_a, "counts"_a, "A read is over. False if it was not valid.")
         .def("count", &End::count, "view"_a, "One more read, of the object whose 4 count bytes these are.")
         .def("note_progress", &End::note_progress)
         .def("close", [](End& self) { self.finish(true); })
@@ -50,15 +48,11 @@ const char* const kBlockers = "def blockers(self, id: int, references: int) -> l
 }  // namespace
 
 void bind_store(nb::module_& m) {
-    nb::class_<ByteRingSegment>(m, "ByteRingSegment", "The shared memory of a ring of bytes.")
+    nb::class_<ByteRingSegment, HeldSegment>(m, "ByteRingSegment", "The shared memory of a ring of bytes.")
         .def_static("create", &ByteRingSegment::create, "bytes"_a, "id"_a, "name"_a,
                     "Makes a segment, of which the first piece is reserved; sweeps what the dead left first.")
         .def_static("attach", &ByteRingSegment::attach, "bytes"_a, "name"_a)
-        .def_prop_ro("name", [](const ByteRingSegment& self) { return self.segment().name(); })
-        .def_prop_ro("size", [](const ByteRingSegment& self) { return self.segment().bytes(); })
-        .def_prop_ro("is_open", [](const ByteRingSegment& self) { return self.segment().is_open(); })
         .def("check", &ByteRingSegment::check, "Raises if it is closed or a parent process's.")
-        .def("whole", &ByteRingSegment::whole, nb::sig("def whole(self) -> memoryview"))
         .def("view", &ByteRingSegment::view, "offset"_a, "bytes"_a,
              nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))
         .def("read_header", &ByteRingSegment::read_header, "offset"_a,
@@ -80,17 +74,12 @@ void bind_store(nb::module_& m) {
              nb::sig("def free(self, most: int, is_free: collections.abc.Callable[[int, int, int], bool]) -> list[int]"),
              "Frees from the oldest on while `is_free(id, offset, bytes)`, of its data, says so.")
         .def("clear", &ByteRingSegment::clear, "Forgets all chunks.")
-        .def("writing", &ByteRingSegment::writing, "call"_a, "A block around a call of the writer.")
         .def("close", &ByteRingSegment::close)
         .def("abandon", &ByteRingSegment::abandon);
 
     nb::class_<NoRoom>(m, "NoRoom", "Why a chunk has no place.")
         .def(nb::init<bool>(), "is_obstructed"_a = false)
         .def_ro("is_obstructed", &NoRoom::is_obstructed, "Does somebody still read what was cleared there?");
-
-    nb::class_<WriterCall>(m, "WriterCall", "A block of ByteRingSegment.writing: ConcurrentUse while there is another one.")
-        .def("__enter__", &WriterCall::enter)
-        .def("__exit__", &WriterCall::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none());
 
     m.def("copy_parts", &copy_parts, "target"_a, "offset"_a, "parts"_a, "bytes"_a,
           "Copies `parts`, of so many bytes together, to `target[offset:]`; large ones without the GIL.");
@@ -106,8 +95,8 @@ void bind_store(nb::module_& m) {
         "attach",
         [](const ByteRingSegment& ring, std::uint64_t n_readers, std::uint64_t max_object_size) {
             ring.check();
-            const auto table = store::ObjectTable::find(ring.segment(), ring.ring_bytes(), n_readers, max_object_size);
-            return new BoundStoreReader(store::StoreReader::join(ring.segment(), table));
+            const auto table = store::ObjectTable::find(*ring.segment(), ring.ring_bytes(), n_readers, max_object_size);
+            return new BoundStoreReader(store::StoreReader::join(*ring.segment(), table));
         },
         "ring"_a, "n_readers"_a, "max_object_size"_a, "Takes the next free place.");
     bind_end(reader);
@@ -120,7 +109,7 @@ void bind_store(nb::module_& m) {
                   ring.check();
                   const store::StoreGeometry g{n_readers, max_objects, max_object_size};
                   return new BoundStoreWriter(
-                      store::StoreWriter::create(ring.segment(), ring.ring_bytes(), g, to_secret(secret), unlink_when_complete));
+                      store::StoreWriter::create(*ring.segment(), ring.ring_bytes(), g, to_array<store::Secret>(secret), unlink_when_complete));
               },
               "ring"_a, "n_readers"_a, "max_objects"_a, "max_object_size"_a, "secret"_a,
               "unlink_when_complete"_a, "Adds an object table to the ring's file.")

@@ -6,8 +6,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <algorithm>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -16,8 +14,7 @@
 #include "bindings/byte_views.hpp"
 #include "bindings/failures.hpp"
 #include "bindings/participant.hpp"
-#include "bindings/shared_buffer.hpp"
-#include "bindings/store_ring.hpp"
+#include "bindings/buffer.hpp"
 #include "store/object_reader.hpp"
 #include "store/store_reader.hpp"
 #include "store/store_writer.hpp"
@@ -38,39 +35,32 @@ inline std::optional<std::uint64_t> number_from(const char* name, nb::handle val
     return overflow == 0 && number >= 0 ? std::optional<std::uint64_t>(number) : std::nullopt;
 }
 
-inline store::Secret to_secret(const nb::bytes& text) {
-    store::Secret secret{};
-    if (text.size() != secret.size()) raise_error("InvalidArgument", "the secret of a storage has 32 bytes");
-    std::memcpy(secret.data(), text.c_str(), secret.size());
-    return secret;
-}
-
 // Its bytes stay what they are until this and every buffer that was made of it are gone.
 class PinnedObject {
 public:
-    PinnedObject(const std::shared_ptr<ObjectReader>& end, const Object& object)
-        : end_(end),
-          ring_(end->table().ring_mapping()),
+    PinnedObject(const std::shared_ptr<ObjectReader>& end, std::shared_ptr<os::Mapping> shown, const Object& object)
+        : ring_(end->table().ring_mapping()),
+          shown_(std::move(shown)),
           object_(object),
-          lease_(nullptr, [end = std::weak_ptr(end), object](void*) {
+          lease_(nullptr, [end = std::weak_ptr(end), ring = ring_, shown = shown_, object](void*) {
               if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->unpin(object);
           }) {}
 
     // Metadata and data, read-only.
     nb::object data() const {
-        return view_of(nb::cast(
-            SharedBuffer(ring_, object_.offset + store::kCountBytes, object_.size - store::kCountBytes, lease_)));
+        std::byte* const at = shown_->base() + object_.offset + store::kCountBytes;
+        return view_of(nb::cast(Buffer(lease_, at, object_.size - store::kCountBytes, true)));
     }
-    nb::object count() const { return view_of(nb::cast(SharedBuffer(ring_, object_.offset, store::kCountBytes))); }
-    ViewLease lease() const { return {lease_, ring_->base() + object_.offset, object_.size}; }
+    nb::object count() const { return shared_view(ring_, object_.offset, store::kCountBytes); }
+    ViewLease lease() const { return {lease_, shown_->base() + object_.offset, object_.size}; }
     const Object& object() const noexcept { return object_; }
 
     // Buffers that still exist keep it.
     void release() noexcept { lease_.reset(); }
 
 private:
-    std::weak_ptr<ObjectReader> end_;
     std::shared_ptr<os::Mapping> ring_;
+    std::shared_ptr<os::Mapping> shown_;
     Object object_;
     std::shared_ptr<void> lease_;
 };
@@ -98,9 +88,10 @@ public:
         const auto at = number_from("address", address);
         const auto number = number_from("monotonic_id", id);
         if (!at || !number || *at / 2 >= end.table().ring_bytes() || *number >= store::kIdEnd) return std::nullopt;
+        std::shared_ptr<os::Mapping> shown = end.shown();  // first: whatever fails here leaves nothing pinned
         const auto object = end.pin(*at, static_cast<std::uint32_t>(*number));
         if (!object) return std::nullopt;
-        return PinnedObject(core_, *object);
+        return PinnedObject(core_, std::move(shown), *object);
     }
 
     // Was all that was read of it until now its own?
@@ -155,16 +146,27 @@ public:
         core_.reset();  // the only owner: what is pinned still cannot touch the pins of a successor
     }
 
-protected:
-    // A read is over; `count_in_table(object)`: what it is there. False, and not counted, if it was not all the object's.
-    template <class CountInTable>
-    bool end_read(const PinnedObject& pinned, CountInTable&& count_in_table) const {
+    // A read is over; counted if it `counts`. False, and nothing has changed, if it was not all the object's.
+    bool finish_read(const PinnedObject& pinned, bool counts) const {
         if (!is_valid(pinned)) return false;
-        count_in_table(pinned.object());
+        if (counts) core().count(pinned.object());
         core().note_progress();
         return true;
     }
 
+    // One more read, of the object whose read count `view` shows.
+    void count(nb::handle view) const {
+        const ByteView bytes(view, ByteView::Access::write);
+        if (bytes.size() < store::kCountBytes) raise_error("InvalidArgument", "a read count has 4 bytes");
+        if (const auto object = object_of(bytes)) {
+            core().count(*object);
+            core().unpin(*object);
+        } else {
+            store::add_to_documented_count(static_cast<std::byte*>(bytes.data()));
+        }
+    }
+
+private:
     // The object whose read count `bytes` is, pinned.
     std::optional<Object> object_of(const ByteView& bytes) const {
         const store::ObjectTable& table = core().table();
@@ -179,46 +181,14 @@ protected:
         return core().pin(address, id);
     }
 
-    // `count_in_table(object)`: what a read by this participant is there.
-    template <class CountInTable>
-    void count_read(nb::handle view, CountInTable&& count_in_table) const {
-        const ByteView bytes(view, ByteView::Access::write);
-        if (bytes.size() < store::kCountBytes) raise_error("InvalidArgument", "a read count has 4 bytes");
-        if (const auto object = object_of(bytes)) {
-            count_in_table(*object);
-            core().unpin(*object);
-        } else {
-            store::add_to_documented_count(static_cast<std::byte*>(bytes.data()));
-        }
-    }
-
-private:
     std::shared_ptr<Core> core_;
 };
 
-class BoundStoreReader : public StoreEnd<store::StoreReader> {
-public:
-    using StoreEnd::StoreEnd;
-    void count(nb::handle view) const {
-        count_read(view, [&](const Object& object) { core().count(object); });
-    }
-    bool finish_read(const PinnedObject& pinned, bool /*stands_in*/) const {
-        return end_read(pinned, [&](const Object& object) { core().count(object); });
-    }
-};
+using BoundStoreReader = StoreEnd<store::StoreReader>;
 
 class BoundStoreWriter : public StoreEnd<store::StoreWriter> {
 public:
     using StoreEnd::StoreEnd;
-
-    void count(nb::handle view) const {
-        count_read(view, [&](const Object& object) { core().stand_in(object); });
-    }
-    bool finish_read(const PinnedObject& pinned, bool stands_in) const {
-        return end_read(pinned, [&](const Object& object) {
-            if (stands_in) core().stand_in(object);
-        });
-    }
 
     // Have the reads of object `id` reached `references` of every reader? The table knows; of bytes that are no object
     // of it, the count in them does.

@@ -10,10 +10,8 @@
 #include <system_error>
 #include <utility>
 
-#include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
-#include "bindings/segment_id.hpp"
-#include "bindings/shared_buffer.hpp"
+#include "bindings/held_segment.hpp"
 #include "core/sweep.hpp"
 #include "store/byte_ring.hpp"
 #include "store/byte_ring_writer.hpp"
@@ -23,42 +21,16 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// The block around a call of a ring's writer: one at a time. In C++, because a signal handler may raise between any two
-// steps of Python, and the turn would never end.
-class WriterCall {
-public:
-    WriterCall(std::shared_ptr<bool> is_on, std::string call) : is_on_(std::move(is_on)), call_(std::move(call)) {}
-    WriterCall(const WriterCall&) = delete;
-    WriterCall& operator=(const WriterCall&) = delete;
-    WriterCall(WriterCall&& other) noexcept = default;
-    ~WriterCall() { leave(); }
-
-    void enter() {
-        if (*is_on_) raise_error("ConcurrentUse", "another call of the writer is under way; " + call_ + " changed nothing");
-        *is_on_ = is_mine_ = true;
-    }
-    void exit(nb::handle /*kind*/, nb::handle /*error*/, nb::handle /*traceback*/) noexcept { leave(); }
-
-private:
-    void leave() noexcept {
-        if (is_mine_) *is_on_ = is_mine_ = false;
-    }
-
-    std::shared_ptr<bool> is_on_;
-    std::string call_;
-    bool is_mine_ = false;
-};
-
 // Why a chunk has no place, for who makes an error of it.
 struct NoRoom {
     bool is_obstructed;  // where it would lie somebody still reads what was cleared
 };
 
 // Offsets and sizes come from Python, which knows them to lie in the ring.
-class ByteRingSegment {
+class ByteRingSegment : public HeldSegment {
 public:
     static ByteRingSegment create(std::uint64_t bytes, const nb::bytes& id, const std::string& name) {
-        const core::SegmentId segment_id = to_id(id);
+        const core::SegmentId segment_id = to_array<core::SegmentId>(id);
         check_memory_for(bytes);
         const WithoutGil no_gil;
         core::sweep_dead_segments();
@@ -78,23 +50,17 @@ public:
         return {core::Segment::attach(name, store::plan_of(bytes), std::nullopt, std::nullopt), bytes, 0};
     }
 
-    core::Segment& segment() const noexcept { return *segment_; }
     std::uint64_t ring_bytes() const noexcept { return bytes_; }
 
     // Raises unless it may be used: not closed, not a parent's.
     void check() const {
         if (!segment_->is_own()) raise_failure(nb::none(), "wrong_process");
-        if (!segment_->is_open()) raise_error("Closed", "this ring is closed");
+        check_open();
     }
 
-    nb::object whole() const {
-        check();
-        const auto& mapping = segment_->mapping();
-        return view_of(nb::cast(SharedBuffer(mapping, 0, mapping->bytes())));
-    }
     nb::object view(std::uint64_t offset, std::uint64_t bytes) const {
         check();
-        return view_of(nb::cast(SharedBuffer(segment_->mapping(), offset, bytes)));
+        return shared_view(segment_->mapping(), offset, bytes);
     }
     nb::tuple read_header(std::uint64_t offset) const {
         check();
@@ -165,8 +131,6 @@ public:
         return found;
     }
 
-    WriterCall writing(std::string call) const { return {is_writing_, std::move(call)}; }
-
     void close() const {
         const auto alone = until_unused();
         segment_->close();
@@ -178,7 +142,7 @@ public:
 
 private:
     ByteRingSegment(std::shared_ptr<core::Segment> segment, std::uint64_t bytes, std::uint64_t reserved)
-        : segment_(std::move(segment)),
+        : HeldSegment(std::move(segment)),
           bytes_(bytes),
           space_(std::make_shared<store::RingSpace>(*segment_, bytes, reserved)),
           writer_(std::make_shared<store::ByteRingWriter>(bytes)) {}
@@ -188,12 +152,10 @@ private:
         return segment_->is_own() ? std::unique_lock(*in_use_) : std::unique_lock<std::mutex>();
     }
 
-    std::shared_ptr<core::Segment> segment_;
     std::shared_ptr<std::mutex> in_use_ = std::make_shared<std::mutex>();  // while it grows, without the GIL
     std::uint64_t bytes_;
     std::shared_ptr<store::RingSpace> space_;
     std::shared_ptr<store::ByteRingWriter> writer_;
-    std::shared_ptr<bool> is_writing_ = std::make_shared<bool>(false);
 };
 
 }  // namespace memlane::bindings

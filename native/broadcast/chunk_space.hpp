@@ -26,8 +26,6 @@ public:
         reserved_[chunk] = to;
     }
 
-    void ensure_all(core::Segment& segment, std::uint64_t chunk) { ensure(segment, chunk, geometry_.max_chunk_bytes); }
-
 private:
     RingGeometry geometry_;
     std::vector<std::uint64_t> reserved_;

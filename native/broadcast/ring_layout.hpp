@@ -69,8 +69,7 @@ struct ChunkDescriptor {
     std::uint64_t length;
     std::uint64_t extent_offset;
     std::uint64_t extent_bytes;
-    std::int64_t published_ns;  // CLOCK_MONOTONIC
-    std::uint64_t reserved_1[2];
+    std::uint64_t reserved_0[3];
 };
 static_assert(sizeof(ChunkDescriptor) == 64);
 

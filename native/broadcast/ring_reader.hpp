@@ -8,30 +8,24 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
-#include "broadcast/chunk_space.hpp"
 #include "broadcast/lease.hpp"
-#include "broadcast/ring_layout.hpp"
+#include "broadcast/ring_end.hpp"
 #include "core/participants.hpp"
 #include "core/status.hpp"
 #include "core/wait.hpp"
 
 namespace memlane::broadcast {
 
-class RingReader {
+class RingReader : public RingEnd {
 public:
     // `reserved_bytes`: as the creator reserved of every chunk, 0 where that is not known. `first`: position of the
     // writer's first message.
     RingReader(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::size_t reader,
                std::uint64_t reserved_bytes = 0, std::uint64_t first = 0)
-        : segment_(std::move(segment)),
-          ring_(*segment_, geometry),
-          participants_(*segment_),
-          space_(geometry, reserved_bytes),
-          reader_(reader),
-          spinner_(1 + geometry.n_reader, os::usable_cores()),
-          position_(first) {
+        : RingEnd(std::move(segment), geometry, 1 + reader, reserved_bytes, first), reader_(reader) {
         const core::SlotState before = participants_.state(slot());
         if (before != core::SlotState::absent)
             throw core::RankTaken(before == core::SlotState::released
@@ -41,24 +35,85 @@ public:
         participants_.join(slot(), os::own_identity());
     }
 
-    const Ring& ring() const noexcept { return ring_; }
-    core::Segment& segment() const noexcept { return *segment_; }
-    const core::Participants& participants() const noexcept { return participants_; }
-    std::size_t slot() const noexcept { return 1 + reader_; }
-    std::uint64_t position() const noexcept { return position_; }
-    const std::byte* chunk() const noexcept { return ring_.data(ring_.chunk_at(position_)); }
+    struct Place {
+        std::shared_ptr<os::Mapping> mapping;
+        std::byte* begin;
+    };
+
+    // The next message, between begin() and finish() or keep(). Dropped before that, it is still the next.
+    class Sample {
+    public:
+        Sample(Sample&&) noexcept = default;
+        Sample& operator=(Sample&&) noexcept = default;
+
+        std::uint64_t position() const noexcept { return end_->position_; }
+        std::byte* chunk() const noexcept { return end_->ring_.data(end_->ring_.chunk_at(position())); }
+
+        // What memlane's writer says of it; none if a process filled it by the documented part alone, or if what it says
+        // cannot be. A private copy: it cannot change any more.
+        std::optional<ChunkDescriptor> descriptor() const {
+            const Ring& ring = end_->ring_;
+            const auto d = core::private_copy(ring.descriptor(ring.chunk_at(position())));
+            if (d.turn != ring.turn_at(position())) return std::nullopt;
+            if (d.extent_bytes == 0) return d.length <= ring.geometry().max_chunk_bytes ? std::optional(d) : std::nullopt;
+            const os::FileFacts file = os::facts_of(end_->segment_->file());
+            const bool lies_in_the_file = d.extent_offset <= file.bytes && d.length <= file.bytes - d.extent_offset;
+            // What was written has its space: nobody is made to allocate for a message that is not there.
+            return lies_in_the_file && d.length <= file.allocated ? std::optional(d) : std::nullopt;
+        }
+
+        // Whoever reads beyond what was written, or believes a wrong length, touches pages that may have no space yet:
+        // takes it first.
+        void ensure(std::uint64_t bytes) const { end_->space_.ensure(*end_->segment_, end_->ring_.chunk_at(position()), bytes); }
+
+        // A private copy of a part of the message that `d` describes; false if it is not there.
+        bool copy_out(const ChunkDescriptor& d, std::uint64_t offset, std::uint64_t bytes, void* to) const {
+            if (offset > d.length || bytes > d.length - offset) return false;
+            if (d.extent_bytes > 0) return os::read_at(end_->segment_->file(), to, bytes, d.extent_offset + offset);
+            core::copy_privately(to, chunk() + offset, bytes);
+            return true;
+        }
+
+        // Where the message that `d` describes lies in memory, as long as the mapping is kept; none if it is not there. The
+        // memory is read-only for everybody in this process, because other readers see it, too.
+        std::optional<Place> place(const ChunkDescriptor& d) const { return end_->place_of(d); }
+
+        // The extent of the message, to be kept when the chunk is given back; none if it cannot be lent, or this process
+        // has no place for it.
+        std::unique_ptr<Lease> lease(const ChunkDescriptor& d) const { return end_->lease_of(d); }
+
+        // Gives the chunk back.
+        void finish(std::uint64_t length) noexcept {
+            RingReader& end = *std::exchange(end_, nullptr);
+            end.give_back(end.advance(length));
+        }
+
+        // Gives it back only at release_held() of the position that is returned.
+        std::uint64_t keep(std::uint64_t length) {
+            end_->held_.push_back({position(), os::monotonic_now()});
+            end_->count_views();
+            return std::exchange(end_, nullptr)->advance(length);
+        }
+
+    private:
+        friend class RingReader;
+        explicit Sample(RingReader& end) noexcept : end_(&end) {}
+
+        RingReader* end_;
+    };
 
     // Takes the next chunk if it is there.
-    core::Outcome begin_nowait() {
+    core::Taken<Sample> begin_nowait() {
         if (is_stopping()) return {core::Status::closed};
-        return is_published() ? core::Outcome{core::Status::ok} : core::Outcome{core::Status::would_block};
+        if (!is_published()) return {core::Status::would_block};
+        return Sample(*this);
     }
 
     // The same, waiting for the writer. What it published before it closed or died comes first. `look(reason)` is
     // called without any lock held, ever more rarely if the caller allows slices up to `longest`, unless a process
     // that knows the documented part alone has written what came before: it wakes nobody.
     template <class Look>
-    core::Outcome begin(os::Deadline deadline, Look&& look, os::Nanoseconds longest = core::kSlice) {
+    core::Taken<Sample> begin(os::Deadline deadline, Look&& look, os::Nanoseconds longest = core::kSlice) {
         const core::Waiting waiting(own());
         const core::WaitPoint point{&ring_.waits().published, &ring_.parked_readers()[reader_]};
         const core::WaitResult result = core::wait_until(
@@ -76,92 +131,17 @@ public:
         if (is_stopping()) return {core::Status::closed};
         // In this order: what the writer published before it closed is then seen, even if both came since the wait.
         const bool writer_closed = has_writer_closed();
-        if (is_published()) return {core::Status::ok};
+        if (is_published()) return Sample(*this);
         if (writer_closed) return {core::Status::peer_closed, 0};
         if (is_writer_dead_) return {core::Status::peer_died, 0};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         return {core::Status::timed_out};
     }
 
-    // What memlane's writer says of the taken chunk; none if a process filled it by the documented part alone, or
-    // if what it says cannot be. A private copy: it cannot change any more.
-    std::optional<ChunkDescriptor> descriptor() const {
-        const auto d = core::private_copy(ring_.descriptor(ring_.chunk_at(position_)));
-        if (d.turn != ring_.turn_at(position_)) return std::nullopt;
-        if (d.extent_bytes == 0)
-            return d.length <= ring_.geometry().max_chunk_bytes ? std::optional(d) : std::nullopt;
-        const os::FileFacts file = os::facts_of(segment_->file());
-        const bool lies_in_the_file = d.extent_offset <= file.bytes && d.length <= file.bytes - d.extent_offset;
-        // What was written has its space: nobody is made to allocate for a message that is not there.
-        return lies_in_the_file && d.length <= file.allocated ? std::optional(d) : std::nullopt;
-    }
-
-    // A private copy of a part of the message that `d` describes; false if it is not there.
-    bool copy_out(const ChunkDescriptor& d, std::uint64_t offset, std::uint64_t bytes, void* to) const {
-        if (offset > d.length || bytes > d.length - offset) return false;
-        if (d.extent_bytes > 0) return os::read_at(segment_->file(), to, bytes, d.extent_offset + offset);
-        core::copy_privately(to, chunk() + offset, bytes);
-        return true;
-    }
-
-    // Where the message that `d` describes lies in memory, as long as the mapping is kept; none if it is not there.
-    struct Place {
-        std::shared_ptr<os::Mapping> mapping;
-        std::uint64_t offset;
-    };
-    std::optional<Place> place(const ChunkDescriptor& d) {
-        if (d.extent_bytes == 0)
-            return Place{segment_->mapping(), ring_.chunk_at(position_) * ring_.geometry().max_chunk_bytes};
-        if (!has_its_space(d)) return std::nullopt;
-        const std::uint64_t begin = segment_->bytes();  // not as the header says it: a peer may have been there
-        const std::uint64_t end = d.extent_offset + d.length;
-        if (d.extent_offset < begin) return std::nullopt;
-        // Kept for the next message, and made twice as long when it is too short: addresses cost nothing.
-        if (!behind_ || begin + behind_->bytes() < end) {
-            const std::uint64_t had = behind_ ? behind_->bytes() : 0;
-            const std::uint64_t bytes = core::align_up(std::max(end - begin, 2 * had), core::kPage);
-            behind_ = segment_->with_memory(bytes, [&] { return std::make_shared<os::Mapping>(segment_->file(), bytes, begin); });
-        }
-        return Place{behind_, d.extent_offset - begin};
-    }
-
-    // The extent of the taken message, to be kept when the chunk is given back; none if it cannot be lent, or this process
-    // has no place for it.
-    std::unique_ptr<Lease> lease(const ChunkDescriptor& d) {
-        const std::uint64_t begin = segment_->bytes();
-        if (os::Mapping::page_bytes() != core::kPage) return nullptr;  // extents are of pages of that size
-        if (d.lease == 0 || d.lease > ring_.geometry().leases() || d.extent_offset < begin || d.extent_offset % core::kPage != 0)
-            return nullptr;
-        const std::uint64_t at = d.extent_offset - begin;
-        const std::uint64_t bytes = core::align_up(d.length, core::kPage);
-        try {
-            if (!lent_ || lent_->bytes() < at + bytes)
-                lent_ = std::make_shared<os::PrivateMapping>(segment_->file(), std::max(kLentWindow, at + bytes), begin);
-            if (!lent_->drop_copies(at, bytes)) return nullptr;
-            if (!has_its_space(d)) return nullptr;
-            return std::make_unique<Lease>(ring_, d.lease - 1, reader_, lent_, at, bytes);
-        } catch (const std::system_error&) {
-            return nullptr;
-        }
-    }
-
     // Before the place is given up.
     void own_leases() noexcept { broadcast::own_leases(ring_, reader_); }
 
-    // Whoever reads beyond what was written, or believes a wrong length, touches pages that may have no space yet:
-    // takes it first.
-    void ensure(std::uint64_t bytes) { space_.ensure(*segment_, ring_.chunk_at(position_), bytes); }
-    void ensure_whole_chunk() { ensure(ring_.geometry().max_chunk_bytes); }
-
-    // Gives the taken chunk back and goes on to the next.
-    void finish(std::uint64_t length) noexcept { give_back(advance(length)); }
-
-    // Goes on to the next chunk, but keeps this one until release_held() of the position that is returned.
-    std::uint64_t hold(std::uint64_t length) {
-        held_.push_back({position_, os::monotonic_now()});
-        count_views();
-        return advance(length);
-    }
+    // Gives back the chunk that a sample of that position kept.
     void release_held(std::uint64_t position) noexcept {
         if (std::erase_if(held_, [&](const Held& held) { return held.position == position; }) == 0) return;
         count_views();
@@ -172,20 +152,6 @@ public:
         return std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
             return ring_.chunk_at(held.position) == ring_.chunk_at(position_);
         });
-    }
-
-    // Ends a wait in another thread; every later one ends at once.
-    void stop_waiting() noexcept {
-        core::store_relaxed(closing_, true);  // `wake` makes it visible
-        core::wake_always(&ring_.waits().published);
-        core::wake_always(&segment_->header().membership);
-    }
-    bool is_stopping() const noexcept { return core::load_relaxed(closing_); }
-
-    // The writer stops waiting for this reader.
-    void announce_close() noexcept {
-        participants_.leave(slot());
-        core::wake_always(&ring_.waits().consumed);
     }
 
 private:
@@ -204,6 +170,42 @@ private:
         if (checked < d.length && !os::has_space(segment_->file(), d.extent_offset, d.length)) return false;
         checked = std::max(checked, d.length);
         return true;
+    }
+
+    std::optional<Place> place_of(const ChunkDescriptor& d) {
+        const RingGeometry& g = ring_.geometry();
+        std::uint64_t begin = ring_.chunk_at(position_) * g.max_chunk_bytes;
+        if (d.extent_bytes > 0) {
+            begin = d.extent_offset;
+            // Not as the header says it: a peer may have been there.
+            if (begin < segment_->bytes() || !has_its_space(d)) return std::nullopt;
+        }
+        const std::uint64_t end = begin + d.length;
+        // Kept for the next message, and made twice as long when it is too short: addresses cost nothing.
+        if (!shown_ || shown_->bytes() < end) {
+            const std::uint64_t bytes = std::max(end, shown_ ? 2 * shown_->bytes() : g.metadata_offset());
+            shown_ = segment_->with_memory(
+                bytes, [&] { return std::make_shared<os::Mapping>(segment_->file(), bytes, 0, os::Mapping::Access::read); });
+        }
+        return Place{shown_, shown_->base() + begin};
+    }
+
+    std::unique_ptr<Lease> lease_of(const ChunkDescriptor& d) {
+        const std::uint64_t begin = segment_->bytes();
+        if (os::Mapping::page_bytes() != core::kPage) return nullptr;  // extents are of pages of that size
+        if (d.lease == 0 || d.lease > ring_.geometry().leases() || d.extent_offset < begin || d.extent_offset % core::kPage != 0)
+            return nullptr;
+        const std::uint64_t at = d.extent_offset - begin;
+        const std::uint64_t bytes = core::align_up(d.length, core::kPage);
+        try {
+            if (!lent_ || lent_->bytes() < at + bytes)
+                lent_ = std::make_shared<os::PrivateMapping>(segment_->file(), std::max(kLentWindow, at + bytes), begin);
+            if (!lent_->drop_copies(at, bytes)) return nullptr;
+            if (!has_its_space(d)) return nullptr;
+            return std::make_unique<Lease>(ring_, d.lease - 1, reader_, lent_, at, bytes);
+        } catch (const std::system_error&) {
+            return nullptr;
+        }
     }
 
     core::ParticipantSlot& own() const noexcept { return participants_.slot(slot()); }
@@ -252,24 +254,14 @@ private:
         return core::load_acquire(ring_.written(chunk)) != 0;
     }
 
-    bool has_writer_closed() const noexcept { return participants_.state(0) == core::SlotState::closed; }
-
     bool is_writer_dead() const { return participants_.presence(0) == core::Presence::dead; }
 
-    std::shared_ptr<core::Segment> segment_;
-    Ring ring_;
-    core::Participants participants_;
-    ChunkSpace space_;
     std::size_t reader_;
-    core::Spinner spinner_;
-    os::Nanoseconds last_look_ = 0;  // whether the writer lives
-    bool is_writer_dead_ = false;    // as that look found
-    std::uint64_t position_;
+    bool is_writer_dead_ = false;  // as the last look found
     std::vector<Held> held_;                // chunks that this reader keeps because something refers to them
-    std::shared_ptr<os::Mapping> behind_;  // of the file behind the ring, once a view of an extent was asked for
-    std::shared_ptr<os::PrivateMapping> lent_;  // the same, private, once a message was lent
+    std::shared_ptr<os::Mapping> shown_;        // of chunks and extents, read-only, once a view was asked for
+    std::shared_ptr<os::PrivateMapping> lent_;  // of extents, private, once a message was lent
     std::map<std::uint64_t, std::uint64_t> checked_;  // places of messages, and how many bytes there have their space
-    bool closing_ = false;  // atomic: set by another thread
 };
 
 }  // namespace memlane::broadcast

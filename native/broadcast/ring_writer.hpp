@@ -7,21 +7,18 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
-#include "broadcast/chunk_space.hpp"
 #include "broadcast/extents.hpp"
 #include "broadcast/pool.hpp"
-#include "broadcast/ring_layout.hpp"
-#include "core/participants.hpp"
-#include "core/status.hpp"
-#include "core/wait.hpp"
+#include "broadcast/ring_end.hpp"
 
 namespace memlane::broadcast {
 
-class RingWriter {
+class RingWriter : public RingEnd {
 public:
-    static constexpr std::size_t kSlot = 0;
+    static constexpr std::size_t kSlot = kWriterSlot;
     // How often a writer that never blocks asks for the dead: a quarter of the promised second, so that the first
     // call later than a second after a death always finds it.
     static constexpr os::Nanoseconds kLookInterval = 250 * os::kMillisecond;
@@ -36,89 +33,69 @@ public:
     // 64 bits is reached by no ring that begins at 0 (58,000 years at 10 million messages a second), and by tests.
     RingWriter(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved_bytes,
                std::uint64_t pool_bytes = 0, std::uint64_t first = 0)
-        : segment_(std::move(segment)),
-          ring_(*segment_, geometry),
-          participants_(*segment_),
-          spinner_(1 + geometry.n_reader, os::usable_cores()),
-          space_(geometry, reserved_bytes),
+        : RingEnd(std::move(segment), geometry, kSlot, reserved_bytes, first),
           pool_(segment_, pool_bytes),
           extents_(pool_.begin(), pool_.bytes(), os::Mapping::page_bytes() == core::kPage ? geometry.leases() : 0),
-          readers_(geometry.n_reader, Reader::expected),
-          last_look_(os::monotonic_now()),
-          position_(first) {
+          readers_(geometry.n_reader, Reader::expected) {
+        last_look_ = os::monotonic_now();
         participants_.join(kSlot, os::own_identity());
     }
 
-    const Ring& ring() const noexcept { return ring_; }
-    core::Segment& segment() const noexcept { return *segment_; }
-    const core::Participants& participants() const noexcept { return participants_; }
-    std::uint64_t position() const noexcept { return position_; }
-    std::byte* chunk() const noexcept { return ring_.data(ring_.chunk_at(position_)); }
+    // The next chunk, between begin() and publish(). Dropped before that, there never was a message: begin() gives it again.
+    class Claim {
+    public:
+        Claim(Claim&&) noexcept = default;
+        Claim& operator=(Claim&&) noexcept = default;
+
+        std::byte* chunk() const noexcept { return writer_->ring_.data(writer_->ring_.chunk_at(writer_->position_)); }
+
+        // Writes a message that does not fit the chunk behind the ring. `fill(writer)` puts its parts by an ExtentWriter and
+        // returns 0 or an errno. With `lends` readers may keep it beyond its turn, if the pool has a place for that. While
+        // space is short it waits for older turns; ShmExhausted if there are none to wait for.
+        template <class Fill, class Look>
+        core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look, bool lends = false) {
+            return writer_->spill(*this, bytes, deadline, fill, look, lends);
+        }
+
+        // Makes the chunk visible to all readers at once.
+        void publish(ChunkKind kind, std::uint64_t length) noexcept {
+            std::exchange(writer_, nullptr)->publish(*this, kind, length);
+        }
+
+    private:
+        friend class RingWriter;
+        Claim(RingWriter& writer, os::Nanoseconds began) noexcept : writer_(&writer), began_(began) {}
+
+        RingWriter* writer_;
+        os::Nanoseconds began_;
+        Extent extent_{};  // none of a message in the chunk
+    };
 
     // Has the next chunk its space for so many bytes? To take it may last.
     bool has_space(std::uint64_t bytes) const noexcept { return space_.has(ring_.chunk_at(position_), bytes); }
 
     // Gets the next chunk ready for `bytes` bytes, if it is free. Throws ShmExhausted if there is no space for them.
-    core::Outcome begin_nowait(std::uint64_t bytes) {
+    core::Taken<Claim> begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};
-        began_ = os::monotonic_now();
-        if (began_ - last_look_ >= kLookInterval) look_at_readers(began_);
+        const os::Nanoseconds now = os::monotonic_now();
+        if (now - last_look_ >= kLookInterval) look_at_readers(now);
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
         if (!is_free()) return {core::Status::would_block};
-        return start(bytes);
+        return start(bytes, now);
     }
 
     // The same, waiting for the readers. `look(reason)` is called without any lock held at least every 100 ms.
     template <class Look>
-    core::Outcome begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
+    core::Taken<Claim> begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
         const core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
         if (outcome.status != core::Status::ok) return outcome;
-        began_ = os::monotonic_now();
-        return start(bytes);
+        return start(bytes, os::monotonic_now());
     }
 
     // Waits until every reader has finished with the message at `position`, one of those published.
     template <class Look>
     core::Outcome wait_until_read(std::uint64_t position, os::Deadline deadline, Look&& look) {
         return wait_for_readers([&] { return is_over(position); }, deadline, look);
-    }
-
-    // After begin(): writes a message that does not fit the chunk behind the ring. `fill(writer)` puts its parts by an
-    // ExtentWriter and returns 0 or an errno. With `lends` readers may keep it beyond its turn, if the pool has a place for
-    // that. While space is short it waits for older turns; ShmExhausted if there are
-    // none to wait for.
-    template <class Fill, class Look>
-    core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look, bool lends = false) {
-        const os::FileDescriptor& file = segment_->file();
-        for (;;) {
-            reclaim();
-            // Asks before it writes: filling the file system to its brim only to fail would hurt everybody else.
-            int error = ENOSPC;
-            const std::uint64_t free = os::free_bytes(file);
-            if (bytes <= free || bytes - free <= extents_.warm_bytes()) {
-                if (extents_.fits_if_trimmed(bytes)) extents_.trim(file);
-                const Extent extent = extents_.take(bytes, position_, lends && may_lend(bytes));
-                ExtentWriter writer = pool_.writer(extent, bytes);
-                error = pool_.lengthen_file(extent);
-                if (error == 0) error = fill(writer);
-                if (error == 0) {
-                    writer.finish();
-                    if (extents_.is_in_pool(extent)) pool_.keep(extent);
-                    const bool was_idle = is_idle(began_);
-                    last_spill_ = began_;
-                    if (was_idle || free < os::total_bytes(file) / 8) extents_.trim(file);
-                    spilled_ = extent;  // last: a message that was not sent must not lend its extent to the next
-                    return {core::Status::ok};
-                }
-                extents_.cancel(file);
-                if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
-            }
-            if (extents_.trim(file)) continue;
-            const bool can_ever_fit = error == ENOSPC && bytes <= os::total_bytes(file);
-            if (!extents_.in_use() || !can_ever_fit) throw core::ShmExhausted(error, bytes, free);
-            const core::Outcome outcome = wait_for_readers([&] { return reclaim(); }, deadline, look);
-            if (outcome.status != core::Status::ok) return outcome;
-        }
     }
 
     // Is there a place for a message that is to be lent, though it would fit its chunk?
@@ -141,35 +118,6 @@ public:
     // A death that another call has found must not be missed by the next begin_nowait().
     void look_at_next_begin() noexcept { last_look_ = 0; }
 
-    // Makes the chunk that begin() gave visible to all readers at once.
-    void publish(ChunkKind kind, std::uint64_t length) noexcept {
-        const std::uint64_t chunk = ring_.chunk_at(position_);
-        // Between begin() and here lies the copy: of a small object it is shorter than a look at the clock.
-        const bool is_short = kind != ChunkKind::raw && length < kShortCopy;
-        const os::Nanoseconds now = is_short ? began_ : os::monotonic_now();
-        ChunkDescriptor& d = ring_.descriptor(chunk);
-        d.kind = kind;
-        d.lease = spilled_.lease;
-        d.length = length;
-        d.extent_offset = spilled_.offset;
-        d.extent_bytes = spilled_.bytes;
-        d.published_ns = now;
-        d.turn = ring_.turn_at(position_);
-        for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
-            // Release, not relaxed: a reader that sees its flag fall must see `written` fallen before it, or it
-            // takes the chunk of the turn before for a new one.
-            SYNC_STORE(reset);
-            core::store_release<std::uint8_t>(ring_.consumed_by(chunk, r), 0);
-        }
-        SYNC_STORE(publish);
-        core::store_release<std::uint8_t>(ring_.written(chunk), 1);
-        if (spilled_.bytes > 0) core::add_single_writer<std::uint64_t>(participants_.slot(kSlot).spills, 1);
-        spilled_ = {};
-        ++position_;
-        count(length, now);
-        core::wake_parked(&ring_.waits().published, ring_.parked_readers());
-    }
-
     // Nobody waits for this reader any more. True also if it had closed or was released before; false, and nothing
     // changed, while a living process is there.
     bool release_reader(std::size_t reader) {
@@ -191,20 +139,6 @@ public:
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (!is_done(chunk, r)) slots.push_back(1 + r);
         return slots;
-    }
-
-    // Ends a wait in another thread; every later one ends at once.
-    void stop_waiting() noexcept {
-        core::store_relaxed(closing_, true);  // `wake` makes it visible
-        core::wake_always(&ring_.waits().consumed);
-        core::wake_always(&segment_->header().membership);
-    }
-    bool is_stopping() const noexcept { return core::load_relaxed(closing_); }
-
-    // Readers get what is published and then an end, instead of a death.
-    void announce_close() noexcept {
-        participants_.leave(kSlot);
-        core::wake_always(&ring_.waits().published);
     }
 
 private:
@@ -283,7 +217,7 @@ private:
         return {core::Status::ok};
     }
 
-    core::Outcome start(std::uint64_t bytes) {
+    core::Taken<Claim> start(std::uint64_t bytes, os::Nanoseconds now) {
         const std::uint64_t chunk = ring_.chunk_at(position_);
         try {
             space_.ensure(*segment_, chunk, bytes);
@@ -297,7 +231,66 @@ private:
         // until `reset`, whose release comes after.
         SYNC_STORE(retract);
         core::store_relaxed<std::uint8_t>(ring_.written(chunk), 0);
-        return {core::Status::ok};
+        return Claim(*this, now);
+    }
+
+    template <class Fill, class Look>
+    core::Outcome spill(Claim& claim, std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look, bool lends) {
+        const os::FileDescriptor& file = segment_->file();
+        for (;;) {
+            reclaim();
+            // Asks before it writes: filling the file system to its brim only to fail would hurt everybody else.
+            int error = ENOSPC;
+            const std::uint64_t free = os::free_bytes(file);
+            if (bytes <= free || bytes - free <= extents_.warm_bytes()) {
+                if (extents_.fits_if_trimmed(bytes)) extents_.trim(file);
+                const Extent extent = extents_.take(bytes, position_, lends && may_lend(bytes));
+                ExtentWriter writer = pool_.writer(extent, bytes);
+                error = pool_.lengthen_file(extent);
+                if (error == 0) error = fill(writer);
+                if (error == 0) {
+                    writer.finish();
+                    if (extents_.is_in_pool(extent)) pool_.keep(extent);
+                    last_spill_ = claim.began_;
+                    if (free < os::total_bytes(file) / 8) extents_.trim(file);
+                    claim.extent_ = extent;
+                    return {core::Status::ok};
+                }
+                extents_.cancel(file);
+                if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
+            }
+            if (extents_.trim(file)) continue;
+            const bool can_ever_fit = error == ENOSPC && bytes <= os::total_bytes(file);
+            if (!extents_.in_use() || !can_ever_fit) throw core::ShmExhausted(error, bytes, free);
+            const core::Outcome outcome = wait_for_readers([&] { return reclaim(); }, deadline, look);
+            if (outcome.status != core::Status::ok) return outcome;
+        }
+    }
+
+    void publish(const Claim& claim, ChunkKind kind, std::uint64_t length) noexcept {
+        const std::uint64_t chunk = ring_.chunk_at(position_);
+        // Between begin() and here lies the copy: of a small object it is shorter than a look at the clock.
+        const bool is_short = kind != ChunkKind::raw && length < kShortCopy;
+        const os::Nanoseconds now = is_short ? claim.began_ : os::monotonic_now();
+        ChunkDescriptor& d = ring_.descriptor(chunk);
+        d.kind = kind;
+        d.lease = claim.extent_.lease;
+        d.length = length;
+        d.extent_offset = claim.extent_.offset;
+        d.extent_bytes = claim.extent_.bytes;
+        d.turn = ring_.turn_at(position_);
+        for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
+            // Release, not relaxed: a reader that sees its flag fall must see `written` fallen before it, or it
+            // takes the chunk of the turn before for a new one.
+            SYNC_STORE(reset);
+            core::store_release<std::uint8_t>(ring_.consumed_by(chunk, r), 0);
+        }
+        SYNC_STORE(publish);
+        core::store_release<std::uint8_t>(ring_.written(chunk), 1);
+        if (claim.extent_.bytes > 0) core::add_single_writer<std::uint64_t>(participants_.slot(kSlot).spills, 1);
+        ++position_;
+        count(length, now);
+        core::wake_parked(&ring_.waits().published, ring_.parked_readers());
     }
 
     void look_at_readers(os::Nanoseconds now) {
@@ -325,20 +318,10 @@ private:
         core::add_single_writer(own.bytes, length);
     }
 
-    std::shared_ptr<core::Segment> segment_;
-    Ring ring_;
-    core::Participants participants_;
-    core::Spinner spinner_;
-    ChunkSpace space_;
     Pool pool_;
     Extents extents_;
     os::Nanoseconds last_spill_ = 0;
-    Extent spilled_{};  // of the message that is about to be published
     std::vector<Reader> readers_;
-    os::Nanoseconds last_look_;
-    os::Nanoseconds began_ = 0;  // when the chunk of the message under way was got
-    std::uint64_t position_;
-    bool closing_ = false;  // atomic: set by another thread
 };
 
 }  // namespace memlane::broadcast

@@ -18,9 +18,12 @@ inline std::string to_octal(mode_t mode) {
 }
 
 // `remedy` is what another user's file makes necessary.
-inline void check_access(const std::string& path, const os::FileFacts& facts, const char* remedy) {
+inline void check_owner(const std::string& path, const os::FileFacts& facts, const char* remedy) {
     if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
     if (facts.owner != ::geteuid()) throw SegmentForeign(path, facts.owner, remedy);
+}
+inline void check_access(const std::string& path, const os::FileFacts& facts, const char* remedy) {
+    check_owner(path, facts, remedy);
     if ((facts.mode & 07777) != 0600)
         throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
 }
@@ -29,6 +32,20 @@ inline void check_access(const std::string& path, const os::FileFacts& facts, co
 [[noreturn]] inline void throw_forbidden(const std::string& path, const char* remedy) {
     if (const auto facts = os::facts_at(path)) check_access(path, *facts, remedy);
     throw SegmentRefused(path + " may not be opened by this user");
+}
+
+// Of what is there, and is none of `kind`.
+[[noreturn]] inline void throw_unopened(const std::system_error& error, const std::string& path, const char* kind,
+                                        const char* remedy) {
+    switch (error.code().value()) {
+        case ELOOP: throw SegmentRefused(path + " is a symbolic link; " + kind + " never are");
+        case EACCES:
+        case EPERM: throw_forbidden(path, remedy);
+        case EISDIR:
+        case ENXIO:  // a socket
+        case ENODEV: throw SegmentRefused(path + " is not a regular file");
+        default: throw error;
+    }
 }
 
 }  // namespace memlane::core

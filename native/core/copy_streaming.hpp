@@ -5,7 +5,7 @@
 // prefetchers stop at the end of a page and start anew in the next. So eight pages are copied side by side, four lines
 // of each in turn, and the first line of each page that comes next is asked for ahead: blocks that lie anywhere are
 // copied as fast as one long array. Measured here, one thread, GB/s, memcpy of the same blocks -> this: 4 KiB 4.8 -> 7.8,
-// 64 KiB 6.1 -> 9.6 (one array of 512 MiB: 9.8). Four pages gave 6.5 and 8.4; wider registers than SSE2's nothing.
+// 64 KiB 6.1 -> 9.3 (one memcpy of 512 MiB: 9.8). Four pages gave 6.5 and 8.2; wider registers than SSE2's nothing.
 #pragma once
 
 #include <algorithm>
@@ -44,6 +44,9 @@ public:
         }
         std::memcpy(to, from, head);
         to += head, from += head, bytes -= head;
+        if (bytes >= kLong) {  // one copy that the prefetchers keep up with: 15.5 -> 17.7 GB/s, on an AMD EPYC
+            for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) copy_line(to, from);
+        }
         while (bytes >= kLine) {
             const std::size_t lane = bytes < kLane ? bytes / kLine * kLine : kLane;
             prefetch(from);
@@ -63,6 +66,7 @@ public:
 private:
     static constexpr std::size_t kLane = 4096;
     static constexpr std::size_t kLeast = 1024;  // below it the ends weigh too much
+    static constexpr std::size_t kLong = 256u << 10;
     static constexpr std::size_t kAbreast = 8;
     static constexpr std::size_t kQueue = 2 * kAbreast;
     static constexpr std::size_t kTurn = 4 * kLine;

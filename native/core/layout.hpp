@@ -56,17 +56,17 @@ struct SegmentHeader {
     std::uint64_t trailer_end;
     SegmentId id;
     std::uint64_t must_understand;
-    std::uint64_t may_ignore;
+    std::uint64_t reserved_0;
 
     System system;
     std::uint32_t section_count;
     Geometry geometry;  // meaning by system; a ring: n_reader, max_chunk_bytes, max_chunks, 0
-    std::int64_t created_ns;
+    std::uint64_t reserved_1;
     std::uint64_t space_each;  // a ring: bytes of every chunk that have had their space from the beginning; 0: not known
-    std::uint64_t reserved_0;
+    std::uint64_t reserved_2;
 
     std::uint32_t membership;  // futex word: somebody joined or left
-    std::uint32_t reserved_1[31];
+    std::uint32_t reserved_3[31];
 
     SectionEntry sections[kMaxSections];
 };
@@ -82,14 +82,13 @@ enum class SlotActivity : std::uint32_t { elsewhere = 0, waiting = 1 };
 
 struct ParticipantSlot {
     SlotState state;
-    std::uint32_t epoch;
+    std::uint32_t reserved_0;
     std::uint64_t pid;
     std::uint64_t start_ticks;
     std::uint64_t pid_namespace;
-    std::uint64_t joined_at;    // position at which it joined
-    std::uint32_t wake_method;  // 0: futex
+    std::uint32_t reserved_1[3];
     std::uint32_t absent_elsewhere;  // the writer's slot: readers without a slot, on other hosts, that have not attached
-    std::uint32_t reserved_0[4];
+    std::uint32_t reserved_2[4];
 
     std::uint64_t position;          // messages published or consumed
     std::int64_t last_progress_ns;   // CLOCK_MONOTONIC
@@ -99,9 +98,10 @@ struct ParticipantSlot {
     std::uint64_t waits;   // calls that did not find at once what they came for
     std::uint64_t spills;  // messages that did not fit their place
     std::int64_t views_since_ns;  // when the oldest of them was taken; CLOCK_MONOTONIC
-    std::uint64_t reserved_2;
+    std::uint64_t reserved_3;
 };
 static_assert(sizeof(ParticipantSlot) == 128);
+static_assert(offsetof(ParticipantSlot, absent_elsewhere) == 44);
 static_assert(offsetof(ParticipantSlot, position) == 64);
 
 // Locks lie far beyond any byte of the file: one per participant, one shared by users that are no participants.

@@ -17,7 +17,6 @@
 #include "core/segment_header.hpp"
 #include "core/sync.hpp"
 #include "os/mapping.hpp"
-#include "os/process.hpp"
 
 namespace memlane::core {
 
@@ -289,15 +288,8 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
     try {
         s.file_ = os::open_existing(path);
     } catch (const std::system_error& error) {
-        switch (error.code().value()) {
-            case ENOENT: throw SegmentMissing(name, path + " does not exist; " + kWhyMissing);
-            case ELOOP: throw SegmentRefused(path + " is a symbolic link; segments never are");
-            case EACCES:
-            case EPERM: throw_forbidden(path, kOneUser);
-            case EISDIR: case ENXIO:  // a directory, a socket
-            case ENODEV: throw SegmentRefused(path + " is not a regular file");
-            default: throw;
-        }
+        if (error.code().value() == ENOENT) throw SegmentMissing(name, path + " does not exist; " + kWhyMissing);
+        throw_unopened(error, path, "segments", kOneUser);
     }
     const os::FileFacts facts = os::facts_of(s.file_);
     check_access(path, facts, kOneUser);

@@ -9,7 +9,6 @@
 
 #include "core/layout.hpp"
 #include "core/sync.hpp"
-#include "os/clock.hpp"
 #include "os/file.hpp"
 
 namespace memlane::core {
@@ -59,7 +58,6 @@ inline void fill_in(SegmentHeader& h, const SegmentPlan& plan, const SegmentId& 
     h.system = plan.system;
     h.section_count = static_cast<std::uint32_t>(sections.size());
     h.geometry = plan.geometry;
-    h.created_ns = os::monotonic_now();
     h.space_each = plan.space_each;
     std::copy(sections.begin(), sections.end(), h.sections);  // there may be none: not memcpy
     SYNC_STORE(header);

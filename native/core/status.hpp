@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
+#include <utility>
 
 namespace memlane::core {
 
@@ -18,6 +20,15 @@ enum class Status {
 struct Outcome {
     Status status = Status::ok;
     std::size_t slot = 0;  // of the peer, with peer_closed and peer_died
+};
+
+// The same of a call that takes something: what it took is there if the status is `ok`, and only then.
+template <class Loan>
+struct Taken : Outcome {
+    Taken(const Outcome& outcome) : Outcome(outcome) {}
+    Taken(Status why, std::size_t peer = 0) : Outcome{why, peer} {}
+    Taken(Loan taken) : loan(std::move(taken)) {}
+    std::optional<Loan> loan;
 };
 
 }  // namespace memlane::core

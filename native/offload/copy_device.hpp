@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/copy_check.hpp"
 #include "offload/copy_layout.hpp"
 
 namespace memlane::offload {

@@ -61,9 +61,9 @@ public:
         } catch (const std::system_error& error) {
             if (error.code().value() == ENOENT) return create() ? Entry::created : Entry::waiting;
             if (error.code().value() == EAGAIN) return wait(Entry::waiting, slice);  // somebody asks `is_open_elsewhere`
-            refuse(error);
+            core::throw_unopened(error, path_, "regions", kRemedy);
         }
-        check_owner(found);
+        core::check_owner(path_, os::facts_of(found), kRemedy);
         file_ = std::move(found);
         lock_ = core::LivenessLock(file_);
         SYNC_STEP(lock);
@@ -284,26 +284,7 @@ private:
         departure.removed_name = os::unlink_if_same(file_, path_);
     }
 
-    void check_owner(const os::FileDescriptor& found) const {
-        const os::FileFacts facts = os::facts_of(found);
-        if (!facts.is_regular()) throw core::SegmentRefused(path_ + " is not a regular file");
-        if (facts.owner != ::geteuid())
-            throw core::SegmentForeign(path_, facts.owner, kRemedy);
-    }
-
     static constexpr const char* kRemedy = "choose another instance_id, or run all its workers as one user";
-
-    [[noreturn]] void refuse(const std::system_error& error) const {
-        switch (error.code().value()) {
-            case ELOOP: throw core::SegmentRefused(path_ + " is a symbolic link; regions never are");
-            case EACCES:
-            case EPERM: core::throw_forbidden(path_, kRemedy);
-            case EISDIR:
-            case ENXIO:  // a socket
-            case ENODEV: throw core::SegmentRefused(path_ + " is not a regular file");
-            default: throw error;
-        }
-    }
 
     [[noreturn]] void throw_mismatch(const RegionGeometry& seen) const {
         std::set<std::int64_t> pids;

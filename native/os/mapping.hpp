@@ -18,12 +18,14 @@ inline void prefer_huge_pages(void* memory, std::size_t bytes) noexcept { ::madv
 
 class Mapping {
 public:
+    enum class Access { read, write };
+
     // `offset`: any; pages are as large as the machine has them. What lies beyond the file's end may be mapped, but not
     // touched before the file grows.
-    Mapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset = 0)
+    Mapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset = 0, Access access = Access::write)
         : before_(offset % page_bytes()), bytes_(bytes) {
-        void* first = ::mmap(nullptr, before_ + bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(),
-                             static_cast<off_t>(offset - before_));
+        const int protection = access == Access::write ? PROT_READ | PROT_WRITE : PROT_READ;
+        void* first = ::mmap(nullptr, before_ + bytes, protection, MAP_SHARED, file.get(), static_cast<off_t>(offset - before_));
         if (first == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
         base_ = static_cast<std::byte*>(first) + before_;
     }

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
-#include <utility>
 
 #include "os/file.hpp"
 #include "os/mapping.hpp"

@@ -75,6 +75,7 @@ public:
     SignalsBlocked() noexcept {
         sigset_t all;
         ::sigfillset(&all);
+        for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) ::sigdelset(&all, fault);  // faulthandler reports them
         ::pthread_sigmask(SIG_SETMASK, &all, &before_);
     }
     SignalsBlocked(const SignalsBlocked&) = delete;

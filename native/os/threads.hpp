@@ -1,8 +1,9 @@
-// Threads that help with one piece of work and are gone with it: nothing that a fork could lose, and nothing to keep.
+// Threads that help with one piece of work: nothing that a fork could lose, and nothing to keep.
 #pragma once
 
 #include <unistd.h>
 
+#include <exception>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -12,6 +13,7 @@
 
 namespace memlane::os {
 
+// Gone with the work.
 class Helpers {
 public:
     // Runs a copy of `work` on so many threads beside the caller's. They take no signals: handlers run where they always did.
@@ -47,5 +49,17 @@ private:
     pid_t owner_;
     unsigned missing_ = 0;
 };
+
+// Runs `work` on a thread that nobody waits for and that takes no signals. False where the system has no more threads.
+template <class Work>
+bool run_detached(Work work) {
+    const SignalsBlocked blocked;
+    try {
+        std::thread(std::move(work)).detach();
+        return true;
+    } catch (const std::exception&) {  // no thread, or no memory for one
+        return false;
+    }
+}
 
 }  // namespace memlane::os

@@ -42,7 +42,7 @@ public:
         }
         Appendix appendix = segment.with_memory(bytes, [&] {
             Appendix mapped(segment.file(), begin, begin + bytes, std::move(entries));
-            mapped.mapping_->populate(begin - mapped.begin_, bytes);
+            mapped.mapping_->populate(0, bytes);
             return mapped;
         });
         fill(appendix);
@@ -93,11 +93,8 @@ public:
     const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
 
 private:
-    // Mappings begin on a page, and pages may be of 64 KiB.
-    static constexpr std::uint64_t kLargestPage = 64u << 10;
-
     Appendix(const os::FileDescriptor& file, std::uint64_t begin, std::uint64_t end, std::vector<core::SectionEntry> entries)
-        : begin_(begin / kLargestPage * kLargestPage),
+        : begin_(begin),
           mapping_(std::make_shared<os::Mapping>(file, end - begin_, begin_)),
           entries_(std::move(entries)) {}
 

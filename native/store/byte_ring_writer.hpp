@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include "core/errors.hpp"
 #include "store/chunks.hpp"

@@ -58,6 +58,15 @@ public:
     core::ParticipantSlot& own_slot() const noexcept { return participants_.slot(slot_); }
     std::size_t slot() const noexcept { return slot_; }
 
+    // The ring for views of objects: read-only for everybody in this process, because other readers see them, too.
+    const std::shared_ptr<os::Mapping>& shown() {
+        if (!shown_)
+            shown_ = segment_->with_memory(table_.ring_bytes(), [this] {
+                return std::make_shared<os::Mapping>(segment_->file(), table_.ring_bytes(), 0, os::Mapping::Access::read);
+            });
+        return shown_;
+    }
+
     // The object, if it is stored under that id at that address, kept from eviction until unpin().
     std::optional<Object> pin(std::uint64_t address, std::uint32_t id) {
         Object object{id, table_.index_of(id), table_.offset_of(address) + sizeof(ChunkHeader), 0, next_serial_++};
@@ -174,6 +183,7 @@ private:
     ObjectTable table_;
     core::Participants participants_;
     RingSpace space_;
+    std::shared_ptr<os::Mapping> shown_;
     const std::size_t slot_;
     std::vector<Held> held_;
     std::uint64_t next_serial_ = 0;

@@ -5,8 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <memory>
-#include <utility>
 
 #include "core/errors.hpp"
 #include "core/layout.hpp"

@@ -39,7 +39,6 @@ private:
             core::store_relaxed<std::uint32_t>(table().claims(i, slot).pins, 0);  // of whoever was here before
         core::store_relaxed<std::uint64_t>(own_slot().position, 0);
         core::store_relaxed(own_slot().views, 0u);
-        core::add_single_writer(own_slot().epoch, 1u);
         participants().join(slot, os::own_identity());
         if (is_successor) mark_stored_as_read(patience);
         if (table().facts().unlink_when_complete == 1 && is_complete(slot)) segment().remove_name_as_peer();

@@ -136,8 +136,8 @@ public:
         return seen >= 0 && static_cast<std::uint64_t>(seen) / table().geometry().n_readers >= references;
     }
 
-    // A read by the writer, if a reader still owes one.
-    void stand_in(const Object& object) {
+    // A read by the writer counts for a reader that still owes one, if there is one.
+    void count(const Object& object) {
         if (is_read(object.id, core::load_relaxed(entry(object).references))) return;
         SYNC_STORE(count);
         core::add_single_writer(table().claims(object.index, kSlot).reads, 1u);

@@ -21,11 +21,11 @@ int main() {
     std::thread poller([&] {
         std::byte copy[kBytes];
         for (std::uint64_t i = 0; i < kMessages;) {
-            const core::Status status = reader.begin_nowait().status;
-            if (status == core::Status::would_block) continue;
-            CHECK(status == core::Status::ok);
-            std::memcpy(copy, reader.chunk(), kBytes);
-            reader.finish(kBytes);
+            auto sample = reader.begin_nowait();
+            if (sample.status == core::Status::would_block) continue;
+            CHECK(sample.status == core::Status::ok);
+            std::memcpy(copy, sample.loan->chunk(), kBytes);
+            sample.loan->finish(kBytes);
             ++i;
         }
     });
@@ -36,11 +36,11 @@ int main() {
         const os::Nanoseconds until = os::monotonic_now() + 2000;
         while (os::monotonic_now() < until) core::pause();
         const os::Nanoseconds before = os::monotonic_now();
-        core::Status status;
-        while ((status = writer.begin_nowait(kBytes).status) == core::Status::would_block) core::pause();
-        CHECK(status == core::Status::ok);
-        std::memcpy(writer.chunk(), message, kBytes);
-        writer.publish(ChunkKind::object, kBytes);
+        auto claim = writer.begin_nowait(kBytes);
+        for (; claim.status == core::Status::would_block; claim = writer.begin_nowait(kBytes)) core::pause();
+        CHECK(claim.status == core::Status::ok);
+        std::memcpy(claim.loan->chunk(), message, kBytes);
+        claim.loan->publish(ChunkKind::object, kBytes);
         samples[i] = os::monotonic_now() - before;
     }
     poller.join();

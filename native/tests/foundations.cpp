@@ -3,8 +3,10 @@
 #include <csignal>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include "check.hpp"
+#include "core/copy_together.hpp"
 #include "core/liveness.hpp"
 #include "core/sync.hpp"
 #include "os/futex.hpp"
@@ -187,6 +189,19 @@ void process_facts_name_this_process() {
     CHECK(os::activity_of(elsewhere) == os::Activity::unknown);
 }
 
+void copies_together_are_whole() {
+    for (const std::size_t bytes : {std::size_t{1}, std::size_t{4097}, std::size_t{1} << 20, (std::size_t{9} << 20) + 13}) {
+        for (const std::size_t shift : {0, 1, 63}) {
+            std::vector<std::byte> from(bytes + 64), to(bytes + 64, std::byte{0xee});
+            for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 31 + (i >> 12));
+            core::CopyTogether::copy(to.data() + shift, from.data() + 1, bytes);
+            CHECK(std::memcmp(to.data() + shift, from.data() + 1, bytes) == 0);
+            for (std::size_t i = 0; i < to.size(); ++i)
+                if (i < shift || i >= shift + bytes) CHECK(to[i] == std::byte{0xee});
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -199,5 +214,6 @@ int main() {
     mapping_begins_anywhere();
     futex_wakes_across_mappings();
     process_facts_name_this_process();
-    std::puts("foundations: 9 proofs hold");
+    copies_together_are_whole();
+    std::puts("foundations: 10 proofs hold");
 }

@@ -76,9 +76,9 @@ void write_all(Meeting& m, const std::function<void(int)>& begin_turn) {
         const bool is_large = m.shape.is_large(i);
         const std::uint64_t bytes = m.shape.bytes(i);
         if (writer.has_extents()) writer.tend(is_large);
-        Status status = writer.begin_nowait(is_large ? 0 : bytes).status;
-        if (status == Status::would_block) status = writer.begin(is_large ? 0 : bytes, never, keep_waiting).status;
-        RIGHT(status == Status::ok);
+        auto claim = writer.begin_nowait(is_large ? 0 : bytes);
+        if (claim.status == Status::would_block) claim = writer.begin(is_large ? 0 : bytes, never, keep_waiting);
+        RIGHT(claim.status == Status::ok);
         if (is_large) {
             std::vector<std::byte> text(bytes);
             fill(text.data(), bytes, i);
@@ -86,12 +86,12 @@ void write_all(Meeting& m, const std::function<void(int)>& begin_turn) {
                 SYNC_STEP(spill);
                 return to.put(0, bytes, text.data());
             };
-            RIGHT(writer.spill(bytes, never, write, keep_waiting, m.shape.lends).status == Status::ok);
+            RIGHT(claim.loan->spill(bytes, never, write, keep_waiting, m.shape.lends).status == Status::ok);
         } else {
             SYNC_STEP(fill);
-            fill(writer.chunk(), bytes, i);
+            fill(claim.loan->chunk(), bytes, i);
         }
-        writer.publish(ChunkKind::object, bytes);
+        claim.loan->publish(ChunkKind::object, bytes);
     }
     begin_turn(static_cast<int>(m.shape.messages) + 1);
     writer.announce_close();
@@ -114,9 +114,9 @@ std::vector<Attached> attach(Meeting& m) {
     return readers;
 }
 
-Status take(RingReader& reader) {
-    const Status status = reader.begin_nowait().status;
-    return status == Status::would_block ? reader.begin(os::Deadline::never(), keep_waiting).status : status;
+core::Taken<RingReader::Sample> next_of(RingReader& reader) {
+    auto sample = reader.begin_nowait();
+    return sample.status == Status::would_block ? reader.begin(os::Deadline::never(), keep_waiting) : std::move(sample);
 }
 
 void read_all(Meeting& m, const std::function<void(int)>& begin_turn) {
@@ -128,18 +128,20 @@ void read_all(Meeting& m, const std::function<void(int)>& begin_turn) {
         std::vector<std::byte> expected(bytes), received(bytes);
         fill(expected.data(), bytes, i);
         for (Attached& reader : readers) {
-            RIGHT(take(*reader.end) == Status::ok);
-            const auto descriptor = reader.end->descriptor();
+            auto next = next_of(*reader.end);
+            RIGHT(next.status == Status::ok);
+            RingReader::Sample& sample = *next.loan;
+            const auto descriptor = sample.descriptor();
             if (descriptor) {
                 RIGHT(descriptor->length == bytes);
-                RIGHT(reader.end->copy_out(*descriptor, 0, bytes, received.data()));
+                RIGHT(sample.copy_out(*descriptor, 0, bytes, received.data()));
             } else {  // filled by the documented part alone
-                std::memcpy(received.data(), reader.end->chunk(), bytes);
+                std::memcpy(received.data(), sample.chunk(), bytes);
             }
             RIGHT(received == expected);
-            auto lease = m.shape.lends ? reader.end->lease(*descriptor) : nullptr;
+            auto lease = m.shape.lends ? sample.lease(*descriptor) : nullptr;
             RIGHT(!m.shape.lends || lease);
-            reader.end->finish(bytes);
+            sample.finish(bytes);
             if (reader.kept) {
                 fill(expected.data(), bytes, i - 1);
                 RIGHT(std::memcmp(reader.kept->memory(), expected.data(), bytes) == 0);
@@ -149,7 +151,7 @@ void read_all(Meeting& m, const std::function<void(int)>& begin_turn) {
     }
     begin_turn(static_cast<int>(m.shape.stay) + 1);
     for (Attached& reader : readers) {
-        if (m.shape.stay == m.shape.messages) RIGHT(take(*reader.end) == Status::peer_closed);
+        if (m.shape.stay == m.shape.messages) RIGHT(next_of(*reader.end).status == Status::peer_closed);
         reader.end->own_leases();
         reader.end->announce_close();
     }

@@ -65,18 +65,18 @@ void run(std::uint64_t messages, std::uint64_t readers, std::uint64_t chunks) {
     for (auto& end : ends) {
         threads.emplace_back([&reader = *end, messages] {
             for (std::uint64_t i = 0; i < messages; ++i) {
-                CHECK(reader.begin(os::Deadline::never(), keep_waiting).status == core::Status::ok);
-                const auto descriptor = reader.descriptor();
+                auto sample = must(reader.begin(os::Deadline::never(), keep_waiting));
+                const auto descriptor = sample.descriptor();
                 CHECK(descriptor.has_value() && descriptor->length == length_of(i));
-                CHECK(is_right(reader.chunk(), i));
-                reader.finish(descriptor->length);
+                CHECK(is_right(sample.chunk(), i));
+                sample.finish(descriptor->length);
             }
         });
     }
     for (std::uint64_t i = 0; i < messages; ++i) {
-        CHECK(writer.begin(length_of(i), os::Deadline::never(), keep_waiting).status == core::Status::ok);
-        fill(writer.chunk(), i);
-        writer.publish(ChunkKind::object, length_of(i));
+        auto claim = must(writer.begin(length_of(i), os::Deadline::never(), keep_waiting));
+        fill(claim.chunk(), i);
+        claim.publish(ChunkKind::object, length_of(i));
     }
     for (std::thread& thread : threads) thread.join();
     CHECK(writer.position() == messages - messages / 2);

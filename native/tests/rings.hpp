@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "broadcast/ring_reader.hpp"
 #include "broadcast/ring_writer.hpp"
@@ -17,6 +18,26 @@ using broadcast::RingReader;
 using broadcast::RingWriter;
 
 inline constexpr auto keep_waiting = [](core::LookReason) { return false; };
+
+// What a begin() gave that must have come to its end.
+template <class Loan>
+Loan must(core::Taken<Loan> taken) {
+    CHECK(taken.status == core::Status::ok);
+    return std::move(*taken.loan);
+}
+
+inline void put(RingWriter::Claim claim, std::uint64_t value) {
+    std::memcpy(claim.chunk(), &value, sizeof value);
+    claim.publish(ChunkKind::object, sizeof value);
+}
+inline std::uint64_t take(RingReader::Sample sample) {
+    const auto descriptor = sample.descriptor();
+    CHECK(descriptor && descriptor->length == sizeof(std::uint64_t));
+    std::uint64_t value = 0;
+    CHECK(sample.copy_out(*descriptor, 0, sizeof value, &value));
+    sample.finish(sizeof value);
+    return value;
+}
 
 // Of its own, like the name that comes of it.
 inline core::SegmentId new_id() {

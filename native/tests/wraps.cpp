@@ -6,7 +6,6 @@
 //   spins that a Spinner leaves out                 stop at 255
 //   views of a slot                                 32 bits; at most one for each chunk
 //   fork generation                                 64 bits; equal or not
-//   epoch of a slot                                 nobody counts it yet
 //
 // Times are nanoseconds since the start of the machine in signed 64 bits: 292 years.
 #include <cstring>
@@ -21,19 +20,6 @@ using namespace memlane::testing;
 using core::Status;
 
 namespace {
-
-void send(RingWriter& writer, std::uint64_t value) {
-    std::memcpy(writer.chunk(), &value, sizeof value);
-    writer.publish(ChunkKind::object, sizeof value);
-}
-
-std::uint64_t receive(RingReader& reader) {
-    CHECK(reader.descriptor().has_value() && reader.descriptor()->length == sizeof(std::uint64_t));
-    std::uint64_t value;
-    std::memcpy(&value, reader.chunk(), sizeof value);
-    reader.finish(sizeof value);
-    return value;
-}
 
 void until_set(const std::uint8_t& parked) {
     while (core::load_relaxed(parked) == 0) ::sched_yield();
@@ -50,15 +36,14 @@ void sleepers_are_woken_over_the_end_of_the_word() {
     constexpr std::uint64_t kMessages = 5;
     std::thread other([&] {
         for (std::uint64_t i = 0; i < kMessages; ++i) {
-            CHECK(reader.begin(os::Deadline::never(), keep_waiting).status == Status::ok);
+            auto sample = must(reader.begin(os::Deadline::never(), keep_waiting));
             until_set(writer.ring().waits().writer_parked);
-            CHECK(receive(reader) == i);
+            CHECK(take(std::move(sample)) == i);
         }
     });
     for (std::uint64_t i = 0; i < kMessages; ++i) {
         until_set(writer.ring().parked_readers()[0]);
-        CHECK(writer.begin_nowait(8).status == Status::ok);
-        send(writer, i);
+        put(must(writer.begin_nowait(8)), i);
         CHECK(writer.begin(8, os::Deadline::never(), keep_waiting).status == Status::ok);
     }
     other.join();
@@ -118,34 +103,30 @@ void messages_keep_their_order_over_the_end_of_the_position() {
             const auto who = random() % 3;
             if (who == 2) {
                 const bool is_large = random() % 4 == 0;
-                const Status status = writer.begin_nowait(8).status;
+                auto claim = writer.begin_nowait(8).loan;
                 // Never over a message that somebody has not read, never stopped by one that all have.
-                CHECK(status == Status::ok || !expected[0].empty() || !expected[1].empty());
-                if (status != Status::ok) continue;
+                CHECK(claim || !expected[0].empty() || !expected[1].empty());
+                if (!claim) continue;
                 const std::uint64_t value = sent++;
                 if (is_large) {
                     const auto write = [&](broadcast::ExtentWriter& to) {
                         return to.put(0, sizeof value, &value);
                     };
-                    CHECK(writer.spill(sizeof value, os::Deadline::never(), write, keep_waiting).status == Status::ok);
-                    writer.publish(ChunkKind::object, sizeof value);
+                    CHECK(claim->spill(sizeof value, os::Deadline::never(), write, keep_waiting).status == Status::ok);
+                    claim->publish(ChunkKind::object, sizeof value);
                 } else {
-                    send(writer, value);
+                    put(std::move(*claim), value);
                 }
                 for (auto& one : expected) one.push_back(value);
                 CHECK(expected[0].size() <= chunks && expected[1].size() <= chunks);
                 continue;
             }
             RingReader& reader = *readers[who];
-            const Status status = reader.begin_nowait().status;
-            CHECK(status == (expected[who].empty() ? Status::would_block : Status::ok));
-            if (status != Status::ok) continue;
-            std::uint64_t value = UINT64_MAX;
-            const auto descriptor = reader.descriptor();
-            CHECK(descriptor && reader.copy_out(*descriptor, 0, sizeof value, &value));
-            CHECK(value == expected[who].front());
+            auto sample = reader.begin_nowait();
+            CHECK(sample.status == (expected[who].empty() ? Status::would_block : Status::ok));
+            if (!sample.loan) continue;
+            CHECK(take(std::move(*sample.loan)) == expected[who].front());
             expected[who].pop_front();
-            reader.finish(sizeof value);
         }
         CHECK(writer.position() == 15 * chunks - 2);
     }
@@ -162,14 +143,13 @@ void extents_are_given_back_over_the_end_of_the_position() {
     const std::uint64_t before = os::facts_of(segment->file()).allocated;
     const std::vector<std::byte> message(3 * core::kPage, std::byte{7});
     for (int i = 0; i < 4; ++i) {
-        CHECK(writer.begin_nowait(0).status == Status::ok);
+        auto claim = must(writer.begin_nowait(0));
         const auto write = [&](broadcast::ExtentWriter& to) {
             return to.put(0, message.size(), message.data());
         };
-        CHECK(writer.spill(message.size(), os::Deadline::never(), write, keep_waiting).status == Status::ok);
-        writer.publish(ChunkKind::object, message.size());
-        CHECK(reader.begin_nowait().status == Status::ok);
-        reader.finish(message.size());
+        CHECK(claim.spill(message.size(), os::Deadline::never(), write, keep_waiting).status == Status::ok);
+        claim.publish(ChunkKind::object, message.size());
+        must(reader.begin_nowait()).finish(message.size());
         CHECK(os::facts_of(segment->file()).allocated == before + message.size());
     }
 }
@@ -182,17 +162,14 @@ void turns_before_the_end_are_other_turns() {
         RingWriter writer(segment, g, 64, 0, first);
         const auto reader_end = new_reader(*segment, g, 0, first);
         for (std::uint64_t i = 0; i < 2 * chunks; ++i) {
-            CHECK(writer.begin_nowait(8).status == Status::ok);
-            send(writer, i);
-            CHECK(reader_end->begin_nowait().status == Status::ok);
-            CHECK(receive(*reader_end) == i);
+            put(must(writer.begin_nowait(8)), i);
+            CHECK(take(must(reader_end->begin_nowait())) == i);
         }
         CHECK(reader_end->position() == 0);
         std::uint8_t* flags = &writer.ring().written(0);
         flags[1] = 0;
         flags[0] = 1;  // by hand, by the documented part alone
-        CHECK(reader_end->begin_nowait().status == Status::ok);
-        CHECK(!reader_end->descriptor().has_value());
+        CHECK(!must(reader_end->begin_nowait()).descriptor().has_value());
     }
 }
 
@@ -203,10 +180,8 @@ void numbers_that_are_only_shown_go_on_from_0() {
     RingWriter writer(segment, g, 64);
     const auto reader_end = new_reader(*segment, g, 0);
     for (std::uint64_t i = 0; i < 3; ++i) {
-        CHECK(writer.begin(8, os::Deadline::never(), keep_waiting).status == Status::ok);
-        send(writer, i);
-        CHECK(reader_end->begin(os::Deadline::never(), keep_waiting).status == Status::ok);
-        CHECK(receive(*reader_end) == i);
+        put(must(writer.begin(8, os::Deadline::never(), keep_waiting)), i);
+        CHECK(take(must(reader_end->begin(os::Deadline::never(), keep_waiting))) == i);
     }
     for (const std::size_t slot : {0, 1}) {
         const core::ParticipantSlot& numbers = writer.participants().slot(slot);

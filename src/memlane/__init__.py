@@ -1,8 +1,8 @@
 """memlane: messages, objects and KV-cache blocks through shared memory, for Python engines.
 
-SIGTERM, SIGHUP and SIGQUIT end Python without finalizers, so nothing is closed and a ring or store
-may keep its name in /dev/shm until the last process that has attached leaves, or anybody creates a
-segment. memlane installs no signal handlers; let yours raise SystemExit:
+SIGTERM, SIGHUP and SIGQUIT end Python without finalizers, so nothing is closed, and a ring or store
+may keep its name in /dev/shm until the last attached process leaves, or until a segment is created.
+memlane installs no signal handlers; install one that raises SystemExit:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 """
@@ -75,7 +75,7 @@ from memlane.store import (
     StoreStatistics,
 )
 
-# Only now: importing the native module has turned it on, unless that is forbidden (PYTHON_GIL=0).
+# Only now: importing the native module enables the GIL, unless that is forbidden (PYTHON_GIL=0).
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError("memlane needs the GIL: unset PYTHON_GIL, or set it to 1")
 

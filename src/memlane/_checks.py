@@ -1,4 +1,4 @@
-"""Arguments from callers: an integer is an integer, and errors name what was wrong."""
+"""Checks of callers' arguments; errors name the argument and its value."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import operator
 
 from memlane.errors import InvalidArgument, InvalidType
 
-# File offsets are signed 64-bit numbers; a ring that goes beyond a quarter of them is a mistake.
+# File offsets are signed 64-bit numbers; a segment beyond a quarter of their range is a mistake.
 MAX_SEGMENT_BYTES = 1 << 61
 
 
 def integer(name: str, value: object) -> int:
-    """`value` as an int; whatever has `__index__` counts (numpy integers do), a bool does not."""
+    """`value` as an int; accepts anything with `__index__` (such as numpy integers) but bools."""
     if isinstance(value, bool):
         raise InvalidType(f"{name} must be an integer, not {value!r}")
     try:
@@ -21,6 +21,7 @@ def integer(name: str, value: object) -> int:
 
 
 def integer_from(name: str, value: object, least: int) -> int:
+    """`value` as an int that is at least `least`."""
     number = integer(name, value)
     if number < least:
         raise InvalidArgument(f"{name} must be at least {least}, not {number}")
@@ -28,7 +29,7 @@ def integer_from(name: str, value: object, least: int) -> int:
 
 
 def segment_name(name: object) -> str:
-    """`name` if it can be the name of one file in /dev/shm and nothing else."""
+    """`name`, if it can be the name of a file directly in /dev/shm."""
     if not isinstance(name, str):
         raise InvalidType(f"a segment's name must be a string, not {type(name).__name__}")
     plain = name not in ("", ".", "..") and "/" not in name and "\0" not in name

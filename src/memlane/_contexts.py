@@ -1,4 +1,4 @@
-"""What is asked of libzmq before it is used."""
+"""ZeroMQ contexts, and the checks before one is made."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import zmq
 from memlane import _threads
 from memlane.errors import Unsupported, system_fault
 
-# Of a context of memlane's with all its sockets, and some to spare.
+# For a context of memlane's with all its sockets, and some to spare.
 _DESCRIPTORS = 20
-# The one that serves the sockets, and libzmq's two; and as many again, because pyzmq collects the
-# messages that were not copied in a context of its own.
+# memlane's, which serves the sockets, and libzmq's two; and as many again, because pyzmq has a
+# context of its own to collect the messages that were not copied.
 _THREADS = 6
 
 
 def need_curve() -> None:
-    """Raises Unsupported unless it can encrypt, and tell who is who."""
+    """Raises Unsupported unless libzmq can encrypt and authenticate."""
     if not zmq.has("curve"):
         raise Unsupported(
             "this libzmq was built without CURVE, so nobody could be kept from reading along or "
@@ -27,10 +27,10 @@ def need_curve() -> None:
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context with one thread. Where libzmq finds no room for one it would end the process.
+    """A context with one thread. Checked first: libzmq would abort the process for lack of room.
 
     Raises:
-        SystemFault: the process may not have that many descriptors or threads more.
+        SystemFault: the process may not have that many more descriptors or threads.
     """
     spare: list[int] = []
     try:

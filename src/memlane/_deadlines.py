@@ -1,4 +1,4 @@
-"""Timeouts as callers give them, and what is left of them."""
+"""Timeouts as callers give them, and as deadlines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memlane.errors import InvalidArgument, InvalidType
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """A moment of `time.monotonic()`; None for never."""
+    """The time of `time.monotonic()` when `timeout` ends; None for never."""
     if timeout is None:
         return None
     try:
@@ -23,5 +23,5 @@ def deadline_of(timeout: float | None) -> float | None:
 
 
 def remaining(deadline: float | None) -> float | None:
-    """Seconds until then, not below 0."""
+    """Seconds until `deadline`, not below 0; None for ever."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())

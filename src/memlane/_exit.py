@@ -1,8 +1,8 @@
-"""What was not closed is abandoned when the interpreter exits, before anybody waits for children.
+"""Ends that were not closed are abandoned at interpreter exit, before children are joined.
 
-`weakref.finalize` alone may come too late: multiprocessing joins its children at exit, in a
-function that it registers when it first starts one, and functions of `atexit` run last in, first
-out. A child that waits for a queue of this process would then be joined for ever.
+`weakref.finalize` alone may come too late: multiprocessing joins its children in an exit function
+that it registers when it first starts one, and `atexit` runs functions last in, first out. The join
+would never return for a child that waits for a queue of this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _finalizers: weakref.WeakKeyDictionary[object, weakref.finalize[[], Any]] = (
 
 
 def abandoned_at_exit(owner: object, abandon: Callable[[], None]) -> weakref.finalize[[], Any]:
-    """Calls `abandon` when `owner` goes, or at exit."""
+    """Calls `abandon` when `owner` is collected, or at exit."""
     _come_before_multiprocessing()
     finalizer = weakref.finalize(owner, abandon)
     _finalizers[owner] = finalizer

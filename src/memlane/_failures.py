@@ -1,4 +1,4 @@
-"""How a native call that failed is told: one exception with everything known about the peers.
+"""Turns a failed native call into one exception, with all that is known about the peers.
 
 Called by the bindings only (`native/bindings/failures.hpp`).
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Participant(NamedTuple):
-    """What a slot says of a process; `last_progress_ns` counts on the monotonic clock."""
+    """A process as its slot describes it; times in nanoseconds of the monotonic clock."""
 
     # absent, running, stopped, dead, closed; or unknown: alive, but /proc cannot say more
     state: str
@@ -39,21 +39,21 @@ class Participant(NamedTuple):
     position: int
     last_progress_ns: int
     is_waiting: bool  # in a call of memlane
-    views: int  # chunks that it keeps because something refers to them
+    views: int  # chunks that it keeps for views
     views_since_ns: int  # when the oldest of them was taken
-    seen_ns: int  # when all this was so
+    seen_ns: int  # when all this was read
 
     def since(self) -> str:
-        """How long before it last published, consumed or attached."""
+        """How long ago it last published, consumed or attached, as text."""
         return f"last progress {(self.seen_ns - self.last_progress_ns) / 1e9:.1f} s ago"
 
     def held(self) -> str:
-        """For how long it has kept the oldest of its views."""
+        """How long it has kept the oldest of its views, as text."""
         return f"for {(self.seen_ns - self.views_since_ns) / 1e9:.1f} s"
 
 
 class End(Protocol):
-    """What the native ends of all systems can tell about themselves."""
+    """What the native ends of all systems have in common."""
 
     @property
     def slot(self) -> int: ...
@@ -63,9 +63,9 @@ class End(Protocol):
 
 
 class Awaited:
-    """Whom a call of `end` waits for, behind `prefix`, as text that is made when it is first read.
+    """`prefix` and the peers that a call of `end` waits for, as text made when it is first read.
 
-    So a poll pays nothing for it. Keeps what the peers said, and not the end.
+    So a poll pays nothing for it. Keeps a snapshot of the peers, not the end.
     """
 
     __slots__ = ("_origin", "_peers", "_prefix", "_ranks", "_text")
@@ -97,7 +97,7 @@ class Awaited:
         return str, (str(self),)
 
 
-# A text names so many of those it is about, and counts the rest.
+# A text names this many processes, and counts the rest.
 MOST_NAMED = 8
 
 _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
@@ -152,12 +152,12 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
 
 
 def participant(end: End, slot: int) -> Participant:
-    """Slot 0 is the writer, slot 1 + place a reader. A few system calls."""
+    """The participant in `slot`: 0 is the writer, 1 + place a reader. A few system calls."""
     return Participant(*end.participant(slot))
 
 
 def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> MemlaneError:
-    """The exception for `what` that happened to `end`; `slot` is the peer that it is about."""
+    """The exception for the failure `what` of `end`; `slot` is the peer concerned."""
     match what:
         case "timed_out":
             return TimedOut(Awaited(end, f"gave up after {timeout} s waiting for "), timeout)
@@ -173,7 +173,7 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
 
 
 def view_in_use(what: str) -> MemlaneError:
-    """The end of a block of zero-copy reading found `what`, a type, still referred to."""
+    """The error of a zero-copy block at whose end an object of type `what` is still referred to."""
     return ViewInUse(
         f"something besides the block's own name still refers to its {what} at the end of a view; "
         f"the memory is given back when that goes, and the writer waits for it"
@@ -195,7 +195,7 @@ def _death(end: RingEnd, slot: int) -> MemlaneError:
 
 
 def _writer(writer: Participant, origin: tuple[int, str] | None) -> str:
-    """Who a reader waits for; if that one waits itself, somebody else is the culprit."""
+    """The writer that a reader waits for; if it is waiting itself, another process is to blame."""
     is_kept = writer.is_waiting and writer.state not in ("stopped", "dead", "closed")
     what = "itself waiting for a reader" if is_kept else doing(writer)
     who = f"(pid {writer.pid}, {what}, {writer.since()})"
@@ -206,7 +206,7 @@ def _writer(writer: Participant, origin: tuple[int, str] | None) -> str:
 
 
 def absent_readers(end: RingEnd) -> list[str]:
-    """Who has not attached yet; readers on other hosts only the writer can tell apart."""
+    """Readers that have not attached; only the writer can tell those on other hosts apart."""
     absent = [
         f"reader {rank} (never attached)"
         for slot, rank in enumerate(end.ranks, start=1)
@@ -223,7 +223,7 @@ def _blocking_readers(
 ) -> list[str]:
     """The readers that a writer waits for: who, in what state, how far behind, since when.
 
-    Many are kept waiting by one of them (in a collective, say): the culprit comes first.
+    One of them may keep the others waiting (in a collective, say); the likeliest comes first.
     """
     readers = [(who, ranks[slot - 1]) for slot, who in seen.items()]
     readers.sort(key=lambda reader: _suspicion(reader[0]))
@@ -232,8 +232,8 @@ def _blocking_readers(
 
 
 def _suspicion(who: Participant) -> tuple[bool, bool, int]:
-    """Least for those who cannot read at all, then for holders of views, then for the longest
-    silent."""
+    """A sort key: processes that cannot read at all first, then holders of views, then the one
+    without progress for longest."""
     can_read = who.state in ("running", "unknown")
     return can_read, can_read and not who.views, who.last_progress_ns
 
@@ -249,13 +249,13 @@ def _behind(who: Participant, rank: int, sent: int) -> str:
 
 
 def doing(who: Participant) -> str:
-    """`who.state`, and for a process that runs whether it is on a core or asleep, and in what."""
-    if who.state == "unknown":  # also in another pid namespace: the pid may be a stranger's here
+    """`who.state`; for a running process also whether it is on a core, or asleep in which call."""
+    if who.state == "unknown":  # in another pid namespace, where the pid may be another process
         return "alive but not visible from here"
     if who.state != "running":
         return who.state
     try:
-        # A process may call itself what it likes, in any encoding.
+        # A process may give itself any name, in any encoding.
         stat = Path(f"/proc/{who.pid}/stat").read_text(errors="replace")
         where = Path(f"/proc/{who.pid}/wchan").read_text(errors="replace")
     except OSError:  # gone, or not ours to look at
@@ -268,7 +268,7 @@ def doing(who: Participant) -> str:
 
 
 def names_of(waiting_for: list[str]) -> str:
-    """The first of them, and how many more; there are none if they have just come."""
+    """The first of them, and how many more; none are left if they have just arrived."""
     if not waiting_for:
         return "nobody any more"
     more = len(waiting_for) - MOST_NAMED

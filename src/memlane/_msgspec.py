@@ -1,6 +1,6 @@
-"""msgspec, imported behind what its C code imports without looking for an error.
+"""msgspec, imported after datetime, which its C code imports without checking for an error.
 
-If Ctrl-C interrupted that import of datetime, msgspec would go on without it, into a SIGSEGV.
+If Ctrl-C interrupted that import, msgspec would continue without datetime, and crash.
 """
 
 import datetime  # noqa: F401

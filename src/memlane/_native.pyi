@@ -6,9 +6,6 @@ from typing import Any
 class Buffer:
     """Memory, and what keeps it; its memoryviews keep both."""
 
-class SharedBuffer(Buffer):
-    """A range of shared memory."""
-
 class LentBuffer(Buffer):
     """Memory of an array that a reader keeps where it came."""
 
@@ -37,7 +34,17 @@ class RingGeometry:
     @property
     def total_bytes(self) -> int: ...
 
-class RingSegment:
+class HeldSegment:
+    """A segment that this process holds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_open(self) -> bool: ...
+
+class RingSegment(HeldSegment):
     """The shared memory of one ring."""
 
     @staticmethod
@@ -57,24 +64,16 @@ class RingSegment:
         """
 
     @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
     def reserved_bytes(self) -> int:
         """Of every chunk, as its creator has them, and its header says."""
 
     @property
     def is_creator(self) -> bool: ...
     @property
-    def is_open(self) -> bool: ...
-    @property
     def is_own(self) -> bool:
         """False in a child that was forked after the segment was opened."""
 
-    def whole(self) -> memoryview: ...
-    def data(self, chunk: int) -> memoryview: ...
-    def metadata(self, chunk: int) -> memoryview: ...
+    def view(self, offset: int, bytes: int) -> memoryview: ...
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
@@ -107,7 +106,7 @@ class Encoder:
     def joined(self, header: bytes) -> bytes:
         """The whole message behind a header."""
 
-    def settled(self) -> bytes | PooledBuffer:
+    def settled(self) -> bytes | Buffer:
         """
         The whole message in memory that nobody changes any more: one copy, none of bytes.
         """
@@ -124,13 +123,10 @@ class Incoming:
     def readinto(self, target: object) -> int: ...
     def readline(self) -> bytes: ...
 
-class PooledBuffer(Buffer):
-    """Memory of an array that a reader owns."""
-
 class Turn:
     """`with` around each call on an end, of which there is one at a time."""
 
-    def __init__(self, check: object, finish: object) -> None: ...
+    def __init__(self, check: object | None = None, finish: object | None = None) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(
         self, kind: object | None, error: object | None, traceback: object | None
@@ -146,7 +142,7 @@ class Turn:
 
     def release(self) -> None: ...
 
-def pooled(nbytes: int) -> PooledBuffer:
+def pooled(nbytes: int) -> Buffer:
     """
     Private, writable memory that is used again; what it holds is anything.
     """
@@ -190,12 +186,6 @@ class RingWriter:
     def write_block(self, owner: object, timeout: float | None) -> ChunkBlock:
         """A block on the next chunk, which it fills by hand."""
 
-    def wait_until_ready(self, timeout: object | None) -> None: ...
-    def awaited(self) -> Sightings:
-        """
-        The writer itself, and the readers that keep the next chunk from being free.
-        """
-
     def release_reader(self, reader: int) -> bool:
         """Stops waiting for a reader that is dead or absent; False if it lives."""
 
@@ -204,12 +194,16 @@ class RingWriter:
         Readers on other hosts that have not attached; the local ones wait for them, too.
         """
 
+    def wait_until_ready(self, timeout: object | None) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
         """Frees everything, tells nobody, waits for nobody."""
 
     def check(self) -> None:
         """Raises if this end is closed or a parent process's."""
+
+    def awaited(self) -> Sightings:
+        """Whom a call on this end waits for; a writer is among them."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -250,6 +244,16 @@ class RingReader:
     def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock:
         """A block on the next chunk as it is."""
 
+    @property
+    def place(self) -> int:
+        """Of the reader among the local ones."""
+
+    @property
+    def origin(self) -> tuple[int, str] | None:
+        """
+        If this ring is a relay's: pid and address of the writer whose messages it passes on.
+        """
+
     def wait_until_ready(self, timeout: object | None) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
@@ -257,6 +261,9 @@ class RingReader:
 
     def check(self) -> None:
         """Raises if this end is closed or a parent process's."""
+
+    def awaited(self) -> Sightings:
+        """Whom a call on this end waits for; a writer is among them."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -268,23 +275,10 @@ class RingReader:
     def ranks(self) -> list[int]: ...
     @property
     def absent_elsewhere(self) -> int: ...
-    @property
-    def place(self) -> int:
-        """Of the reader among the local ones."""
-
-    def awaited(self) -> Sightings:
-        """The writer."""
-
-    @property
-    def origin(self) -> tuple[int, str] | None:
-        """
-        If this ring is a relay's: pid and address of the writer whose messages it passes on.
-        """
-
     def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
 
-class ByteRingSegment:
+class ByteRingSegment(HeldSegment):
     """The shared memory of a ring of bytes."""
 
     @staticmethod
@@ -295,16 +289,9 @@ class ByteRingSegment:
 
     @staticmethod
     def attach(bytes: int, name: str) -> ByteRingSegment: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def is_open(self) -> bool: ...
     def check(self) -> None:
         """Raises if it is closed or a parent process's."""
 
-    def whole(self) -> memoryview: ...
     def view(self, offset: int, bytes: int) -> memoryview: ...
     def read_header(self, offset: int) -> tuple[int, int]:
         """Id and size of a chunk; the size is 0 where there is none."""
@@ -339,9 +326,6 @@ class ByteRingSegment:
     def clear(self) -> None:
         """Forgets all chunks."""
 
-    def writing(self, call: str) -> WriterCall:
-        """A block around a call of the writer."""
-
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
@@ -352,16 +336,6 @@ class NoRoom:
     @property
     def is_obstructed(self) -> bool:
         """Does somebody still read what was cleared there?"""
-
-class WriterCall:
-    """
-    A block of ByteRingSegment.writing: ConcurrentUse while there is another one.
-    """
-
-    def __enter__(self) -> None: ...
-    def __exit__(
-        self, kind: object | None, error: object | None, traceback: object | None
-    ) -> None: ...
 
 def copy_parts(target: object, offset: int, parts: object, bytes: int) -> None:
     """
@@ -393,10 +367,8 @@ class StoreReader:
     def is_valid(self, pinned: PinnedObject) -> bool:
         """Was all that was read of it until now its own?"""
 
-    def finish_read(self, pinned: PinnedObject, stands_in: bool) -> bool:
-        """
-        Counts a read, of a writer only if it stands in for a reader. False if it was not valid.
-        """
+    def finish_read(self, pinned: PinnedObject, counts: bool) -> bool:
+        """A read is over. False if it was not valid."""
 
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
@@ -463,10 +435,8 @@ class StoreWriter:
     def is_valid(self, pinned: PinnedObject) -> bool:
         """Was all that was read of it until now its own?"""
 
-    def finish_read(self, pinned: PinnedObject, stands_in: bool) -> bool:
-        """
-        Counts a read, of a writer only if it stands in for a reader. False if it was not valid.
-        """
+    def finish_read(self, pinned: PinnedObject, counts: bool) -> bool:
+        """A read is over. False if it was not valid."""
 
     def count(self, view: object) -> None:
         """One more read, of the object whose 4 count bytes these are."""
@@ -554,9 +524,6 @@ class ObjectIndex:
         Evicts up to 2 x max_object_size of what the table, or `is_free`, says may go.
         """
 
-class ForeignMemory(Buffer):
-    """Memory that another object keeps alive."""
-
 class ObjectMemory:
     """The bytes of a stored object, given out piece by piece."""
 
@@ -573,7 +540,7 @@ class ObjectMemory:
 
     def take_bytes(self, length: object) -> bytes | memoryview: ...
     def take_bytearray(self, length: object) -> bytearray: ...
-    def take_copy(self, length: object) -> bytearray | PooledBuffer:
+    def take_copy(self, length: object) -> bytearray | Buffer:
         """The next piece, in writable memory of its own."""
 
     def release(self) -> None:
@@ -748,6 +715,11 @@ def sweep_dead_segments() -> list[str]:
 def close_in_children(fd: int) -> int:
     """
     Forked children close that descriptor while it is this file's; returns the inode.
+    """
+
+def fork_generation() -> int:
+    """
+    Another number in each forked child, also of forks by C code; costs no system call.
     """
 
 def keep_in_children(fd: int, inode: int) -> None:

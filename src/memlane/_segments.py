@@ -1,4 +1,4 @@
-"""What segments of all systems have in common for Python: names, and how they are looked at."""
+"""Segments of all systems, as Python sees them: their names, and views of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME_PREFIX = "memlane-"
 
 
 def new_id() -> bytes:
-    """128 random bits; they are also in the name, so that names never collide."""
+    """128 random bits, which also go into the name, so that names never collide."""
     return os.urandom(16)
 
 
@@ -21,7 +21,7 @@ def name_of(segment_id: bytes) -> str:
 
 
 class SharedMemoryInfo(NamedTuple):
-    """What `multiprocessing.shared_memory.SharedMemory` would tell of the segment."""
+    """Attributes as of `multiprocessing.shared_memory.SharedMemory`; the size is in bytes."""
 
     name: str
     size: int
@@ -30,7 +30,7 @@ class SharedMemoryInfo(NamedTuple):
 
 @contextmanager
 def released_after(view: memoryview) -> Iterator[memoryview]:
-    """A slice that outlives the block keeps the memory mapped, so it may."""
+    """Releases `view` after the block. Slices may outlive it: they keep the memory mapped."""
     try:
         yield view
     finally:

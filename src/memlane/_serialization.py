@@ -1,12 +1,12 @@
-"""How objects become the bytes of a message, and objects again.
+"""Serialization of messages.
 
 A codec has `encode`, which fills its `outgoing`; `decode` for a message that is one small stream;
-and `decode_parts` for a large stream (then a file) and for buffers that travelled beside it.
+and `decode_parts` for a large stream (then a file) and for buffers sent beside it.
 
-`encode_plain` and `decode_plain` are a short cut for small trees of exact dicts, lists, texts and
-numbers, which MessagePack gives back exactly as they were, in half the time that pickle takes;
-`native/bindings/plain.hpp` tells which. Who receives cannot see a difference, unless he asks with
-`is` whether two equal texts or bytes were one object.
+`encode_plain` and `decode_plain` are a short cut for small trees of dicts, lists, strings, bytes
+and numbers of exactly these types, which MessagePack restores exactly, in half the time of pickle;
+`native/bindings/plain.hpp` defines which. The receiver can see a difference only by asking with
+`is` whether two equal strings or bytes were one object.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from memlane._native import Incoming, LentBuffer, Outgoing, PooledBuffer, beyond_message_pack
+from memlane._native import Buffer, Incoming, Outgoing, beyond_message_pack
 from memlane.errors import CorruptMessage, InvalidArgument, InvalidType, MemlaneError
-
-# What large arrays come in: memory of the reader's own, filled or lent.
-Buffer = PooledBuffer | LentBuffer
 
 
 class Codec(Protocol):
-    """What the native ends call. An end takes one call at a time, so a codec may keep state."""
+    """Called by the native ends. An end takes one call at a time, so a codec may keep state."""
 
     outgoing: Outgoing
 
@@ -39,24 +36,24 @@ class Codec(Protocol):
 
 
 def _msgpack() -> tuple[Callable[[object], bytes], Callable[[bytes], Any]]:
-    from msgspec import msgpack  # costs as much as memlane, and not everybody makes a queue
+    from msgspec import msgpack  # importing it costs as much as memlane; not everybody has a queue
 
     return msgpack.Encoder().encode, msgpack.Decoder().decode
 
 
 class PickleCodec:
-    """Pickle, protocol 5: any picklable object. Arrays travel beside the stream, uncopied.
+    """Pickle, protocol 5: any picklable object. Arrays are sent beside the stream, uncopied.
 
-    The Pickler hands bytes of 64 KiB and more to `outgoing.write` as they are; it is used again for
-    every message, because making one costs more than pickling a small dict. Decoding executes what
-    the writer wants.
+    The Pickler hands bytes of 64 KiB and more to `outgoing.write` uncopied. It is reused for every
+    message, because making one costs more than pickling a small dict. Decoding executes what the
+    writer wants.
     """
 
     def __init__(self, *, keep_readonly: bool = False) -> None:
         self.outgoing = outgoing = Outgoing()
 
         def add_unchanged(buffer: pickle.PickleBuffer) -> bool:
-            # What add_buffer is given it marks as writable; the pickler asks the original.
+            # add_buffer marks its argument as writable; the pickler looks at the original.
             return outgoing.add_buffer(pickle.PickleBuffer(buffer))
 
         self._pickler = pickle.Pickler(
@@ -95,13 +92,12 @@ class PickleCodec:
                 return pickle.loads(stream, buffers=views)
             return pickle.Unpickler(stream, buffers=views).load()
         finally:
-            del views, buffers  # they may be a chunk, which the traceback of an error would keep
+            del views, buffers  # of a chunk, perhaps, which the traceback of an error would keep
 
 
 class MsgpackCodec:
-    """MessagePack: what it has types for, and nothing that would arrive as another type.
-
-    But tuples come back as lists, and mutable bytes as bytes. Decoding executes nothing.
+    """MessagePack: only types that arrive unchanged, except that tuples become lists, and mutable
+    bytes become bytes. Decoding executes nothing.
     """
 
     def __init__(self) -> None:
@@ -133,7 +129,7 @@ class MsgpackCodec:
 
         try:
             return self._decode(stream)
-        # TypeError: a map with a key that no dict can have, as msgspec 0.18 tells it.
+        # TypeError: msgspec 0.18 raises it for a map with an unhashable key.
         except (DecodeError, UnicodeError, RecursionError, TypeError) as error:
             raise CorruptMessage(
                 f"the message is no MessagePack; it was skipped: {error}"
@@ -152,7 +148,7 @@ _CODECS: dict[str, type[PickleCodec] | type[MsgpackCodec]] = {
 
 
 def codec_of(serializer: object, *, keep_readonly: bool = False) -> Codec:
-    """A new codec of that name; each end of a queue has its own."""
+    """A new codec for `serializer`; each end of a queue has its own."""
     kind = _CODECS.get(serializer) if isinstance(serializer, str) else None
     if keep_readonly and kind is PickleCodec:
         return PickleCodec(keep_readonly=True)

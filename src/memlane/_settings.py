@@ -1,10 +1,10 @@
-"""What the environment may say. Read when it is needed, so that it can be changed at any time."""
+"""Environment variables. Read when needed, so that they can be changed at any time."""
 
 from __future__ import annotations
 
 import os
 
-# The second is vLLM's, which its users set already.
+# The second is vLLM's, which its users may have set.
 INTERVAL_SETTINGS = ("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "VLLM_RINGBUFFER_WARNING_INTERVAL")
 DEFAULT_INTERVAL = 5.0
 
@@ -12,7 +12,7 @@ _complained_of: set[str] = set()
 
 
 def warning_interval() -> float:
-    """Seconds, or a fraction, until a wait is first worth a line in the log."""
+    """Seconds until a wait is first logged; may be a fraction."""
     name = next((name for name in INTERVAL_SETTINGS if os.environ.get(name)), None)
     if name is None:
         return DEFAULT_INTERVAL
@@ -21,13 +21,13 @@ def warning_interval() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    # A year is as good as for ever, and finite.
+    # A year at most, which is finite.
     if seconds > 0:
         return min(seconds, 3.2e7)
     if text in _complained_of:
         return DEFAULT_INTERVAL
     _complained_of.add(text)
-    import logging  # needed only now: a process that sets nothing does not pay for it
+    import logging  # only here: a process that sets nothing need not import it
 
     logging.getLogger("memlane").warning(
         "%s=%r is no positive number of seconds; using %s", name, text, DEFAULT_INTERVAL

@@ -1,7 +1,7 @@
-"""Is there memory for a segment? Asked before anything is reserved: nobody is told afterwards.
+"""Checks, before space is reserved, that there is memory for a segment.
 
-A tmpfs that is full refuses to reserve more. A cgroup at its limit does not: the kernel kills a
-process of it instead, and a machine without memory does the same.
+A full tmpfs refuses to reserve more. A cgroup at its limit, and a machine without memory, do not:
+the kernel kills a process instead.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from memlane.errors import ShmExhausted
 
-_UNLIMITED = 1 << 60  # cgroup v1 says "unlimited" by a number beyond this
+_UNLIMITED = 1 << 60  # in cgroup v1, any number beyond this means "unlimited"
 
 
 def check_all(directory: str, need: int, fs_free: int, root: Path = Path("/")) -> None:
-    """Raises ShmExhausted if `need` more bytes are beyond the file system, the cgroup or memory.
+    """Raises ShmExhausted if the file system, the cgroup or memory lack `need` more bytes.
 
-    `fs_free`: bytes that the file system of `directory` has; `root`: where /proc and /sys are.
+    `fs_free`: free bytes in the file system of `directory`; `root`: where /proc and /sys are.
     """
     check(
         need,
@@ -33,9 +33,9 @@ def check_all(directory: str, need: int, fs_free: int, root: Path = Path("/")) -
 
 
 def check(need: int, root: Path = Path("/"), *others: tuple[int, str]) -> None:
-    """Raises ShmExhausted if `need` more bytes are beyond the cgroup, memory, or `others`.
+    """Raises ShmExhausted if the cgroup, memory or `others` (bytes, hint) lack `need` more bytes.
 
-    The bindings call it for every ring and store, whose native side knows the file system.
+    The bindings call it for every ring and store; their native side checks the file system.
     """
     cgroup_free, group = cgroup_room(root)
     free, hint = min(
@@ -52,7 +52,7 @@ def check(need: int, root: Path = Path("/"), *others: tuple[int, str]) -> None:
 
 
 def memory_room(root: Path = Path("/")) -> int:
-    """Bytes that the machine can still give, if it tells: available memory and free swap."""
+    """The machine's available memory and free swap in bytes; unlimited if /proc is not readable."""
     facts = {}
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -66,9 +66,9 @@ def memory_room(root: Path = Path("/")) -> int:
 
 
 def cgroup_room(root: Path = Path("/")) -> tuple[int, str]:
-    """Bytes until the tightest memory limit above this process, and whose limit that is.
+    """Bytes left under the tightest memory limit of this process, and the cgroup that sets it.
 
-    What the group holds as clean file cache can be taken back, so it counts as free.
+    The group's clean file cache can be reclaimed, so it counts as free.
     """
     tightest = (_UNLIMITED, "")
     for folder, names in _groups(root):
@@ -94,7 +94,7 @@ _V1 = {
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The memory cgroup of this process and those above it, and how their files are called."""
+    """The memory cgroup of this process and its ancestors, with the names of their files."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -107,7 +107,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
             top, names = root / "sys/fs/cgroup/memory", _V1
         else:
             continue
-        # In a container the path may be the host's, which is not there: its own group is the top.
+        # In a container the path may be the host's, which does not exist; its own group is the top.
         folder = top / path.lstrip("/")
         while folder != top:
             yield folder, names

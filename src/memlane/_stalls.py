@@ -1,25 +1,66 @@
-"""A wait that lasts says in the log whom it waits for: the culprit first.
+"""Logs which process a long wait is waiting for.
 
-Called by the native waits only, when a line is due (`native/bindings/end.hpp`); nothing imports
-this module, and logging with it, before that.
+Native waits call `report` when a line is due (`native/bindings/end.hpp`), and import this module,
+and logging with it, only then. Waits in Python ask a `Stall` whether one is.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import TYPE_CHECKING
 
 from memlane._failures import Awaited, absent_readers, names_of
+from memlane._settings import warning_interval
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memlane._failures import RingEnd
 
 logger = logging.getLogger("memlane")
 
+_SHORT = 0.1  # seconds: most waits are over by then, and ask the environment for nothing
+_LONGEST_SILENCE = 60.0  # between two lines about one wait
+
+
+class Stall:
+    """One wait in Python. It says whom it waits for when a line is due, then ever more rarely.
+
+    Args:
+        line: of a wait of so many seconds; None: there is nobody to be named.
+    """
+
+    def __init__(self, line: Callable[[float], str | None]) -> None:
+        self._line = line
+        self._started = time.monotonic()
+        self._pause: float | None = None
+        self._next = self._started + _SHORT
+
+    def due(self, most: float) -> float:
+        """Seconds until `report` has something to do, never more than `most`."""
+        return min(most, max(0.0, self._next - time.monotonic()))
+
+    def report(self) -> None:
+        """Logs one line if one is due."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        if self._pause is None:
+            self._pause = warning_interval()
+            self._next = self._started + self._pause
+            if now < self._next:
+                return
+        self._pause = min(2 * self._pause, _LONGEST_SILENCE)
+        self._next = now + self._pause
+        line = self._line(now - self._started)
+        if line is not None:
+            logger.warning("%s", line)
+
 
 def report(end: RingEnd, wait: str, waited: float) -> None:
-    """One line about a wait of `end` that has lasted `waited` seconds."""
+    """Logs one line about a wait of `end` that has lasted `waited` seconds so far."""
     logger.warning("%s", _line(end, wait, waited))
 
 

@@ -1,12 +1,12 @@
-"""What still refers to shared memory when the block of a zero-copy read ends.
+"""Finds references to shared memory that outlive the block of a zero-copy read.
 
-The memory is safe whatever is said here: it is given back with its last reference. Here is found
-out whether the end of the block is an error, and whose.
+The memory is safe whatever is found here: it is given back with its last reference. This module
+only decides whether the end of the block is an error, and what to name in it.
 
-`with ... as name` leaves `name` behind, so that one reference is nobody's fault. It is told from
-all others by counting: every object of the block's value that leads to the memory must have as many
-references as the value itself holds on it, and no more. What an object holds is asked of its type,
-as the garbage collector does it.
+`with ... as name` leaves `name` behind, so one reference to the value is allowed. It is told from
+others by counting: each object in the block's value that leads to the memory must have exactly as
+many references as the value itself holds to it. What an object holds is asked of its type, as the
+garbage collector does.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from memlane._native import Buffer
 if TYPE_CHECKING:
     from memlane._native import ViewLease
 
-# Of exactly these types: lead nowhere, and are most of what a message holds.
+# Objects of exactly these types refer to nothing, and are most of what a message holds.
 _LEAVES = frozenset((str, int, float, type(None), bool, bytes, bytearray, complex))
 _CONTAINERS = (dict, list, tuple, set, frozenset, memoryview, deque)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class of Python's
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python
 
 # What a memoryview shares with its slices.
 _ManagedBuffer = type(gc.get_referents(memoryview(b""))[0])
 
 
 def _uses(parts: list[Any]) -> list[int]:
-    """References to each, this call's own and the list's among them."""
+    """References to each part, including those of this call and of the list."""
     return list(map(sys.getrefcount, parts))
 
 
@@ -48,7 +48,7 @@ _LOCAL = _uses_of_a_local()
 
 
 def survivor(box: list[Any], lease: ViewLease) -> str | None:
-    """The type of what leads to the lease's memory and is used beyond its block; None if nothing.
+    """The type of an object that leads to the lease's memory and is used beyond the block, or None.
 
     Args:
         box: its only element is the block's value, to which the caller has no other reference.
@@ -91,9 +91,9 @@ def _is_array_alone(part: Any) -> bool:
 
 
 def _survey(value: Any) -> tuple[list[Any], dict[int, int]]:
-    """What the value leads to, and by id how many references each has from the others."""
+    """All objects the value leads to; by id, how many references each has from the others."""
     parts, held = [value], {id(value): 0}
-    for part in parts:  # grows meanwhile
+    for part in parts:  # grows in the loop
         if _is_array_alone(part):
             continue
         for one in _held_by(part):
@@ -112,7 +112,7 @@ def _held_by(part: Any) -> Iterable[Any]:
     if kind in _CONTAINERS:
         return gc.get_referents(part)
     if issubclass(kind, np.ndarray):
-        # Slices refer to the array that the memory came with, not to the one they were taken of.
+        # Slices refer to the array that owns the memory, not to the one they were taken from.
         return (part.base, *part.flat) if part.dtype.hasobject else (part.base,)
     if issubclass(kind, _CONTAINERS):
         return gc.get_referents(part)
@@ -122,9 +122,9 @@ def _held_by(part: Any) -> Iterable[Any]:
 
 
 def _leading(parts: list[Any], lease: ViewLease) -> set[int]:
-    """Ids of those that lead to the lease's memory."""
+    """Ids of the parts that lead to the lease's memory."""
     leading = {id(part) for part in parts if _is_alias(part, lease)}
-    # What holds mostly stands before what is held, so that the second round rarely finds anything.
+    # Holders mostly come before what they hold, so the second round rarely finds anything.
     before = -1
     while len(leading) > before:
         before = len(leading)
@@ -151,7 +151,7 @@ def _is_tensor(part: Any) -> bool:
 
 
 def _address_of(tensor: Any) -> int:
-    """0 of one without memory of its own (sparse), or that shares others' by nature (nested)."""
+    """The tensor's address; 0 if it has no memory of its own (sparse, nested)."""
     try:
         return 0 if tensor.is_nested else int(tensor.data_ptr())
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Threads of memlane's own: started, or an error that says what the system lacks."""
+"""Starts memlane's own threads, with an error that says what the system lacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memlane.errors import system_fault
 
 
 def start(thread: threading.Thread) -> None:
-    """Start the thread.
+    """Starts the thread.
 
     Raises:
         SystemFault: with EAGAIN, if the system has no more threads for this user.
@@ -25,7 +25,7 @@ def start(thread: threading.Thread) -> None:
 
 
 def need(count: int) -> None:
-    """Raise SystemFault unless so many threads more may run at once."""
+    """Raises SystemFault unless `count` more threads may run at once."""
     running = threading.Lock()
     probes: list[threading.Thread] = []
 
@@ -34,7 +34,7 @@ def need(count: int) -> None:
             pass
 
     try:
-        with running:  # is let go however the block ends, also by a signal handler that raises
+        with running:  # released however the block ends, even by a signal handler that raises
             for number in range(count):
                 probe = threading.Thread(
                     target=end_when_it_is_over, name=f"memlane-{number}", daemon=True
@@ -48,6 +48,6 @@ def need(count: int) -> None:
 
 
 def _until_gone(thread: threading.Thread) -> None:
-    """Python has seen its end; until the kernel has, microseconds later, it counts as a thread."""
+    """Waits for the kernel, which sees the thread's end a few microseconds after Python does."""
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):
         os.sched_yield()

@@ -15,7 +15,7 @@ Reducer = Callable[[Any], "tuple[Any, ...]"]
 
 
 class _Reducers(dict[type, Reducer]):
-    """Ours first, then what others have registered with copyreg, also later on."""
+    """Ours first, then those registered with copyreg, now or later."""
 
     def __missing__(self, kind: type) -> Reducer:
         reducer: Reducer = copyreg.dispatch_table[kind]  # type: ignore[assignment]
@@ -23,12 +23,12 @@ class _Reducers(dict[type, Reducer]):
 
 
 def tensor_reducers() -> dict[type, Reducer]:
-    """The dispatch table of a Pickler that sends plain CPU tensors by one copy."""
+    """A dispatch table for a Pickler, with which plain CPU tensors are sent with one copy."""
     return _Reducers({torch.Tensor: _reduce_tensor})
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Is it nothing but the values in its memory?"""
+    """Whether the tensor is nothing but the values in its memory."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
@@ -40,7 +40,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if tensor.__dict__:  # what the caller has hung on it
+    if tensor.__dict__:  # attributes that the caller has set
         return tuple(tensor.__reduce_ex__(5))
     if not _is_plain(tensor):
         if tensor.device.type == "cpu" and tensor.layout in _SPARSE_PARTS:
@@ -65,14 +65,14 @@ def _rebuild_tensor(
 ) -> torch.Tensor:
     memory = buffer
     if isinstance(buffer, memoryview) and buffer.readonly:
-        # It lies in shared memory, torch knows no read-only memory, and no write may reach another
+        # It is in shared memory, torch has no read-only memory, and no write may reach another
         # process. Up to 16 MiB a copy costs less than a private mapping (ARCHITECTURE.md).
         memory = pooled(buffer.nbytes)
         copy_parts(memory, 0, [buffer], buffer.nbytes)
-    # In place: reshape() gives a view, which keeps another tensor on the same storage.
+    # In place: reshape() would give a view, which keeps a second tensor on the same storage.
     tensor = torch.frombuffer(memory, dtype=dtype).resize_(shape)
     if tensor.data_ptr() % tensor.element_size():
-        tensor = tensor.clone()  # a chunk of an odd size; torch's kernels trust in alignment
+        tensor = tensor.clone()  # in a chunk of an odd size; torch's kernels rely on alignment
     return tensor.requires_grad_() if requires_grad else tensor
 
 
@@ -85,7 +85,7 @@ _SPARSE_PARTS: dict[torch.layout, tuple[str, ...]] = {
 }
 
 
-# torch's own way keeps every sparse tensor that is unpickled alive, until the next torch.load.
+# torch's own reducer keeps every unpickled sparse tensor alive until the next torch.load.
 def _reduce_sparse(tensor: torch.Tensor) -> tuple[Any, ...]:
     parts = [getattr(tensor.detach(), name)() for name in _SPARSE_PARTS[tensor.layout]]
     return _rebuild_sparse, (tensor.layout, parts, tuple(tensor.shape), tensor.requires_grad)

@@ -1,4 +1,4 @@
-"""Whole or not at all: what is taken back if what follows fails."""
+"""Undoing a step when a later one fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 @contextmanager
 def undone_by(undo: Callable[[], object]) -> Iterator[None]:
-    """Calls `undo` if the block raises, whatever; at once, and not when the traceback goes."""
+    """Calls `undo` if the block raises anything; at once, not when the traceback is dropped."""
     with ExitStack() as stack:
         stack.callback(undo)
         yield

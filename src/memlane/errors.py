@@ -1,7 +1,7 @@
-"""What can go wrong, by fault: you, they, the data, the machine.
+"""Every error that memlane raises, grouped by its cause: the caller, a peer, data, the machine.
 
-Every error is a `MemlaneError` and also the builtin that fits, so callers may catch either. What
-its text says is in its attributes, too, and both survive pickling.
+Each is a `MemlaneError` and also the builtin that fits, so callers may catch either. The data in
+its text is also in attributes, and both survive pickling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MemlaneError(Exception):
 def _rebuild(
     kind: type[MemlaneError], args: tuple[object, ...], attributes: dict[str, object]
 ) -> MemlaneError:
-    """Past __init__, whose parameters are not what `args` holds."""
+    """Without calling __init__, whose parameters are not those in `args`."""
     # `__base__` is the one of the two bases whose memory layout the class has.
     layout: Any = kind.__base__
     error: MemlaneError = layout.__new__(kind, *args)
@@ -30,15 +30,15 @@ def _rebuild(
     return error
 
 
-# You -------------------------------------------------------------------------------------------
+# The caller ------------------------------------------------------------------------------------
 
 
 class InvalidArgument(MemlaneError, ValueError):
-    """A value that cannot be; nothing was created or changed."""
+    """An argument has an impossible value; nothing was created or changed."""
 
 
 class InvalidType(MemlaneError, TypeError):
-    """A value of the wrong type; nothing was created or changed."""
+    """An argument has the wrong type; nothing was created or changed."""
 
 
 class Unsupported(MemlaneError, NotImplementedError):
@@ -54,23 +54,23 @@ class WrongRole(MemlaneError, RuntimeError):
 
 
 class WrongProcess(MemlaneError, RuntimeError):
-    """The object belongs to the process that forked this one."""
+    """The object belongs to a parent process, which forked this one."""
 
 
 class ConcurrentUse(MemlaneError, RuntimeError):
-    """Another call on the same end is under way; this one changed nothing."""
+    """Another call on the same end is in progress; this one changed nothing."""
 
 
 class RankTaken(MemlaneError, ValueError):
-    """Somebody has, or had, that reader's place."""
+    """Another process has, or had, that reader's place, or all places are taken."""
 
 
 class OutsideCell(MemlaneError, ValueError, AssertionError):
-    """A view would leave its worker's cell of the region; nothing was given out."""
+    """A view would exceed its worker's cell of the region; none was created."""
 
 
 class ViewInUse(MemlaneError, BufferError):
-    """Something still refers to memory that is about to be given back."""
+    """A reference to shared memory outlives its block; the text names it, as far as it is found."""
 
 
 # The call --------------------------------------------------------------------------------------
@@ -84,26 +84,33 @@ class Cancelled(MemlaneError, RuntimeError):
 
 
 class TimedOut(MemlaneError, TimeoutError):
-    """The time of the call was over; it has sent and consumed nothing. `close` has closed.
+    """`timeout` seconds have passed; nothing was sent or consumed. After `close` all is closed.
 
-    A queue's text is made when it is first asked for, so that polling is cheap: what it says of
-    processes is partly of that moment.
+    A queue's text is made when it is first read, which keeps polling cheap, so it describes the
+    processes partly as they are at that moment.
+
+    Attributes:
+        timeout: in seconds.
+        ranks: after `close`, of the readers that may not have got everything.
     """
 
-    def __init__(self, message: object, timeout: float | None = None) -> None:
+    def __init__(
+        self, message: object, timeout: float | None = None, ranks: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.timeout = timeout
+        self.ranks = ranks
 
 
-# They ------------------------------------------------------------------------------------------
+# Peers -----------------------------------------------------------------------------------------
 
 
 class WriterClosed(Closed):
-    """The writer closed the queue, and everything that it sent has been read."""
+    """The writer closed the queue, and everything it sent has been read."""
 
 
 class PeerDied(MemlaneError, RuntimeError):
-    """A process of the queue ended without close(), or was declared dead.
+    """A process of the queue ended without close(), or counts as dead.
 
     Attributes:
         pid: of that process.
@@ -113,7 +120,7 @@ class PeerDied(MemlaneError, RuntimeError):
 
 
 class ReaderDied(PeerDied):
-    """A reader's process ended without close(). The call has sent nothing."""
+    """Reader `rank`, process `pid`, ended without close(). The call has sent nothing."""
 
     def __init__(self, rank: int, pid: int, detail: str = "") -> None:
         super().__init__(f"reader {rank} (pid {pid}) died{detail}")
@@ -122,10 +129,10 @@ class ReaderDied(PeerDied):
 
 
 class ReaderGivenUp(PeerDied):
-    """The writer took this reader for dead, and goes on without it.
+    """The writer took this reader for dead, and continues without it.
 
     Attributes:
-        rank, pid: this reader's own.
+        rank, pid: of this reader.
     """
 
     def __init__(self, rank: int, pid: int, detail: str) -> None:
@@ -135,7 +142,7 @@ class ReaderGivenUp(PeerDied):
 
 
 class WriterDied(PeerDied):
-    """The writer's process ended without close(); all its complete messages were delivered."""
+    """The writer, process `pid`, ended without close(); its complete messages were delivered."""
 
     def __init__(self, pid: int, detail: str = "") -> None:
         super().__init__(f"the writer (pid {pid}) died{detail}")
@@ -143,7 +150,7 @@ class WriterDied(PeerDied):
 
 
 class WriterUnreachable(MemlaneError, ConnectionError):
-    """Nobody answers at the address of a handle; nothing was attached."""
+    """Nobody answers at a handle's `address`; nothing was attached."""
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(
@@ -154,9 +161,9 @@ class WriterUnreachable(MemlaneError, ConnectionError):
 
 
 class AccessRefused(MemlaneError, PermissionError):
-    """A peer over the network could not prove who it is by the handle's keys; nothing was attached.
+    """A network peer could not authenticate by the handle's keys; nothing was attached.
 
-    What the operating system does not allow is `AccessDenied`.
+    If the operating system refuses a call, that is `AccessDenied`.
     """
 
 
@@ -164,24 +171,18 @@ class AccessRefused(MemlaneError, PermissionError):
 
 
 class RankMissing(TimedOut):
-    """Ranks of a group did not come to a collective call in time.
+    """Ranks of a group did not join a collective call in time.
 
     Attributes:
-        ranks: those, as positions in the group.
+        ranks: the missing ones, as positions in the group.
     """
-
-    def __init__(
-        self, message: str, ranks: tuple[int, ...] = (), timeout: float | None = None
-    ) -> None:
-        super().__init__(message, timeout)
-        self.ranks = ranks
 
 
 class GroupFailed(MemlaneError, RuntimeError):
-    """A collective call came to nothing because of another rank, or of the group itself.
+    """A collective call failed because of another rank, or of the group itself.
 
     Attributes:
-        rank: that rank, None if it is the group.
+        rank: the rank that failed; None if it was the group.
     """
 
     def __init__(self, message: str, rank: int | None = None) -> None:
@@ -193,15 +194,15 @@ class GroupFailed(MemlaneError, RuntimeError):
 
 
 class CorruptMessage(MemlaneError, ValueError):
-    """A message was not what memlane writes; it was consumed."""
+    """A message was not written by memlane, or is damaged; it was consumed."""
 
 
 class LayoutMismatch(MemlaneError, ValueError):
-    """A segment has another layout or geometry than the one asked for."""
+    """A segment has another layout or geometry than requested; the text states both."""
 
 
 class ObjectGone(MemlaneError, ValueError):
-    """A storage has no object under that id at that address (any more); nothing was decoded."""
+    """A storage has no object of that id at that address (any more); nothing was decoded."""
 
 
 class UnknownKey(MemlaneError, KeyError):
@@ -214,13 +215,13 @@ class UnknownKey(MemlaneError, KeyError):
 
 
 class StoreFull(MemlaneError, MemoryError):
-    """A ring has no room, and nothing more in it may be evicted; nothing was stored.
+    """A ring is full and nothing more in it may be evicted; nothing was stored.
 
     Attributes:
-        need: bytes that were asked for.
-        key: of the object that was to be stored; None for a ring without a storage.
-        kept: the key of the oldest object, which keeps its place; None if there is none.
-        readers: who keeps it, as `memlane.StoreBlocker`: who has not read it, or holds a view.
+        need: bytes that were requested.
+        key: of the object to be stored; None for a ring without a storage.
+        kept: key of the oldest object, which cannot be evicted; None if there is none.
+        readers: those that have not read it or hold a view of it, as `memlane.StoreBlocker`.
     """
 
     def __init__(
@@ -242,12 +243,12 @@ class StoreFull(MemlaneError, MemoryError):
 
 
 class PairRefused(InvalidArgument):
-    """A pair of block ids that cannot be moved; nothing was moved.
+    """A pair of block ids cannot be moved; nothing was moved.
 
     Attributes:
         reason: "no_such_source", "no_such_target", "target_twice" or "overlap".
-        pair: its index.
-        block: the id that it is about.
+        pair: its index in `pairs`.
+        block: the offending id, if there is one.
     """
 
     def __init__(self, message: str, reason: str, pair: int, block: int | None) -> None:
@@ -258,11 +259,11 @@ class PairRefused(InvalidArgument):
 
 
 class CopyFailed(MemlaneError, RuntimeError):
-    """CUDA refused a copy to or from a GPU; `queued` copies before it are done.
+    """CUDA refused a copy to or from a GPU; the `queued` copies before it are done.
 
     Attributes:
-        code: CUDA's number of the error.
-        queued: how many copies it had taken.
+        code: CUDA's error number.
+        queued: number of copies that CUDA had accepted.
     """
 
     def __init__(self, code: int, reason: str, queued: int) -> None:
@@ -275,13 +276,13 @@ class CopyFailed(MemlaneError, RuntimeError):
 
 
 class SegmentMissing(MemlaneError, FileNotFoundError):
-    """There is no segment of that name (any more)."""
+    """There is no segment called `name` (any more)."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"shared memory segment {name!r} is missing: {why}")
         self.name = name
 
-    # Not through OSError's own fields: with an errno in them the text above would not be shown.
+    # Not OSError's own fields: if errno was set in them, the text above would not be shown.
     errno = errno.ENOENT
 
     @property
@@ -290,7 +291,7 @@ class SegmentMissing(MemlaneError, FileNotFoundError):
 
 
 class SegmentExists(MemlaneError, FileExistsError):
-    """A segment was to be created under a name that somebody uses; nothing was changed."""
+    """A segment was to be created under a `name` that is in use; nothing was changed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -307,11 +308,11 @@ class SegmentExists(MemlaneError, FileExistsError):
 
 
 class SegmentRefused(MemlaneError, PermissionError):
-    """A segment's file is not what memlane creates for this user."""
+    """A file is not one that memlane creates for this user (owner, mode or type)."""
 
 
 def foreign_segment(path: str, owner: int, remedy: str) -> SegmentRefused:
-    """The error for a file of another user; `remedy` says what to do."""
+    """The error for another user's file; `remedy` says what to do."""
     return SegmentRefused(
         f"{path} belongs to {_name_of(owner)}, not to {_name_of(os.geteuid())}; {remedy}"
     )
@@ -327,22 +328,22 @@ def _name_of(user: int) -> str:
 
 
 class SystemFault(MemlaneError, OSError):
-    """A system call failed; `errno` tells why."""
+    """A system call failed; `errno` says why."""
 
 
 class AccessDenied(SystemFault, PermissionError):
     """The operating system refused a call (EACCES, EPERM, EROFS).
 
-    A peer over the network that is not let in gets `AccessRefused`.
+    A network peer that is not admitted gets `AccessRefused`.
     """
 
 
 class OutOfMemory(SystemFault, MemoryError):
-    """The system has no memory for that, or no room for one more file."""
+    """The system has no memory for the call, or no room for another file."""
 
 
 def system_fault(number: int, what: str) -> SystemFault:
-    """The error of a system call that failed with errno `number`; `what` says in what."""
+    """The error for a system call that failed with errno `number`; `what` says what it was for."""
     hint = _FAULT_HINTS.get(number) if number != errno.ENOENT else _missing_place(what)
     return _FAULTS.get(number, SystemFault)(number, f"{what}; {hint}" if hint else what)
 
@@ -375,7 +376,7 @@ _FAULT_HINTS = {
 
 
 class ShmExhausted(MemlaneError, MemoryError):
-    """Shared memory has no space for that; nothing was created, sent or changed."""
+    """`need` bytes were requested, `free` are available; nothing was created, sent or changed."""
 
     def __init__(
         self, need: int, free: int, cause: int = errno.ENOSPC, hint: str | None = None

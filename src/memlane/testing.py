@@ -34,10 +34,10 @@ _INTERVAL = INTERVAL_SETTINGS[0]
 def local_queue(
     n_reader: int = 1, **options: Any
 ) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
-    """A writer and its readers, ready, all in this process; closed at the end of the block.
+    """A block on (writer, readers), all ready and in this process; its end closes them.
 
-    `options` are those of `MessageQueue`. One thread can use them all, as long as it takes the
-    messages before the ring is full.
+    `options` are those of `MessageQueue`. One thread can use all of them, if it takes the messages
+    before the ring is full.
     """
     with ExitStack() as stack:
         writer = stack.enter_context(MessageQueue(n_reader, n_reader, **options))
@@ -51,12 +51,12 @@ def local_queue(
 
 @dataclass(frozen=True)
 class Segment:
-    """Shared memory of memlane.
+    """A segment of memlane's.
 
     Attributes:
-        name: the file's, also when it has been removed already.
-        is_named: it is in /dev/shm, where it would stay if nobody removed it.
-        pids: processes of this user that have it open, in this pid namespace.
+        name: of the file, even if it has been removed already.
+        is_named: the name is still in /dev/shm.
+        pids: processes of this user, in this pid namespace, that have it open.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Segment:
 
 
 def segments() -> list[Segment]:
-    """All that there is of this user's, by name. Looks at the descriptors of all processes."""
+    """All of this user's segments, by name. Reads the descriptors of all processes."""
     named = {name for name in os.listdir(_FOLDER) if name.startswith(_PREFIX)}
     holders: dict[str, set[int]] = {name: set() for name in named}
     for process in Path("/proc").iterdir():
@@ -89,20 +89,20 @@ def _segment_of(target: str) -> str | None:
 
 @contextmanager
 def no_leaks() -> Iterator[None]:
-    """Fails the test if its block leaves a segment named, or open in this process.
+    """Fails if its block leaves a segment that has its name, or is open in this process.
 
-    A named segment counts no matter which process made it: tests that run in parallel can make it
+    A name counts whichever process made the segment, so tests that run in parallel can make this
     fail.
 
     Raises:
-        AssertionError: with the name, and the processes that still have it open. Not if the block
-            itself raises: what a failed test leaves is not news.
+        AssertionError: with the names, and the processes that have the segments open. Not if the
+            block itself raises.
     """
     before = {segment.name for segment in segments()}
     yield
     if not _left_since(before):
         return
-    gc.collect()  # an object in a cycle is not left behind, but on its way
+    gc.collect()  # an object in a cycle is no leak
     left = [
         f"{segment.name} ({'named' if segment.is_named else 'without a name'}, open in "
         f"{', '.join(map(str, segment.pids)) or 'no process'})"
@@ -121,7 +121,11 @@ def _left_since(before: set[str]) -> list[Segment]:
 
 
 def kill(pid: int, timeout: float = 10.0) -> None:
-    """Kills a process with signal 9, and returns when its locks are gone: it counts as dead."""
+    """Kills a process with SIGKILL; returns when its locks are dropped, so that it counts as dead.
+
+    Raises:
+        TimedOut: it has not ended within `timeout` seconds.
+    """
     descriptor = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -133,7 +137,11 @@ def kill(pid: int, timeout: float = 10.0) -> None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Within the block the process, a child of this one, is stopped; it goes on afterwards."""
+    """A block during which a child process is stopped; it continues afterwards.
+
+    Raises:
+        InvalidArgument: the process has ended.
+    """
     os.kill(pid, signal.SIGSTOP)
     try:
         state = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -147,11 +155,11 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def stalls(after: float) -> Iterator[list[str]]:
-    """Collects what waits of this process that last longer than `after` seconds say in the log.
+    """A block that collects the warnings about waits of this process longer than `after` seconds.
 
-    Each line begins with the culprit: `reader 3 (pid 4711, stopped, ...) kept the writer waiting`.
-    They are collected also where the logging of the process would drop them, unless it is switched
-    off as a whole (`logging.disable`).
+    Each begins with the process to blame: `reader 3 (pid 4711, stopped, ...) kept the writer
+    waiting`. They are collected even if the logging configuration would drop them, unless logging
+    is disabled altogether (`logging.disable`).
 
     Raises:
         InvalidArgument: `after` is no positive number.

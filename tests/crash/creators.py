@@ -1,4 +1,4 @@
-"""Deaths of who makes or joins a ring that is used alone, and of who sweeps after the dead."""
+"""Deaths of processes that create or attach to a ring used alone, and of one that sweeps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ Begin = Callable[..., Any]
 
 
 def creating(_link: Link, begin: Begin) -> None:
-    """Role: makes a ring, and closes it."""
+    """Role: creates a ring, and closes it."""
     begin("create")
     ring = ShmRingBuffer(1, 64, 2)
     begin("close", ring.handle())
@@ -20,7 +20,7 @@ def creating(_link: Link, begin: Begin) -> None:
 
 
 def attaching(_link: Link, begin: Begin, handle: tuple[int, int, int, str]) -> None:
-    """Role: joins a ring, and closes its end."""
+    """Role: attaches to a ring, and closes its end."""
     begin("attach")
     ring = ShmRingBuffer(*handle)
     begin("close")
@@ -28,14 +28,14 @@ def attaching(_link: Link, begin: Begin, handle: tuple[int, int, int, str]) -> N
 
 
 def is_usable(one: ShmRingBuffer, other: ShmRingBuffer) -> bool:
-    """What one writes the other sees."""
+    """Each end sees what the other writes."""
     with one.get_data(1) as theirs, other.get_data(1) as ours:
         theirs[:4] = b"seen"
         return bytes(ours[:4]) == b"seen"
 
 
 def creator_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """A half-made ring is nothing; a complete one lives as long as somebody holds it."""
+    """A half-made ring leaves nothing; a complete one lives as long as a process holds it."""
     seen = "nothing is left of it"
     with leaving_nothing():
         doomed = Doomed(hooks, spot, creating)
@@ -57,7 +57,7 @@ def creator_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
 
 
 def attacher_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """The creator and whoever comes next do not notice."""
+    """The creator and later processes do not notice."""
     with leaving_nothing(), ShmRingBuffer(1, 64, 2) as ring:
         doomed = Doomed(hooks, spot, attaching, ring.handle())
         for _ in doomed.stages():
@@ -71,7 +71,7 @@ def attacher_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
 
 
 def sweeper_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """A dead queue is to be swept, one that lives is to be spared."""
+    """A dead queue is swept later, and a live one is not."""
     with leaving_nothing(), ShmRingBuffer(1, 64, 2) as living:
         dead = start_writer()
         name = name_in(dead.greeting)

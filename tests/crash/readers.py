@@ -1,4 +1,4 @@
-"""The death of a reader at every point: the writer is told, the other reader misses nothing."""
+"""A reader dies at every point: the writer is told, and the other reader misses nothing."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ Begin = Callable[..., Any]
 
 
 def reading(_link: Link, begin: Begin, handle: Handle) -> None:
-    """Role: a reader's whole life."""
+    """Role: a reader from start to end."""
     begin("attach")
     queue = MessageQueue.create_from_handle(handle, 0)
     begin("wait_until_ready")
@@ -58,7 +58,7 @@ def reading(_link: Link, begin: Begin, handle: Handle) -> None:
 
 
 def reader_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """The writer waits in turn for readiness, for a chunk, or not at all."""
+    """The writer is blocked in wait_until_ready, in enqueue, or not at all."""
     with leaving_nothing():
         writer = Sender(start_writer(2, max_chunk_bytes=CHUNK, max_chunks=CHUNKS))
         identity = identity_of(writer.handle)
@@ -100,7 +100,7 @@ def follow(doomed: Doomed, writer: Sender, others: list[Survivor], stage: str) -
 
 
 def judge(doomed: Doomed, writer: Sender, others: list[Survivor]) -> str:
-    """The writer was told of a death, and of nothing else; the others get everything."""
+    """The writer raised for this death only; the other readers got every message."""
     spot = doomed.spot
     if spot is not None and spot.stage == "attach" and spot.point != "wake.store":
         state = "absent: another takes its place"

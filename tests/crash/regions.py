@@ -1,4 +1,4 @@
-"""The death of who creates a region, joins it or leaves it last: at every point."""
+"""A process that creates a region, joins it or leaves it last dies at every point."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ Begin = Callable[..., Any]
 
 
 def holding(_link: Link, begin: Begin, instance: str, rank: int, participants: int | None) -> None:
-    """Role: a holder's whole life."""
+    """Role: a holder from start to end."""
     begin("start")
     region = region_of(instance, rank, threads=1, participants=participants)
     region.create_next_array(PAGE)[:] = 5
@@ -29,7 +29,7 @@ def is_zero(instance: str) -> bool:
 
 
 def creator_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """Nobody else is there: the next start works at once, and sees no old bytes."""
+    """No other process holds the region: the next start works at once, and sees no old bytes."""
     instance = new_id()
     with leaving_nothing():
         doomed = Doomed(hooks, spot, holding, instance, 0, None)
@@ -44,7 +44,7 @@ def creator_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
 
 
 def participant_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """The only participant: once it has mapped the region, nothing of it can stay."""
+    """The only participant dies: once it has mapped the region, nothing can be left."""
     instance = new_id()
     with leaving_nothing():
         doomed = Doomed(hooks, spot, holding, instance, 0, 1)
@@ -60,7 +60,7 @@ def participant_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], st
 
 
 def joiner_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """Who holds the region goes on with it, and the next to come joins."""
+    """The holder continues, and the next process joins."""
     instance = new_id()
     with leaving_nothing():
         region = region_of(instance, 0)
@@ -79,7 +79,7 @@ def joiner_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
 
 
 def replacer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """It was about to replace what a dead run had left; another does it."""
+    """It was about to replace what a dead run had left; another process does so."""
     instance = new_id()
     with leaving_nothing():
         path_of(instance).write_bytes(b"\xee" * 8 * PAGE)
@@ -96,7 +96,7 @@ def replacer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
 
 
 def creator_dies_beside_another(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """Somebody starts at the same time: creator or joiner, he gets a whole region."""
+    """Another process starts at the same time: as creator or joiner, it gets a whole region."""
     instance = new_id()
     with leaving_nothing():
         doomed = Doomed(hooks, spot, holding, instance, 0, None)

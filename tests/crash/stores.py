@@ -1,4 +1,4 @@
-"""The death of a storage's writer or reader at every point: who lives goes on."""
+"""A storage's writer or reader dies at every point: the others continue."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ SIZE = 256  # of the ring: so many objects of 64 bytes fit
 
 
 def value_of(key: object) -> bytes:
-    """What is stored under a key follows from it."""
+    """The value stored under a key, which follows from the key."""
     return repr(key).encode().ljust(52, b".")
 
 
@@ -28,7 +28,7 @@ def put(writer: Storage, *keys: object) -> list[tuple[object, Place]]:
 
 
 def storing(_link: Link, begin: Begin) -> None:
-    """Role: a writer's whole life, beside two readers."""
+    """Role: a writer from start to end, beside two readers."""
     begin("create")
     writer = new_storage()
     begin("put", writer.handle())
@@ -60,7 +60,7 @@ def start_reader(handle: ShmObjectStorageHandle) -> Remote:
 
 
 def storer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """Readers have every object that a put had returned, whole; or are told that it is gone."""
+    """Readers get every object that a put had returned, whole, or an error that it is gone."""
     with leaving_nothing():
         doomed = Doomed(hooks, spot, storing)
         readers: list[Remote] = []
@@ -100,7 +100,7 @@ def can_get(reader: Remote, key: object, place: Place) -> bool:
 
 
 def getting(_link: Link, begin: Begin, handle: ShmObjectStorageHandle, places: list[Place]) -> None:
-    """Role: a reader's whole life, in a place that somebody has had before."""
+    """Role: a reader from start to end, in the place of an earlier one."""
     begin("attach")
     reader = Storage.create_from_handle(handle)
     begin("get")
@@ -145,7 +145,7 @@ def getter_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
 
 
 def coming_last(_link: Link, begin: Begin, handle: ShmObjectStorageHandle) -> None:
-    """Role: the last reader of a storage whose name goes then."""
+    """Role: the last reader of a storage, which removes its name."""
     begin("attach, last")
     reader = Storage.create_from_handle(handle)
     begin("close")
@@ -153,7 +153,7 @@ def coming_last(_link: Link, begin: Begin, handle: ShmObjectStorageHandle) -> No
 
 
 def last_comer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """The name is gone, or a successor can take the place by it, and then it is gone."""
+    """The name is gone, or a successor can attach by it, and then it is gone."""
     with (
         leaving_nothing(),
         Storage(64, 2, Ring(SIZE, create=True), BytesSerde, unlink_when_complete=True) as writer,

@@ -1,4 +1,4 @@
-"""What the survivors of a crash do and must see, whoever has died."""
+"""What the survivors of a crash do, and what they must observe, whichever role has died."""
 
 import itertools
 import os
@@ -22,23 +22,23 @@ End = tuple[int, MemlaneError, float]
 
 
 def message(number: int, kind: str = "small") -> tuple[int, str, np.ndarray[Any, Any]]:
-    """The message with that number; what it holds follows from number and kind."""
+    """The message with that number; its content follows from number and kind."""
     return number, kind, np.arange(_ITEMS[kind]) * 3 + number
 
 
 def check(received: Any, number: int) -> None:
-    """It is that message, and whole."""
+    """Fails unless it is that message, and whole."""
     assert received[0] == number, f"message {received[0]} instead of {number}"
     np.testing.assert_array_equal(received[2], message(number, received[1])[2])
 
 
 def take(queue: MessageQueue, number: int) -> None:
-    """Read one message, which must be that one."""
+    """Reads one message, which must have that number."""
     check(queue.dequeue(PATIENCE), number)
 
 
 def read_to_the_end(queue: MessageQueue, first: int) -> End:
-    """How many messages came in all, the error behind them, and its time."""
+    """Returns the number of messages read, the error after them, and its time."""
     for number in itertools.count(first):
         try:
             take(queue, number)
@@ -48,20 +48,20 @@ def read_to_the_end(queue: MessageQueue, first: int) -> End:
 
 
 def identity_of(handle: Handle) -> str:
-    """Of a segment's file, as /proc/locks has it; while it has its name."""
+    """Identity of a segment's file, as in /proc/locks; only while it has its name."""
     facts = (SHM / name_in(handle)).stat()
     return f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
 
 
 def locks_on(identity: str) -> list[str]:
-    """The locks that anybody holds on that file."""
+    """The locks that any process holds on that file."""
     lines = Path("/proc/locks").read_text().splitlines()
     return [line for line in lines if identity in line.split()]
 
 
 @contextmanager
 def leaving_nothing() -> Iterator[None]:
-    """After the block and the next start, which works, everything is as before."""
+    """After the block, and one more start that works, everything is as before."""
     before = holdings("memlane-")
     yield
     with MessageQueue(1, 1, None, CHUNK, CHUNKS) as writer:
@@ -76,7 +76,7 @@ def leaving_nothing() -> Iterator[None]:
 
 
 class Survivor:
-    """A reader in a process of its own that goes on when the writer dies."""
+    """A reader in its own process that survives the writer's death."""
 
     def __init__(self, handle: Handle, rank: int) -> None:
         self._remote: Remote = start_reader(handle, rank)
@@ -131,7 +131,7 @@ class Survivor:
 
 
 class Sender:
-    """A writer in a process of its own that goes on when a reader dies."""
+    """A writer in its own process that survives a reader's death."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote

@@ -1,7 +1,7 @@
-"""A real process is killed at every sync point that a role passes; the survivors are as promised.
+"""Kills a real process at every sync point that its role passes, and checks what the survivors see.
 
-The processes run a build of the extension that has hooks (`make hooks`), in a /dev/shm of their
-own where the machine lets them. `pytest -s tests/crash` prints every death and what was seen.
+The processes run a build of the extension that has hooks (`make hooks`), in a /dev/shm of their own
+where the machine allows that. `pytest -s tests/crash` prints every death and its outcome.
 """
 
 import re
@@ -61,25 +61,25 @@ def hooked() -> tuple[str, ...]:
 
 
 def scenario_of(role: str) -> Callable[[Spot | None], tuple[list[Passage], str]]:
-    """What is played around the death of that role."""
+    """The scenario in which that role dies."""
     module, name = ROLES[role].split(".")
     hooks: Hooks = _native.sync_hooks  # type: ignore[attr-defined]
     return partial(getattr(import_module(f"tests.crash.{module}"), name), hooks)
 
 
 def crash(_link: Link, role: str) -> list[Crash]:
-    """Role: every death of that role."""
+    """Role: all deaths of that role, one after the other."""
     return crash_everywhere(scenario_of(role))
 
 
 def passages_of(_link: Link) -> set[str]:
-    """Role: all points that the roles pass if nobody dies."""
+    """Role: all points that the roles pass if none dies."""
     return {point for role in ROLES for _, point, _ in scenario_of(role)(None)[0]}
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_death_at_every_point(role: str) -> None:
-    """Whatever it was about to do: the right error in time, nothing lost, doubled or left."""
+    """After every death: the right error in time, nothing lost, repeated or left behind."""
     crashes = start(crash, role, method="spawn", command=hooked()).result(timeout=300)
     print()
     for one in crashes:
@@ -90,7 +90,7 @@ def test_death_at_every_point(role: str) -> None:
 
 
 def test_no_hooks_in_what_is_released() -> None:
-    """The build that everybody gets has neither the hooks nor the calls of them."""
+    """The release build has neither the hooks nor calls of them."""
     assert not hasattr(_native, "sync_hooks")
     assert _native.__file__ is not None
     assert b"publish.store" not in Path(_native.__file__).read_bytes()
@@ -110,7 +110,7 @@ def named_points() -> set[str]:
 
 
 def test_every_point_of_the_code_is_among_them() -> None:
-    """A point that no role passes would be a point at which nobody was killed."""
+    """Some role passes each point, so there is a death at each."""
     named = named_points()
     assert len(named) > 20
     passed = start(passages_of, method="spawn", command=hooked()).result(timeout=60)

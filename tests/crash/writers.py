@@ -1,4 +1,4 @@
-"""The death of a writer at every point: both readers get what was complete, then `WriterDied`."""
+"""A writer dies at every point: both readers get all complete messages, then `WriterDied`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,17 +31,17 @@ SENDS = {
 
 
 def is_published(point: str) -> bool:
-    """Whether a writer that dies there in `enqueue` has sent its message."""
+    """Whether a writer that dies at that point of `enqueue` has sent its message."""
     return point in ("park.load", "wake.store")
 
 
 def has_closed(point: str) -> bool:
-    """Whether an end that dies there in `close` has said that it closes."""
+    """Whether an end that dies at that point of `close` has announced its end."""
     return point not in ("unlink", "leave.store")
 
 
 def writing(_link: Link, begin: Begin) -> None:
-    """Role: a writer's whole life."""
+    """Role: a writer from start to end."""
     begin("create")
     queue = MessageQueue(2, 2, None, CHUNK, CHUNKS)
     begin("wait_until_ready", queue.export_handle())
@@ -54,7 +54,7 @@ def writing(_link: Link, begin: Begin) -> None:
 
 
 def writer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """Both readers wait in turn for readiness, for a message, or not at all."""
+    """Both readers are blocked in wait_until_ready, in dequeue, or not at all."""
     with leaving_nothing():
         doomed = Doomed(hooks, spot, writing)
         readers: list[Survivor] = []
@@ -107,7 +107,7 @@ def follow(doomed: Doomed, readers: list[Survivor], stage: str) -> None:
 
 
 def judge(doomed: Doomed, readers: list[Survivor], sent: int) -> str:
-    """Every reader got the same, right number of messages, and then the right error in time."""
+    """Both readers got the same, right number of messages, and then the right error in time."""
     spot = doomed.spot
     if not readers:
         return "nothing is left of it"
@@ -122,7 +122,7 @@ def judge(doomed: Doomed, readers: list[Survivor], sent: int) -> str:
 
 
 def told(ends: list[End], sent: int, kind: type[Exception], doomed: Doomed) -> str:
-    """The readers' ends are as they must be; in words."""
+    """The readers' errors, checked, as text."""
     late = 0.0
     for count, error, moment in ends:
         assert count == sent, f"{count} messages instead of {sent}, then {error!r}"
@@ -137,7 +137,7 @@ def told(ends: list[End], sent: int, kind: type[Exception], doomed: Doomed) -> s
 
 
 def releasing(link: Link, begin: Begin) -> None:
-    """Role: a writer that goes on without a dead reader."""
+    """Role: a writer that releases a dead reader and continues."""
     queue = MessageQueue(2, 2, None, CHUNK, CHUNKS)
     queue.enqueue(message(0))
     link.tell(queue.export_handle())
@@ -156,7 +156,7 @@ def releasing(link: Link, begin: Begin) -> None:
 
 
 def releasing_writer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
-    """One reader is dead already; the other must not be drawn into it."""
+    """One reader is dead already; the other must not be affected by that."""
     with leaving_nothing():
         doomed = Doomed(hooks, spot, releasing)
         handle: Handle = doomed.peer.hear()

@@ -1,1 +1,1 @@
-"""Adapters on the engines' own modules, taken from their distributions; none of it is kept."""
+"""The adapters, tested on the engines' own modules, taken from their distributions."""

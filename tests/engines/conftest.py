@@ -1,4 +1,4 @@
-"""What all tests of engines need: the distributions, and time."""
+"""What all engine tests need: the distributions, and a longer deadline."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A plugin of pytest: vLLM's own tests on its modules over shells, switched on memlane."""
+"""A pytest plugin: runs vLLM's own tests on its modules over stubs, switched to memlane."""
 
 import multiprocessing
 import signal

@@ -1,6 +1,6 @@
-"""Those of vLLM 0.33's own tests that do not run on memlane's systems, and why.
+"""Those of vLLM 0.33's own tests that cannot run on memlane's systems, and why.
 
-Of its store and its ring of bytes all do.
+All tests of its store and of its byte ring run.
 """
 
 SPIN = "sets or counts what SpinCondition does, which memlane's native wait has not"

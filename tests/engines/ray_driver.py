@@ -1,6 +1,6 @@
-"""A driver of Ray actors on two nodes, of which it loses an actor, and then a whole node.
+"""A driver of Ray actors on two nodes; it loses an actor, and then a whole node.
 
-It says in lines of JSON what it sees; the far node is taken away when it asks for that.
+It prints what it observes as lines of JSON; the test cuts off the far node when it asks for that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a scenario in a process of its own."""
+"""Runs a scenario in its own process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A process of an engine: its own modules over shells, and functions of a file of scenarios.
+"""A process of an engine: the engine's own modules over stubs, and functions from a scenario file.
 
 `python -m tests.engines.scenario 0.33 FILE NAME...`; the engine claims the version `TEST_VERSION`.
 """

@@ -1,4 +1,4 @@
-"""What processes of SGLang do in the tests; each function is run by `running.run`."""
+"""What SGLang's processes do in the tests; `running.run` runs each function."""
 
 from __future__ import annotations
 

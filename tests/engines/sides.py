@@ -1,4 +1,4 @@
-"""Handles between a process that was switched to memlane and one that was not."""
+"""Handles exchanged between a process switched to memlane and one that is not."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""The Python of the engines' distributions, fetched once by pip and kept in `build/engines`."""
+"""The Python sources of the engines, fetched once by pip and kept in `build/engines`."""
 
 from __future__ import annotations
 

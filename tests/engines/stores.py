@@ -1,4 +1,4 @@
-"""Values of vLLM's shared cache of images, as its processors make them."""
+"""Values of vLLM's shared image cache, as its processors make them."""
 
 from __future__ import annotations
 

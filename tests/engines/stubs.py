@@ -1,4 +1,4 @@
-"""Engines' own modules without their requirements: some are real, all others are empty shells."""
+"""Engines' own modules without their requirements: a few are real, all others are stubs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray's actors on two nodes, which are hosts with a cable between them."""
+"""Ray actors on two nodes, which are hosts connected by a cable."""
 
 import json
 import os

@@ -27,10 +27,10 @@ def test_groups_that_are_switched_in_part() -> None:
 
 def test_words_that_lead_nowhere() -> None:
     """SGLang goes on when a plugin raises; it does not start with these."""
-    assert "there is no system 'quue'" in run(
+    assert "memlane has no 'quue' for SGLang 0.5" in run(
         "switched", release="0.5", fails=True, MEMLANE_SGLANG="quue"
     )
-    assert "memlane has no store for SGLang 0.5 yet" in run(
+    assert "memlane has no 'store' for SGLang 0.5; name some of queue" in run(
         "switched", release="0.5", fails=True, MEMLANE_SGLANG="store"
     )
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from memlane import InvalidArgument
-from memlane.engines.vllm._engine import VLLM
+from memlane.engines.vllm import VLLM
 from tests.engines.running import RELEASES, run
 
 QUEUE = {"MEMLANE_VLLM": "queue"}
@@ -18,7 +18,7 @@ def test_unset_variable_costs_nothing(value: str | None) -> None:
     """Neither vLLM nor torch is imported, nor any adapter."""
     code = (
         "import sys; from memlane.engines.vllm import register; register(); "
-        "print({'vllm', 'torch', 'memlane.engines._switching'} & set(sys.modules))"
+        "print({'vllm', 'torch', 'memlane.engines._queue'} & set(sys.modules))"
     )
     run_ = subprocess.run(
         [sys.executable, "-c", code],
@@ -38,6 +38,7 @@ def test_every_importer_is_rebound(release: str) -> None:
     assert lines == [
         "vllm.distributed.device_communicators.shm_broadcast.MessageQueue is memlane's, also in "
         "an_early_importer, vllm.v1.executor.multiproc_executor",
+        "vllm.v1.executor.multiproc_executor.MultiprocExecutor._post_init_executor is memlane's",
         "vllm.v1.executor.multiproc_executor.MultiprocExecutor.shutdown is memlane's",
     ]
 
@@ -54,26 +55,26 @@ def test_every_importer_is_rebound(release: str) -> None:
 )
 def test_words(text: str, systems: tuple[str, ...]) -> None:
     """One or more, in any order; `all` is what there is for the release."""
-    assert VLLM.systems_of(VLLM.words_of(text), "0.33") == systems
+    assert VLLM.systems_of(text, "0.33") == systems
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("quue", "there is no system 'quue'"),
-        ("queue,", "there is no system ''"),
+        ("quue", "memlane has no 'quue' for vLLM 0.33"),
+        ("queue,", "memlane has no ''"),
         ("1", "name some of queue, store, region, separated by commas, or all"),
     ],
 )
 def test_words_that_lead_nowhere(text: str, says: str) -> None:
     """What is no system, or not there yet, is an error that says what there is."""
     with pytest.raises(InvalidArgument, match=says):
-        VLLM.systems_of(VLLM.words_of(text), "0.33")
+        VLLM.systems_of(text, "0.33")
 
 
 def test_errors_end_the_start() -> None:
     """vLLM does not start with a word that leads nowhere."""
-    assert "there is no system 'quue'" in run("switched", fails=True, MEMLANE_VLLM="quue")
+    assert "memlane has no 'quue' for vLLM 0.33" in run("switched", fails=True, MEMLANE_VLLM="quue")
 
 
 @pytest.mark.parametrize(
@@ -121,9 +122,9 @@ def test_groups() -> None:
     run("groups", TEST_DEVICES="1", **QUEUE)
 
 
-def test_death_of_another_worker() -> None:
-    """It is named within a second, with rank and pid."""
-    run("another_worker_dies", **QUEUE)
+def test_death_of_a_worker() -> None:
+    """It is named within a second, with rank and pid, whosever answer is awaited."""
+    run("awaited_worker_dies", "another_worker_dies", **QUEUE)
 
 
 def test_stop_of_another_worker() -> None:

@@ -1,4 +1,4 @@
-"""vLLM's own tests pass on memlane's systems, but for those that `left_out` lists."""
+"""vLLM's own tests pass on memlane's systems, except those listed in `left_out`."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""vLLM's own caches of images on memlane's store."""
+"""vLLM's own image caches on memlane's store."""
 
 import re
 from functools import partial
@@ -52,9 +52,9 @@ def test_switched_in_part() -> None:
     run("half_switched_the_other_way")
 
 
-def test_handles_of_the_other_side() -> None:
-    """They are refused, in whichever process they arrive; none carries the secret."""
-    run("mixed_handles", **STORE)
+def test_handles() -> None:
+    """None carries the secret. vLLM sends none: its workers know the store by its name."""
+    run("handles", **STORE)
 
 
 def test_name_of_a_killed_client() -> None:

@@ -1,4 +1,4 @@
-"""What processes of vLLM do with the offload region; each function is run by `running.run`."""
+"""What vLLM's processes do with the offload region; `running.run` runs each function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes of an engine do in the tests; each function is run by `running.run`."""
+"""What an engine's processes do in the tests; `running.run` runs each function."""
 
 from __future__ import annotations
 
@@ -129,10 +129,11 @@ def declined() -> None:
     """Another version of vLLM keeps its own queue, and refuses handles of memlane's."""
     import vllm.distributed.device_communicators.shm_broadcast as broadcast
 
-    from memlane.engines._handles import EngineHandle
+    from memlane.engines._queue import EngineHandle
+    from memlane.engines.vllm import VLLM
 
     original = [broadcast.MessageQueue]
-    sent = pickle.dumps(EngineHandle(variable="MEMLANE_VLLM"))
+    sent = pickle.dumps(EngineHandle(engine=VLLM))
     register()
     register()
     assert original[0] is broadcast.MessageQueue
@@ -249,6 +250,11 @@ class Crew:
             self.answers.append(MessageQueue.create_from_handle(here.recv(), 0))
             here.close()
         self.steps.wait_until_ready()
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        executor: Any = MultiprocExecutor.__new__(MultiprocExecutor)
+        executor.rpc_broadcast_mq, executor.response_mqs = self.steps, self.answers
+        executor._post_init_executor()  # the last that executors do with their queues
         self.steps.enqueue("answer")
         assert [end.dequeue(10) for end in self.answers] == [0, 1]
 
@@ -258,21 +264,31 @@ class Crew:
             worker.join()
 
 
+def awaited_worker_dies() -> None:
+    """Who waits for worker 0's answer hears that worker 0 was killed."""
+    _dies(0)
+
+
 def another_worker_dies() -> None:
     """Who waits for worker 0's answer hears that worker 1 was killed."""
+    _dies(1)
+
+
+def _dies(rank: int) -> None:
     crew = Crew()
     crew.steps.enqueue("compute")
     died: list[float] = []
+    victim = crew.workers[rank]
 
     def kill() -> None:
-        crew.workers[1].kill()
+        victim.kill()
         died.append(time.monotonic())
 
     threading.Timer(0.5, kill).start()
-    with pytest.raises(ReaderDied, match=rf"reader 1 \(pid {crew.workers[1].pid}\) died") as caught:
+    with pytest.raises(ReaderDied, match=rf"reader {rank} \(pid {victim.pid}\) died") as caught:
         crew.answers[0].dequeue(timeout=20)
     assert time.monotonic() - died[0] < 1
-    assert (caught.value.rank, caught.value.pid) == (1, crew.workers[1].pid)
+    assert (caught.value.rank, caught.value.pid) == (rank, victim.pid)
     crew.dismiss()
 
 

@@ -1,4 +1,4 @@
-"""The demo as a stranger starts it: with a pipe for its output, or with a terminal."""
+"""Starts the demo as a user would, with a pipe or a terminal for its output."""
 
 import fcntl
 import os
@@ -25,7 +25,7 @@ def command(*arguments: str, module: str = "engine") -> list[str]:
 
 
 def environment(*first: Path, **more: str) -> dict[str, str]:
-    """Ours, with the examples (behind the folders `first`) to be imported from."""
+    """This process's environment, with the examples importable after the folders in `first`."""
     paths = [*map(str, first), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
 
@@ -33,7 +33,7 @@ def environment(*first: Path, **more: str) -> dict[str, str]:
 def run(
     *arguments: str, first: Path | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Modules are looked for in `first` first."""
+    """Runs the demo; modules are looked for in `first` first."""
     env = environment(*([first] if first else []), **more)
     return subprocess.run(command(*arguments), env=env, capture_output=True, text=True, timeout=120)
 
@@ -48,12 +48,12 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
 
 def without_codes(shown: str) -> str:
-    """What a terminal was sent, but for what moves and paints."""
+    """A terminal's output without the codes that move and paint."""
     return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown)
 
 
 class Terminal:
-    """A terminal on which the demo runs; `shown` is all that came, codes included."""
+    """A terminal on which the demo runs; `shown` is all its output, codes included."""
 
     def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
         self.process = process
@@ -61,11 +61,11 @@ class Terminal:
         self._descriptor = descriptor
 
     def type(self, keys: bytes) -> None:
-        """Press them: Ctrl-C is b"\\x03"."""
+        """Presses keys: Ctrl-C is b"\\x03"."""
         os.write(self._descriptor, keys)
 
     def hang_up(self) -> None:
-        """Take the terminal away."""
+        """Closes the terminal."""
         os.close(self._descriptor)
         self._descriptor = -1
 
@@ -79,13 +79,13 @@ class Terminal:
 
     @property
     def pids(self) -> list[int]:
-        """The workers', by rank, once they are ready."""
+        """The workers' pids, by rank, once they are ready."""
         ready = re.search(r"ready \(pids ([\d, ]+);", self.shown)
         assert ready is not None, self.shown
         return [int(pid) for pid in ready[1].split(",")]
 
     def until_shown(self, pattern: str) -> str:
-        """Read on until something new matches, and return that."""
+        """Reads until something new matches, and returns that."""
         seen = len(self.shown)
         deadline = time.monotonic() + PATIENCE
         while (match := re.compile(pattern).search(self.shown, seen)) is None:
@@ -93,14 +93,14 @@ class Terminal:
         return match[0]
 
     def until_end(self) -> int:
-        """Read everything; the exit code."""
+        """Reads everything; returns the exit code."""
         deadline = time.monotonic() + PATIENCE
         while self._read_on(deadline):
             pass
         return self.process.wait(PATIENCE)
 
     def read(self, seconds: float) -> bool:
-        """Take what comes within that time; False at the end of all."""
+        """Reads what arrives within that time; False at the end of the output."""
         if not select.select([self._descriptor], [], [], seconds)[0]:
             return True
         try:
@@ -116,7 +116,7 @@ class Terminal:
 
 
 def default_signals() -> None:
-    """As a shell starts a program in the foreground; one in the background ignores some."""
+    """As a shell starts a foreground program; in the background it would ignore some."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 
@@ -133,7 +133,7 @@ def terminal(
     size: tuple[int, int] = (80, 40),
     module: str = "engine",
 ) -> Iterator[Terminal]:
-    """The demo on a terminal, in its foreground; it is killed at the end of the block."""
+    """The demo in the foreground of a terminal; it is killed at the end of the block."""
     ours, theirs = os.openpty()
     try:
         columns, rows = size

@@ -1,4 +1,4 @@
-"""How the demo ends when it does not end by itself: by signals, by deaths, by what is refused."""
+"""How the demo ends when interrupted: by signals, by deaths, by arguments it refuses."""
 
 import os
 import re
@@ -43,13 +43,13 @@ def few(tmp_path: Path) -> str:
 
 @pytest.fixture
 def many(tmp_path: Path) -> str:
-    """Prompts for minutes."""
+    """Prompts that take minutes."""
     return write_prompts(tmp_path, PROMPTS * 1000)
 
 
 @pytest.fixture
 def stopped(many: str) -> Iterator[Terminal]:
-    """A demo in the middle of its work, worker 0 of three of which is stopped."""
+    """A demo in the middle of its work, with worker 0 of three stopped."""
     env = environment(MEMLANE_RINGBUFFER_WARNING_INTERVAL="0.5")
     with terminal("--workers", "3", "--prompts", many, env=env, size=(200, 40)) as screen:
         screen.until_shown(r"\d\d+ messages")
@@ -64,7 +64,7 @@ def until_state(pid: int, state: str) -> None:
 
 
 def signals_of(pid: int, mask: str) -> set[int]:
-    """Of a process: those that it catches (SigCgt), ignores (SigIgn), or blocks (SigBlk)."""
+    """Of a process: the signals it catches (SigCgt), ignores (SigIgn), or blocks (SigBlk)."""
     found = re.search(rf"{mask}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return {number for number in signal.valid_signals() if int(found[1], 16) >> (number - 1) & 1}
@@ -79,7 +79,7 @@ def under(what: str, *arguments: str) -> list[str]:
 def test_signal_before_the_first_line_ends_it_when_all_can_be_closed(
     ending: signal.Signals, few: str
 ) -> None:
-    """It waits while the demo is imported; there is not even a traceback of the interpreter."""
+    """The signal waits while the demo is imported; there is not even a traceback."""
     process = subprocess.Popen(
         [*BLOCKED, *command("--prompts", few)],
         env=environment(),
@@ -96,7 +96,7 @@ def test_signal_before_the_first_line_ends_it_when_all_can_be_closed(
 
 @pytest.mark.parametrize("ending", ENDING, ids=NAMES)
 def test_signals_while_workers_start(ending: signal.Signals, few: str) -> None:
-    """Ten of them, to all processes: the workers' imports are not interrupted, nothing is left."""
+    """Ten signals to all processes: the workers' imports are not interrupted, nothing is left."""
     with terminal("--workers", "3", "--prompts", few) as screen:
         # The tracker of multiprocessing is one; and each has an interpreter by now, which imports.
         until(lambda: len(children_of(screen.process.pid)) == 4)
@@ -154,7 +154,7 @@ def test_first_process_of_a_container_ends_on_a_signal(ending: signal.Signals, m
 
 
 def test_ignored_signals_stay_ignored(few: str) -> None:
-    """As `nohup` wants it."""
+    """As with `nohup`."""
     process = subprocess.Popen(
         under('trap "" HUP', "--workers", "1", "--tokens", "40", "--prompts", few),
         env=environment(),
@@ -192,7 +192,7 @@ def test_worker_that_dies_while_another_is_stopped_is_named_at_once(stopped: Ter
 
 
 def test_worker_that_is_killed_as_soon_as_it_is_ready_leaves_nothing(many: str) -> None:
-    """Stopped before, it could not take away its queue's name by itself any more."""
+    """It is stopped before, so it can no longer remove its queue's name itself."""
     with terminal("--workers", "3", "--prompts", many, "--plain") as screen:
         screen.until_shown(r"ready \(.*\)")
         for deed in (signal.SIGSTOP, signal.SIGKILL):
@@ -212,7 +212,7 @@ def test_worker_may_be_ended_by_a_signal_of_its_own(many: str) -> None:
 
 @pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 def test_worker_without_shared_memory_says_so_through_the_scheduler(few: str) -> None:
-    """Enough for the store, and for none of the workers."""
+    """There is enough for the store, and for none of the workers."""
     finished = subprocess.run(
         [*private_shm("5m"), *command("--workers", "3", "--store-mib", "3", "--prompts", few)[1:]],
         env=environment(),
@@ -228,7 +228,7 @@ def test_worker_without_shared_memory_says_so_through_the_scheduler(few: str) ->
 
 @pytest.mark.parametrize("files", [12, 18])
 def test_too_few_files_are_one_clear_error(files: int, few: str) -> None:
-    """For multiprocessing's own process, or for a worker."""
+    """In multiprocessing's own process, or in a worker."""
     finished = subprocess.run(
         under(f"ulimit -n {files}", "--workers", "4", "--prompts", few),
         env=environment(),
@@ -260,7 +260,7 @@ def test_working_directory_that_is_gone_is_one_clear_error(few: str, tmp_path: P
 
 
 def test_killed_scheduler_leaves_nobody_while_workers_start(few: str) -> None:
-    """Nor a segment, as soon as somebody makes another one."""
+    """Nor a segment, as soon as another one is created."""
     with terminal("--workers", "3", "--prompts", few) as screen:
         screen.process.kill()
         screen.until_end()

@@ -1,4 +1,4 @@
-"""The demo engine: run for real as a stranger would, plus the arithmetic of its shards."""
+"""The demo engine, run as a user would, and the arithmetic of its shards."""
 
 import os
 import pickle
@@ -64,7 +64,7 @@ def test_killed_worker_is_named_and_nothing_is_left(workers: int, prompts_file: 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str, unbuffered: str) -> None:
-    """As of `| head -1`, or of a full disk."""
+    """As with `| head -1`, or a full disk."""
     reading, writing = os.pipe()
     os.close(reading)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -85,7 +85,7 @@ def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str, unbuffer
 
 
 def test_without_any_output_it_runs(prompts_file: str) -> None:
-    """As of `>&-`; the answer is the exit code."""
+    """As with `>&-`; the result is the exit code."""
     arguments = command("--workers", "1", "--tokens", "2", "--prompts", prompts_file)
     finished = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *arguments],
@@ -160,7 +160,7 @@ def images() -> int:
 
 @pytest.fixture
 def long_run(tmp_path: Path, images: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """An engine that is generating for minutes, and its two workers as pidfds."""
+    """An engine that generates for minutes, and its two workers as pidfds."""
     many = write_prompts(tmp_path, PROMPTS * 1000)
     engine = subprocess.Popen(
         command("--workers", "2", "--prompts", many, "--images", str(images)),
@@ -192,7 +192,7 @@ def wait_for_exit(workers: list[int], seconds: float) -> None:
 def test_workers_leave_when_the_scheduler_is_killed(
     long_run: tuple[subprocess.Popen[str], list[int]], images: int, seconds_into_the_run: float
 ) -> None:
-    """That nothing is left in /dev/shm either is checked after every test, by the conftest."""
+    """The conftest checks after every test that nothing is left in /dev/shm."""
     engine, workers = long_run
     with pytest.raises(subprocess.TimeoutExpired):
         engine.wait(seconds_into_the_run)
@@ -228,7 +228,7 @@ def generated(sequence: Sequence) -> bytes:
 
 
 def compute(shards: list[Shard], decision: Decision) -> tuple[Array, list[int]]:
-    """The hidden state of each run's last row, and the elected tokens."""
+    """The hidden state of each run's last row, and the chosen tokens."""
     batch = Batch(decision, CONFIG)
     hidden = shards[0].embed(batch)
     for layer in range(CONFIG.layers):
@@ -251,7 +251,7 @@ def test_shards_together_are_the_whole_model(workers: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 50])
 def test_caches_and_chunks_change_nothing(chunk: int) -> None:
-    """A text byte by byte or in chunks, beside another, gives what it gives alone and at once."""
+    """A text in bytes or chunks, beside another, gives the same result as alone and at once."""
     text = b"All happy families are alike; every unhappy family is unhappy in its own way."
     alone, _ = compute([Shard(CONFIG, 0, 1, BLOCKS)], decision([(0, 0, text)]))
     shards = [Shard(CONFIG, 0, 1, BLOCKS)]
@@ -315,7 +315,7 @@ def test_newline_ends_a_sequence() -> None:
 
 
 def test_decision_is_a_few_hundred_bytes() -> None:
-    """The message that the broadcast is made for, at the default batch size."""
+    """The kind of message that the broadcast is made for, at the default batch size."""
     batches = batcher([b"?"] * 8, max_batch=8)
     step = batches.decide(0.0)
     assert step is not None

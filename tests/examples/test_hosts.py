@@ -70,7 +70,7 @@ def test_worker_that_dies_while_another_is_stopped_is_named_at_once(tmp_path: Pa
 @pytest.mark.hosts
 @pytest.mark.parametrize("when", ["host 1", "undisturbed"])
 def test_interrupt_ends_both_hosts_quietly(when: str, tmp_path: Path) -> None:
-    """Who is left on host 2, or in /dev/shm, the conftest sees."""
+    """The conftest sees processes left on host 2, and segments left in /dev/shm."""
     prompts = write_prompts(tmp_path, PROMPTS * 15)
     with terminal("--prompts", prompts, module="engine.hosts") as screen:
         screen.until_shown(when)

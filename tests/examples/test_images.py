@@ -1,4 +1,4 @@
-"""Images in the demo: put once, seen by every worker, and a part of what they compute."""
+"""Images in the demo are put once, seen by every worker, and part of the computation."""
 
 import re
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def test_image_is_put_once_and_read_by_every_worker_for_every_request(tmp_path: 
 
 
 def test_request_waits_for_a_step_while_the_store_is_full(tmp_path: Path) -> None:
-    """The images together have more than twice the size of the store."""
+    """All images together are more than twice as large as the store."""
     prompts = write_prompts(tmp_path, PROMPTS * 3)
     finished = run(
         *("--workers", "2", "--tokens", "4", "--batch", "12", "--prompts", prompts),
@@ -89,7 +89,7 @@ def test_trace_is_replayed_with_images(tmp_path: Path) -> None:
 
 
 def test_check_fails_if_one_worker_reads_wrong_bytes(tmp_path: Path) -> None:
-    """Those of an address that is 64 too low."""
+    """Bytes from an address that is 64 too low."""
     deed = IN_WORKER_1.format(deed="pixels = numpy.roll(pixels, 64)")
     (tmp_path / "sitecustomize.py").write_text(deed)
     prompts = write_prompts(tmp_path, PROMPTS)
@@ -222,7 +222,7 @@ def test_full_store_is_an_error_if_nobody_has_to_read(
 
 
 def shown(reader: ImageReader, step: list[ImageReference]) -> list[int]:
-    """The values of the small images that the reader sees; they lie in shared memory."""
+    """The values of the small images as the reader sees them, in shared memory."""
     values = []
 
     def see(_sequence: int, pixels: Pixels) -> None:

@@ -1,4 +1,4 @@
-"""Hosts and cables: what a cable does to frames, and that nothing of it is ever left."""
+"""Hosts and cables: what a cable does to frames; nothing of them is ever left behind."""
 
 import select
 import socket
@@ -38,7 +38,7 @@ print(end.recv(100).decode(), end="")
 
 @contextmanager
 def echo(there: Neighbour) -> Iterator[socket.socket]:
-    """A socket whose datagrams the neighbour sends back."""
+    """A socket whose datagrams the neighbour returns."""
     command = [*there.command, "-c", ECHO, there.there]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE) as server,
@@ -54,7 +54,7 @@ def echo(there: Neighbour) -> Iterator[socket.socket]:
 
 
 def received(end: socket.socket, patience: float = 0.05) -> list[int]:
-    """The numbers that come back, until nothing has come for so many seconds."""
+    """The numbers that come back, until none has come for that many seconds."""
     numbers: list[int] = []
     while select.select([end], [], [], patience)[0]:
         numbers += struct.unpack("q", end.recv(100))
@@ -67,7 +67,7 @@ def send(end: socket.socket, numbers: range) -> None:
 
 
 def test_a_cable_delays() -> None:
-    """Each way; and what is drawn to arrive sooner than what was sent before it waits for that."""
+    """Each way; a frame with a shorter delay still waits for those sent before it."""
     with neighbour() as there, echo(there) as end:
         there.cable.set(delay_ms=20)
         sent = time.monotonic()
@@ -81,7 +81,7 @@ def test_a_cable_delays() -> None:
 
 
 def test_a_cable_loses() -> None:
-    """So much of all, drawn and not because of a queue; the rest comes in order."""
+    """That share of all frames, at random and not because of a queue; the rest arrives in order."""
     with neighbour() as there, echo(there) as end:
         send(end, range(1))
         assert received(end) == [0]
@@ -102,7 +102,7 @@ def test_a_cable_loses() -> None:
 
 
 def test_a_cable_is_pulled_and_plugged() -> None:
-    """What is on its way is lost, too."""
+    """Frames in flight are lost, too."""
     with neighbour() as there, echo(there) as end:
         there.cable.set(delay_ms=40)
         send(end, range(1))
@@ -122,7 +122,7 @@ def test_a_cable_is_pulled_and_plugged() -> None:
 
 
 def test_hosts_do_not_share_memory() -> None:
-    """Nor does a cable need this host: here it connects two others."""
+    """A cable need not involve this host: here it connects two others."""
     with lab.Host() as one, lab.Host() as other, lab.Cable(one, other) as cable:
         for host in (one, other):
             subprocess.run([*host.command, "touch", f"/dev/shm/of-{host.pid}"], check=True)
@@ -140,7 +140,7 @@ def test_hosts_do_not_share_memory() -> None:
 
 
 def owner(link: Link) -> None:
-    """Role: somebody with a host, who never says goodbye."""
+    """Role: has a host, and never closes it."""
     before = socket.if_nameindex()
     with lab.Host() as host, lab.Cable(None, host) as cable:
         number = int(cable.addresses[0].split(".")[2])
@@ -161,7 +161,7 @@ def test_nothing_is_left_of_who_is_killed() -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Or dead, and not yet reaped by us, to whom orphans come."""
+    """Or dead, and not yet reaped by this process, which inherits orphans."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def is_gone(pid: int) -> bool:
 
 
 def test_what_is_refused_is_told() -> None:
-    """By the program that would have been the cable; there is no network of process 0."""
+    """By the program that would have been the cable; process 0 has no network."""
     with lab.Host() as host:
         host_that_is_gone = lab.Host()
         host_that_is_gone.close()

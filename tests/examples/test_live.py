@@ -1,4 +1,4 @@
-"""The demo's live view: on a terminal it shows who does what, elsewhere there is none."""
+"""The demo's live view: on a terminal it shows what each worker does; elsewhere it is off."""
 
 import os
 import re
@@ -29,12 +29,12 @@ def few(tmp_path: Path) -> str:
 
 @pytest.fixture
 def many(tmp_path: Path) -> str:
-    """Prompts for minutes."""
+    """Prompts that take minutes."""
     return write_prompts(tmp_path, PROMPTS * 1000)
 
 
 def rows(shown: str) -> dict[int, str]:
-    """The rows of the workers in the last picture, by pid, without codes."""
+    """The workers' rows in the last picture, by pid, without codes."""
     picture = without_codes(shown.rpartition(TITLE)[2])
     return {int(row[2]): row[0] for row in re.finditer(r"│ +(\d+) +(\d+)  .*│", picture)}
 

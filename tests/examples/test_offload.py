@@ -1,4 +1,4 @@
-"""Offload in the demo: blocks go to the region and come back, and no token tells of it."""
+"""Offload in the demo: blocks go to the region and back without changing a token."""
 
 import random
 import re
@@ -49,14 +49,14 @@ def tokens_of(batches: Batcher) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[bytes]:
-    """What a single process generates with room for all."""
+    """What a single process generates with room for everything."""
     batches = batcher()
     run_reference(CONFIG, WORKERS, batches)
     return tokens_of(batches)
 
 
 def offloading(device: int, see: Callable[[Decision, list[Shard]], None]) -> list[bytes]:
-    """Generate with so many blocks, all workers in this process; `see` looks after the moves."""
+    """Generates with that many blocks, all workers in this process; `see` is called for moves."""
     pools = pools_for(REQUESTS, AT_WORK, device=device, offload=True)
     batches = batcher(pools)
     shards = [Shard(CONFIG, rank, WORKERS, device) for rank in range(WORKERS)]
@@ -89,7 +89,7 @@ def test_tokens_are_those_of_a_run_without_offload(device: int, expected: list[b
 
 
 def test_tokens_tell_of_a_block_that_came_back_wrong(expected: list[bytes]) -> None:
-    """One block, in one worker, once."""
+    """One wrong block, in one worker, once, changes the tokens."""
     harmed: list[int] = []
 
     def harm(step: Decision, shards: list[Shard]) -> None:
@@ -102,7 +102,7 @@ def test_tokens_tell_of_a_block_that_came_back_wrong(expected: list[bytes]) -> N
 
 
 def told(output: str) -> tuple[float, float, int]:
-    """GB out, GB back, calls."""
+    """GB out, GB back, number of calls."""
     moved = re.search(r"GB by all workers \(([\d.]+) out, ([\d.]+) back\)", output)
     calls = re.search(r"copy_blocks +(\d+) calls .*: p50 [\d.]+ GB/s, [\d.]+ GB/s over all", output)
     assert moved is not None
@@ -157,7 +157,7 @@ def test_check_fails_if_one_worker_gets_wrong_blocks_back(tmp_path: Path) -> Non
 def test_worker_that_dies_over_its_blocks_is_named(
     tmp_path: Path, name: str, complaint: str
 ) -> None:
-    """Before it has joined the region, or in the middle of a step."""
+    """It dies before it has joined the region, or in the middle of a step."""
     arguments = small(tmp_path, name, "os.kill(os.getpid(), signal.SIGKILL)")
     finished = run(*arguments, first=tmp_path)
     assert finished.returncode == 1
@@ -168,7 +168,7 @@ def test_worker_that_dies_over_its_blocks_is_named(
 
 @pytest.mark.parametrize("name", ["copy_blocks", "SharedOffloadRegion"])
 def test_nothing_is_left_if_the_scheduler_dies(tmp_path: Path, name: str) -> None:
-    """Of the workers, or in /dev/shm, which the conftest looks at after every test."""
+    """No worker, and nothing in /dev/shm (which the conftest checks after every test)."""
     deed = "os.kill(os.getppid(), signal.SIGKILL); return call(*arguments, **more)"
     finished = run(*small(tmp_path, name, deed), first=tmp_path)
     assert finished.returncode == -9
@@ -192,7 +192,7 @@ def test_pool_too_small_for_a_sequence_is_refused_before_anything_starts(tmp_pat
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_table_has_its_tokens_and_nobody_starves(seed: int) -> None:
-    """The pools are lists here, which know whose block it is and which one."""
+    """The pools are lists here, which know the owner and index of each block."""
     chance = random.Random(seed)
     requests = [
         Request(bytes(chance.randint(1, 100)), chance.randint(1, 60), may_end_early=False)

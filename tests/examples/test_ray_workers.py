@@ -1,4 +1,4 @@
-"""The recipe for Ray: run for real, as it stands."""
+"""The Ray example, run as it stands."""
 
 import os
 import re

@@ -27,7 +27,7 @@ GOOD = {"timestamp": 10, "input_length": 600, "output_length": 65, "hash_ids": [
 
 
 def write_trace(folder: Path, *lines: object) -> Path:
-    """A file of these objects, a line each; text is written as it is."""
+    """A file of these objects, one a line; text is written as it is."""
     path = folder / "trace.jsonl"
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("".join(f"{text}\n" for text in texts))
@@ -162,7 +162,7 @@ def test_engine_rests_until_the_next_arrival() -> None:
 
 
 def resting_cpu(link: Link, requests: list[Request]) -> float:
-    """Role: CPU seconds of the scheduler from the end of the first step to that of the second."""
+    """Role: CPU seconds of the scheduler between the ends of the first and the second step."""
     batcher, progress = Batcher(requests, max_batch=2, max_step_tokens=16), Progress()
     with LocalCrew(CONFIG, 2, batcher.blocks.pools) as crew:
         first, second = (
@@ -172,13 +172,13 @@ def resting_cpu(link: Link, requests: list[Request]) -> float:
 
 
 def test_resting_costs_nothing() -> None:
-    """Far less than the time that it lasts: it is no loop."""
+    """Far less CPU than wall time: it does not poll."""
     requests = [Request(b"abc", 1, arrival, may_end_early=False) for arrival in (0.0, 1.0)]
     assert start(resting_cpu, requests).result() < 0.2
 
 
 def test_death_is_seen_while_there_is_nothing_to_do() -> None:
-    """The next request would come in an hour."""
+    """The next request would arrive in an hour."""
     requests = [Request(b"abc", 1, arrival, may_end_early=False) for arrival in (0.0, 3600.0)]
     assert "worker 1 (pid " in start(replay, requests, 1).result()
 

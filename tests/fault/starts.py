@@ -1,6 +1,6 @@
-"""What is started, used and closed while one system call after the other fails: a scenario each.
+"""Scenarios that start, use and close something while one system call after the other fails.
 
-Every scenario is as in `tests.harness.faults`; a new system adds its own to `SCENARIOS`.
+Each is a scenario of `tests.harness.faults`; a new system adds its own to `SCENARIOS`.
 """
 
 import os
@@ -19,7 +19,7 @@ NAME = "memlane-chosen-by-the-caller"
 
 
 def ring(failing: Failing) -> None:
-    """A ring is made, and closed."""
+    """Creates a ring, and closes it."""
     with failing("create"):
         made = ShmRingBuffer(1, 64, 2)
     with made.get_data(1) as data:
@@ -29,7 +29,7 @@ def ring(failing: Failing) -> None:
 
 
 def attached_ring(failing: Failing) -> None:
-    """A ring is joined, and left."""
+    """Attaches to a ring, and closes it."""
     with ShmRingBuffer(1, 64, 2) as made:
         with failing("attach"):
             joined = ShmRingBuffer(*made.handle())
@@ -41,7 +41,7 @@ def attached_ring(failing: Failing) -> None:
 
 
 def queue(failing: Failing) -> None:
-    """A writer makes a queue; everybody comes; it ends."""
+    """A writer makes a queue; all readers attach; it closes."""
     with failing("create"):
         writer = MessageQueue(1, 1, None, 64, 2)
     with writer, MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:
@@ -54,7 +54,7 @@ def queue(failing: Failing) -> None:
 
 
 def attached_queue(failing: Failing) -> None:
-    """A reader joins a queue, and leaves it."""
+    """A reader attaches to a queue, and closes."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         with failing("attach"):
             reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
@@ -69,7 +69,7 @@ LARGE = np.arange(100_000)
 
 
 def large_messages(failing: Failing) -> None:
-    """Messages that do not fit their chunk are sent, read, and looked at."""
+    """Sends messages that do not fit their chunk, reads them, and views them."""
     with (
         MessageQueue(1, 1, None, 64, 2, max_extent_bytes=0) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
@@ -98,7 +98,7 @@ LENT = np.arange(300_000)
 
 
 def lent_messages(failing: Failing) -> None:
-    """Messages that are lent are sent to new and to kept space, read, written to, dropped."""
+    """Messages that are lent are sent to new and to warm space, read, written to, dropped."""
     with (
         MessageQueue(1, 1, None, 64, 2) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
@@ -119,7 +119,7 @@ def lent_messages(failing: Failing) -> None:
 
 
 def late_space(failing: Failing) -> None:
-    """A chunk of which only the beginning is reserved is filled to its end, and read."""
+    """Fills a chunk of which only the beginning is reserved, and reads it."""
     with (
         MessageQueue(1, 1, None, 1 << 17, 2) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
@@ -131,7 +131,7 @@ def late_space(failing: Failing) -> None:
 
 
 def queue_statistics(failing: Failing) -> None:
-    """What others are doing is looked up."""
+    """Takes the statistics of a queue."""
     with (
         MessageQueue(1, 1, None, 64, 2) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0),
@@ -141,7 +141,7 @@ def queue_statistics(failing: Failing) -> None:
 
 
 def leave_dead(make: Any) -> None:
-    """A process makes something and dies."""
+    """A process creates something and dies."""
     child = os.fork()
     if child == 0:
         try:
@@ -152,7 +152,7 @@ def leave_dead(make: Any) -> None:
 
 
 def sweep(failing: Failing) -> None:
-    """Something is made when a dead process has left something."""
+    """Creates something after a process has died and left something."""
     leave_dead(lambda: ShmRingBuffer(1, 64, 2))
     with failing("sweep and create"):
         made = ShmRingBuffer(1, 64, 2)
@@ -160,7 +160,7 @@ def sweep(failing: Failing) -> None:
 
 
 def byte_ring(failing: Failing) -> None:
-    """A byte ring is made, and closed."""
+    """Creates a byte ring, and closes it."""
     with failing("create"):
         made = Ring(1000, create=True)
     assert made.allocate_buf(100) == (0, 0)
@@ -169,7 +169,7 @@ def byte_ring(failing: Failing) -> None:
 
 
 def named_byte_ring(failing: Failing) -> None:
-    """A byte ring takes a name that the dead left."""
+    """Creates a byte ring under a name that a dead process left."""
     leave_dead(lambda: Ring(1000, NAME, create=True))
     try:
         with failing("create"):
@@ -180,7 +180,7 @@ def named_byte_ring(failing: Failing) -> None:
 
 
 def attached_byte_ring(failing: Failing) -> None:
-    """A byte ring is joined, and left."""
+    """Attaches to a byte ring, and closes it."""
     with Ring(1000, create=True) as made:
         place = made.allocate_buf(100)
         with failing("attach"):
@@ -192,7 +192,7 @@ def attached_byte_ring(failing: Failing) -> None:
 
 
 def storage(failing: Failing) -> None:
-    """A storage is made on a ring; whatever failed, the same ring can have one later."""
+    """Makes a storage on a ring; whatever failed, the same ring can get one later."""
     with Ring(4096, create=True) as made:
         try:
             with failing("create"):
@@ -206,7 +206,7 @@ def storage(failing: Failing) -> None:
 
 
 def attached_storage(failing: Failing) -> None:
-    """A reader joins a storage, and leaves it; whatever failed, its place is free."""
+    """A reader attaches to a storage, and closes; whatever failed, its place is free again."""
     with Storage(1000, 1, Ring(4096, create=True), BytesSerde) as writer:
         place = writer.put("k", b"value")
         try:
@@ -221,7 +221,7 @@ def attached_storage(failing: Failing) -> None:
 
 
 def successor(failing: Failing) -> None:
-    """A reader takes a place that somebody had."""
+    """A reader takes the place of an earlier one."""
     with Storage(1000, 1, Ring(4096, create=True), BytesSerde) as writer:
         Storage.create_from_handle(writer.handle()).close()
         place = writer.put("k", b"value")
@@ -232,7 +232,7 @@ def successor(failing: Failing) -> None:
 
 
 def eviction(failing: Failing) -> None:
-    """A full storage asks who lives of those who have not read; statistics, too."""
+    """A full storage checks which readers in the way are alive; takes statistics, too."""
     with ExitStack() as ends:
         writer = ends.enter_context(Storage(64, 2, Ring(128, create=True), BytesSerde))
         reader = ends.enter_context(Storage.create_from_handle(writer.handle()))
@@ -257,7 +257,7 @@ def region_of(rank: int | None) -> SharedOffloadRegion:
 
 
 def region(failing: Failing) -> None:
-    """A region is made, populated, and given up by its only holder."""
+    """Creates a region, populates it, and cleans up as its only holder."""
     with failing("create"):
         made = region_of(None)
     made.create_kv_memoryview()[3][:4] = b"seen"
@@ -266,7 +266,7 @@ def region(failing: Failing) -> None:
 
 
 def joined_region(failing: Failing) -> None:
-    """A worker joins a region that is there, and leaves it."""
+    """A worker joins an existing region, and leaves it."""
     with region_of(None) as made:
         with failing("attach"):
             joined = region_of(1)
@@ -277,7 +277,7 @@ def joined_region(failing: Failing) -> None:
 
 
 def remote_writer(failing: Failing) -> None:
-    """A writer listens, beside a ring; it ends."""
+    """A writer listens, with a ring beside the network, and closes."""
     with failing("create"):
         writer = MessageQueue(2, 1, None, 64, 2, connect_ip="127.0.0.1")
     with failing("close"):
@@ -285,7 +285,7 @@ def remote_writer(failing: Failing) -> None:
 
 
 def remote_reader(failing: Failing) -> None:
-    """A reader comes over the network, and leaves."""
+    """A reader attaches over the network, and closes."""
     with MessageQueue(1, 0, None, 64, 2, connect_ip="127.0.0.1") as writer:
         handle = writer.export_handle()
         with failing("attach"):
@@ -297,7 +297,7 @@ def remote_reader(failing: Failing) -> None:
 
 
 def tcp_group(failing: Failing) -> None:
-    """The first rank of a group comes, and leaves."""
+    """The first rank of a group joins, and leaves."""
     with failing("create"):
         group = TcpGroup("127.0.0.1", 0, 0, 1, secret="of the tests: 0123456789abcdef")
     with failing("close"):

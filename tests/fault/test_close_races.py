@@ -1,4 +1,4 @@
-"""close() at any moment from another thread: the other calls end with an error, never a crash.
+"""close() at any moment from another thread: other calls end with an error, never a crash.
 
 Fails without the guard: a close that unmaps or frees what a blocked call still uses.
 """
@@ -16,7 +16,7 @@ from tests.queues import refuses
 
 
 def use(end: MessageQueue, go: threading.Barrier) -> str:
-    """Use an end until it refuses; the name of the refusal."""
+    """Uses an end until a call raises; returns the name of the error."""
     go.wait()
     try:
         while True:
@@ -29,7 +29,7 @@ def use(end: MessageQueue, go: threading.Barrier) -> str:
 
 
 def look(end: MessageQueue, go: threading.Barrier) -> str:
-    """Look at an end until it is closed."""
+    """Reads an end's attributes until it is closed."""
     go.wait()
     try:
         while "closed" not in repr(end):
@@ -58,14 +58,14 @@ def race(_link: Link, seed: int) -> int:
 
 
 def test_closing_at_any_moment() -> None:
-    """Whoever is in a call, or looks, when its end closes gets Closed."""
+    """A thread in a call of an end, or reading its attributes, gets Closed when it closes."""
     peers = [start(race, seed) for seed in range(2)]
     assert [peer.result() for peer in peers] == [peer.pid for peer in peers]
 
 
 @pytest.mark.parametrize("blocked", [True, False])
 def test_closing_more_than_once_at_once(blocked: bool) -> None:
-    """Three closes of one end at the same time are one close, and all of them return."""
+    """Three closes of one end at the same time act as one, and all of them return."""
     for _ in range(20):
         with MessageQueue(1, 1, None, 64, 2) as writer:
             reader = MessageQueue.create_from_handle(writer.export_handle(), 0)

@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 def large() -> tuple[Any, Any, Any]:
-    """96 MiB in blocks of 64 KiB, backwards."""
+    """96 MiB in blocks of 64 KiB, in reverse order."""
     src = np.full((1536, 65536), 3, np.uint8)
     ids = np.arange(1536)
     return src, np.zeros_like(src), np.stack([ids, ids[::-1]], 1)
@@ -49,7 +49,7 @@ def test_the_gil_is_let_go() -> None:
 
 
 def test_pairs_that_change_meanwhile() -> None:
-    """What was checked is what is moved: wild ids of another thread never are."""
+    """The ids that were checked are used, though another thread writes wild ones."""
     blocks = 20_000
     src = np.ones((blocks, 64), np.uint8)
     memory = np.zeros(3 * blocks * 64, np.uint8)
@@ -82,7 +82,7 @@ def test_pairs_that_change_meanwhile() -> None:
 
 
 def test_calls_at_the_same_time() -> None:
-    """Threads move into arrays of their own, each with helpers of its own."""
+    """Several threads move blocks at once, each with helper threads of its own."""
     src = np.random.default_rng(2).integers(0, 256, (512, 8192), np.uint8)
     ids = np.arange(512)
 
@@ -97,7 +97,7 @@ def test_calls_at_the_same_time() -> None:
 
 
 def test_after_a_fork() -> None:
-    """Parent and child go on moving with several threads: none are kept between calls."""
+    """Parent and child continue to move with several threads: none is kept between calls."""
     src, dst, pairs = large()
     copy_blocks(src, dst, pairs, threads=2)
 
@@ -150,7 +150,7 @@ assert copy_blocks(src, dst, pairs, threads=2) == dst.nbytes and dst.all()
 
 
 def play(action: str) -> None:
-    """Long moves in a row, in a process of its own, with a signal every now and then."""
+    """Long moves in a row, in another process, with a signal every now and then."""
     run = subprocess.run(
         [sys.executable, *QUIET, "-c", SIGNALLED.format(action=action)],
         capture_output=True,
@@ -162,12 +162,12 @@ def play(action: str) -> None:
 
 
 def test_a_handler_that_raises_ends_the_move() -> None:
-    """As Ctrl-C does: the error comes through, and the next move is whole."""
+    """As with Ctrl-C: the error is raised, and the next move is complete."""
     play("raise LookupError")
 
 
 def test_a_handler_that_raises_ends_the_helpers() -> None:
-    """They do not go on to the end of the move, which leaves blocks that were not moved."""
+    """They stop too, so some blocks were not moved."""
 
     def raise_it(_signal: int, _frame: object) -> None:
         raise LookupError
@@ -192,7 +192,7 @@ def test_a_handler_that_raises_ends_the_helpers() -> None:
 
 
 def test_a_handler_that_forks() -> None:
-    """The child's copy of the call ends with WrongProcess; the parent's goes on."""
+    """The child's copy of the call raises WrongProcess; the parent's continues."""
     play(
         "child = os.fork()\n"
         "    if child == 0: return\n"
@@ -203,7 +203,7 @@ def test_a_handler_that_forks() -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_refusal_leaves_no_thread(threads: int) -> None:
-    """Nothing is started for a move that is refused (the fixture counts threads)."""
+    """A move that is refused starts no thread (the fixture counts them)."""
     src, dst, pairs = large()
     pairs[-1] = pairs[0]
     with pytest.raises(InvalidArgument):

@@ -1,4 +1,4 @@
-"""An end that goes without close() is dead to its peers, however it goes.
+"""An end that disappears without close(), in whatever way, is dead to its peers.
 
 Fails without the guard: finalizers that announce "closed" would make a crash look like an end.
 """
@@ -20,7 +20,7 @@ KEPT: list[object] = []
 
 
 def leave(queue: MessageQueue, how: str) -> None:
-    """Go, with everything that Python does on that way."""
+    """Exits, with everything that Python does at exit."""
     match how:
         case "return":
             return
@@ -73,7 +73,7 @@ WAYS = [
 
 @pytest.mark.parametrize("how", WAYS)
 def test_writer(how: str) -> None:
-    """Its reader gets the last message, then WriterDied with that pid."""
+    """Its reader gets the last message, then WriterDied with its pid."""
     writer = start(leaving_writer, how, method="spawn")
     with MessageQueue.create_from_handle(writer.hear(), 0) as reader:
         writer.tell("go")
@@ -101,7 +101,7 @@ def test_reader(how: str) -> None:
 
 
 def test_an_exit_with_close_is_no_death() -> None:
-    """For comparison: what closed in time is closed to its peers, with the same way out."""
+    """For comparison: an end closed before the same exit is closed to its peers."""
     with MessageQueue(1, 1, None, 256, 2) as writer:
         reader = start(closing_reader, writer.export_handle(), method="spawn")
         assert reader.result() is None

@@ -1,7 +1,7 @@
-"""A start that finds too little of something: an error of memlane that says so, and nothing left.
+"""A start that lacks a resource raises a clear error of memlane's and leaves nothing behind.
 
-Fails without the guard: every early return of a constructor is a leak of what came before; and
-where a limit ends in a signal, the process ends.
+Fails without the guard: every early return of a constructor leaks what it had acquired; and where a
+limit raises a signal, the process ends.
 """
 
 import os
@@ -36,7 +36,7 @@ in_namespaces = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refus
 
 
 def limiting(which: int, value: int) -> Failing:
-    """To be handed to a scenario: has it do with that much while it starts or closes something."""
+    """For a scenario: limits the resource while the block starts or closes something."""
 
     @contextmanager
     def limited(_stage: str) -> Iterator[None]:
@@ -51,7 +51,7 @@ def limiting(which: int, value: int) -> Failing:
 
 
 def with_limits(_link: Link, name: str, which: int, values: Callable[[], Iterator[int]]) -> str:
-    """Role: a scenario with more and more of a resource, until it comes through."""
+    """Role: a scenario with more and more of a resource, until it succeeds."""
     scenario = {**SCENARIOS, **NETWORK}[name]
     scenario(nothing_fails)
     # Python itself may be the one that finds no addresses.
@@ -72,7 +72,7 @@ def with_limits(_link: Link, name: str, which: int, values: Callable[[], Iterato
 
 
 def until_nothing_is_left(before: Holdings, when: str) -> None:
-    """At once, but that a thread that was joined is seen a moment longer."""
+    """At once, except that a joined thread is visible for a moment longer."""
 
     def left() -> list[str]:
         return surplus(before, holdings("memlane-"))
@@ -90,7 +90,7 @@ def descriptors() -> Iterator[int]:
 
 
 def pages() -> Iterator[int]:
-    """Room for 0, 1, 2, 4 ... more pages of addresses."""
+    """Address space for 0, 1, 2, 4 ... more pages."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     yield now
     for power in range(14):
@@ -98,7 +98,7 @@ def pages() -> Iterator[int]:
 
 
 def file_sizes() -> Iterator[int]:
-    """Files of at most 0, 4, 8 ... KiB, and 4 MiB; and the signal is not ignored, as by Python."""
+    """Files of at most 0, 4, 8 ... KiB, and 4 MiB; the signal is not ignored, as Python would."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     yield from range(0, 1 << 16, 4096)
     yield 1 << 22
@@ -115,7 +115,7 @@ def file_sizes() -> Iterator[int]:
 )
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_limits(name: str, which: int, values: Callable[[], Iterator[int]]) -> None:
-    """However little there is: an error and nothing left, or success in the end."""
+    """However little there is: an error and nothing left, or success."""
     if which == resource.RLIMIT_AS and is_sanitized():
         pytest.skip("a sanitizer needs addresses, too")
     outcome = start(with_limits, name, which, values).result()
@@ -144,7 +144,7 @@ def test_a_reader_that_failed_can_try_again() -> None:
 
 
 def test_a_large_message_and_a_limit_of_file_size() -> None:
-    """What does not fit the limit is refused, nothing is sent, and the process lives."""
+    """A message beyond the limit is refused, nothing is sent, and the process survives."""
 
     def role(_link: Link) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -169,7 +169,7 @@ def used() -> int:
 
 
 def every_scenario(_link: Link) -> dict[str, str]:
-    """Role: what becomes of each, in a process that finds what it finds."""
+    """Role: the outcome of each scenario, with whatever this process has."""
     outcomes = {}
     for name, scenario in SCENARIOS.items():
         before = holdings("memlane-"), used()
@@ -188,7 +188,7 @@ def every_scenario(_link: Link) -> dict[str, str]:
 @in_namespaces
 @pytest.mark.parametrize("size", [4, 8, 12, 16, 24, 32, 64, 4096])
 def test_a_small_tmpfs(size: int) -> None:
-    """What has no room there is ShmExhausted; all else works."""
+    """What does not fit raises ShmExhausted; everything else works."""
     peer = start(every_scenario, method="spawn", command=private_shm(f"{size}k"))
     outcomes = peer.result()
     assert set(outcomes.values()) <= {"success", "ShmExhausted"}
@@ -196,7 +196,7 @@ def test_a_small_tmpfs(size: int) -> None:
 
 
 def create_a_file_too_many(_link: Link) -> None:
-    """Role: a tmpfs that has room for two files, its own directory among them."""
+    """Role: uses a tmpfs with room for two files, one of which is its root directory."""
     with ShmRingBuffer(1, 64, 2):
         for make in (lambda: ShmRingBuffer(1, 64, 2), lambda: Ring(64, create=True)):
             before = holdings("memlane-")
@@ -210,12 +210,12 @@ def create_a_file_too_many(_link: Link) -> None:
 
 @in_namespaces
 def test_a_tmpfs_of_few_files() -> None:
-    """It has bytes and no room for a file: the error says where to look."""
+    """It has space but no room for a file: the error says where to look."""
     start(create_a_file_too_many, method="spawn", command=private_shm("1m,nr_inodes=2")).result()
 
 
 def create_in_vain(_link: Link) -> list[tuple[str, str]]:
-    """Role: what the starts say that cannot come through."""
+    """Role: the errors of starts that cannot succeed."""
     said = []
     for make in (
         lambda: ShmRingBuffer(1, 64, 2),
@@ -242,7 +242,7 @@ def create_in_vain(_link: Link) -> list[tuple[str, str]]:
     ids=["read-only", "missing"],
 )
 def test_no_place_to_write(mount: str, error: str, text: str) -> None:
-    """Without a /dev/shm, or with one that cannot be written to, the error says that."""
+    """If /dev/shm is missing or not writable, the error says so."""
     command = ("unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable)
     for kind, said in start(create_in_vain, method="spawn", command=command).result():
         assert kind == error
@@ -258,7 +258,7 @@ def create_without_proc(_link: Link) -> str:
 
 @in_namespaces
 def test_no_proc() -> None:
-    """Descriptions of their own are opened through /proc; without it the error says so."""
+    """File descriptions are reopened through /proc; without it, the error says so."""
     hide = 'mount -t tmpfs tmpfs /proc && exec "$@"'
     command = ("unshare", "-rm", "sh", "-c", hide, "sh", sys.executable)
     said = start(create_without_proc, method="spawn", command=command).result()

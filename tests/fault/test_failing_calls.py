@@ -1,7 +1,7 @@
 """Every system call of a start fails in turn, with every error: a clear error, and nothing left.
 
-Fails without the guard: each call whose failure is taken for another, or leaves half a start.
-`pytest -s` prints every fault and what came of it. A new system adds to `starts.SCENARIOS`.
+Fails without the guard: a failure that is mistaken for another, or leaves half a start behind.
+`pytest -s` prints every fault and its outcome. A new system adds to `starts.SCENARIOS`.
 """
 
 import errno
@@ -42,7 +42,7 @@ HARMLESS = {"clock_gettime", "geteuid", "getpid", "pause", "sched_yield", "sysco
 HARMLESS |= {"raise", "write"}
 # A region's: without them a wait lasts to its end, and a page is populated twice; for its threads.
 HARMLESS |= {"inotify_init", "inotify_init1", "inotify_add_watch", "poll", "read", "mincore"}
-HARMLESS |= {"pthread_sigmask", "sigfillset"}
+HARMLESS |= {"pthread_sigmask", "sigdelset", "sigfillset"}
 # libc's and libstdc++'s own work in memory, and output of a process that is about to abort.
 IN_MEMORY = re.compile(
     r"mem\w+|str\w+|__\w+|v?s?n?printf|v?fprintf|fputc|fwrite|abort|\w*alloc|free|stderr"
@@ -52,7 +52,7 @@ STAGES_THAT_MAY_LEAVE_NAMES = ("close", "ready", "sweep and create")
 
 
 def errors_of(call: str) -> Sequence[int]:
-    """The errors that are tried on that call."""
+    """The errors tried on that call."""
     if call == "__register_atfork":
         return (errno.ENOMEM,)
     return (*ERRORS, errno.EINTR) if call in INTERRUPTIBLE else ERRORS
@@ -96,7 +96,7 @@ def preloaded() -> tuple[str, ...]:
 
 
 def fits(failure: Failure) -> bool:
-    """Does the error say what failed, in the class that callers look for?"""
+    """Whether the error says what failed, in the class that callers look for."""
     error, number = failure.error, failure.fault.error
     if error is None:
         return True
@@ -112,7 +112,7 @@ def fits(failure: Failure) -> bool:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_call_fails(name: str) -> None:
-    """An error of memlane that fits, or success; nothing left; and the next start works."""
+    """A fitting error of memlane's, or success; nothing left; and the next start works."""
     is_alone = not unshare_refusal()
     failures = start(play, name, is_alone, method="spawn", command=preloaded()).result()
     print()
@@ -125,7 +125,7 @@ def test_every_call_fails(name: str) -> None:
 
 
 def test_the_first_start_of_a_process() -> None:
-    """What is done once in a process can fail, too, and is done again by the next start."""
+    """Initialisation done once per process can fail too; the next start repeats it."""
     made = start(calls_of, "ring", method="spawn", command=preloaded()).result()
     assert ("create", "__register_atfork") in made
     (error,) = errors_of("__register_atfork")
@@ -144,7 +144,7 @@ def symbols(library: Path, which: str) -> set[str]:
 
 
 def plain(name: str) -> str:
-    """As the source has it: without the suffix of the calls that know large files."""
+    """The name as in the source: without the suffix of large-file variants."""
     return name.removesuffix("64")
 
 

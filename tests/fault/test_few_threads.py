@@ -1,6 +1,6 @@
-"""A system without another thread: an error of memlane that says so, never the end of the process.
+"""A system without room for another thread: an error of memlane's, never the end of the process.
 
-Fails without the guard: where libzmq cannot start its threads it ends the process.
+Fails without the guard: libzmq aborts the process if it cannot start its threads.
 """
 
 import errno
@@ -49,7 +49,7 @@ def become_limited(begin: Begin) -> None:
 
 
 def allow_threads(most: int) -> None:
-    """Of all processes of this user."""
+    """Limits the threads of all processes of this user."""
     resource.setrlimit(resource.RLIMIT_NPROC, (most, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 
 
@@ -65,7 +65,7 @@ def threads_of_this_user() -> int:
 
 
 def refused(begin: Begin) -> str | None:
-    """What is said, if there are too few."""
+    """The error, if there are too few threads."""
     try:
         begin()
     except SystemFault as error:
@@ -91,7 +91,7 @@ def starting_with_more_and_more(_link: Link, begin: Begin) -> int:
 
 @beginnings
 def test_not_one_more(begin: Begin) -> None:
-    """It says that it is threads that are short, and how to have more."""
+    """The error says that threads are short, and how to get more."""
     said = start(starting_without_any, begin).result()
     assert said is not None
     assert "thread" in said
@@ -100,5 +100,5 @@ def test_not_one_more(begin: Begin) -> None:
 
 @beginnings
 def test_almost_enough(begin: Begin) -> None:
-    """One more at a time, each start is refused or works."""
+    """With one more thread at a time, each start fails with an error or works."""
     assert start(starting_with_more_and_more, begin).result() > 0

@@ -1,4 +1,4 @@
-"""M10: forked children have copies that they can only close; locks and names are the parent's.
+"""M10: forked children have copies that they can only close; locks and names stay the parent's.
 
 Fails without the guard: a child that unlocks, unlinks or announces would end the parent's queue;
 one that keeps the lock's descriptor would hide the parent's death.
@@ -64,7 +64,7 @@ assert not any(name.exists() for name in names)
     ],
 )
 def test_the_child_exits(action: str) -> None:
-    """Whatever the child does before its end, the parent's queue and ring go on."""
+    """Whatever the child does before it exits, the parent's queue and ring still work."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(action=action)],
         capture_output=True,
@@ -130,7 +130,7 @@ def test_close_in_the_child_is_not_announced() -> None:
 
 
 def test_fork_while_a_thread_is_blocked() -> None:
-    """The child can close an end that a thread of the parent was using when it forked."""
+    """The child can close an end that a thread of the parent was using at the fork."""
     with queue_of() as (writer, (reader,)):
         waits = Aside(reader.dequeue).until_blocked()
 
@@ -163,7 +163,7 @@ def test_the_child_can_have_queues_of_its_own() -> None:
 
 
 def test_ring_in_a_child() -> None:
-    """A child that closes the creator's ring does not take the name along."""
+    """A child that closes the creator's ring does not remove the name."""
     with ring_of() as ring:
 
         def child(_link: Link) -> None:
@@ -175,13 +175,13 @@ def test_ring_in_a_child() -> None:
 
 
 def stay(alive: int) -> None:
-    """Live until the test lets go of the other end of the pipe."""
+    """Lives until the test closes the other end of the pipe."""
     os.read(alive, 1)
     os._exit(0)
 
 
 def parent(link: Link, pipe: tuple[int, int], handle: Handle | None, how: str) -> None:
-    """Role: own an end of a queue, leave a child behind, be killed."""
+    """Role: has an end of a queue, leaves a child behind, is killed."""
     alive, hold = pipe
     os.close(hold)
     if handle is None:

@@ -1,7 +1,7 @@
-"""A call in whose middle Python code forks does not go on in the child.
+"""A call during which Python code forks does not continue in the child.
 
 Fails without the guard: two processes write to one ring, and the reader gets messages that nobody
-sent, or a chunk that changes under it.
+sent, or a chunk that changes while it is read.
 """
 
 import os
@@ -43,7 +43,7 @@ class ForksAsTimeout:
 
 
 def in_child_ends_with_wrong_process(parent: int, call: Callable[[], object]) -> object:
-    """The call's value in the parent; the child, which it forks, tells by its exit code."""
+    """The call's value in the parent; the child that it forks reports by its exit code."""
     try:
         value = call()
     except (WrongProcess, Closed):
@@ -74,7 +74,7 @@ def test_fork_while_a_large_stream_is_decoded() -> None:
 
 
 def test_fork_in_the_value_of_a_timeout() -> None:
-    """Even there."""
+    """Even while a timeout is converted, Python code may fork."""
     with queue_of() as (writer, (reader,)):
         timeout: object = ForksAsTimeout()
         in_child_ends_with_wrong_process(
@@ -86,7 +86,7 @@ def test_fork_in_the_value_of_a_timeout() -> None:
 
 @pytest.mark.parametrize("close", [False, True])
 def test_fork_in_a_signal_handler_while_blocked(close: bool) -> None:
-    """The child's call ends; also if the handler closes the queue there, which it may."""
+    """The child's call ends, even if the handler closes the queue there, which is allowed."""
     parent = os.getpid()
     with queue_of(max_chunks=2) as (writer, (reader,)):
 

@@ -1,4 +1,4 @@
-"""A full /dev/shm is an error of the call that needs space, never a SIGBUS later.
+"""A full /dev/shm raises in the call that needs space, and never causes a SIGBUS later.
 
 Fails without the guard: ftruncate instead of fallocate gives a segment without memory behind it.
 """
@@ -33,7 +33,7 @@ def free() -> int:
 
 @contextmanager
 def full(leaving: int = 0) -> Any:
-    """Take all space of this /dev/shm but ``leaving`` bytes."""
+    """Takes all space of this /dev/shm except ``leaving`` bytes."""
     descriptor = os.open(FILLER, os.O_CREAT | os.O_RDWR)
     try:
         os.posix_fallocate(descriptor, 0, free() - leaving)
@@ -85,7 +85,7 @@ def default_queue(_link: Link) -> None:
 
 
 def ring_buffer_alone(_link: Link) -> None:
-    """Reserved at creation: every byte can be touched when all other space is gone."""
+    """Reserved at creation: every byte can be touched when no other space is left."""
     ring = ShmRingBuffer(1, 4 * MIB, 3)
     other = ShmRingBuffer(*ring.handle())
     with full():
@@ -99,7 +99,7 @@ def ring_buffer_alone(_link: Link) -> None:
 
 
 def large_messages(_link: Link) -> None:
-    """Sixteen MiB hold only some of the chunks of 4 MiB."""
+    """Only some of the chunks of 4 MiB fit in sixteen MiB."""
     with queue_of(1, max_chunk_bytes=4 * MIB, max_chunks=8) as (writer, (reader,)):
         sent: list[int] = []
         received: list[int] = []
@@ -130,7 +130,7 @@ def large_messages(_link: Link) -> None:
 
 
 def arrays_that_are_kept(_link: Link) -> None:
-    """What readers keep takes a quarter of the space at most; the rest is copied, never refused."""
+    """Lent arrays take at most a quarter of the space; the rest is copied, never refused."""
     with queue_of(1, max_chunk_bytes=64 * 1024, max_chunks=3) as (writer, (reader,)):
         kept = []
         for number in range(12):
@@ -147,7 +147,7 @@ def arrays_that_are_kept(_link: Link) -> None:
 
 
 def kept_array_and_a_larger_one(_link: Link) -> None:
-    """What a reader keeps leaves space for the next message: if it is large, it is a copy."""
+    """A lent array leaves space for the next message, which is copied if it is large."""
     with queue_of(1, max_chunk_bytes=4096, max_chunks=3) as (writer, (reader,)):
         writer.enqueue(np.ones(24 * MIB, np.uint8))
         kept = reader.dequeue()
@@ -171,7 +171,7 @@ def chunks_by_hand(_link: Link) -> None:
 
 
 def space_kept_for_large_messages(_link: Link) -> None:
-    """What a large message left warm is there for small ones, and for larger ones."""
+    """Space kept warm for large messages is available to small ones, and to larger ones."""
     with queue_of(1, max_chunk_bytes=10 * MIB, max_chunks=10) as (writer, (reader,)):
         for size in (58 * MIB, 9 * MIB, 11 * MIB, 50 * MIB, 52 * MIB, 8 * MIB):
             writer.enqueue(bytes(size), timeout=0)
@@ -179,7 +179,7 @@ def space_kept_for_large_messages(_link: Link) -> None:
 
 
 def more_than_there_is(_link: Link) -> None:
-    """Refused at once, before anything is written, also while older ones are under way."""
+    """Refused at once, before anything is written, even while older messages are in flight."""
     with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
         for older in (0, 1):
             before = free()
@@ -191,7 +191,7 @@ def more_than_there_is(_link: Link) -> None:
 
 
 def waiting_for_space(_link: Link) -> None:
-    """It waits for the older message, says for whom, and sends when that is read."""
+    """The writer waits for the older message's readers, names them, and then sends."""
     with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
         writer.enqueue(bytes(40 * MIB))
         with refuses(TimeoutError, match=r"reader 0 \(pid"):
@@ -204,7 +204,7 @@ def waiting_for_space(_link: Link) -> None:
 
 
 def a_death_while_waiting_for_space(_link: Link) -> None:
-    """Who keeps the space dies: nothing was sent, and after the release there is room."""
+    """The reader that keeps the space dies: nothing was sent; after release there is room."""
     with MessageQueue(2, 2, None, MIB) as writer:
         doomed = start_reader(writer.export_handle(0), 0)
         other = MessageQueue.create_from_handle(writer.export_handle(1), 1)
@@ -224,7 +224,7 @@ def a_death_while_waiting_for_space(_link: Link) -> None:
 
 
 def views_keep_space(_link: Link) -> None:
-    """Space that a view shows is not given away, and comes back with the view."""
+    """Space that a view refers to is not reused, and is given back with the view."""
     with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
         writer.enqueue(np.ones(40 * MIB, np.uint8))
         with refuses(ViewInUse), reader.dequeue_view() as view:
@@ -242,7 +242,7 @@ def views_keep_space(_link: Link) -> None:
 
 
 def look_at_whole_chunk(_link: Link, how: str) -> str:
-    """Look at the end of a chunk whose beginning alone is reserved, with no space left."""
+    """Reads the end of a chunk whose beginning alone is reserved, with no space left."""
     with queue_of(1, max_chunk_bytes=MIB, max_chunks=2) as (writer, (reader,)):
         writer.enqueue("small")
         with full():
@@ -276,12 +276,12 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_full(role: Callable[[Link], None], size: str) -> None:
-    """What does not fit is ShmExhausted with need, free and hint; the rest works."""
+    """What does not fit raises ShmExhausted with need, free and hint; the rest works."""
     start(role, method="spawn", command=private_shm(size)).result()
 
 
 @pytest.mark.parametrize("how", ["acquire_read", "get_data of the writer", "get_data of a reader"])
 def test_looking_never_kills(how: str) -> None:
-    """Reading a whole chunk of a small message is bytes or an error, not a SIGBUS."""
+    """Reading the whole chunk of a small message gives bytes or an error, not a SIGBUS."""
     peer = start(look_at_whole_chunk, how, method="spawn", command=private_shm("8m"))
     assert peer.result() in ("byte 0", "ShmExhausted")

@@ -1,7 +1,7 @@
-"""M14: other shared memory and other users of the process's global state are left alone.
+"""M14: other shared memory, and other users of the process's global state, are not affected.
 
-Fails without the guard: a library that patches the resource tracker around its own calls loses
-or doubles registrations that other threads make meanwhile.
+Fails without the guard: a library that patches the resource tracker around its own calls loses or
+duplicates registrations that other threads make meanwhile.
 """
 
 import subprocess

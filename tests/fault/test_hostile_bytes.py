@@ -1,9 +1,9 @@
-"""What fuzzing has found, each fault by itself (tests/fuzz, docs/reliability-fuzzing.md).
+"""Each fault that fuzzing has found, on its own (tests/fuzz, docs/reliability-fuzzing.md).
 
-Bytes of a peer are an error of memlane's, and neither a crash nor a wait.
+Hostile bytes of a peer raise an error of memlane's; they cause no crash and no endless wait.
 
-Fails without the guard: numbers of the header are believed later on, a section is read before its
-length is known, a decoder's error goes through as it is.
+Fails without the guard: numbers of the header are trusted after attach, a section is read before
+its length is checked, a decoder's error passes through unchanged.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def path_of_ring(ring: SingleWriterShmRingBuffer) -> Any:
 
 @pytest.mark.parametrize("size", [2**32 - 1, 1 << 20, 24])
 def test_a_directory_without_end(size: int) -> None:
-    """Making a storage on a ring whose header says that there are very many sections."""
+    """Making a storage on a ring whose header claims very many sections."""
 
     def role(_link: Link) -> None:
         with SingleWriterShmRingBuffer(8192, create=True) as ring:
@@ -67,7 +67,7 @@ def test_a_directory_without_end(size: int) -> None:
 
 
 def test_a_section_without_length() -> None:
-    """The storage's facts lie where the file ends."""
+    """The storage's facts lie at the end of the file."""
     with store_of(1, size=8192, attached=0) as (writer, _):
         with whole(path_of_ring(writer.ring_buffer)) as memory:
             first = header_behind(8192) + SECTIONS
@@ -78,7 +78,7 @@ def test_a_section_without_length() -> None:
 
 
 def test_a_table_of_holes() -> None:
-    """A file that is longer than it has bytes: nobody is made to fill it."""
+    """A file longer than its allocated bytes: no process is made to allocate the rest."""
     with store_of(1, size=8192, max_objects=64, attached=0) as (writer, _):
         path = path_of_ring(writer.ring_buffer)
         first, many = header_behind(8192) + SECTIONS, 1 << 24
@@ -110,7 +110,7 @@ def view_after_lies(_link: Link) -> None:
 
 
 def test_the_end_of_the_trailer() -> None:
-    """Views of large messages show them, whatever the header says of where they begin."""
+    """Views of large messages show them, whatever the header says about their offset."""
     start(view_after_lies).result()
 
 
@@ -126,7 +126,7 @@ def successor(_link: Link) -> None:
 
 
 def test_a_table_that_is_closing() -> None:
-    """A reader that takes a place waits for the writer once, and not once for each entry."""
+    """A reader that takes a place waits for the writer once, not once per entry."""
     start(successor).result()
 
 
@@ -137,7 +137,7 @@ def test_a_table_that_is_closing() -> None:
     ids=["nested", "nested keys", "a map as a key", "no code", "no UTF-8", "nothing"],
 )
 def test_plain_bytes(packed: bytes, serializer: str) -> None:
-    """MessagePack that cannot be: the message is consumed, and the next one comes."""
+    """Invalid MessagePack: the message is consumed, and the next one arrives."""
     sent = {str(number): "x" * 250 for number in range(200)}
     with (
         MessageQueue(1, 1, None, 65536, 2, serializer=serializer) as writer,
@@ -174,6 +174,6 @@ STORE = ShmObjectStorageHandle(1000, 1, (8192, "memlane-none"), MsgpackSerde)
 def test_fields_of_handles(
     handle: Any, attach: Callable[[Any], Any], field: str, value: Any
 ) -> None:
-    """A field that no handle has: an error that says so, before anything is opened."""
+    """A field with an impossible value: an error that says so, before anything is opened."""
     with refuses(InvalidArgument):
         attach(dataclasses.replace(handle, **{field: value}))

@@ -1,7 +1,7 @@
-"""M7: readers of an idle queue sleep, and wake at once.
+"""M7: readers of an idle queue sleep, and wake up at once.
 
-Fails without the guard: readers that spin or poll burn a core each, and those that sleep in
-slices without being woken get the message at the end of a slice.
+Fails without the guard: readers that spin or poll use a core each; readers that sleep in slices
+without being woken get the message at the end of a slice.
 """
 
 import statistics
@@ -18,7 +18,7 @@ SHARE = 0.005
 
 
 def share_of_a_core(readers: list[Remote]) -> float:
-    """Processor time of all of them, over the idle time that the promise is about."""
+    """Processor time of all of them, as a share of the idle time."""
     begun, before = time.monotonic(), sum(reader.peer.cpu_seconds() for reader in readers)
     time.sleep(IDLE)
     used = sum(reader.peer.cpu_seconds() for reader in readers) - before
@@ -55,7 +55,7 @@ def test_four_idle_readers() -> None:
 
 @pytest.mark.slow
 def test_the_longer_nothing_happens_the_rarer_a_reader_looks() -> None:
-    """Ten times a second at first, and less than twice a second soon."""
+    """Ten times a second at first, soon less than twice a second."""
     with MessageQueue(1, 1, None, 256, 4) as writer:
         reader = start_reader(writer.export_handle())
         reader.begin("dequeue").until_blocked()
@@ -70,7 +70,7 @@ def test_the_longer_nothing_happens_the_rarer_a_reader_looks() -> None:
 
 @pytest.mark.slow
 def test_death_after_a_long_silence() -> None:
-    """It is named within a second, however rarely the reader looks by then."""
+    """It is reported within a second, however rarely the reader checks by then."""
     for silence in (1.6, 1.75, 2.0):
         writer = start_writer()
         reader = MessageQueue.create_from_handle(writer.greeting, 0)

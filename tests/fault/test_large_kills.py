@@ -1,8 +1,8 @@
-"""Kill -9 and SIGSTOP while large messages and views of them are under way.
+"""Kill -9 and SIGSTOP while large messages, and views of them, are in flight.
 
-After each one: what a survivor has read has no gap and no wrong byte, the space behind the ring
-goes back, and nothing is left. Fails without the guard: an extent that is announced before it is
-complete, or given back before everybody has read it.
+Afterwards: what a survivor has read has no gap and no wrong byte, the space behind the ring is
+given back, and nothing is left. Fails without the guard: an extent that is announced before it is
+complete, or freed before everybody has read it.
 """
 
 import itertools
@@ -31,7 +31,7 @@ Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def message(number: int) -> Numbers:
-    """Sizes from a small message to the largest, every byte of it by its number."""
+    """From small messages to the largest; every byte follows from the number."""
     return np.full((100, 400, 50_000, LARGEST // 8)[number % 4], number)
 
 
@@ -44,7 +44,7 @@ def allocated(writer: MessageQueue) -> int:
 
 
 def take_view(queue: MessageQueue, timeout: float) -> Numbers:
-    """The next message as a view that outlives its block."""
+    """Takes the next message as a view that outlives its block."""
     block = queue.dequeue_view(timeout)
     array: Numbers = block.__enter__()
     with suppress(ViewInUse):
@@ -156,7 +156,7 @@ def test_readers() -> None:
 
 
 def hold_views(queue: MessageQueue, count: int) -> None:
-    """Takes views of so many messages, and keeps them as long as the process lives."""
+    """Takes views of that many messages, and keeps them as long as the process lives."""
     queue.__dict__["kept"] = [take_view(queue, PATIENCE) for _ in range(count)]
 
 
@@ -167,7 +167,7 @@ def check_views(queue: MessageQueue) -> list[int]:
 
 
 def test_a_reader_that_is_killed_with_views() -> None:
-    """Its views keep the writer until it is released; then all their space goes back."""
+    """Its views block the writer until it is released; then all their space is given back."""
     with new_writer(1) as writer:
         doomed = start_reader(writer.export_handle())
         for _ in range(CHUNKS):
@@ -187,7 +187,7 @@ def test_a_reader_that_is_killed_with_views() -> None:
 
 
 def test_a_reader_that_is_stopped_with_views() -> None:
-    """Stopped is not dead: the writer is held up, the file does not grow, the views stay right."""
+    """Stopped is not dead: the writer is blocked, the file does not grow, the views stay."""
     with new_writer(1) as writer:
         reader = start_reader(writer.export_handle())
         for number in range(CHUNKS):
@@ -206,7 +206,7 @@ def test_a_reader_that_is_stopped_with_views() -> None:
 
 
 def test_a_writer_that_is_killed() -> None:
-    """The views that a reader holds stay what they are."""
+    """The views that a reader holds do not change."""
     writer = start(writing)
     handle = writer.hear()
     with MessageQueue.create_from_handle(handle, 0) as reader:

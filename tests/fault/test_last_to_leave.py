@@ -5,7 +5,9 @@ a ring or store stays until somebody creates another segment.
 """
 
 import os
+import select
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +40,7 @@ def open_store() -> tuple[object, list[object]]:
 
 
 def open_queue() -> tuple[object, list[object]]:
-    """It keeps its name, because one more reader is expected."""
+    """A queue that keeps its name, because one more reader is expected."""
     queue = MessageQueue(SURVIVORS + 1, SURVIVORS + 1, None, 64, 2)
     return queue, [(queue.export_handle(rank), rank) for rank in range(SURVIVORS)]
 
@@ -73,7 +75,7 @@ def surviving(link: Link, kind: str, place: object, how: str) -> None:
 
 
 def start_all(kind: str, how: str) -> tuple[Peer, list[Peer], str]:
-    """A creator, those who have attached, and the segment's name."""
+    """A creator, the attached processes, and the segment's name."""
     before = segments()
     creator = start(creating, kind)
     survivors = [start(surviving, kind, place, how) for place in creator.hear()]
@@ -89,7 +91,7 @@ def end(peer: Peer, by: signal.Signals) -> None:
 
 
 def leave(*survivors: Peer) -> None:
-    """All at once."""
+    """Ends all of them at once."""
     for _ in range(2):
         for peer in survivors:
             peer.tell()
@@ -102,7 +104,7 @@ def leave(*survivors: Peer) -> None:
 @pytest.mark.parametrize("by", DEADLY, ids=lambda by: by.name)
 @pytest.mark.parametrize("how", ["close", "exit"])
 def test_last_survivor_removes_the_name(kind: str, by: signal.Signals, how: str) -> None:
-    """As long as one is left it keeps its name, with the last one it goes."""
+    """The name stays while a process is left, and goes with the last one."""
     creator, (first, last), name = start_all(kind, how)
     end(creator, by)
     leave(first)
@@ -113,7 +115,7 @@ def test_last_survivor_removes_the_name(kind: str, by: signal.Signals, how: str)
 
 @kinds
 def test_survivors_who_leave_at_once(kind: str) -> None:
-    """One of them is the last, whatever the order of their steps."""
+    """Whatever the order of their steps, one of them is the last."""
     for _ in range(20):
         creator, survivors, name = start_all(kind, "close")
         end(creator, signal.SIGTERM)
@@ -123,7 +125,7 @@ def test_survivors_who_leave_at_once(kind: str) -> None:
 
 @kinds
 def test_a_living_creator_keeps_its_name(kind: str) -> None:
-    """Stopped or not: whoever leaves, others may still come."""
+    """Stopped or not: whichever process leaves, others may still attach."""
     creator, survivors, name = start_all(kind, "close")
     creator.stop()
     leave(*survivors)
@@ -135,19 +137,25 @@ def test_a_living_creator_keeps_its_name(kind: str) -> None:
 
 
 def closing_by_handler(link: Link, kind: str) -> None:
-    """As the README has it."""
+    """With the signal handler shown in the guide.
+
+    It waits in select for what a signal writes: a signal just before `signal.pause` would be waited for in vain.
+    """
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
     for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(one, lambda number, _frame: sys.exit(128 + number))
     creator, _ = KINDS[kind][0]()
     link.tell()
-    signal.pause()
+    select.select([woken], [], [])
     del creator
 
 
 @kinds
 @pytest.mark.parametrize("by", DEADLY[:3], ids=lambda by: by.name)
 def test_a_handler_that_raises_leaves_nothing(kind: str, by: signal.Signals) -> None:
-    """Also if nobody else is there."""
+    """Even if no other process is there."""
     before = segments()
     creator = start(closing_by_handler, kind)
     creator.hear()
@@ -157,7 +165,7 @@ def test_a_handler_that_raises_leaves_nothing(kind: str, by: signal.Signals) -> 
 
 
 def test_who_notices_the_death_of_a_writer_removes_the_name() -> None:
-    """Not all had attached; nobody has to leave or create anything first."""
+    """Not all had attached; no process has to leave or create anything first."""
     before = segments()
     writer = start_writer(n_readers=2)
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
@@ -169,7 +177,7 @@ def test_who_notices_the_death_of_a_writer_removes_the_name() -> None:
 
 
 def test_who_waits_until_ready_removes_the_name_of_a_dead_writer() -> None:
-    """The same in that call."""
+    """The same in wait_until_ready."""
     before = segments()
     writer = start_writer(n_readers=2)
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:

@@ -1,7 +1,7 @@
-"""Arrays that were lent, and processes that fork, close, exit and are killed.
+"""Lent arrays in processes that fork, close, exit and are killed.
 
 Fails without the guard: a child whose array changes because its parent has dropped its own, a
-reader that has closed and sees later messages, or an extent that a dead reader keeps for ever.
+closed reader that sees later messages, or an extent that a dead reader keeps for ever.
 """
 
 import os
@@ -25,7 +25,7 @@ def numbered(number: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
 
 
 def new_writer(readers: int = 1, places: int = 3) -> MessageQueue:
-    """With room for so many messages that are lent."""
+    """A writer with room for that many lent messages."""
     pool = places * (SIZE + 8192)
     return MessageQueue(readers, readers, None, 4096, 3, max_extent_bytes=pool)
 
@@ -49,7 +49,7 @@ def kept_after_close(queue: MessageQueue) -> list[tuple[int, int]]:
 
 
 def fork_and_drop(queue: MessageQueue) -> None:
-    """A child that is going to look at what its parent has kept, and drops now."""
+    """Forks a child that will read what its parent has kept and drops now."""
     asked, answered = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -75,7 +75,7 @@ def ask_child(queue: MessageQueue) -> str:
 
 
 def test_a_fork() -> None:
-    """The child's arrays stay what they are, though the parent drops its own and takes others."""
+    """The child's arrays do not change, though the parent drops its own and takes others."""
     with new_writer() as writer:
         reader = start_reader(writer.export_handle())
         for number in (1, 2):
@@ -91,7 +91,7 @@ def test_a_fork() -> None:
 
 
 def lent_memory_of(pids: list[int]) -> int:
-    """Bytes of what is mapped privately of segments, each page counted once for all of them."""
+    """Private memory mapped from segments, in bytes; each page counts once for all of them."""
     found = 0
     for pid in pids:
         is_lent = False
@@ -105,7 +105,7 @@ def lent_memory_of(pids: list[int]) -> int:
 
 
 def copies_of_forks(_queue: MessageQueue, forks: int) -> list[int]:
-    """What this process and its idle children have of what was lent, after each fork."""
+    """Lent memory of this process and its idle children, after each fork."""
     children, seen = [], []
     until_over, over = os.pipe()
     for _ in range(forks):
@@ -137,7 +137,7 @@ def test_many_forks() -> None:
 
 
 def test_a_killed_reader() -> None:
-    """Its leases are nobody's once it is released: their places are used again."""
+    """Once it is released its leases are void, and their extents are reused."""
     with new_writer(2) as writer:
         doomed = start_reader(writer.export_handle(), 0)
         other = start_reader(writer.export_handle(), 1)
@@ -201,7 +201,7 @@ def writing(link: Link) -> None:
 
 
 def test_a_killed_writer() -> None:
-    """What was lent stays, also after the last process of the queue has left it."""
+    """Lent arrays stay, even after the last process of the queue has left it."""
     writer = start(writing)
     with MessageQueue.create_from_handle(writer.hear(), 0) as reader:
         arrays = [reader.dequeue(PATIENCE) for _ in range(5)]
@@ -232,7 +232,7 @@ np.kept = kept
 
 @pytest.mark.parametrize("end", ["pass", "import os; os._exit(0)", "queue.close()", "del queue"])
 def test_an_exit(end: str) -> None:
-    """An interpreter that ends with leases ends in order; the writer goes on as it should."""
+    """An interpreter with leases exits cleanly; the writer continues."""
     with new_writer() as writer:
         process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT.format(end=end), writer.export_handle().to_json()],

@@ -1,4 +1,4 @@
-"""Ends of a region in threads, and forks in the middle of its start."""
+"""A region that ends in several threads, and forks in the middle of its start."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ ROUNDS = 25
 
 
 def use(region: Region) -> None:
-    """Until it is gone."""
+    """Uses the region until it is gone."""
     calls: tuple[Callable[[], object], ...] = (
         region.create_kv_memoryview,
         lambda: memoryview(region.create_kv_memoryview())[0, 0],
@@ -43,13 +43,13 @@ def cleaning_up(_link: Link) -> None:
 
 
 def test_cleanup_in_threads() -> None:
-    """Twice at once, while others make views: they get views or Closed, nobody gets a crash."""
+    """Two cleanups at once, while others make views: views or Closed, no crash."""
     pytest.importorskip("torch")
     start(cleaning_up).result()
 
 
 def child_ends(child: int) -> int:
-    """Its exit status; a child that hangs is killed after a while."""
+    """The child's exit status; a child that hangs is killed after a while."""
     for _ in range(100):
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -85,5 +85,5 @@ def forking(_link: Link, rank: int | None) -> None:
 
 @pytest.mark.parametrize("rank", [None, 1])
 def test_a_fork_in_the_middle_of_a_start(rank: Any) -> None:
-    """By `progress`, as by a signal handler: the start is the parent's, the child is told so."""
+    """By `progress`, as by a signal handler: the parent's start continues, the child's raises."""
     start(forking, rank).result()

@@ -1,8 +1,8 @@
 """A holder is killed before each system call of its life, from the first to the last.
 
-The points of `tests/crash` are those that were thought of; here the kernel itself stops the process
-at a call (ptrace), so none is left out. ``MEMLANE_SOAK_CALLS=1`` takes every call in one run; by
-default it is every third, beginning at another one each time.
+`tests/crash` covers the points somebody thought of; here the kernel itself (ptrace) stops the
+process at each call, so none is left out. ``MEMLANE_SOAK_CALLS=1`` takes every call in one run; the
+default is every third, beginning at a different one each time.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ def living(_link: Link, instance: str, participants: int | None) -> None:
 
 
 def comes_to_call(peer: Peer, number: int) -> bool:
-    """Lets it run until it is about to make that call; False if it came to its end before."""
+    """Lets it run until it is about to make that call; False if it ended before."""
     os.waitpid(peer.pid, os.WUNTRACED)  # it has stopped itself
     trace(_SETOPTIONS, peer.pid, _MARK_CALLS)
     for _ in range(2 * number - 1):  # a stop before each call and one behind it
@@ -93,7 +93,7 @@ def starting(_link: Link, instance: str) -> None:
 @pytest.mark.skipif(is_refused(), reason="this machine does not let a test trace its children")
 @pytest.mark.soak(seconds=120)
 def test_start_beside_one_that_is_stopped_at_a_call() -> None:
-    """Stopped is not dead: another joins, waits or creates, and nobody is robbed."""
+    """Stopped is not dead: another joins, waits or creates, and takes nothing from it."""
     instance = new_id()
     waits = starts = 0
     number = random.randrange(STEP)

@@ -1,4 +1,4 @@
-"""R4: a region that does not fit is refused at its start; what started never ends in a SIGBUS."""
+"""R4: a region that does not fit is refused at start; one that has started never gets a SIGBUS."""
 
 import os
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def does_not_fit(_link: Link) -> None:
 
 
 def fits_exactly_and_is_used(_link: Link) -> None:
-    """Every byte, also of cells that nobody has populated, while nothing else is free."""
+    """Every byte can be used, even in cells not populated, while nothing else is free."""
     instance = new_id()
     with region_of(instance, 0, blocks=15, cell=MIB) as region:
         with open("/dev/shm/filler", "wb") as filler:
@@ -54,7 +54,7 @@ def fits_exactly_and_is_used(_link: Link) -> None:
 
 
 def created_and_then_full(instance: str) -> RegionFile:
-    """A file for which there is not enough space any more."""
+    """A file for which there is no longer enough space."""
     file = file_of(instance, blocks=15, cell=MIB)
     assert file.enter(1) == "created"
     with open("/dev/shm/filler", "wb") as filler:
@@ -64,7 +64,7 @@ def created_and_then_full(instance: str) -> RegionFile:
 
 
 def space_goes_while_it_is_reserved(_link: Link) -> None:
-    """What was free when asked for is not any more: the same error, and all is given back."""
+    """Space that was free at the check is taken: the same error, and all is given back."""
     instance = new_id()
     before = free()
     file = created_and_then_full(instance)

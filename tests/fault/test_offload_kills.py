@@ -1,4 +1,4 @@
-"""Kill -9 of everybody at random moments of start, use and cleanup.
+"""Kill -9 of any holder at random moments of start, use and cleanup.
 
 ``MEMLANE_SOAK_REGIONS`` is the number of rounds (default 40). The next start always works, at once,
 and never sees old bytes. With ``participants=`` nothing is left once all have mapped the region.
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.soak(seconds=60 + ROUNDS)
 
 
 def living(link: Link, instance: str, rank: int, participants: int | None) -> None:
-    """Role: start, use, cleanup, over and over; says when it has started for the first time."""
+    """Role: start, use, cleanup, over and over; reports its first start."""
     link.tell("begins")
     while True:
         with region_of(instance, rank, blocks=BLOCKS, participants=participants) as region:

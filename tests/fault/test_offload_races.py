@@ -1,7 +1,7 @@
-"""Starts that meet starts, and ends that meet starts: one region at a time, no old bytes.
+"""Starts that race with starts and with ends: one region at a time, no old bytes.
 
-Fails without the guards: two creators reserve the space twice, a leaver takes the name of the next
-generation, a waiter waits for the dead.
+Fails without the guards: two creators reserve the space twice, a process that leaves removes the
+name of the next generation, a starter waits for a dead one.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ needs_unshare = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refus
 
 
 def racing(link: Link, instance: str, rank: int, participants: int | None) -> None:
-    """Role: starts on each cue, marks its cell, waits for the others, looks at theirs."""
+    """Role: starts on each cue, marks its cell, waits for the others, checks theirs."""
     while link.hear() is not None:
         with region_of(instance, rank, workers=RACERS, cell=PAGE, participants=participants) as one:
             assert bytes(one.mmap_obj[rank * PAGE : rank * PAGE + 2]) == b"\0\0"
@@ -104,7 +104,7 @@ def test_space_is_reserved_once() -> None:
 
 
 def coming_and_going(link: Link, instance: str, seed: int, rounds: int) -> None:
-    """Role: a rank of its own, and random pauses; its cell is its own as long as it holds it."""
+    """Role: random pauses; its rank's cell is its own as long as it holds the region."""
     dice = random.Random(seed)
     for number in range(rounds):
         with region_of(instance, seed, workers=4) as region:
@@ -121,7 +121,7 @@ def coming_and_going(link: Link, instance: str, seed: int, rounds: int) -> None:
 
 
 def test_coming_and_going() -> None:
-    """Last leavers meet first comers: nobody is ever on a file that another has removed."""
+    """Last leavers race with first starters: no process uses a file that another removed."""
     instance = new_id()
     peers = [start(coming_and_going, instance, seed, 60) for seed in range(4)]
     for peer in peers:
@@ -188,7 +188,7 @@ def test_the_creator_fails_in_the_middle() -> None:
 
 
 def test_who_takes_over_what_is_complete_fails() -> None:
-    """Who said that it is complete has died, and another may use it: no byte of it goes."""
+    """The process that completed it has died, and another may use it: no byte is lost."""
     instance = new_id()
     creator = start_region(instance)
     first, second = file_of(instance), file_of(instance)
@@ -233,13 +233,13 @@ def too_large(_link: Link) -> list[str]:
 
 @needs_unshare
 def test_who_takes_over_fails_with_its_own_cause() -> None:
-    """R8: each waiter has tried, and says what it needed."""
+    """R8: each waiter has tried, and reports what it needed."""
     names = start(too_large, method="spawn", command=private_shm("1m")).result()
     assert names == [ShmExhausted.__name__] * 2
 
 
 def test_waiting_for_a_stopped_creator() -> None:
-    """It ends at the timeout and says who; the stopped one is not robbed, and goes on later."""
+    """It ends at the timeout and names the creator, which loses nothing and continues later."""
     instance = new_id()
     creator = start_half_created(instance)
     creator.stop()
@@ -254,7 +254,7 @@ def test_waiting_for_a_stopped_creator() -> None:
 
 
 def test_another_geometry_does_not_wait() -> None:
-    """A region that is not complete yet says already what it will be."""
+    """A region that is not complete yet already has its geometry."""
     instance = new_id()
     creator = start_half_created(instance)
     creator.stop()
@@ -266,7 +266,7 @@ def test_another_geometry_does_not_wait() -> None:
 
 
 def holding_the_name(link: Link, instance: str) -> None:
-    """Role: holds the lock of the name, as who joins or leaves does for a moment."""
+    """Role: holds the name lock, as a process that joins or leaves does for a moment."""
     with open(path_of(instance), "r+b") as file:
         fcntl.fcntl(file, F_OFD_SETLK, NAME_LOCK)
         link.tell()
@@ -291,7 +291,7 @@ def test_somebody_was_stopped_while_joining(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_leaving_a_region_without_a_name(caplog: pytest.LogCaptureFixture) -> None:
-    """There is nothing to remove, so nobody who was stopped in the middle is waited for."""
+    """There is nothing to remove, so a process stopped in the middle is not waited for."""
     region = region_of(new_id(), participants=1)
     with open(f"/proc/self/fd/{region.fd}", "r+b") as file:
         fcntl.fcntl(file, F_OFD_SETLK, NAME_LOCK)
@@ -300,7 +300,7 @@ def test_leaving_a_region_without_a_name(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_wait_for_file_size(tmp_path: object) -> None:
-    """The documented helper: returns when the file is so long, else TimeoutError."""
+    """The documented helper returns when the file has that size, else raises TimeoutError."""
     from memlane.offload.region import _wait_for_file_size
 
     path = path_of(new_id())

@@ -1,4 +1,4 @@
-"""R14: what bears a region's name and is no file of this user's is refused, and left as it is."""
+"""R14: a file of a region's name that is not this user's is refused, and left as it is."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ def test_symbolic_link(tmp_path: Path, to: str) -> None:
 
 @pytest.mark.root
 def test_file_of_another_user() -> None:
-    """Though root could open it, and nobody holds it."""
+    """Though root could open it, and no process holds it."""
     instance = new_id()
     path_of(instance).write_bytes(b"theirs")
     path_of(instance).chmod(0o640)
@@ -78,7 +78,7 @@ def test_live_region_of_another_user() -> None:
 
 
 def test_live_region_of_another_mode() -> None:
-    """Somebody has opened it for others, and it stays so: the second start is refused, too."""
+    """Its mode was opened to others and stays so: the second start is refused too."""
     instance = new_id()
     with region_of(instance):
         path_of(instance).chmod(0o666)
@@ -88,7 +88,7 @@ def test_live_region_of_another_mode() -> None:
 
 
 def mapping(link: Link, instance: str) -> None:
-    """Role: another implementation's region: mapped, and none of memlane's locks."""
+    """Role: another implementation's region: mapped, without memlane's locks."""
     with mapped(path_of(instance)) as memory:
         link.tell(os.getpid())
         link.hear()
@@ -96,7 +96,7 @@ def mapping(link: Link, instance: str) -> None:
 
 
 def test_live_region_of_another_implementation() -> None:
-    """It is left alone, who has it is named, and its end makes room."""
+    """It is left alone, its process is named, and a start works once it has ended."""
     instance = new_id()
     path_of(instance).write_bytes(b"theirs".ljust(8 * PAGE))
     path_of(instance).chmod(0o600)
@@ -217,7 +217,7 @@ def vm_bytes() -> int:
 
 
 def test_interrupted_wait() -> None:
-    """Ctrl-C ends a start that waits for others; nothing of it stays."""
+    """Ctrl-C ends a start that waits for others, and nothing of it is left."""
     from tests.regions import half_created
 
     instance = new_id()
@@ -241,7 +241,7 @@ def test_interrupted_wait() -> None:
 
 
 def test_forked_child(tmp_path: Path) -> None:
-    """Cleanup there releases the child's copies alone; the parent does not notice."""
+    """Cleanup there frees the child's copies only; the parent does not notice."""
     instance = new_id()
     region = region_of(instance)
     region.create_next_array(1)[:] = 3
@@ -276,7 +276,7 @@ def test_forked_child(tmp_path: Path) -> None:
 
 
 def test_parent_dies_and_its_forked_child_lives() -> None:
-    """The child has the mapping, but holds nothing: the file is dead, and replaced."""
+    """The child has the mapping but holds no lock: the file is dead, and replaced."""
     instance = new_id()
 
     def role(link: Link) -> None:

@@ -1,6 +1,6 @@
-"""Peers in another PID namespace: their pids mean nothing here, their locks do.
+"""Peers in another PID namespace: their pids mean nothing here, but their locks do.
 
-Fails without the guard: liveness by pid takes them for dead, or a stranger for them.
+Fails without the guard: liveness by pid takes them for dead, or another process for them.
 """
 
 import pytest
@@ -36,7 +36,7 @@ def test_a_reader_over_there() -> None:
 
 
 def test_a_writer_over_there() -> None:
-    """Its reader gets what it sent, waits for it, and learns of its death in time."""
+    """Its reader gets its messages, waits for it, and notices its death in time."""
     writer = start_writer(1, "spawn", command=own_pid_namespace())
     assert isinstance(writer.greeting, Handle)
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:

@@ -1,6 +1,6 @@
-"""M6: a reader dies; the writer raises ReaderDied(rank, pid) within 1 s, the others go on.
+"""M6: a reader dies; the writer raises ReaderDied(rank, pid) within 1 s, the others continue.
 
-Fails without the guard: a writer that only waits for flags would wait for the dead for ever.
+Fails without the guard: a writer that only waits for flags would wait for a dead reader for ever.
 """
 
 import signal
@@ -53,7 +53,7 @@ def test_blocked_on_a_full_ring(method: str, call: Callable[[MessageQueue], obje
 
 @pytest.mark.parametrize("when", ["holding a chunk", "between messages", "having read nothing"])
 def test_wherever_the_reader_was(when: str) -> None:
-    """A reader may die with a chunk in its hands: the chunk is free after the release."""
+    """A reader may die while it holds a chunk, which is free after the release."""
     with MessageQueue(1, 1, None, 256, 2) as writer:
         doomed = start_reader(writer.export_handle())
         fill(writer)
@@ -127,7 +127,7 @@ def test_an_idle_writer() -> None:
 
 
 def test_the_other_readers_go_on() -> None:
-    """Readers that wait are not disturbed, and get what comes after the release."""
+    """Waiting readers are not disturbed, and get the messages sent after the release."""
     with MessageQueue(3, 3, None, 256, 4) as writer:
         others = [start_reader(writer.export_handle(rank), rank) for rank in (0, 2)]
         doomed = start_reader(writer.export_handle(1), 1)
@@ -152,7 +152,7 @@ def test_the_other_readers_go_on() -> None:
 
 
 def test_two_at_once() -> None:
-    """Each of the dead is named in its turn."""
+    """Both dead readers are named, one after the other."""
     with MessageQueue(2, 2, None, 256, 2) as writer:
         doomed = [start_reader(writer.export_handle(rank), rank) for rank in range(2)]
         fill(writer)
@@ -170,7 +170,7 @@ def test_two_at_once() -> None:
 
 
 def test_a_writer_in_another_process() -> None:
-    """The error comes through a pipe with its facts."""
+    """The error passes through a pipe with its attributes."""
     writer = start_writer(1, max_chunks=2)
     doomed = start_reader(writer.greeting)
     writer.call(fill)

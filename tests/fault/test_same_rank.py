@@ -1,4 +1,4 @@
-"""M15: however many come for one rank, one gets it.
+"""M15: however many processes attach with one rank, only one succeeds.
 
 Fails without the guard: two readers that share a flag lose messages to each other.
 """
@@ -11,7 +11,7 @@ from tests.queues import drain, refuses, start_reader
 
 
 def try_to_attach(link: Link) -> None:
-    """Role: attach at the moment that is said, say whether that succeeded, read, and again."""
+    """Role: attaches at a given moment, reports whether that succeeded, reads, and repeats."""
     while (cue := link.hear()) is not None:
         handle, rank, moment = cue
         while time.monotonic() < moment:
@@ -27,7 +27,7 @@ def try_to_attach(link: Link) -> None:
 
 
 def test_a_race_for_one_rank() -> None:
-    """Of three processes that attach at the same moment one succeeds, again and again."""
+    """Of three processes that attach at once exactly one succeeds, again and again."""
     runners = [start(try_to_attach) for _ in range(3)]
     for _ in range(150):
         with MessageQueue(2, 2, [6, 7], 256, 2) as writer:

@@ -1,6 +1,6 @@
-"""A peer that scribbles into the segment: an error or the right bytes, never a crash.
+"""A peer scribbles into the segment: an error or the right bytes, never a crash.
 
-Fails without the guard: lengths and offsets that are believed, or read twice, lead out of the
+Fails without the guard: lengths and offsets that are trusted, or read twice, lead out of the
 mapping.
 """
 
@@ -27,7 +27,7 @@ MESSAGE = [np.arange(16, dtype=np.uint8), {"k": (1, 2.5, None)}, b"bytes"]
 
 @contextmanager
 def scribble(queue: MessageQueue) -> Iterator[mmap.mmap]:
-    """The whole segment, writable, as a process of the same user can have it."""
+    """The whole segment, writable, as any process of the same user can map it."""
     descriptor = os.open(path_of(queue), os.O_RDWR)
     with mmap.mmap(descriptor, 0) as everything:
         os.close(descriptor)
@@ -35,14 +35,14 @@ def scribble(queue: MessageQueue) -> Iterator[mmap.mmap]:
 
 
 def limit_memory() -> None:
-    """Turn an unbounded allocation into a MemoryError that shows."""
+    """Makes an unbounded allocation a MemoryError."""
     with open("/proc/self/statm") as statm:
         now = int(statm.read().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (now + (2 << 30), -1))
 
 
 def read_one(reader: MessageQueue) -> object:
-    """A message, or None for an error; but not for one that a huge allocation would give."""
+    """Reads a message, or None for an error, unless a huge allocation raised it."""
     try:
         return reader.dequeue(timeout=0)
     except ShmExhausted:
@@ -54,7 +54,7 @@ def read_one(reader: MessageQueue) -> object:
 
 
 def use_everything(writer: MessageQueue, readers: list[MessageQueue]) -> None:
-    """Every call once; an error is as good as an answer, but a wrong answer is not."""
+    """Makes every call once; errors are accepted, wrong answers are not."""
     for reader in readers:
         received = read_one(reader)
         assert received is None or repr(received) == repr(MESSAGE), received
@@ -143,7 +143,7 @@ def use_meanwhile(link: Link) -> int:
 
 
 def test_while_it_is_used() -> None:
-    """Somebody who overwrites at any moment finds no window in which a call would crash."""
+    """A process that overwrites at any moment finds no window in which a call crashes."""
     victim = start(use_meanwhile)
     attackers: list[Peer] = []
     for _ in range(ROUNDS):

@@ -1,7 +1,7 @@
-"""A peer that changes a length, an offset or a state over and over while another process decodes.
+"""A peer keeps changing a length, an offset or a state while another process decodes.
 
-What is looked at twice may be two things. Fails without the guard: a number that is checked where
-it lies, and used where it lies.
+A value that is read twice may be two values. Fails without the guard: a number that is checked in
+shared memory, and then used from there.
 """
 
 import itertools
@@ -28,7 +28,7 @@ FAR = [0, 1, 63, 4096, 2**31 - 1, 2**31, 2**32 - 1, 2**32 + 64, 2**62, 2**63 - 1
 
 
 class Field(NamedTuple):
-    """Some bytes of a segment's file, and what they are when nobody has touched them."""
+    """Some bytes of a segment's file, and their original value."""
 
     offset: int
     width: int
@@ -126,7 +126,7 @@ def decode_meanwhile(_link: Link, what: str) -> int:
 
 @pytest.mark.parametrize("what", OF_QUEUE)
 def test_a_message(what: str) -> None:
-    """The right bytes or an error of memlane, and after it the queue goes on."""
+    """The right bytes or an error of memlane's, and afterwards the queue still works."""
     start(decode_meanwhile, what).result()
 
 
@@ -197,7 +197,7 @@ def read_meanwhile(link: Link, handle: ShmObjectStorageHandle) -> int:
 
 @pytest.mark.parametrize("what", OF_STORE)
 def test_an_object(what: str) -> None:
-    """The right bytes or an error of memlane, for the reader; the writer goes on storing."""
+    """The reader gets the right bytes or an error of memlane's; the writer continues."""
     with store_of(1, SIZE, 1 << 13, MsgpackSerde, attached=0, max_objects=8) as (writer, _):
         path = SHM / writer.ring_buffer.handle()[1]
         victim = start(read_meanwhile, writer.handle())

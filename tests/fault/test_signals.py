@@ -1,6 +1,6 @@
-"""Signals of Python reach a call that waits, and cost nothing.
+"""Signals reach a call that waits, and running their Python handlers loses nothing.
 
-Fails without the guard: a native wait that never looks for signals cannot be interrupted.
+Fails without the guard: a native wait that never checks for signals cannot be interrupted.
 """
 
 import itertools
@@ -23,7 +23,7 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def heard() -> Iterator[list[int]]:
-    """The signals that the handler has seen; a test may put another handler in its place."""
+    """The signals that the handler has received; a test may install another handler."""
     numbers: list[int] = []
     previous = signal.signal(signal.SIGUSR1, lambda number, _frame: numbers.append(number))
     yield numbers
@@ -31,7 +31,7 @@ def heard() -> Iterator[list[int]]:
 
 
 def interrupt_main_thread(then: Callable[[], object] = lambda: None) -> "Aside[None]":
-    """When the main thread has come to rest send it SIGUSR1, and go on with ``then``."""
+    """Sends SIGUSR1 to the main thread once it is blocked, then calls ``then``."""
 
     def act() -> None:
         until_asleep(os.getpid())
@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[MessageQueue, MessageQueue], object]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_handler_that_raises(heard: list[int], name: str) -> None:
-    """Its exception ends the wait; nothing was sent or consumed, and the queue goes on."""
+    """Its exception ends the wait; nothing was sent or consumed, and the queue still works."""
     signal.signal(signal.SIGUSR1, raise_interrupted)
     with queue_of(max_chunks=2) as (writer, (reader,)):
         count = fill(writer) if "write" in name or name == "enqueue" else 0
@@ -74,7 +74,7 @@ def test_a_handler_that_raises(heard: list[int], name: str) -> None:
 
 
 def test_a_handler_that_returns(heard: list[int]) -> None:
-    """It runs while the call waits, and the call goes on waiting."""
+    """It runs while the call waits, and the call continues to wait."""
     with queue_of(max_chunks=1) as (writer, (reader,)):
         aside = interrupt_main_thread(lambda: writer.enqueue(1))
         assert reader.dequeue() == 1
@@ -131,7 +131,7 @@ def test_many_signals_do_not_prolong_a_timeout(heard: list[int]) -> None:
 
 
 def test_a_handler_that_uses_the_queue(heard: list[int]) -> None:
-    """A call from a handler is a second call: refused, and the first one goes on."""
+    """A call in a handler is a second call: it is refused, and the first one continues."""
     errors: list[str] = []
 
     def handler(_number: int, _frame: object) -> None:
@@ -174,13 +174,13 @@ def interrupt_blocks(_link: Link, seed: int) -> None:
 
 
 def test_a_block_on_a_chunk_is_interrupted_anywhere() -> None:
-    """It is left then, whatever the moment: no block stays open that nobody can leave."""
+    """The block is left whatever the moment; none stays open for ever."""
     for peer in [start(interrupt_blocks, seed) for seed in range(2)]:
         peer.result()
 
 
 def create_under_a_profiler(_link: Link) -> int:
-    """Role: makes a ring while a signal comes every 200 us."""
+    """Role: creates a ring while a signal arrives every 200 us."""
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
     with MessageQueue(1, 1, None, 64 << 20, 1) as queue:
@@ -190,5 +190,5 @@ def create_under_a_profiler(_link: Link) -> int:
 
 
 def test_space_is_taken_under_a_fast_profiler() -> None:
-    """tmpfs gives up whenever a signal is pending, so large pieces would never be done."""
+    """tmpfs gives up whenever a signal is pending, so large pieces would never be reserved."""
     assert start(create_under_a_profiler).result() >= 64 << 20

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.soak(seconds=60 + KILLS)
 
 
 def rounds(tenths: int) -> Iterator[random.Random]:
-    """A tenth of all kills ``tenths`` times, each with random numbers of its own."""
+    """``tenths`` tenths of all kills, each with its own random numbers."""
     for number in range(max(1, KILLS * tenths // 10)):
         yield random.Random(number * 10 + tenths)
 
@@ -42,7 +42,7 @@ def writing(link: Link, ready: bool) -> None:
 
 
 def kill_after(peer: Peer, delay: float) -> float:
-    """Kill at a random moment; the time just before it."""
+    """Kills at a random moment; returns the time just before."""
     until = time.perf_counter() + delay
     while time.perf_counter() < until:
         time.sleep(0)
@@ -149,7 +149,7 @@ def make_rings(link: Link) -> None:
 
 @pytest.mark.parametrize("make", [make_queues, make_rings])
 def test_creators(make: Callable[[Link], None]) -> None:
-    """Whatever was half made is gone after the next creation."""
+    """What was half made is gone after the next creation."""
     for dice in rounds(1):
         with leaving_nothing():
             creator = start(make)

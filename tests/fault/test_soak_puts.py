@@ -1,8 +1,8 @@
 """Many puts of 100 kB through a ring of 64 MiB, each read by four processes.
 
-``MEMLANE_SOAK_PUTS`` is the number of puts (default 2,000). The writer waits for its readers as an
-engine does: it tells them by a queue where objects are, and a reader that is far behind stops it.
-Every value is checked, no put raises, and late in the run nobody has more memory than early on.
+``MEMLANE_SOAK_PUTS`` is the number of puts (default 2,000). As in an engine, the writer sends the
+addresses through a queue, and a reader that is far behind blocks it. Every value is checked, no put
+raises, and late in the run no process uses more memory than early on.
 """
 
 import itertools
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.soak(seconds=60 + PUTS // 50)
 
 
 def resident() -> int:
-    """Private memory of this process, without the ring, which maps more of itself as it is used."""
+    """Private memory of this process, without the ring, of which it maps more as it uses it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) << 10
@@ -46,7 +46,7 @@ def value_of(number: int) -> Any:
 
 
 def reading(link: Link, store: ShmObjectStorageHandle, handle: Handle, rank: int) -> list[int]:
-    """Its memory at each message; by copy and by view in turn."""
+    """Reads by copy and by view in turn, and records its memory at each message."""
     memory = []
     with (
         Storage.create_from_handle(store) as storage,

@@ -1,7 +1,7 @@
 """SIGSTOP and SIGCONT of every role at random moments, many times over.
 
-``MEMLANE_SOAK_STOPS`` is the number of stops (default 60). A process that is stopped is late, never
-dead: everybody waits for it, nobody raises, and in the end every reader has every message.
+``MEMLANE_SOAK_STOPS`` is the number of stops (default 60). A stopped process is late, never dead:
+everybody waits for it, nobody raises, and in the end every reader has every message.
 """
 
 import itertools
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.soak(seconds=60 + STOPS)
 
 
 def writing(link: Link) -> int:
-    """Role: write until told to end; how many it were."""
+    """Role: writes until told to end; returns the number of messages."""
     with MessageQueue(2, 2, None, 256, 3) as queue:
         link.tell(queue.export_handle())
         queue.wait_until_ready(PATIENCE)

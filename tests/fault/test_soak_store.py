@@ -1,8 +1,8 @@
-"""A storage at work while its readers are killed, stopped, leave and come, at random.
+"""A storage at work while readers are killed, are stopped, leave and attach at random.
 
-``MEMLANE_SOAK_SECONDS`` is how long (default 2). Every reader that is there gets every object, with
-the right bytes, as often as it was referenced; the writer never waits for the dead or the gone; and
-in the end nothing is owed, pinned or kept.
+``MEMLANE_SOAK_SECONDS`` is the duration (default 2). Every attached reader gets every object, with
+the right bytes, as often as it was referenced; the writer never waits for dead or closed readers;
+and in the end no read is outstanding and nothing is pinned.
 """
 
 import os
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.soak(seconds=int(60 + 2 * SECONDS))
 
 
 def content(key: int) -> bytes:
-    """What is stored under a key follows from it."""
+    """The object stored under a key, which follows from the key."""
     dice = np.random.default_rng(key)
     return dice.bytes(int(dice.integers(1, 4000)))
 
 
 def reading(link: Link, handle: ShmObjectStorageHandle) -> int:
-    """Role: gets or views whatever it is told, and fails if that is not there, or wrong."""
+    """Role: gets or views what it is told, and fails if that is missing or wrong."""
     dice = random.Random(os.getpid())
     count = 0
     with Storage.create_from_handle(handle) as reader:
@@ -46,7 +46,7 @@ def reading(link: Link, handle: ShmObjectStorageHandle) -> int:
 
 
 class Crowd:
-    """The readers that are there; what each was told tells whether one that left had read all."""
+    """The attached readers, and what each was told, to check that those that left had read all."""
 
     def __init__(self, handle: ShmObjectStorageHandle, dice: random.Random) -> None:
         self.handle, self.dice = handle, dice
@@ -90,7 +90,7 @@ class Crowd:
 
 
 def test_readers_come_and_go() -> None:
-    """Nothing is lost, wrong, waited for in vain, or kept."""
+    """No object is lost, wrong or kept, and the writer never waits in vain."""
     dice = random.Random(1)
     with Storage(4096, READERS, Ring(1 << 15, create=True), BytesSerde, max_objects=64) as writer:
         crowd = Crowd(writer.handle(), dice)

@@ -1,6 +1,6 @@
-"""Names and files of somebody else in the place of a segment are refused, and left alone.
+"""Names and files of another user in the place of a segment are refused, and left alone.
 
-Fails without the guard: attaching through a link, or to a file that others may write, hands
+Fails without the guard: attaching through a link, or to a file that others may write to, exposes
 the process's memory to them.
 """
 
@@ -22,7 +22,7 @@ Attach = Callable[[MessageQueue], object]
 
 @pytest.fixture
 def writer() -> Iterator[MessageQueue]:
-    """A queue that waits for its reader; what lies in the place of its name goes afterwards."""
+    """A queue that waits for its reader; afterwards whatever has its name is removed."""
     with MessageQueue(1, 1, None, 4096, 4) as queue:
         path = path_of(queue)
         yield queue
@@ -44,7 +44,7 @@ attaching = pytest.mark.parametrize("attach", [by_queue, by_ring])
 
 
 def seize(path: Path) -> Path:
-    """Move the genuine segment out of the way of its name."""
+    """Moves the genuine segment away from its name."""
     aside = path.with_name("genuine-" + path.name)
     path.rename(aside)
     return aside
@@ -52,7 +52,7 @@ def seize(path: Path) -> Path:
 
 @pytest.fixture
 def aside(writer: MessageQueue) -> Iterator[Path]:
-    """Where the genuine segment lies, when its name is free for others."""
+    """Where the genuine segment is while its name is free for others."""
     moved = seize(path_of(writer))
     yield moved
     moved.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def test_other_user(writer: MessageQueue) -> None:
 def test_no_file(
     writer: MessageQueue, aside: Path, attach: Attach, make: Callable[[Path], None]
 ) -> None:
-    """What is no regular file is refused at once; opening it does not hang."""
+    """What is not a regular file is refused at once; opening it does not hang."""
     make(path_of(writer))
 
     def role(_link: Link) -> None:
@@ -181,7 +181,7 @@ CONTENTS = [
 def test_contents(
     writer: MessageQueue, aside: Path, attach: Attach, change: Callable[[bytes], bytes]
 ) -> None:
-    """Truncated, empty or foreign contents are a ValueError, and the file is not changed."""
+    """Truncated, empty or foreign contents raise ValueError, and the file is not changed."""
     data = change(aside.read_bytes())
     path_of(writer).write_bytes(data)
     path_of(writer).chmod(0o600)

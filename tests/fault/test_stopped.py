@@ -1,6 +1,6 @@
-"""Stopped is not dead: nothing is taken from a process that may come back.
+"""Stopped is not dead: nothing is taken from a process that may continue.
 
-Fails without the guard: liveness by heartbeats or by age would declare a stopped process dead.
+Fails without the guard: liveness by heartbeats or timeouts would declare a stopped process dead.
 """
 
 from memlane import MessageQueue

@@ -1,7 +1,7 @@
-"""A storage or ring that is closed, or forked, while a call of its writer runs code of Python's.
+"""A storage or ring is closed, or its process forks, while a call of its writer runs Python code.
 
-Keys are hashed and compared, serdes and checks of a subclass are called, and threads take turns.
-Each in a process of its own: what went wrong here was a segmentation fault.
+Keys are hashed and compared, serdes and a subclass's checks are called, and threads take turns.
+Each case runs in its own process, because these bugs were segmentation faults.
 """
 
 import subprocess

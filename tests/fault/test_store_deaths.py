@@ -1,6 +1,6 @@
-"""SD, SI: who dies, or never reads, does not keep the storage full for ever.
+"""SD, SI: a reader that dies, or never reads, does not keep the storage full for ever.
 
-Fails without the guard: a count of reads that a dead process should have done is never reached.
+Fails without the guard: a read count that includes a dead process's reads is never reached.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The space of a ring is taken as the ring grows into it: a full /dev/shm is an error, no SIGBUS.
+"""A ring reserves its space as it grows: a full /dev/shm is an error, and no SIGBUS.
 
-Fails without the guards: a ring that takes no space before it writes dies of SIGBUS, and so does
-who reads where there is none.
+Fails without the guards: a writer that does not reserve space before it writes dies of SIGBUS, and
+so does a reader that reads where there is none.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Rings of more than 2 GiB: positions and addresses go beyond 2**31 and 2**32; chunks do not.
+"""Rings of more than 2 GiB: positions and addresses exceed 2**31 and 2**32; chunks do not.
 
-Takes 2.5 GiB of memory, so only where ``MEMLANE_SOAK_LARGE`` is set (`make soak`).
+Takes 2.5 GiB of memory, so it runs only if ``MEMLANE_SOAK_LARGE`` is set (`make soak`).
 """
 
 import os

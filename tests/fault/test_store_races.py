@@ -1,6 +1,6 @@
-"""SE: the writer reuses space while readers are at it: right bytes or an error, never a mixture.
+"""SE: the writer reuses space while readers read: right bytes or an error, never a mixture.
 
-Fails without the guard: a writer that does not look for pins overwrites what is being decoded.
+Fails without the guard: a writer that does not check for pins overwrites what is being decoded.
 """
 
 import mmap

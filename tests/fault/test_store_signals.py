@@ -1,7 +1,7 @@
-"""A signal handler that raises in the middle of a call: the call is taken back, the storage works.
+"""A signal handler raises in the middle of a call: the call is undone, and the storage still works.
 
-Fails without the guard: a lock that is taken right before the exception is never given back, and
-books that are half changed lose objects, or their space, for ever.
+Fails without the guard: a lock taken right before the exception is never released, and books that
+are half updated lose objects, or their space, for ever.
 """
 
 import random

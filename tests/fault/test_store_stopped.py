@@ -1,4 +1,4 @@
-"""A reader that stops for long, in the middle of reading, and comes back: late, never dead.
+"""A reader is stopped for long, in the middle of reading, and continues: it is late, never dead.
 
 ``MEMLANE_SOAK_SECONDS`` is how long it stops (default 1.5, longer than a death may go unnoticed).
 """

@@ -1,7 +1,7 @@
-"""What half-started queues of the dead left is swept; what anybody living holds is not.
+"""The sweep removes what dead processes left of half-started queues, and nothing that is in use.
 
-Fails without the guard: sweeping by age or by pid takes the segments of the living, and no
-sweeping fills /dev/shm.
+Fails without the guard: sweeping by age or by pid removes live segments, and without a sweep
+/dev/shm fills up.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Views that other threads, forked children and the end of the interpreter let go of.
+"""Views released by other threads, by forked children and by the end of the interpreter.
 
 Fails without the guard: a child that gives back its parent's chunk, a count that two threads change
 at once, or memory that is freed under a view.

@@ -1,7 +1,7 @@
-"""M12: views are still exported at close; only the memory waits for them.
+"""M12: close() while views are still exported; only the memory outlives it.
 
-Fails without the guard: a lock on the mapped descriptor lives as long as the last view, and
-a close that unmaps makes the view crash.
+Fails without the guard: a lock on the mapped descriptor lives as long as the last view, and a
+close that unmaps makes the view crash.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Numbered messages between processes, for as long as somebody lets them flow."""
+"""Numbered messages between processes, sent until the test stops them."""
 
 import itertools
 import time

@@ -1,1 +1,1 @@
-"""The README's commands in places that strangers have: `make fresh`, before every release."""
+"""The README's commands in environments that users have: `make fresh`, before every release."""

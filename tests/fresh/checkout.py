@@ -1,4 +1,4 @@
-"""A checkout as a stranger has it: nothing is built, and the environment is empty."""
+"""A fresh checkout: nothing is built, and the environment is empty."""
 
 import os
 import re
@@ -15,21 +15,21 @@ _FOR_PIP = re.compile(
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a stranger's shell has: no PYTHON* and no MEMLANE*."""
+    """A clean shell's: no PYTHON* and no MEMLANE*."""
     kept = {name: text for name, text in os.environ.items() if _FOR_PIP.fullmatch(name)}
     plain = {"HOME": os.environ["HOME"], "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
     return {**plain, **kept, **more}
 
 
 class Checkout:
-    """The files of the tree in a folder of their own."""
+    """The files of the tree in another folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def new(cls, folder: Path) -> "Checkout":
-        """Copy the tree without what was built in it."""
+        """Copies the tree without what was built in it."""
 
         def skipped(where: str, names: list[str]) -> set[str]:
             built = _BUILT if Path(where) == ROOT else set()
@@ -43,7 +43,7 @@ class Checkout:
         return self.folder / ".venv/bin/python"
 
     def run(self, *command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run it there; its two streams are one text."""
+        """Runs a command there; its two streams are one text."""
         return subprocess.run(
             command,
             cwd=self.folder,
@@ -55,13 +55,13 @@ class Checkout:
         )
 
     def make(self, *targets: str, python: str | Path = sys.executable) -> str:
-        """Make what must succeed; returns what it printed."""
+        """Runs make, which must succeed; returns its output."""
         made = self.run("make", f"PYTHON={python}", *targets)
         assert made.returncode == 0, made.stdout
         return made.stdout
 
     def make_demo(self) -> None:
-        """The demo runs, on this checkout's own code."""
+        """Runs the demo on this checkout's own code."""
         assert self.make("demo").count("nothing left of 7 segments") == 2
         code = "import memlane, memlane._native; print(memlane.__file__, memlane._native.__file__)"
         found = self.run(self.python, "-c", code).stdout

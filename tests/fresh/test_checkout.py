@@ -1,4 +1,4 @@
-"""Any folder, any pip, any way to make `.venv`: the README's commands set themselves up."""
+"""The README's commands set themselves up in any folder, with any pip and any `.venv`."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.soak(seconds=900)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """Set up by an old pip, in a folder whose path has blanks."""
+    """A checkout built by an old pip, in a folder whose path has blanks."""
     checkout = Checkout.new(tmp_path_factory.mktemp("a stranger") / "his checkout")
     made = checkout.run(sys.executable, "-m", "venv", ".venv")
     assert made.returncode == 0, made.stdout
@@ -25,14 +25,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 
 def test_old_pip_and_a_blank_in_the_path(built: Checkout) -> None:
-    """The demo has run; its pip is still the old one, and torch was not needed."""
+    """The demo ran; pip is still the old one, and torch was not needed."""
     version = built.run(built.python, "-m", "pip", "--version").stdout
     assert version.startswith("pip 23.0.1 ")
     assert built.run(built.python, "-c", "import torch").returncode == 1
 
 
 def test_blank_in_the_path_of_the_native_builds(built: Checkout) -> None:
-    """Tests in C++ and the build with sync hooks are made there, too."""
+    """The C++ tests and the build with sync hooks work there, too."""
     built.make("native-build", "hooks")
     seen = built.run(
         built.python,
@@ -49,19 +49,19 @@ def test_nothing_is_set_up_twice(built: Checkout) -> None:
 
 
 def test_one_core(built: Checkout) -> None:
-    """Six processes on one core do what they do on more."""
+    """Six processes run on one core as on several."""
     made = built.run("taskset", "-c", "0", "make", "demo")
     assert made.returncode == 0, made.stdout
 
 
 def test_copied_checkout(built: Checkout, tmp_path: Path) -> None:
-    """A copy runs its own code, not that of the folder it was copied from."""
+    """A copy runs its own code, not that of the original folder."""
     shutil.copytree(built.folder, tmp_path / "copy", symlinks=True)
     Checkout(tmp_path / "copy").make_demo()
 
 
 def test_moved_checkout(built: Checkout, tmp_path: Path) -> None:
-    """A checkout that was moved after it had been built is set up anew."""
+    """A checkout that was moved after its build is built anew."""
     here = built.folder
     moved = Checkout(here.rename(tmp_path / "moved"))
     try:
@@ -83,14 +83,14 @@ def test_environment_made_by_uv(command: str, tmp_path: Path) -> None:
 
 
 def _old_python() -> Path | None:
-    """An interpreter that is too old for memlane, if this machine has one."""
+    """An interpreter too old for memlane, if this machine has one."""
     places = [Path("/usr/bin"), *sorted(Path.home().glob(".pyenv/versions/3.*/bin"))]
     found = (place / f"python3.{minor}" for place in places for minor in (10, 9, 8, 7, 6))
     return next((path for path in found if path.exists()), None)
 
 
 def test_python_that_is_too_old(tmp_path: Path) -> None:
-    """It is refused first, by its version, and nothing is made."""
+    """Its version is refused first, and nothing is created."""
     if (python := _old_python()) is None:
         pytest.skip("there is no Python older than 3.11 here")
     checkout = Checkout.new(tmp_path / "checkout")

@@ -34,7 +34,7 @@ places = pytest.mark.parametrize("place", PLACES)
 
 
 def run(place: str, folder: Path, *command: object) -> "subprocess.CompletedProcess[str]":
-    """The command, in a namespace with such a /dev/shm and no terminal."""
+    """Runs the command in a namespace with that /dev/shm and without a terminal."""
     empty = folder / "dev"
     empty.mkdir()
     script = f'{{ {PLACES[place]}; }} || exit 99; shift; exec "$@"'
@@ -65,7 +65,7 @@ def test_demo(place: str, tmp_path: Path) -> None:
 @places
 @pytest.mark.parametrize("text", EXAMPLES.values(), ids=EXAMPLES)
 def test_example(place: str, text: str, tmp_path: Path) -> None:
-    """It works, or fails by an error of memlane that says what is wrong with /dev/shm."""
+    """It works, or raises an error of memlane's that says what is wrong with /dev/shm."""
     script = tmp_path / "example.py"
     script.write_text(text)
     done = run(place, tmp_path, sys.executable, script)

@@ -1,7 +1,7 @@
 """Signals at random moments of the demo, from its first line to its last: nothing is left behind.
 
-MEMLANE_FRESH_SIGNALS says how many of each kind (5 if it is not set). Every moment is drawn from a
-seed, which a failure names.
+MEMLANE_FRESH_SIGNALS is the number of each kind (default 5). The moments are drawn from a seed,
+which a failure prints.
 """
 
 import os
@@ -34,7 +34,7 @@ def arguments(tmp_path: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def seconds(arguments: tuple[str, ...]) -> float:
-    """How long it takes when nothing disturbs it."""
+    """How long it takes undisturbed."""
     with terminal(*arguments) as screen:
         until_first_line(screen)
         started = time.monotonic()
@@ -77,7 +77,7 @@ def test_a_signal_at_any_moment(
 
 @pytest.mark.soak(seconds=60 + 20 * ROUNDS)
 def test_a_killed_scheduler_leaves_no_workers(arguments: tuple[str, ...], seconds: float) -> None:
-    """What it has left in /dev/shm goes with the next segment that anybody makes."""
+    """What it left in /dev/shm is removed with the next segment created."""
     for number in range(ROUNDS):
         delay = random.Random(f"SIGKILL {number}").uniform(0, seconds)
         before = segments()
@@ -111,7 +111,7 @@ def test_a_terminal_that_nobody_reads(tmp_path: Path) -> None:
 
 
 def blocked_in(pid: int) -> set[str]:
-    """The kernel's functions that its threads sleep in."""
+    """The kernel functions in which its threads sleep."""
     return {task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/wchan")}
 
 
@@ -126,7 +126,7 @@ def until_first_line(screen: Terminal) -> None:
 
 
 def watch(screen: Terminal, seconds: float) -> None:
-    """Read for so long."""
+    """Reads for that long."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if not screen.read(left):
@@ -134,7 +134,7 @@ def watch(screen: Terminal, seconds: float) -> None:
 
 
 def send(screen: Terminal, kind: signal.Signals, to_all: bool) -> None:
-    """To all of the foreground, as the terminal would, or to the scheduler."""
+    """To the whole foreground, as a terminal would, or to the scheduler."""
     if not to_all:
         screen.process.send_signal(kind)
     elif kind in KEYS:
@@ -155,7 +155,7 @@ def segments() -> set[str]:
 
 
 def orphans(session: int) -> list[str]:
-    """Who is still there of that session, after all had time to see that they are alone."""
+    """Processes of that session that remain after they had time to notice that they are alone."""
     deadline = time.monotonic() + PATIENCE
     while found := _members(session):
         if time.monotonic() > deadline:

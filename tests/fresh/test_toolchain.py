@@ -1,4 +1,4 @@
-"""`pip install .` where a part of the toolchain is missing says which package to install."""
+"""Without a part of the toolchain, `pip install .` says which package to install."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.soak(seconds=180)
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """The files that a build takes."""
+    """The files that a build needs."""
     for name in ("native", "src"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE"):
@@ -30,7 +30,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def run(tree: Path, path: str, *command: object) -> tuple[int, str]:
-    """Exit status, and what was said, however it was wrapped."""
+    """Exit status, and the output, unwrapped."""
     kept = {name: text for name, text in os.environ.items() if name not in ("CXX", "CC")}
     done = subprocess.run(
         [*map(str, command)],
@@ -46,13 +46,13 @@ def run(tree: Path, path: str, *command: object) -> tuple[int, str]:
 
 
 def build(tree: Path) -> list[object]:
-    """The command of a wheel, by what is installed already."""
+    """The command that builds a wheel, with what is installed already."""
     wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     return [*wheel, "-w", tree / "wheels", tree]
 
 
 def configure(tree: Path) -> list[object]:
-    """The first half of it, by cmake alone."""
+    """Its first half, by cmake alone."""
     return [
         TOOLS / "cmake",
         *("-S", tree, "-B", tree / "build", "-G", "Ninja"),
@@ -72,7 +72,7 @@ def test_no_compiler(tree: Path) -> None:
 
 
 def test_compiler_that_comes_later(tree: Path) -> None:
-    """What was missing once is looked for again, in the same folder."""
+    """A missing tool is searched for again, in the same folder."""
     status, said = run(tree, str(TOOLS), *configure(tree))
     assert status != 0
     assert "memlane needs a C++ compiler" in said

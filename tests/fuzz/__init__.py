@@ -1,6 +1,6 @@
-"""Fuzzing: bytes of a peer that means harm, for everything that decodes them.
+"""Fuzzing: hostile bytes for everything that decodes a peer's.
 
-Two engines, each in one file, with the same words on their command lines: `engine.py` for targets
-in Python (`targets/`), `native/tests/fuzz/engine.cpp` for those in C++. `__main__.py` runs both.
-`seeds/TARGET` holds what each starts with: some genuine inputs, and whatever once was a fault.
+Two engines, each in one file, with the same command line: `engine.py` for targets in Python
+(`targets/`), `native/tests/fuzz/engine.cpp` for those in C++. `__main__.py` runs both.
+`seeds/TARGET` holds what each starts with: some valid inputs, and every one that was a fault.
 """

@@ -1,9 +1,9 @@
-"""Runs fuzz targets, so many at once; each in a process of its own.
+"""Runs fuzz targets, several at once, each in its own process.
 
     python -m tests.fuzz [--seconds N] [--jobs N] [TARGET ...]
 
-Every target replays its seeds and what earlier runs have found (build/fuzz/found), then goes on for
-so many seconds. An input that is a fault ends in build/fuzz/faults, made as small as it can be.
+Every target replays its seeds and what earlier runs have found (build/fuzz/found), then continues
+for N seconds. An input that causes a fault is minimised and written to build/fuzz/faults.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def command_of(target: str) -> list[str]:
 
 
 def run(target: str, seconds: float) -> bool:
-    """Whether it found nothing."""
+    """Returns whether it found nothing."""
     found, fault = WORK / "found" / target, WORK / "faults" / target
     found.mkdir(parents=True, exist_ok=True)
     fault.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def _started(words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _smallest(target: str, content: bytes, status: int) -> bytes:
-    """The same fault by fewer bytes: without parts that do not matter, zeros for what is left."""
+    """The same fault with fewer bytes: irrelevant parts removed, zeros for the rest."""
     with tempfile.TemporaryDirectory() as folder:
         trial, ignored = Path(folder) / "trial", str(Path(folder) / "ignored")
 

@@ -2,15 +2,15 @@
 
     python -m tests.fuzz.engine TARGET [--seconds N] [--only] [--found F] --crash F FILE...
 
-The engine of native/tests/fuzz, for Python: it tries all inputs of the files and folders, then
-changes those that reached something new. What is reached are steps from line to line in memlane's
-own files, seen by `sys.settrace`, and kinds of errors. A target has `attempt(content)`, which
-returns, or raises for a fault; `GENUINE`, inputs that are tried first; and maybe a `change(content,
-dice)` of its own: whoever knows the format gets deeper than who flips bits.
+The engine of native/tests/fuzz, for Python: it tries all inputs in the files and folders, then
+mutates those that reached something new. Coverage is the steps from line to line in memlane's own
+files, seen by `sys.settrace`, and the kinds of errors. A target has `attempt(content)`, which
+returns, or raises for a fault; `GENUINE`, inputs that are tried first; and optionally its own
+`change(content, dice)`: a mutation that knows the format gets deeper than one that flips bits.
 
-A fault is any exception, a signal, a wait of more than a minute, or memory beyond a limit
-(RLIMIT_AS: a MemoryError then shows). All of it happens in a child, which may die of it; the input
-is in memory that the parent has, too.
+A fault is any exception, a signal, more than a minute without an end, or memory beyond a limit
+(RLIMIT_AS: a MemoryError then shows). Everything runs in a child, which may die of it; the input is
+in memory that the parent shares.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Coverage:
         return step
 
     def is_new(self, target: ModuleType, content: bytes) -> bool:
-        """Try it; whether it reached something new."""
+        """Tries an input; returns whether it reached something new."""
         self._new = False
         sys.settrace(self._enter)
         try:
@@ -82,7 +82,7 @@ class Coverage:
 
 
 def change(content: bytes, dice: random.Random) -> bytes:
-    """Some bytes of it are others, more or fewer."""
+    """Changes, adds or removes some bytes."""
     changed = bytearray(content or bytes(16))
     for _ in range(dice.randint(1, 4)):
         at = dice.randrange(len(changed))
@@ -110,7 +110,7 @@ def change(content: bytes, dice: random.Random) -> bytes:
 
 
 class Current:
-    """The input that is being tried, where the parent sees it after the child's death."""
+    """The input being tried, where the parent sees it after the child's death."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, LONGEST + 8)
@@ -140,7 +140,7 @@ def _limit_memory() -> None:
 
 
 def fuzz(target: ModuleType, options: argparse.Namespace, current: Current) -> str:
-    """Until the time is over; what was done, in words. A fault leaves by its exception."""
+    """Runs until the time is over; returns a summary. A fault raises."""
     warnings.simplefilter("ignore")
     dice = random.Random(options.random)
     coverage = Coverage()

@@ -1,6 +1,6 @@
 """Inputs as records of 16 bytes, like those of native/tests/fuzz/scribbler.hpp.
 
-The first says what is done, the others what is written where by a peer that maps the whole file.
+The first says what to do, the others what a peer that maps the whole file writes where.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Scribble(NamedTuple):
 
 
 def parse(content: bytes) -> tuple[bytes, list[Scribble]]:
-    """The first record as it is, and the others in their order."""
+    """Returns the first record as it is, and the others in order."""
     whole = content[: len(content) // RECORD.size * RECORD.size]
     records = [Scribble(*fields) for fields in RECORD.iter_unpack(whole)]
     return content[: RECORD.size].ljust(RECORD.size, b"\0"), records[1:]
 
 
 class Peer:
-    """Writes into the file's regions, given as (offset, bytes) of the file."""
+    """Writes into the file's regions, given as (offset, bytes)."""
 
     def __init__(
         self, memory: mmap.mmap, regions: list[tuple[int, int]], scribbles: list[Scribble]
@@ -45,7 +45,7 @@ class Peer:
         self._scribbles = scribbles
 
     def strike(self, now: int) -> None:
-        """All that is due at this step."""
+        """Does all writes due at this step."""
         for scribble in self._scribbles:
             if scribble.after % 8 == now:
                 self._write(scribble)
@@ -59,7 +59,7 @@ class Peer:
 
 @contextmanager
 def whole(path: Path) -> Iterator[mmap.mmap]:
-    """The segment's file, writable, as any process of the same user can have it."""
+    """The segment's file, writable, as any process of the same user can map it."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         with mmap.mmap(descriptor, 0) as memory:
@@ -69,7 +69,7 @@ def whole(path: Path) -> Iterator[mmap.mmap]:
 
 
 def change(content: bytes, dice: random.Random) -> bytes:
-    """Other records, more or fewer, or other numbers in them."""
+    """Adds, removes or reorders records, or changes numbers in them."""
     head, scribbles = parse(content)
     first = bytearray(head)
     for _ in range(dice.randint(1, 4)):

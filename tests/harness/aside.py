@@ -1,4 +1,4 @@
-"""A call in a thread of its own, so that a test can act while the call is blocked."""
+"""A call in its own thread, so that a test can act while the call is blocked."""
 
 import threading
 import time

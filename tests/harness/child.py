@@ -1,4 +1,4 @@
-"""What runs in the process of a role."""
+"""What runs in a role's process."""
 
 import ctypes
 import signal

@@ -1,9 +1,9 @@
-"""The death of a role at every point that it passes, and at each of its first passages there.
+"""Kills a role at every point that it passes, and at each of its first passages there.
 
-A *point* is a place in native code that has a name; a *stage* is what a role is about to do, as
-the role calls it. A doomed role is a callable ``role(link, begin, *args)``: ``begin(stage)`` says
-what comes next, waits for the test's cue and returns it. Without a spot the role plays to its end
-and tells which points it has passed; with one the process kills itself right there.
+A *point* is a named place in native code; a *stage* is what a role is about to do, as the role
+calls it. A doomed role is a callable ``role(link, begin, *args)``: ``begin(stage)`` announces the
+next stage, waits for the test's cue and returns it. Without a spot the role runs to its end and
+reports the points it has passed; with one, the process kills itself there.
 """
 
 import os

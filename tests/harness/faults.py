@@ -1,12 +1,11 @@
 """A start during which one system call of a native library fails: every call, every error.
 
-The calls are counted, and one of them is made to fail, by a library that goes before libc
-(`native/tests/failing_calls.cpp`): the process under test is started with it, see `preloading`.
+A library preloaded before libc (`native/tests/failing_calls.cpp`) counts the calls and makes one of
+them fail: the process under test is started with it, see `preloading`.
 
-A *scenario* is a callable ``scenario(failing)`` that starts something and closes it. What it does
-in ``with failing(stage):`` is counted, and fails; the rest is its preparation, and its check that
-what came through works. An error that comes out of such a block it passes on, having closed what it
-had prepared.
+A *scenario* is a callable ``scenario(failing)`` that starts something and closes it. Calls inside
+``with failing(stage):`` are counted, and fail; the rest is preparation, and the check that what
+succeeded works. It passes on an error from such a block after closing what it had prepared.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What a process holds: to show that a test left nothing behind."""
+"""What a process holds, to show that a test left nothing behind."""
 
 import os
 import re

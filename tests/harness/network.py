@@ -1,4 +1,4 @@
-"""A network of a test's own: a host beside this one, and a cable that can be pulled."""
+"""A network for a test: a host beside this one, and a cable that can be pulled."""
 
 import sys
 from collections.abc import Iterator

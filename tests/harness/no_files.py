@@ -1,4 +1,4 @@
-"""What can bear a file's name and is none."""
+"""Things that can have a file's name but are not regular files."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A role in a process of its own, and what a test can do to that process."""
+"""A role in its own process, and what a test can do to that process."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""Commands that put a role into a place of its own: another /dev/shm, another PID namespace."""
+"""Commands that run a role elsewhere: in another /dev/shm or PID namespace."""
 
 import os
 import shutil

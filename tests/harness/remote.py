@@ -1,4 +1,4 @@
-"""An object that lives in a process of its own and is called from the test."""
+"""An object that lives in its own process and is called from the test."""
 
 import time
 from collections.abc import Callable

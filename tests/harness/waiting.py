@@ -1,10 +1,10 @@
-"""Waiting for what a test needs to be true, and looking at tasks from outside."""
+"""Waits until a condition of a test is true, and looks at tasks from outside."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds after which a test gives up on something that should have happened long ago."""
 
 

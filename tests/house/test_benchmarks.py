@@ -1,4 +1,4 @@
-"""The command lines of the benchmarks: help is help, and what is missing is one sentence."""
+"""The benchmarks' command lines: --help works, and a missing requirement is one sentence."""
 
 import subprocess
 import sys
@@ -14,11 +14,14 @@ ALL = [
     "offload.startup",
     "offload.moving",
     "remote",
+    "remote.relayed",
     "remote.scale",
     "engines",
     "engines.ray",
+    "engines.sglang_groups",
 ]
-STARTED_BY_OTHERS = {"engines.client", "engines.seer"}  # in the environment of another engine
+# In the environment of another engine.
+STARTED_BY_OTHERS = {"engines.client", "engines.seer", "engines.sglang_ranks"}
 RUN_WITHOUT = """
 import runpy, sys
 name, missing = sys.argv[1:3]
@@ -65,7 +68,7 @@ def test_help(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["store", "offload.moving"])
 def test_without_torch(name: str) -> None:
-    """It says so, and how to get it."""
+    """It says that torch is missing, and how to get it."""
     done = run("-c", RUN_WITHOUT, f"benchmarks.{name}", "torch")
     assert done.returncode == 1
     assert "pip install torch" in done.stderr
@@ -73,7 +76,7 @@ def test_without_torch(name: str) -> None:
 
 
 def test_without_the_native_programs(tmp_path: Path) -> None:
-    """Before `make native-test`: it says so."""
+    """Without `make native-test` it says what to run."""
     code = "import benchmarks.needs as needs, pathlib, runpy; "
     code += f"needs.ROOT = pathlib.Path({str(tmp_path)!r}); "
     code += "runpy.run_module('benchmarks.foundation', run_name='__main__')"

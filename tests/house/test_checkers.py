@@ -1,4 +1,4 @@
-"""The tools that read the code find nothing."""
+"""The tools that check the code find nothing."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def test_checker_finds_nothing(checker: str) -> None:
 
 @oldest
 def test_stub_of_the_native_module_is_current(tmp_path: Path) -> None:
-    """What type checkers read of the native module is what it has (`make stub` writes it)."""
+    """The type stub matches the native module (`make stub` writes it)."""
     fresh = tmp_path / "_native.pyi"
     for command in (
         [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "memlane._native", "-o", fresh],

@@ -1,4 +1,4 @@
-"""What the documents show runs as it stands, and the commands they name exist."""
+"""The programs in the documents run as they stand, and the commands they name exist."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ examples = pytest.mark.parametrize("text", EXAMPLES.values(), ids=EXAMPLES)
 
 @examples
 def test_example_runs(text: str, tmp_path: Path) -> None:
-    """Copied into a file and started, an example ends well and says something."""
+    """Copied into a file and started, an example exits with 0 and prints something."""
     run = run_example(text, tmp_path, sys.executable)
     assert run.returncode == 0, run.stderr
     assert run.stdout
@@ -69,7 +69,7 @@ def test_named_targets_exist() -> None:
 
 
 def test_named_files_exist() -> None:
-    """Every path that the documents name is there."""
+    """Every path that the documents name exists."""
     for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for path in re.findall(
             r"`((?:native|src|tests|examples|benchmarks|verification)/[\w./-]+)`",

@@ -1,4 +1,4 @@
-"""The shape of the code: layers, sizes, exports, and nothing that `python -O` would remove."""
+"""The structure of the code: layers, sizes, exports, and no checks that `python -O` removes."""
 
 import ast
 import re
@@ -33,7 +33,7 @@ def test_includes_go_down_only(layer: str) -> None:
 
 
 def test_only_the_bottom_layer_makes_system_calls() -> None:
-    """Files, mappings, futexes and locks are asked for in native/os alone."""
+    """Files, mappings, futexes and locks are used in native/os only."""
     call = re.compile(
         r"(?<!os)::(open|mmap|munmap|fcntl|f?truncate|fallocate|linkat|syscall|madvise|lseek|pread"
         r"|pwrite|opendir|readdir|[fl]?stat|f?statvfs|unlink|f?chmod|fopen|getrlimit)\("

@@ -1,4 +1,4 @@
-"""Where processes synchronise has one name in the code, in its table, and in the models."""
+"""Every sync point has the same name in the code, in its table, and in the models."""
 
 import re
 from pathlib import Path
@@ -9,17 +9,17 @@ MODELS = "".join(p.read_text() for p in (ROOT / "verification").glob("*.pml"))
 
 
 def in_code(side: str) -> set[str]:
-    """Names that are marked in the native code."""
+    """Names marked in the native code."""
     return set(re.findall(rf"SYNC_{side.upper()}\((\w+)\);", CODE))
 
 
 def in_models(side: str) -> set[str]:
-    """Names that are marked in the models."""
+    """Names marked in the models."""
     return set(re.findall(rf"/\* SYNC (\w+)\.{side} \*/", MODELS))
 
 
 def in_table(first_column: str) -> set[str]:
-    """Names that a table of sync.hpp explains: of pairs (`name`) or of single steps (`step`)."""
+    """Names explained in a table of sync.hpp: of pairs (`name`) or of single steps (`step`)."""
     header = (ROOT / "native/core/sync.hpp").read_text()
     table = header[header.index(f"//   {first_column} ") :].split("//\n")[0]
     return set(re.findall(r"^//   (\w+) ", table, re.MULTILINE)) - {first_column}
@@ -31,17 +31,17 @@ def test_code_marks_both_ends() -> None:
 
 
 def test_steps_are_in_their_table() -> None:
-    """What leaves something behind has one side, and a line in a table of its own."""
+    """Steps that leave something behind are marked once, and are in their own table."""
     assert in_code("step") == in_table("step")
 
 
 def test_models_mark_both_ends() -> None:
-    """Every point of the code is in a model, with both sides; no model has one of its own."""
+    """Every point of the code is in a model, with both sides; no model has others."""
     assert in_models("store") == in_models("load") == in_table("name")
 
 
 def test_marks_in_models_have_one_form() -> None:
-    """No mark escapes the two tests above."""
+    """Every mark is seen by the two tests above."""
     assert len(re.findall(r"SYNC", MODELS)) == len(
         re.findall(r"/\* SYNC \w+\.(?:store|load) \*/", MODELS)
     )

@@ -1,4 +1,4 @@
-"""The smallest model holds, and is caught when weakened. All of them: `make verify`."""
+"""The smallest model holds, and fails when weakened. All of them: `make verify`."""
 
 import re
 import shutil
@@ -30,18 +30,18 @@ def test_model_holds() -> None:
     ("run", "property_name"), [(WEAKENED, "whole_and_next"), (ASLEEP, "every_sleeper_is_woken")]
 )
 def test_weakened_model_is_caught_by_its_property(run: Run, property_name: str) -> None:
-    """A relaxed store shows a chunk that is not whole; without its fence a sleeper sleeps on."""
+    """A relaxed store exposes an incomplete chunk; without its fence a sleeper sleeps on."""
     assert verify.judge(Variant("", "", run, property_name)).is_right
 
 
 @needs_spin
 def test_model_that_cannot_be_run_is_wrong() -> None:
-    """A search that proves nothing counts as failed."""
+    """A search that proves nothing counts as a failure."""
     assert not verify.judge(Run("ring", "CHUNKS=1")).is_right
 
 
 def test_what_must_be_is_asked() -> None:
-    """A variant that holds, one that fails by another property, and a base that fails are wrong."""
+    """A variant that holds, one that fails another property, and a base that fails are wrong."""
     variant = Variant("", "", WEAKENED, "whole_and_next")
     holds, fails = verify.Outcome(None, 1, 0), verify.Outcome("all_before_end", 1, 0)
     assert not verify.verdict_of(variant, holds).is_right
@@ -51,7 +51,7 @@ def test_what_must_be_is_asked() -> None:
 
 
 def test_search_that_is_cut_short_proves_nothing() -> None:
-    """Only a whole search, or a violation, is an outcome."""
+    """Only a complete search, or a violation, is a result."""
     whole = "depth reached 9, errors: 0\n 7 states, stored\n"
     assert verify.outcome_of(whole, 0).states == 7
     for cut in (
@@ -64,7 +64,7 @@ def test_search_that_is_cut_short_proves_nothing() -> None:
 
 
 def test_every_case_weakens_something() -> None:
-    """Models ask for what their cases define, and for nothing else."""
+    """Models test the macros that their cases define, and no others."""
     runs = [*BASES, *(case.run for case in VARIANTS)]
     for model in {run.model for run in runs}:
         text = (ROOT / "verification" / f"{model}.pml").read_text()

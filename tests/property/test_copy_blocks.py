@@ -1,4 +1,4 @@
-"""Moves of blocks against numpy: any layout, any ids, any number of threads."""
+"""copy_blocks against numpy: any layout, any ids, any number of threads."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ DTYPES = ["i1", "u2", "f4", "c16", "S3"]
 
 @st.composite
 def strided(draw: st.DrawFn, blocks: int, shape: tuple[int, ...], dtype: str) -> Array:
-    """An array of that shape somewhere in a larger one: gaps, steps and axes of any order."""
+    """An array of that shape inside a larger one: gaps, steps and axes in any order."""
     order = draw(st.permutations(range(len(shape) + 1)))
     steps = [draw(st.sampled_from([1, 1, 2, -1, -3])) for _ in order]
     whole = (blocks, *shape)
@@ -49,7 +49,7 @@ def moves(draw: st.DrawFn) -> tuple[Array, Array, Array]:
 @settings(max_examples=300)
 @given(moves(), st.integers(1, 4))
 def test_any_layout(move: tuple[Array, Array, Array], threads: int) -> None:
-    """As numpy's dst[to] = src[from], and not a byte beside it."""
+    """As numpy's dst[to] = src[from], without touching any other byte."""
     src, dst, pairs = move
     memory: Any = dst
     while isinstance(memory.base, np.ndarray):
@@ -65,7 +65,7 @@ def test_any_layout(move: tuple[Array, Array, Array], threads: int) -> None:
 
 
 def before_of(view: Array, memory: Array, before: Array) -> Array:
-    """What `view` showed of `memory` when it was `before`."""
+    """What `view` showed when `memory` was `before`."""
     offset = view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
     return np.ndarray(view.shape, view.dtype, before.data, offset, view.strides)
 
@@ -78,7 +78,7 @@ def before_of(view: Array, memory: Array, before: Array) -> Array:
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), unique_by=lambda p: p[1]),
 )
 def test_shared_memory(size: int, first: int, second: int, pairs: list[tuple[int, int]]) -> None:
-    """Two views of one memory: moved as if from a copy, or refused because a byte is in both."""
+    """Two views of one memory: copied as if from a copy, or refused because they overlap."""
     memory = np.arange(200, dtype=np.uint8)
     before = memory.copy()
     src = memory[first : first + 12 * size].reshape(12, size)
@@ -100,7 +100,7 @@ def test_shared_memory(size: int, first: int, second: int, pairs: list[tuple[int
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 1023, 1024, 1025, 4095, 4096, 4097, 70_000])
 @pytest.mark.parametrize("threads", [None, 1, 2, 4])
 def test_around_the_thresholds(size: int, threads: int | None) -> None:
-    """Small blocks sorted, large moves past the caches, with and without the GIL."""
+    """Sorted small blocks, non-temporal large moves, with and without the GIL."""
     rng = np.random.default_rng(size)
     for total in (60_000, 70_000, 9 << 20):
         count = min(total // size + 1, 20_000)

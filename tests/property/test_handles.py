@@ -1,4 +1,4 @@
-"""Handles as text: whatever comes in, it is a handle or a ValueError."""
+"""Handles as text: any input gives a handle or a ValueError."""
 
 import json
 import pickle
@@ -52,13 +52,13 @@ def test_any_json(value: object) -> None:
 
 @given(name=st.sampled_from(sorted(FACTS)), value=JSON)
 def test_any_value_in_any_field(name: str, value: object) -> None:
-    """A handle with one field replaced is a handle still, or a ValueError."""
+    """A handle with one field replaced is still a handle, or a ValueError."""
     is_refused(json.dumps({**FACTS, name: value}))
 
 
 @given(name=st.sampled_from(sorted(FACTS)))
 def test_fields_may_not_be_doubled_or_lost_silently(name: str) -> None:
-    """A handle without one of its fields is one with the default of that field, or refused."""
+    """A handle without a field gets that field's default, or is refused."""
     is_refused(json.dumps({key: value for key, value in FACTS.items() if key != name}))
     assert not is_refused(json.dumps(FACTS))
 

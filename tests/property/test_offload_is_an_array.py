@@ -1,4 +1,4 @@
-"""Any sequence of starts, writes and ends against a plain model: an array while it lives."""
+"""Any sequence of starts, writes and ends against a simple model: an array while it lives."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A queue is a list with one position per reader, whatever happens in whatever order."""
+"""Any sequence of calls against a simple model: a list with one position per reader."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class GaveUp(Exception):
 
 @dataclass(frozen=True)
 class Raw:
-    """A chunk that was filled by hand."""
+    """A chunk filled by hand."""
 
     data: bytes
 
@@ -60,12 +60,12 @@ class Model:
         self.positions = dict.fromkeys(range(self.n_readers), 0)
 
     def full(self) -> bool:
-        """Whether somebody has still to read what the next chunk holds."""
+        """Whether some reader has not read the next chunk yet."""
         oldest = min(self.positions.values(), default=len(self.sent))
         return len(self.sent) - oldest >= self.chunks
 
     def flags(self, chunk: int, reader: int) -> tuple[int, int] | None:
-        """``written`` of a chunk and a reader's flag, where the documentation fixes them."""
+        """``written`` and a reader's flag of a chunk, where the documentation fixes them."""
         turns = [turn for turn in range(len(self.sent)) if turn % self.chunks == chunk]
         if not turns:
             return 0, 0
@@ -73,7 +73,7 @@ class Model:
 
 
 class Run:
-    """Applies every step to queue and model alike."""
+    """Applies every step to queue and model."""
 
     def __init__(self, model: Model, writer: MessageQueue, readers: list[MessageQueue]) -> None:
         self.model, self.writer, self.readers = model, writer, readers
@@ -108,7 +108,7 @@ class Run:
             self.gave_up = len(self.model.sent) % self.model.chunks
 
     def enqueue_large(self, value: object) -> None:
-        """It does not fit a chunk, and takes its way behind the ring in the same order."""
+        """It does not fit a chunk, and is stored behind the ring in the same order."""
         message = (value, bytes(100_000))
         if self.model.full():
             with pytest.raises(TimedOut):
@@ -122,7 +122,7 @@ class Run:
             self.writer.enqueue(lambda: 0, timeout=0)
 
     def _next(self, reader: int) -> object:
-        """What the reader gets next, which it then has read; None if nothing or not any more."""
+        """What the reader reads next; None if nothing is there, or no longer."""
         position = self.model.positions.get(reader)
         if position is None or position == len(self.model.sent):
             return None
@@ -163,7 +163,7 @@ class Run:
     gave_up: int | None = None
 
     def check(self) -> None:
-        """The documented flags and positions are those of the model."""
+        """The documented flags and positions match the model."""
         model = self.model
         if self.gave_up is not None and self.gave_up != len(model.sent) % model.chunks:
             self.gave_up = None
@@ -203,7 +203,7 @@ def test_queue_is_a_list(
 def test_a_closed_queue_is_read_to_its_end(
     chunks: int, messages: list[object], read: list[int]
 ) -> None:
-    """After the writer's close every reader gets the rest of what was sent, then the end."""
+    """After the writer's close every reader gets the remaining messages, then the end."""
     with queue_of(len(read), max_chunks=chunks) as (writer, readers):
         sent = []
         for message in messages:
@@ -225,7 +225,7 @@ def test_a_closed_queue_is_read_to_its_end(
 @settings(max_examples=50)
 @given(steps=STEPS)
 def test_cancel_and_timeout_never_consume(steps: list[tuple[str, object]]) -> None:
-    """An event that is set and a timeout that is over change nothing that others would see."""
+    """A set event and an expired timeout change nothing that is visible to others."""
     from tests.unit.test_cancel import set_event
 
     cancelled = set_event()

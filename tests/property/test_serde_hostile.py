@@ -1,5 +1,6 @@
-"""Bytes from anywhere: an error that is a MemlaneError and a ValueError, or a value; no crash, and
-no memory that the bytes do not account for."""
+"""Arbitrary bytes: a value, or an error that is a MemlaneError and a ValueError; no crash, and no
+memory that the bytes do not account for.
+"""
 
 import datetime
 import mmap
@@ -39,7 +40,7 @@ SENT: dict[Any, Any] = {
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """An allocation of more than a few hundred MiB is a MemoryError that shows."""
+    """Makes an allocation of more than a few hundred MiB a MemoryError."""
     with open("/proc/self/statm") as statm:
         now = int(statm.read().split()[0]) * mmap.PAGESIZE
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -51,7 +52,7 @@ def limited() -> Iterator[None]:
 
 
 def read(content: bytes) -> None:
-    """In both ways, and use all that comes out of it."""
+    """Decodes in both ways, and uses everything that results."""
     lying = in_chunk(content)
     for deserialize in (MSGPACK.deserialize, MSGPACK.deserialize_view):
         with limited(), warnings.catch_warnings(action="error"):
@@ -71,7 +72,7 @@ def content() -> bytes:
 @settings(max_examples=MANY)
 @given(st.data())
 def test_bytes_that_were_changed(content: bytes, data: st.DataObject) -> None:
-    """Some bytes of the metadata flipped or moved, or an end cut off."""
+    """Bytes of the metadata flipped or moved, or its end cut off."""
     changed = bytearray(content)
     length = _wire.HEADER.size + _wire.HEADER.unpack_from(content)[1]
     for _ in range(data.draw(st.integers(1, 4))):
@@ -90,7 +91,7 @@ def test_bytes_that_were_changed(content: bytes, data: st.DataObject) -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes(tail: bytes) -> None:
-    """As a whole, and as the tree of what looks like an object."""
+    """As a whole object, and as the tree of a valid header."""
     read(tail)
     read(_wire.HEADER.pack(_wire.MAGIC, len(tail)) + tail + bytes(200))
 
@@ -155,7 +156,7 @@ def nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @settings(max_examples=MANY)
 @given(st.recursive(LEAVES, nodes, max_leaves=12))
 def test_any_tree(tree: object) -> None:
-    """What every node does with what it does not expect."""
+    """What every node does with unexpected parts."""
     read(of_tree(tree))
 
 
@@ -209,7 +210,7 @@ REFUSED: list[Any] = [
 
 @pytest.mark.parametrize("tree", REFUSED, ids=lambda tree: repr(tree)[:40])
 def test_what_is_refused(tree: Any) -> None:
-    """Before memory is taken for it, or work is done that the bytes do not account for."""
+    """Before memory is allocated or work is done that the bytes do not account for."""
     if tree[:1] == [20]:
         pytest.importorskip("torch")
     lying = in_chunk(of_tree(tree))
@@ -219,7 +220,7 @@ def test_what_is_refused(tree: Any) -> None:
 
 
 def test_data_is_used_once() -> None:
-    """Many nodes cannot each have the same bytes, so copies are never larger than the data."""
+    """Nodes cannot share bytes, so copies are never larger than the data."""
     data = bytes(64 << 10)
     read(of_tree([0, False, [[16, "|u1", [len(data)]]] * 10_000], data))
     with pytest.raises(ValueError, match="bytes are wanted"):
@@ -228,19 +229,19 @@ def test_data_is_used_once() -> None:
 
 @pytest.mark.parametrize("tree", [b"\x91" * 100_000, b"\x93\x00\xc2\x91" * 100_000])
 def test_deep_trees(tree: bytes) -> None:
-    """An error, not the end of the stack."""
+    """An error, not a stack overflow."""
     read(_wire.HEADER.pack(_wire.MAGIC, len(tree)) + tree)
 
 
 def test_lengths_of_containers() -> None:
-    """MessagePack's own lengths are not believed either."""
+    """MessagePack's own lengths are not trusted either."""
     for start in (b"\xdd", b"\xdf", b"\xc6", b"\xdb"):
         tree = start + struct.pack(">I", 0xFFFFFFFF)
         read(_wire.HEADER.pack(_wire.MAGIC, len(tree)) + tree)
 
 
 def test_the_limit_is_a_limit() -> None:
-    """The tests above would see an allocation that the bytes do not account for."""
+    """The tests above would notice an allocation that the bytes do not account for."""
     with limited(), pytest.raises(MemoryError):
         np.zeros(1 << 30, np.uint8)
     assert MsgpackSerde().deserialize(in_chunk(of_tree([16, "|u1", [3]]))).shape == (3,)

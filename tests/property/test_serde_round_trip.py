@@ -1,4 +1,4 @@
-"""Any tree of what MsgpackSerde knows comes back exactly, by copy and by view."""
+"""Any tree of supported types comes back exactly from MsgpackSerde, by copy and by view."""
 
 import datetime
 from typing import Any
@@ -62,7 +62,7 @@ def test_any_tree_comes_back_exactly(value: Any) -> None:
 
 @given(st.lists(VALUES, max_size=4))
 def test_memory_is_free_when_the_value_is_gone(values: list[Any]) -> None:
-    """Nothing that decoding made keeps an export of the memory, whatever the value is."""
+    """Decoding keeps no export of the memory once the value is dropped."""
     memory, value = exported(values)
     assert len(memory) % 64 == 64 - PREAMBLE
     del value
@@ -71,7 +71,7 @@ def test_memory_is_free_when_the_value_is_gone(values: list[Any]) -> None:
 
 @given(st.data())
 def test_any_tensor_comes_back(data: st.DataObject) -> None:
-    """Of any dtype that numpy has, or has not, in any layout."""
+    """Of any dtype, known to numpy or not, in any layout."""
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
     shape = data.draw(st.lists(st.integers(0, 5), max_size=4))

@@ -1,4 +1,4 @@
-"""Any sequence of calls against a plain model: a dict of objects, and who has read them.
+"""Any sequence of calls against a simple model: a dict of objects, and who has read them.
 
 ``MEMLANE_SOAK_STEPS`` is the number of steps (default 12,000; more in `make soak`).
 """
@@ -29,7 +29,7 @@ class Model:
 
 
 class StorageAgainstDict(RuleBasedStateMachine):
-    """What the storage holds is in the model, and what leaves it might have."""
+    """What the storage holds is in the model; what it evicts the model allows."""
 
     @initialize(
         n_readers=st.integers(1, 3),
@@ -69,7 +69,7 @@ class StorageAgainstDict(RuleBasedStateMachine):
         return not (is_viewed or is_owed or model.is_touched)
 
     def drop_evicted(self) -> int:
-        """What the storage has no more, oldest first; the model must allow it."""
+        """Removes what the storage has evicted, oldest first; the model must allow it."""
         count = 0
         for key in list(self.model):
             if self.writer.is_cached(key):
@@ -124,7 +124,7 @@ class StorageAgainstDict(RuleBasedStateMachine):
 
     @rule(stays=KEYS)
     def read_all_but(self, stays: int) -> None:
-        """So that there is something to evict."""
+        """So that something can be evicted."""
         for place, reader in enumerate(self.readers):
             for key, model in self.model.items():
                 while reader is not None and key != stays and model.reads[place] < model.references:

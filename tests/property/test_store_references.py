@@ -1,6 +1,6 @@
-"""SL: any address and id, however near the true ones: the object that was put there, or refused.
+"""SL: any address and id, however close to valid ones: the object that was put there, or an error.
 
-Fails without the guard: an address and an id that are only looked up in the ring's own bytes.
+Fails without the guard: an address and an id that are checked only against the ring's own bytes.
 """
 
 import struct
@@ -18,7 +18,7 @@ ADDRESSES = st.integers(0, 2 * SIZE) | st.integers(-(2**65), 2**65)
 
 
 class Watched(BytesSerde):
-    """Knows what it was asked to decode."""
+    """Records what it was asked to decode."""
 
     decoded: list[bytes] = []  # noqa: RUF012
 
@@ -41,7 +41,7 @@ FAKES = st.builds(
 @settings(max_examples=40)
 @given(st.data())
 def test_any_reference(data: st.DataObject) -> None:
-    """Nothing but what is stored under that id at that address is ever decoded."""
+    """Only what is stored under that id at that address is ever decoded."""
     Watched.decoded.clear()
     stored: dict[Place, bytes] = {}
     with store_of(1, size=SIZE, max_object_size=512, serde=Watched) as (writer, (reader,)):

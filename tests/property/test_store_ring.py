@@ -18,7 +18,7 @@ HEADER = 8
 
 
 class RingAgainstByteMap(RuleBasedStateMachine):
-    """Every byte of the ring belongs to one chunk at most, and keeps what was written to it."""
+    """Every byte of the ring belongs to at most one chunk, and keeps what was written to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class RingAgainstByteMap(RuleBasedStateMachine):
             view[:] = bytes([number % 251]) * nbytes
 
     def has_room(self, total: int) -> bool:
-        """By the documented arithmetic: behind the newest chunk, or at the start of the ring."""
+        """By the documented arithmetic: after the newest chunk, or at the start of the ring."""
         start, end = self.ring.data_buffer_start, self.ring.data_buffer_end
         if end % self.size + total > self.size:
             end = (end // self.size + 1) * self.size
@@ -70,7 +70,7 @@ class RingAgainstByteMap(RuleBasedStateMachine):
 
     @rule(kept=st.integers(0, 5), nbytes=st.none() | st.integers(-1, 400))
     def free(self, kept: int, nbytes: int | None) -> None:
-        """The oldest go, except the newest `kept`, until enough is freed."""
+        """Frees the oldest, except the newest `kept`, until enough is freed."""
         expected, total = [], 0
         for number, (_, size) in list(self.chunks.items())[: max(0, len(self.chunks) - kept)]:
             if total >= (self.size if nbytes is None else nbytes):

@@ -1,6 +1,6 @@
-"""M13 and M16: whatever happens to a whole group, nothing stays behind.
+"""M13 and M16: whatever happens to a whole group, nothing is left behind.
 
-Fails without the guard: a name that is kept for the life of the queue is left by kill -9.
+Fails without the guard: a name that is kept for the life of the queue survives kill -9.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Ranks on other hosts: here each is a mount namespace with a /dev/shm of its own."""
+"""Ranks on other hosts; here each is a mount namespace with its own /dev/shm."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,6 @@
 """Partitions, kills and stops at random, between two network stacks.
 
-Afterwards the histories of all processes are compared (`tests.histories`).
+Afterwards the histories of all processes are checked (`tests.histories`).
 
 ``MEMLANE_SOAK_PARTITIONS`` is the number of rounds (default 1).
 """

@@ -1,7 +1,7 @@
-"""Deaths and stops behind a relay, in real processes on a host of their own.
+"""Deaths and stops behind a relay, in real processes on another host.
 
-The other host is a mount namespace with a /dev/shm of its own, in which a process forks the ranks.
-Whichever attaches first relays.
+The other host is a mount namespace with its own /dev/shm, in which a process forks the ranks.
+The first to attach relays.
 """
 
 import os

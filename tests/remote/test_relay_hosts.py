@@ -1,4 +1,4 @@
-"""`relay=True`: readers in real processes find by themselves who shares their host."""
+"""`relay=True`: readers in real processes find out which of them share a host."""
 
 import signal
 import time

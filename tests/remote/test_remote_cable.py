@@ -1,4 +1,4 @@
-"""A cable that is pulled, and one that loses: between two network stacks.
+"""A cable that is pulled, and one that loses packets, between two network stacks.
 
 ``MEMLANE_SOAK_CABLES`` is the number of rounds with stops, delays and losses (default 1; each sends
 1,000 messages).

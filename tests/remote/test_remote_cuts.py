@@ -1,4 +1,4 @@
-"""Connections that are reset at any byte, thousands of times, while messages of all sizes flow.
+"""Connections reset at any byte, thousands of times, while messages of all sizes are sent.
 
 ``MEMLANE_SOAK_CUTS`` is the number of cuts (default 20).
 """

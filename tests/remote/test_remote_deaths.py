@@ -1,7 +1,7 @@
 """Readers and writers on other hosts that are stopped, killed, cut off, or come back (M4, M5).
 
 Fails without the guard: with PUB and SUB, or without `Outbox`, the stopped reader misses messages;
-with ZeroMQ's own heartbeats or TCP_USER_TIMEOUT it is given up.
+with ZeroMQ's own heartbeats or TCP_USER_TIMEOUT it counts as dead.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Remote ends that begin and end in every way: no socket, thread, context or descriptor stays.
+"""Remote ends that start and end in every way leave no socket, thread, context or descriptor.
 
-That nothing stays is seen by the fixture of all tests; a context that stays has threads.
+The fixture of all tests checks that nothing is left; a context that is left has threads.
 ``MEMLANE_SOAK_STRANGERS`` from 1,000 on: 200 rounds, else 20.
 """
 

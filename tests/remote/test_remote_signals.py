@@ -1,4 +1,4 @@
-"""A signal handler that raises in the middle of a call to another host, whatever the moment."""
+"""A signal handler raises in the middle of a call to another host, at any moment."""
 
 import random
 import signal

@@ -1,6 +1,6 @@
-"""Somebody else takes the port of a writer that has died.
+"""Another process takes the port of a writer that has died.
 
-Fails without the guard: with `identify` left out the reader takes what the plain one says.
+Fails without the guard: with `identify` left out, the reader accepts what the plaintext one sends.
 """
 
 import pickle
@@ -114,7 +114,7 @@ def test_a_port_that_is_taken_over(name: str) -> None:
     with MessageQueue.create_from_handle(handle, 0) as reader:
         writer.call("enqueue", "genuine")
         assert reader.dequeue(PATIENCE) == "genuine"
-        epoch = reader._reader.remote.session.epoch  # type: ignore[union-attr]
+        epoch = reader._reader.session.epoch  # type: ignore[union-attr]
         writer.peer.kill()
         port = address_of(handle)[1]
         with SQUATTERS[name](port, epoch):

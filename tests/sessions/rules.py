@@ -1,6 +1,6 @@
-"""Named examples, and the rules of the sessions that they are there for.
+"""Named examples, and the rules of the sessions that they test.
 
-A rule is a piece of a method, and what would stand there without it.
+A rule is a piece of a method, with what would be there without it.
 """
 
 import inspect

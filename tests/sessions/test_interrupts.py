@@ -1,7 +1,7 @@
-"""A signal handler that raises anywhere inside a session: between any two calls that it makes.
+"""A signal handler raises anywhere inside a session: between any two calls that it makes.
 
-An interpreter looks for signals when a function begins and when a call has returned; a profiler is
-told of the same moments, and raises in the place of the handler.
+The interpreter checks for signals when a function begins and when a call has returned; a profile
+function is called at the same moments, and raises in place of the handler.
 """
 
 import os

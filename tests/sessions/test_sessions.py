@@ -1,6 +1,6 @@
 """Any sequence of what networks, processes and signal handlers do to a writer and its readers.
 
-`MEMLANE_EXAMPLES` says how many are tried (`make soak`: a million); a failure is shrunk.
+`MEMLANE_EXAMPLES` is the number of sequences (`make soak`: a million); a failure is minimised.
 `docs/design/remote.md` has the table of the rules.
 """
 

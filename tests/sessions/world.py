@@ -1,7 +1,7 @@
-"""One writer and its readers on a few hosts, in virtual time: the sessions are real, nothing else.
+"""One writer and its readers on a few hosts, in virtual time: only the sessions are real.
 
-A connection is two queues of frames. What a network, a kernel and a signal handler can do to it is
-a method of `World`; after each of them `check` holds the sessions against what really happened.
+A connection is two queues of frames. Everything that a network, a kernel or a signal handler can do
+to it is a method of `World`; after each of them `check` compares the sessions with what happened.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class World:
                 line.writer_knows = True
                 for peer in session.peers:
                     if peer.route == line.route and peer.is_connected:
-                        session.lose(peer, now)
+                        peer.lose(now)
         for reader in self.readers:
             for line in [
                 each for each in self.lines.values() if each.route[:1] == b"%d" % reader.rank
@@ -253,7 +253,7 @@ class World:
             if not line.is_up and session.is_known(line.route):
                 for peer in session.peers:  # as a transport finds that it is closed
                     if peer.route == line.route:
-                        session.lose(peer, self.now)
+                        peer.lose(self.now)
 
     def _flush_writer(self) -> None:
         session = self.writer
@@ -266,7 +266,7 @@ class World:
             while (found := session.outbox.frame_for(peer)) is not None:
                 line = self.lines.get(peer.route or b"")
                 if line is None or not line.is_up:
-                    session.lose(peer, self.now)
+                    peer.lose(self.now)
                     break
                 line.to_reader.append((self.now + self.delay, found[0]))
                 if self._takes("flush"):

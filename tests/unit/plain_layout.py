@@ -1,4 +1,4 @@
-"""Processes that know the documented byte layout and nothing else: no memlane in here."""
+"""Processes that know only the documented byte layout, and import nothing of memlane."""
 
 import mmap
 import os
@@ -22,30 +22,30 @@ class PlainRing:
             os.close(descriptor)
 
     def flag(self, chunk: int, reader: int = -1) -> int:
-        """Where a reader's flag of a chunk lies, or (without a reader) ``written``."""
+        """Offset of a reader's flag of a chunk, or (without a reader) of ``written``."""
         return self.chunk_bytes * self.chunks + chunk * (1 + self.n_reader) + 1 + reader
 
     def until(self, flag: int, value: int) -> None:
-        """Look at a flag until it has a value."""
+        """Polls a flag until it has a value."""
         deadline = time.monotonic() + PATIENCE
         while self.bytes[flag] != value:
             assert time.monotonic() < deadline
             time.sleep(0)
 
     def read(self, chunk: int, reader: int) -> bytes:
-        """Take what is in the chunk as soon as it is there, but do not release it yet."""
+        """Reads the chunk as soon as it is published, without releasing it."""
         self.until(self.flag(chunk), 1)
         self.until(self.flag(chunk, reader), 0)
         start = chunk * self.chunk_bytes
         return self.bytes[start : start + self.chunk_bytes]
 
     def release(self, chunk: int, reader: int) -> None:
-        """Mark the chunk as read."""
+        """Marks the chunk as read."""
         assert self.bytes[self.flag(chunk, reader)] == 0
         self.bytes[self.flag(chunk, reader)] = 1
 
     def write(self, chunk: int, data: bytes) -> None:
-        """Put data into the chunk as soon as it is free, in the documented order."""
+        """Writes data to the chunk as soon as it is free, in the documented order."""
         if self.bytes[self.flag(chunk)]:
             for reader in range(self.n_reader):
                 self.until(self.flag(chunk, reader), 1)
@@ -60,7 +60,7 @@ class PlainRing:
 def read_everything(
     link: Link, geometry: tuple[int, int, int, str], reader: int, count: int
 ) -> list[bytes]:
-    """Role: be reader ``reader``, take ``count`` chunks."""
+    """Role: reader ``reader`` takes ``count`` chunks."""
     ring = PlainRing(*geometry)
     link.tell("attached")
     received = []
@@ -73,7 +73,7 @@ def read_everything(
 def release_on_cue(
     link: Link, geometry: tuple[int, int, int, str], reader: int, count: int
 ) -> list[float]:
-    """Role: release one chunk per cue; the moments at which that was done."""
+    """Role: releases one chunk per cue; returns the times."""
     ring = PlainRing(*geometry)
     link.tell("attached")
     moments = []
@@ -86,7 +86,7 @@ def release_on_cue(
 
 
 def write_everything(link: Link, geometry: tuple[int, int, int, str], data: list[bytes]) -> None:
-    """Role: be the writer."""
+    """Role: the writer."""
     ring = PlainRing(*geometry)
     link.tell("attached")
     for number, part in enumerate(data):
@@ -94,7 +94,7 @@ def write_everything(link: Link, geometry: tuple[int, int, int, str], data: list
 
 
 def write_on_cue(link: Link, geometry: tuple[int, int, int, str], count: int) -> list[float]:
-    """Role: write one chunk per cue; the moments at which that was done."""
+    """Role: writes one chunk per cue; returns the times."""
     ring = PlainRing(*geometry)
     link.tell("attached")
     moments = []

@@ -1,4 +1,4 @@
-"""Arrays: every dtype and shape comes back as it was, and is the reader's own."""
+"""Arrays: every dtype and shape comes back unchanged, in memory of the reader's own."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def test_every_dtype_and_shape(dtype: object, chunk: int) -> None:
 
 @pytest.mark.parametrize("size", [12, 60_000])
 def test_subclasses(size: int) -> None:
-    """What is more than an array comes back as what it was."""
+    """Subclasses of arrays come back as their own type."""
     base = np.arange(size).reshape(3, -1)
     kinds = [
         np.ma.masked_array(base, base % 2 == 0),
@@ -92,7 +92,7 @@ class Message:
 
 @pytest.mark.parametrize("size", [3, 5000, 100_000])
 def test_nested_in_any_container(size: int) -> None:
-    """Copied or as a view; one array that is there twice comes back as one."""
+    """Copied or as a view; an array that occurs twice comes back as one object."""
     array = np.arange(size, dtype=np.int32)
     with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
         for wrap in CONTAINERS:
@@ -164,7 +164,7 @@ def test_readers_share_nothing() -> None:
 
 
 def test_memory_is_used_again() -> None:
-    """An array that is gone gives its memory to the next of its size."""
+    """A dropped array gives its memory to the next one of its size."""
     with queue_of(max_chunk_bytes=1 << 21) as (writer, (reader,)):
         addresses = set()
         for _ in range(20):
@@ -174,7 +174,7 @@ def test_memory_is_used_again() -> None:
 
 
 def test_arrays_are_aligned() -> None:
-    """To 64 bytes, so that vector instructions find them aligned."""
+    """To 64 bytes, for vector instructions."""
     with queue_of(max_chunk_bytes=1 << 20) as (writer, (reader,)):
         writer.enqueue([np.zeros(5001, np.uint8), np.zeros(70_001, np.uint8)])
         for array in reader.dequeue():

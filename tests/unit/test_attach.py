@@ -1,4 +1,4 @@
-"""create_from_handle: who gets in, and at which rank."""
+"""create_from_handle: who may attach, and with which rank."""
 
 import copy
 import mmap
@@ -33,10 +33,10 @@ def test_ranks_that_are_no_integers(rank: Any) -> None:
 
 
 def test_subclasses_attach_as_themselves() -> None:
-    """A reader is of the class that it was asked of."""
+    """create_from_handle of a subclass makes an instance of it."""
 
     class Named(MessageQueue):
-        """A queue of somebody who adds to it."""
+        """A queue of a subclass with attributes of its own."""
 
     with Named(1, 1) as writer, Named.create_from_handle(writer.export_handle(), 0) as reader:
         assert type(reader) is Named
@@ -57,7 +57,7 @@ def test_text_in_place_of_a_handle() -> None:
 
 @pytest.mark.parametrize("send", [pickle.dumps, copy.copy])
 def test_a_queue_travels_by_its_handle(send: Callable[[object], object]) -> None:
-    """Neither end can be pickled or copied, and the error says what can."""
+    """Neither end can be pickled or copied, and the error says what to send instead."""
     with queue_of() as (writer, (reader,)):
         for end in (writer, reader):
             with refuses(TypeError, match=r"send export_handle\(rank\)"):
@@ -98,7 +98,7 @@ def test_handles_made_by_hand(fields: tuple[Any, ...]) -> None:
 
 
 def test_a_rank_that_is_attached_already() -> None:
-    """M15: the second reader of a rank is refused, the first goes on."""
+    """M15: the second reader of a rank is refused, the first continues."""
     with queue_of(2, ready=False) as (writer, readers):
         for rank in range(2):
             who = rf"reader {rank} cannot attach: .* held by pid {os.getpid()}\b"
@@ -119,7 +119,7 @@ def test_a_reader_too_many_after_ready() -> None:
 
 
 def test_a_rank_that_is_not_local() -> None:
-    """A rank outside the local ones is no local reader: nothing to connect to, an error."""
+    """A rank that is not local has nothing to connect to: an error."""
     with MessageQueue(1, 1, [4], 64, 2) as writer:
         with pytest.raises((ValueError, NotImplementedError)):
             MessageQueue.create_from_handle(writer.export_handle(), 0)
@@ -127,7 +127,7 @@ def test_a_rank_that_is_not_local() -> None:
 
 
 def test_a_reader_that_comes_late_gets_everything() -> None:
-    """An absent reader is waited for, and gets every message from the first."""
+    """The writer waits for an absent reader, which gets every message from the first."""
     with MessageQueue(2, 2, None, 4096, 3) as writer:
         early = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         for number in range(3):
@@ -144,7 +144,7 @@ def test_a_reader_that_comes_late_gets_everything() -> None:
 
 
 def test_a_reader_that_closed_does_not_come_back() -> None:
-    """The place of a reader that has closed is not given to another one."""
+    """The place of a closed reader is not given to another."""
     with queue_of(2, ready=False) as (writer, readers):
         readers[1].close()
         with refuses(ValueError, FileNotFoundError):
@@ -160,7 +160,7 @@ def test_attaching_after_the_writer_closed() -> None:
 
 
 def test_exported_ranks() -> None:
-    """A handle is exported for readers that exist."""
+    """Handles are exported only for readers that exist."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         ranks: list[Any] = [-1, "0", 0.5]
         for rank in ranks:
@@ -170,7 +170,7 @@ def test_exported_ranks() -> None:
 
 @pytest.mark.parametrize("reserved", [1, PAGE, 3 * PAGE, 1 << 20])
 def test_what_a_chunk_has_from_the_beginning_says_the_header(reserved: int) -> None:
-    """Who attaches knows it from there; a header that says more than is there is not believed."""
+    """A reader takes the reserved size from the header, but does not trust more than there is."""
     geometry, queue_id = RingGeometry(1, 8 * PAGE, 4), os.urandom(16)
     name = f"memlane-{queue_id.hex()}"
     each = min(reserved, 8 * PAGE)

@@ -1,4 +1,4 @@
-"""cancel: an event that ends a reader's wait, and what comes first."""
+"""cancel: an event that ends a reader's wait, and which outcome comes first."""
 
 import threading
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def set_event() -> threading.Event:
 @calls
 @pytest.mark.parametrize("timeout", [None, 0, -1, 10, 0.0])
 def test_cancel_wins_over_timeout(call: Call, timeout: float | None) -> None:
-    """An event that is set is RuntimeError("cancelled"), also when the time is over."""
+    """A set event raises RuntimeError("cancelled"), even if the time is over."""
     with queue_of() as (_, (reader,)):
         with refuses(RuntimeError, match="^cancelled$") as caught:
             call(reader, timeout=timeout, cancel=set_event())
@@ -37,7 +37,7 @@ def test_cancel_wins_over_timeout(call: Call, timeout: float | None) -> None:
 
 @pytest.mark.parametrize("timeout", [None, 0, -1, 10])
 def test_a_message_wins_over_both(timeout: float | None) -> None:
-    """What is there is delivered, though cancelled and too late."""
+    """An available message is delivered, even if cancelled and too late."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue("there")
         writer.enqueue("too")
@@ -49,7 +49,7 @@ def test_a_message_wins_over_both(timeout: float | None) -> None:
 
 
 def test_an_event_that_is_not_set_changes_nothing() -> None:
-    """Without being set it neither ends nor prolongs the wait."""
+    """An event that is not set neither ends nor prolongs the wait."""
     with queue_of() as (writer, (reader,)):
         event = threading.Event()
         with refuses(TimeoutError):
@@ -61,7 +61,7 @@ def test_an_event_that_is_not_set_changes_nothing() -> None:
 
 @calls
 def test_cancelling_a_blocked_call(call: Call) -> None:
-    """Setting the event wakes the wait; nothing is consumed, and the queue goes on."""
+    """Setting the event ends the wait; nothing is consumed, and the queue still works."""
     with queue_of(2) as (writer, (reader, other)):
         event = threading.Event()
         wait = Aside(call, reader, cancel=event).until_blocked()
@@ -78,7 +78,7 @@ def test_cancelling_a_blocked_call(call: Call) -> None:
 
 
 def test_one_event_for_many_readers() -> None:
-    """One event ends the waits of all that look at it, and of no others."""
+    """One event ends the waits that use it, and no others."""
     with queue_of(3) as (writer, readers):
         event = threading.Event()
         waits = [Aside(reader.dequeue, cancel=event).until_blocked() for reader in readers[:2]]
@@ -94,7 +94,7 @@ def test_one_event_for_many_readers() -> None:
 
 @pytest.mark.parametrize("cancel", [True, 1, "event", object()])
 def test_what_is_no_event(cancel: Any) -> None:
-    """Something without is_set is refused, whether a message is there or not."""
+    """An object without is_set is refused, whether there is a message or not."""
     with queue_of() as (writer, (reader,)):
         with refuses(TypeError, ValueError):
             reader.dequeue(timeout=0, cancel=cancel)
@@ -103,14 +103,14 @@ def test_what_is_no_event(cancel: Any) -> None:
 
 
 class Broken(threading.Event):
-    """An event that cannot be asked."""
+    """An event whose is_set raises."""
 
     def is_set(self) -> bool:
         raise ZeroDivisionError
 
 
 def test_an_event_that_raises() -> None:
-    """Its error comes out of the call, nothing is consumed, and the queue goes on."""
+    """Its error leaves the call, nothing is consumed, and the queue still works."""
     with queue_of() as (writer, (reader,)):
         with pytest.raises(ZeroDivisionError):
             reader.dequeue(cancel=Broken())

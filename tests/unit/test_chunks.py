@@ -1,4 +1,4 @@
-"""acquire_write and acquire_read: a chunk at a time, by hand."""
+"""acquire_write and acquire_read: chunks filled and read by hand."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_index_advances_when_the_block_is_left() -> None:
 
 
 def test_nothing_is_published_before_the_block_is_left() -> None:
-    """A chunk that is being written is not there for anybody."""
+    """No reader sees a chunk while it is being written."""
     with queue_of() as (writer, (reader,)):
         with writer.acquire_write() as chunk:
             chunk[0] = 1
@@ -172,7 +172,7 @@ def test_a_call_inside_a_block() -> None:
 
 
 def test_between_processes(method: str) -> None:
-    """A chunk that is filled here is read there."""
+    """A chunk filled in one process is read in another."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         reader = start_reader(writer.export_handle(), 0, method)
         reader.begin(first_byte).until_blocked()

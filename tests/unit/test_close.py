@@ -1,4 +1,4 @@
-"""close: final for the one that closes, announced to the others."""
+"""close: final for the end that closes, announced to the others."""
 
 import gc
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def test_a_closed_writer(call: Call) -> None:
 
 
 def test_readers_get_what_is_queued_then_closed() -> None:
-    """The writer's close loses nothing; after it every call says Closed."""
+    """The writer's close loses no message; afterwards every call raises Closed."""
     with queue_of(2) as (writer, readers):
         count = fill(writer)
         readers[0].dequeue()
@@ -77,7 +77,7 @@ def test_readers_get_what_is_queued_then_closed() -> None:
 
 
 def test_a_blocked_reader_is_told(method: str) -> None:
-    """A reader in another process that waits gets Closed when the writer closes."""
+    """A waiting reader in another process gets Closed when the writer closes."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         reader = start_reader(writer.export_handle(), 0, method)
         reader.begin("dequeue").until_blocked()
@@ -87,7 +87,7 @@ def test_a_blocked_reader_is_told(method: str) -> None:
 
 
 def test_nobody_waits_for_a_reader_that_closed() -> None:
-    """What it has not read is released, and it is not waited for again."""
+    """Its unread messages are released, and it is not waited for again."""
     with queue_of(2, max_chunks=2) as (writer, (stays, leaves)):
         assert fill(writer) == 2
         assert drain(stays) == [0, 1]
@@ -110,7 +110,7 @@ def test_a_blocked_writer_goes_on_when_the_reader_closes(method: str) -> None:
 
 
 def test_all_readers_closed() -> None:
-    """With nobody left the writer keeps nothing and waits for nobody."""
+    """Without readers the writer keeps nothing and does not wait."""
     with queue_of(2, max_chunks=2) as (writer, readers):
         fill(writer)
         for reader in readers:
@@ -131,7 +131,7 @@ def test_a_reader_that_closes_while_holding_a_chunk() -> None:
 
 
 def test_closing_removes_the_name() -> None:
-    """A writer that closes before all were there takes the name along; a reader does not."""
+    """A writer that closes before all have attached removes the name; a reader does not."""
     with queue_of(1, ready=False) as (writer, (reader,)):
         reader.close()
         assert path_of(writer).exists()

@@ -63,7 +63,7 @@ def test_different_ends_do_not_disturb_each_other() -> None:
 
 
 def test_taking_turns_is_allowed() -> None:
-    """An end may be used by many threads, one after the other."""
+    """Several threads may use an end one after the other."""
     with queue_of() as (writer, (reader,)):
         for number in range(5):
             Aside(writer.enqueue, number).result()
@@ -71,7 +71,7 @@ def test_taking_turns_is_allowed() -> None:
 
 
 def test_hammering_from_two_threads() -> None:
-    """Whatever is not refused arrives exactly once: the two never mix."""
+    """Whatever is not refused arrives exactly once."""
     total = 2000
     with queue_of(max_chunks=3) as (writer, (reader,)):
         sent: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""copy_blocks: what it moves, what it refuses, and that a refusal moves nothing."""
+"""copy_blocks: what it copies, what it refuses, and that a refusal copies nothing."""
 
 import warnings
 from typing import Any
@@ -24,7 +24,7 @@ def numbered(blocks: int, *shape: int, dtype: str = "int32") -> Array:
 
 
 def test_moves_what_the_pairs_say() -> None:
-    """Block a of src comes to block b of dst; the rest of dst stays; the bytes are counted."""
+    """Block a of src is copied to block b of dst; the rest of dst stays; bytes are counted."""
     src, dst = numbered(10, 6), np.full((8, 6), -1, "int32")
     assert copy_blocks(src, dst, [(9, 0), (2, 7), (2, 3)]) == 3 * 24
     expected = np.full((8, 6), -1)
@@ -34,7 +34,7 @@ def test_moves_what_the_pairs_say() -> None:
 
 @pytest.mark.parametrize("kind", ["<i4", "<i8", "<u4", "<u8", ">i4", ">i8", "i1", "u2"])
 def test_ids_of_any_integer_type(kind: str) -> None:
-    """32 and 64 bits are taken as they are, others by way of a copy; the byte order is obeyed."""
+    """32 and 64 bits are used as they are, others are converted; byte order is respected."""
     src, dst = numbered(100, 3), np.zeros((100, 3), "int32")
     pairs = np.array([[1, 70], [99, 2]], kind)
     copy_blocks(src, dst, pairs)
@@ -52,7 +52,7 @@ def test_ids_of_any_integer_type(kind: str) -> None:
 
 
 def test_ids_in_a_tensor_and_in_a_memoryview() -> None:
-    """What holds numbers (n, 2) will do."""
+    """Anything that holds integers of shape (n, 2) is accepted."""
     src, dst = numbered(5, 2), np.zeros((5, 2), "int32")
     assert copy_blocks(src, dst, torch.tensor([[1, 2]])) == 8
     assert copy_blocks(src, dst, memoryview(np.array([[3, 4]], np.int32))) == 8
@@ -60,7 +60,7 @@ def test_ids_in_a_tensor_and_in_a_memoryview() -> None:
 
 
 def test_between_kinds_of_memory() -> None:
-    """numpy, torch of any dtype, bytes: bytes fit everything of the same size."""
+    """numpy, torch of any dtype, bytes: int8 and uint8 fit every dtype of the same size."""
     cache = torch.randn(6, 4, 8).to(torch.bfloat16)
     pool = bytearray(6 * 64)
     rows = memoryview(pool).cast("B", (6, 64))
@@ -81,7 +81,7 @@ def test_one_axis_alone_is_blocks_of_one_element() -> None:
 
 
 def test_keys_and_values_apart() -> None:
-    """A cache of shape (2, blocks, ...) seen block first: two pieces a block."""
+    """A cache of shape (2, blocks, ...) with its axes swapped: two segments per block."""
     cache = numbered(2, 10, 4, 8, dtype="float32")
     pool = np.zeros((10, 2, 4, 8), "float32")
     pairs = np.array([(i, 9 - i) for i in range(10)])
@@ -93,7 +93,7 @@ def test_keys_and_values_apart() -> None:
 
 
 def test_nothing_to_move() -> None:
-    """No pairs, or blocks of no bytes: 0, and ids are still looked at."""
+    """No pairs, or blocks of no bytes: 0, but ids are still checked."""
     src, dst = numbered(3, 2), numbered(3, 2)
     for none in ([], (), np.empty((0, 2), np.int64), torch.empty(0, 2, dtype=torch.int32)):
         assert copy_blocks(src, dst, none) == 0
@@ -116,7 +116,7 @@ def test_nothing_to_move() -> None:
     ],
 )
 def test_a_bad_pair(pairs: Any, reason: str, pair: int, block: int) -> None:
-    """It is named, in the text and in attributes; nothing is moved, those before it included."""
+    """It is named in the text and in attributes; nothing is moved, earlier pairs included."""
     src, dst = numbered(10, 4), np.zeros((12, 4), "int32")
     with pytest.raises(PairRefused, match=f"pair {pair} names block {block} of") as caught:
         copy_blocks(src, dst, pairs)
@@ -126,7 +126,7 @@ def test_a_bad_pair(pairs: Any, reason: str, pair: int, block: int) -> None:
 
 
 def test_a_block_that_is_read_is_not_written() -> None:
-    """Within one array, and between views of one memory; what lies apart may be moved."""
+    """Within one array, and between views of one memory; disjoint blocks may be moved."""
     pool = numbered(8, 4)
     before = pool.copy()
     for pairs in ([(1, 2), (2, 3)], [(1, 1)], [(1, 2), (3, 1)]):
@@ -148,7 +148,7 @@ def test_a_block_that_is_read_is_not_written() -> None:
 
 
 def test_memory_that_cannot_be_told_apart() -> None:
-    """Refused rather than guessed: one memory in two layouts of pieces; blocks of dst in others."""
+    """Refused rather than guessed: one memory in two layouts; blocks of dst that overlap."""
     memory = np.zeros(256, np.int8)
     with pytest.raises(InvalidArgument, match="cannot be told apart"):
         copy_blocks(memory.reshape(2, 8, 16).transpose(1, 0, 2), memory.reshape(8, 32), [(0, 1)])
@@ -182,7 +182,7 @@ def test_memory_that_cannot_be_told_apart() -> None:
     ],
 )
 def test_arrays_that_do_not_fit(src: Any, dst: Any, error: Any, text: str) -> None:
-    """Each is told in its own words."""
+    """Each mismatch has its own error text."""
     if error is None:
         assert copy_blocks(src, dst, [(0, 0)]) > 0
         return
@@ -204,7 +204,7 @@ def test_a_read_only_destination() -> None:
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_tensor_whose_memory_was_freed(first: int) -> None:
-    """As sharded models do it; tensors that are only traced have none either."""
+    """As sharded models do; nor do tensors that are only traced have memory."""
     whole = torch.zeros(4, 2)
     src, dst = whole[first:], torch.zeros(4, 2)
     whole.untyped_storage().resize_(0)
@@ -231,7 +231,7 @@ def test_a_tensor_whose_memory_was_freed(first: int) -> None:
     ],
 )
 def test_pairs_that_are_none(pairs: Any, error: type[Exception]) -> None:
-    """Shape and type of the ids."""
+    """Wrong shapes and types of the ids are refused."""
     dst = np.zeros((10, 4), "int32")
     with pytest.raises(error, match="pairs must"):
         copy_blocks(numbered(10, 4), dst, pairs)
@@ -246,7 +246,7 @@ def test_numbers_of_threads(threads: Any) -> None:
 
 
 def test_a_stream_without_a_gpu() -> None:
-    """It is said that there is no GPU, and nothing is moved."""
+    """The error says that there is no GPU, and nothing is moved."""
     dst = np.zeros((2, 2), "int32")
     with pytest.raises((Unsupported, InvalidArgument), match="moves to or from a GPU"):
         copy_blocks(numbered(2, 2), dst, [(0, 1)], stream=object())  # type: ignore[call-overload]
@@ -254,6 +254,6 @@ def test_a_stream_without_a_gpu() -> None:
 
 
 def test_it_is_exported() -> None:
-    """From the front door, with its errors."""
+    """From the package itself, with its errors."""
     assert memlane.copy_blocks is copy_blocks
     assert issubclass(memlane.CopyFailed, RuntimeError)

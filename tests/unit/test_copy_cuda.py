@@ -1,7 +1,7 @@
-"""Copies to and from a GPU, against a stand-in for CUDA's runtime that keeps its rules.
+"""Copies to and from a GPU, against a stand-in for CUDA's runtime that enforces its rules.
 
-Arrays of numpy play the GPU's memory; torch's streams and events, which know no such thing, are
-played by `Stream` and `Event`. Copies of page-locked memory are done when an event is waited for.
+numpy arrays stand for the GPU's memory, and `Stream` and `Event` for torch's. Copies of page-locked
+memory are performed when an event is waited for.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ GPU = torch.device("cuda:1")
 
 @pytest.fixture(scope="module", params=[(13000, 13000), (12080, 12090), (12080, 12060)], ids=str)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With both signatures of batches, and with a driver that does not know them."""
+    """With each signature of batches, and with a driver that has none."""
     return build_runtime(tmp_path_factory.mktemp("cuda"), *request.param)
 
 
@@ -80,7 +80,7 @@ def test_moves(library: Path, step: int, to_gpu: bool) -> None:
 
 
 def has_batches(fake: Any) -> bool:
-    """Not on the two handles of the legacy stream; once on the other."""
+    """Whether both runtime and driver are of version 12.8 or later, and so have batches."""
     versions = []
     for ask in (fake.cudaRuntimeGetVersion, fake.cudaDriverGetVersion):
         version = ctypes.c_int()
@@ -91,7 +91,7 @@ def has_batches(fake: Any) -> bool:
 
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_copy_that_is_refused(library: Path, call: int) -> None:
-    """CUDA's error is told with how many copies came before it, and sticks nowhere."""
+    """CUDA's error is raised with the number of copies before it, and is cleared."""
 
     def scene(fake: Any) -> None:
         source = Side("src", np.ones((100, 32), np.int32)[:, :16])
@@ -105,7 +105,7 @@ def test_a_copy_that_is_refused(library: Path, call: int) -> None:
 
 
 def test_rows_too_far_apart_for_a_two_dimensional_copy(newest: Path) -> None:
-    """CUDA's pitches end at 2 GiB: then each block is a copy."""
+    """CUDA's pitches end at 2 GiB; beyond, each block is one copy."""
 
     def scene(fake: Any) -> None:
         memory = np.zeros((3, 1 << 31), np.int8)  # never touched as a whole
@@ -119,7 +119,7 @@ def test_rows_too_far_apart_for_a_two_dimensional_copy(newest: Path) -> None:
 
 
 def test_no_runtime(newest: Path) -> None:
-    """Here none is loaded; and what is not loaded is not loaded now."""
+    """None is loaded here, and none gets loaded."""
     assert _runtime.loaded_runtime() is None
     with pytest.raises(OSError, match="dlopen"):
         _runtime.Runtime(str(newest))
@@ -128,7 +128,7 @@ def test_no_runtime(newest: Path) -> None:
 
 
 def test_a_runtime_that_was_removed(newest: Path, tmp_path: Path) -> None:
-    """Mapped still, but its file is gone, as after an upgrade: like none."""
+    """Its file is gone, though still mapped, as after an upgrade: as if there was none."""
     library = Path(shutil.copy(newest, tmp_path))
 
     def scene(_fake: Any) -> None:
@@ -163,7 +163,7 @@ class Event:
 
 
 class Stream:
-    """Waits count, and are told in their order."""
+    """Waits are recorded, in their order."""
 
     order: ClassVar[list[Any]] = []
 
@@ -185,7 +185,7 @@ class Stream:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Stream:
-    """torch's side of CUDA, with a current device that is another than the tensor's."""
+    """torch's side of CUDA, with a current device other than the tensor's."""
     default = Stream(handle=0)
 
     @contextmanager
@@ -209,7 +209,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 
 def transfers(library: Path, scene: Any) -> None:
-    """A scene with a region that is page-locked, and a cache that plays the GPU's."""
+    """A scene with a page-locked region, and a cache that stands for the GPU's."""
 
     def whole(fake: Any) -> None:
         Event.fake = fake
@@ -228,7 +228,7 @@ MIRRORED = np.array([(i, 7 - i) for i in range(8)])
 
 
 def test_a_transfer_keeps_its_arrays(newest: Path, played: Stream) -> None:
-    """Queued, not done; what it uses lives until it is; the current device is what it was."""
+    """While queued, its arrays stay alive; the current device is restored."""
 
     def scene(fake: Any, _region: Any, host: Any, cache: Side) -> None:
         host[:] = np.arange(8)[:, None]
@@ -247,7 +247,7 @@ def test_a_transfer_keeps_its_arrays(newest: Path, played: Stream) -> None:
 
 
 def test_who_is_told_that_it_is_done_keeps_nothing(newest: Path, played: Stream) -> None:
-    """Whoever polls and never waits does not keep the arrays for ever."""
+    """A caller that polls and never waits does not keep the arrays for ever."""
 
     def scene(_fake: Any, _region: Any, host: Any, cache: Side) -> None:
         view = host[:]
@@ -263,7 +263,7 @@ def test_who_is_told_that_it_is_done_keeps_nothing(newest: Path, played: Stream)
 
 
 def test_what_is_done_goes_with_the_next_transfer(newest: Path, played: Stream) -> None:
-    """Nobody waited for it. On the current stream of the tensor's device, if none is named."""
+    """Even if never waited for; without stream=, on the current stream of the tensor's device."""
 
     def scene(_fake: Any, _region: Any, host: Any, cache: Side) -> None:
         first = cuda.transfer(Side("src", host), cache, MIRRORED, None)
@@ -276,7 +276,7 @@ def test_what_is_done_goes_with_the_next_transfer(newest: Path, played: Stream) 
 
 
 def test_a_transfer_on_the_legacy_stream(newest: Path, played: Stream) -> None:
-    """CUDA refuses batches there: they run beside it, in their place of its order."""
+    """CUDA refuses batches there: they run on another stream, in the same order."""
 
     def scene(fake: Any, _region: Any, host: Any, cache: Side) -> None:
         for number, stream in enumerate((None, played, Stream(handle=1)), 1):
@@ -294,7 +294,7 @@ def test_a_transfer_on_the_legacy_stream(newest: Path, played: Stream) -> None:
 
 
 def test_what_is_done_goes_with_any_region(newest: Path, played: Stream) -> None:
-    """Nobody waited for it, and no other transfer came."""
+    """Even if never waited for, and without another transfer."""
 
     def scene(_fake: Any, _region: Any, host: Any, cache: Side) -> None:
         cuda.transfer(Side("src", host), cache, MIRRORED, None).event.synchronize()
@@ -308,7 +308,7 @@ def test_what_is_done_goes_with_any_region(newest: Path, played: Stream) -> None
 def test_transfers_in_threads(
     newest: Path, played: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread queues one while this one looks which are done."""
+    """One thread queues a transfer while another checks which are done."""
 
     def scene(_fake: Any, _region: Any, host: Any, cache: Side) -> None:
         first = cuda.transfer(Side("src", host), cache, MIRRORED, None)
@@ -328,7 +328,7 @@ def test_transfers_in_threads(
 
 
 def test_unpinning_waits_for_transfers(newest: Path, played: Stream) -> None:
-    """The GPU reads and writes that memory; the stand-in sees who unregisters too early."""
+    """The GPU uses that memory; the stand-in detects an unregistration that is too early."""
 
     def scene(fake: Any, region: Any, host: Any, cache: Side) -> None:
         host[:] = 5
@@ -341,7 +341,7 @@ def test_unpinning_waits_for_transfers(newest: Path, played: Stream) -> None:
 
 
 def test_a_transfer_that_fails(newest: Path, played: Stream) -> None:
-    """What was queued before is waited for, and nothing is kept."""
+    """The copies queued before are waited for, and nothing is kept."""
 
     def scene(fake: Any, _region: Any, host: Any, cache: Side) -> None:
         source = Side("src", host)
@@ -362,7 +362,7 @@ def test_a_transfer_that_fails(newest: Path, played: Stream) -> None:
 
 
 def test_streams_and_devices_that_do_not_fit(newest: Path, played: Stream) -> None:
-    """Told before anything is queued."""
+    """Refused before anything is queued."""
 
     def scene(_fake: Any, _region: Any, host: Any, cache: Side) -> None:
         source = Side("src", host)

@@ -1,4 +1,4 @@
-"""M3: messages that cannot be encoded or decoded cost themselves and nothing else."""
+"""M3: a message that cannot be encoded or decoded is lost, and nothing else is."""
 
 import pickle
 import threading
@@ -51,7 +51,7 @@ ERRORS += [TimeoutError("not the queue's"), EOFError(), StopIteration(), Recursi
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_decoding_raises(error: BaseException) -> None:
-    """One dequeue of every reader raises that error; the next message comes through."""
+    """One dequeue of every reader raises that error; the next message arrives."""
     with queue_of(2, max_chunks=2) as (writer, readers):
         for _ in range(3):
             writer.enqueue(Bomb(error))
@@ -76,7 +76,7 @@ def test_the_chunk_is_released() -> None:
 
 
 def test_a_class_that_the_reader_does_not_have() -> None:
-    """The usual way to fail: something that cannot be imported there."""
+    """The usual failure: a class that cannot be imported there."""
     with queue_of() as (writer, (reader,)):
         for missing in (b"cno_such_module\nname\n.", b"cos\nno_such_name\n."):
             writer.enqueue(Raw(missing))
@@ -87,7 +87,7 @@ def test_a_class_that_the_reader_does_not_have() -> None:
 
 
 class Raw:
-    """Unpickles to what the given pickle is."""
+    """Unpickles to the content of the given pickle."""
 
     def __init__(self, pickled: bytes) -> None:
         self.pickled = pickled
@@ -156,7 +156,7 @@ class ReadsMore:
 
 
 def test_enqueue_inside_enqueue() -> None:
-    """A message that sends another one is refused the second call, and is sent itself."""
+    """The inner enqueue is refused, and the outer message is sent."""
     with queue_of() as (writer, (reader,)):
         SendsMore.writer, SendsMore.seen = writer, []
         try:
@@ -170,7 +170,7 @@ def test_enqueue_inside_enqueue() -> None:
 
 
 def test_dequeue_inside_dequeue() -> None:
-    """A message that reads another one is refused the second call, and is read itself."""
+    """The inner dequeue is refused, and the outer message is read."""
     with queue_of() as (writer, (reader,)):
         ReadsMore.reader, ReadsMore.seen = reader, []
         try:
@@ -202,7 +202,7 @@ def test_dequeue_of_a_chunk_filled_by_hand(filling: bytes) -> None:
 
 
 def test_a_hand_made_copy_of_a_message_is_no_message() -> None:
-    """Bytes that look like memlane's own format are not decoded when a hand has put them there."""
+    """Bytes in memlane's format are not decoded if the chunk was filled by hand."""
     with queue_of(2) as (writer, (one, other)):
         writer.enqueue("genuine")
         with one.acquire_read() as chunk:

@@ -1,4 +1,4 @@
-"""A process that knows only the documented layout is a full partner."""
+"""A process that knows only the documented layout can take part fully."""
 
 import statistics
 import time
@@ -21,7 +21,7 @@ def byte_of(reader: MessageQueue) -> tuple[int, float]:
 
 
 def test_foreign_reader_of_our_writer() -> None:
-    """It gets every chunk in order over many laps, beside a reader of our own."""
+    """It gets every chunk in order over many laps, beside one of memlane's readers."""
     parts = [bytes([number]) * 50 for number in range(40)]
     with MessageQueue(2, 2, None, 50, 3) as writer:
         ours = MessageQueue.create_from_handle(writer.export_handle(0), 0)
@@ -55,7 +55,7 @@ def test_foreign_reader_of_messages() -> None:
 
 
 def test_foreign_release_is_noticed() -> None:
-    """A writer that is blocked notices a flag that woke nobody within 100 ms."""
+    """A blocked writer notices within 100 ms a flag whose writer wakes nobody."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         plain = start(
             plain_layout.release_on_cue, ring_in(writer).handle(), 0, ROUNDS, method="spawn"
@@ -107,7 +107,7 @@ def test_foreign_chunks_are_no_messages() -> None:
 
 
 def test_foreign_write_is_noticed() -> None:
-    """A reader that is blocked notices a flag that woke nobody within 100 ms."""
+    """A blocked reader notices within 100 ms a flag whose writer wakes nobody."""
     with queue_of(max_chunk_bytes=64, max_chunks=2, ready=False) as (writer, (reader,)):
         plain = start(plain_layout.write_on_cue, ring_in(writer).handle(), ROUNDS, method="spawn")
         plain.hear()

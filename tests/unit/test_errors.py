@@ -1,4 +1,4 @@
-"""Error classes: by fault, also the builtin that fits, and they survive a pipe."""
+"""Error classes: each is also the builtin that fits, and survives pickling."""
 
 import copy
 import pickle
@@ -115,14 +115,14 @@ def test_classes(name: str, builtin: type[Exception]) -> None:
 
 
 def test_base_is_an_exception_and_no_more() -> None:
-    """Catching MemlaneError does not catch what others raise."""
+    """Catching MemlaneError does not catch other libraries' errors."""
     assert issubclass(memlane.MemlaneError, Exception)
     assert not issubclass(memlane.MemlaneError, OSError | ValueError | RuntimeError)
 
 
 @pytest.mark.parametrize("provoke", PROVOKED, ids=lambda provoke: provoke.__name__)
 def test_errors_survive_pickling(provoke: Callable[[], object]) -> None:
-    """A real error comes through a pipe with its text and its attributes."""
+    """A real error passes through a pipe with its text and its attributes."""
     with pytest.raises(memlane.MemlaneError) as caught:
         provoke()
     error = caught.value

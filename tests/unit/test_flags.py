@@ -27,7 +27,7 @@ def test_life_of_a_chunk() -> None:
 
 
 def test_both_ends_see_the_same_flags() -> None:
-    """A reader's view of the ring is the writer's."""
+    """Reader and writer see the same ring."""
     with queue_of(2, max_chunks=2) as (writer, readers):
         writer.enqueue(1)
         readers[0].dequeue()
@@ -52,7 +52,7 @@ def test_a_flag_is_the_position_of_its_rank() -> None:
 
 
 def test_raw_chunks_use_the_same_flags() -> None:
-    """Chunks that are filled and read by hand obey the same table."""
+    """Chunks filled and read by hand follow the same table."""
     with queue_of(1, max_chunks=1) as (writer, (reader,)):
         for _ in range(3):
             with writer.acquire_write():

@@ -7,7 +7,7 @@ from tests.queues import queue_of, refuses, segments
 
 
 def test_without_readers_nothing_is_kept() -> None:
-    """enqueue returns at once whatever comes, and no segment exists."""
+    """enqueue returns at once for any object, and no segment exists."""
     before = segments()
     with MessageQueue(0, 0) as writer:
         assert segments() == before

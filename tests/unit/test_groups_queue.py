@@ -28,7 +28,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def test_any_rank_writes(kind: str) -> None:
-    """Its place in the group is a reader's rank; the name is gone when the calls return."""
+    """A reader's rank is its position in the group; the name is gone when the calls return."""
     before = segments()
     with groups_of(kind, 3) as groups:
         for writer in range(3):
@@ -45,7 +45,7 @@ def test_any_rank_writes(kind: str) -> None:
 
 
 def test_several_queues_at_once(kind: str) -> None:
-    """From each rank to all others, over one group; none gets what is another's."""
+    """From each rank to all others, over one group, without mixing them up."""
     with (
         groups_of(kind, 3) as groups,
         queues_over(groups, 0) as zero,
@@ -70,7 +70,7 @@ def test_broadcast_object_as_engines_use_it(kind: str) -> None:
 
 
 def test_group_of_one(kind: str) -> None:
-    """Nobody to talk to: nothing is asked of the group, and nothing is made."""
+    """Nothing is asked of the group, and nothing is created."""
     before = segments()
     with groups_of(kind, 1) as (group,):
         with create(group, *SMALL) as queue:
@@ -81,7 +81,7 @@ def test_group_of_one(kind: str) -> None:
 
 
 def test_options_are_the_queues(kind: str) -> None:
-    """What MessageQueue takes by keyword, this does, too."""
+    """It accepts the keyword arguments of MessageQueue."""
     with groups_of(kind, 2) as groups, queues_over(groups, serializer="msgpack") as queues:
         assert queues[1].handle.serializer == "msgpack"
         queues[0].enqueue((1, 2))
@@ -114,7 +114,7 @@ def test_error_of_the_writer(kind: str) -> None:
 
 
 def test_error_of_a_reader(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, and the writer's memory is gone again."""
+    """The same, and the writer's memory is freed."""
     attach = MessageQueue.create_from_handle
 
     def refuse(handle: Any, rank: int, **options: Any) -> MessageQueue:
@@ -164,14 +164,14 @@ def test_group_that_contradicts_itself() -> None:
 
 
 def test_host_names_say_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who shares memory is tried; what a host calls itself is not asked."""
+    """Whether memory is shared is tried, not concluded from host names."""
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     with groups_of(kind, 2) as groups:
         assert on_ranks(in_the_same_node_as, groups, 1) == [[True, True]] * 2
 
 
 def test_probe_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is in sight but refused counts as apart, and the log says why."""
+    """A segment that is visible but refused counts as not shared; the log says why."""
     from memlane import SegmentRefused
     from memlane.broadcast import grouping
 
@@ -187,7 +187,7 @@ def test_probe_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 class Timed(ThreadGroup):
-    """One whose broadcasts take a deadline themselves."""
+    """A group whose broadcasts take a deadline."""
 
     timeouts: ClassVar[list[float]] = []
 
@@ -200,7 +200,7 @@ class Timed(ThreadGroup):
 
 
 def test_group_with_deadlines_of_its_own() -> None:
-    """It is told what is left of the call's; no thread is made for it."""
+    """It gets what is left of the call's deadline; no thread is made for it."""
     said: dict[int, Any] = {}
     groups = [Timed(rank, 2, said) for rank in range(2)]
     for error in errors_of(in_the_same_node_as, groups, 0, timeout=PATIENCE):
@@ -210,7 +210,7 @@ def test_group_with_deadlines_of_its_own() -> None:
 
 
 def test_group_that_breaks() -> None:
-    """What its broadcast raises is the cause, and the source is named."""
+    """The error of its broadcast is the cause, and the source is named."""
 
     class Broken(ThreadGroup):
         def broadcast_obj(self, obj: Any, src: int) -> Any:
@@ -223,7 +223,7 @@ def test_group_that_breaks() -> None:
 
 @pytest.mark.parametrize("answer", [None, 3, [], {"a": 1}])
 def test_group_that_says_something_else(answer: object) -> None:
-    """Not the steps of this call: named, not believed."""
+    """Steps that are not this call's are reported, not trusted."""
 
     class Strange(ThreadGroup):
         def broadcast_obj(self, obj: Any, src: int) -> Any:

@@ -1,4 +1,4 @@
-"""TcpGroup: memlane's own group, and who is kept out of it."""
+"""TcpGroup: memlane's own group, and what keeps others out of it."""
 
 import errno
 import pickle
@@ -13,7 +13,7 @@ from memlane.groups import TcpGroup, board
 from memlane.groups.collectives import Deadline
 from memlane.groups.keys import group_keys
 from memlane.groups.stores import StoreCollectives
-from tests.groups import SECRET, SMALL, groups_of, on_ranks
+from tests.groups import SECRET, SMALL, groups_of, on_ranks, queues_over
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import refuses
 
@@ -33,13 +33,13 @@ def test_broadcast_obj() -> None:
 
 
 def test_what_is_no_plain_data() -> None:
-    """Only what needs no code to be decoded."""
+    """Only types that need no code to be decoded are accepted."""
     with groups_of("tcp", 1) as (group,), refuses(TypeError):
         group.broadcast_obj(object(), 0)
 
 
 def test_source_does_not_wait() -> None:
-    """The others may come later."""
+    """The other ranks may call later."""
     with groups_of("tcp", 2) as (first, second):
         first.broadcast_obj("early", 0)
         first.broadcast_obj("bird", 0)
@@ -69,9 +69,26 @@ def test_little_stays_on_the_board() -> None:
         assert not any(b"buffer_handle" in value for value in kept.values() if type(value) is bytes)
 
 
+def test_little_stays_of_calls_that_failed() -> None:
+    """However often a rank gives up, and the others come too late.
+
+    Fails without the guard: of each call it stayed who had left it.
+    """
+    with groups_of("tcp", 3) as groups:
+        kept = groups[0]._finalizer.peek()[2][0]._values
+        sizes = []
+        for _ in range(6):
+            for rank, timeout in ((1, 0.5), (0, PATIENCE), (2, PATIENCE)):
+                with refuses(RankMissing):
+                    groups[rank].broadcast_obj("said", 0, timeout=timeout)
+            sizes.append(sum(len(repr(item)) for item in kept.items()))
+        assert sizes[5] == sizes[1]
+        assert on_ranks(TcpGroup.broadcast_obj, groups, "said", 0) == ["said"] * 3
+
+
 @pytest.mark.parametrize("secret", ["another secret of the tests", b"\xff" * 16])
 def test_another_secret(secret: str | bytes) -> None:
-    """Who does not know the secret is not answered, and is told what may be wrong."""
+    """A peer with another secret gets no answer, and an error that says what may be wrong."""
     with groups_of("tcp", 2) as (first, second):
         with (
             TcpGroup("127.0.0.1", first.port, 1, 2, secret=secret) as stranger,
@@ -84,7 +101,7 @@ def test_another_secret(secret: str | bytes) -> None:
 
 
 def connect(context: Any, port: int, curve: str) -> Any:
-    """A socket of a stranger's making."""
+    """A socket made by a stranger."""
     client = context.socket(zmq.DEALER)
     client.linger = 0
     keys = group_keys(SECRET)
@@ -106,7 +123,7 @@ class Bomb:
 
 @pytest.mark.parametrize("curve", ["none", "own key", "member"])
 def test_nothing_is_ever_unpickled(curve: str) -> None:
-    """A stranger is not heard, even one who knows the board's key; a member's pickle is no data."""
+    """A stranger is ignored, even with the board's key; a member's pickle is refused."""
     with groups_of("tcp", 2) as (first, second), zmq.Context() as context:
         with connect(context, first.port, curve) as client:
             for junk in pickle.dumps(Bomb()), b"", b"\xc1", b"\x94\x01\xa3set\xa1k\xa1v":
@@ -120,7 +137,7 @@ def test_nothing_is_ever_unpickled(curve: str) -> None:
 
 
 def test_plain_tcp_stranger() -> None:
-    """Bytes of no protocol at all, and connections that say nothing, harm nobody."""
+    """Bytes of no protocol, and connections that say nothing, do no harm."""
     with groups_of("tcp", 2) as (first, second):
         strangers = [socket.create_connection(("127.0.0.1", first.port)) for _ in range(8)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100_000))
@@ -202,12 +219,12 @@ def test_closed() -> None:
 
 
 def test_dropped() -> None:
-    """The last reference takes thread and sockets with it (the fixture of all tests looks)."""
+    """Dropping the last reference ends thread and sockets (the fixture of all tests checks)."""
     TcpGroup("127.0.0.1", 0, 0, 1, secret=SECRET).broadcast_obj(1, 0)
 
 
 def test_rank_0_closes_last() -> None:
-    """Its close waits for who is in the middle of a call, so nobody's call breaks at its end."""
+    """Its close waits for ranks in the middle of a call, so that no call fails at its end."""
     with groups_of("tcp", 2) as (first, second):
         call = second.collectives(PATIENCE)
         closing = Aside(first.close).until_blocked()
@@ -217,7 +234,7 @@ def test_rank_0_closes_last() -> None:
 
 
 def test_rank_0_closes_under_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits then for what cannot come any more learns it at once."""
+    """Ranks that wait for something that can no longer come learn it at once."""
     monkeypatch.setattr(board, "_PARTING", 0.3)
     with groups_of("tcp", 2) as (first, second):
         waiting = Aside(second.broadcast_obj, None, 0, timeout=PATIENCE)
@@ -236,16 +253,16 @@ def test_a_member_that_says_anything() -> None:
         group, deadline = groups[1], Deadline(PATIENCE)
         store = board.BoardStore(group._context, group._address, group._keys, 1, deadline)
         for frame in (b"\xc1", b"", b"\x94\x01\xa3add\xa1k\xa1x", b"\x94\x01\xa1\xff\xa1k\xc0"):
-            store._socket.send(frame)
+            store._connection.socket.send(frame)
         for _ in range(2):  # more than an integer of MessagePack
             store._send("add", "k", 2**63)
-        store._socket.send_multipart([b"more", b"parts"])
+        store._connection.socket.send_multipart([b"more", b"parts"])
         assert on_ranks(TcpGroup.broadcast_obj, groups, "said", 0) == ["said", "said"]
-        store._socket.close(linger=0)
+        store._connection.close(0)
 
 
 def test_what_no_rank_has_written() -> None:
-    """It is told whose it should have been."""
+    """The error says which rank should have written it."""
     with groups_of("tcp", 2) as groups:
         call = groups[1].collectives(PATIENCE)
         call._store.set(f"{call._call}/1", b"\xc1")
@@ -256,14 +273,14 @@ def test_what_no_rank_has_written() -> None:
 
 
 def test_rank_0_does_not_wait_for_the_dead() -> None:
-    """Nor for a call that was simply dropped."""
+    """Nor for a rank whose call was abandoned."""
     with groups_of("tcp", 2) as (first, second):
-        second.collectives(PATIENCE)._store._socket.close(linger=0)
+        second.collectives(PATIENCE)._store._connection.close(0)
         first.close()
 
 
 class _Unanswered(dict[str, bytes]):
-    """A store in which everybody has come, but what one of them is to say has not."""
+    """A store in which all ranks have arrived, but one has not answered."""
 
     def add(self, key: str, number: int) -> int:
         return number
@@ -279,7 +296,19 @@ class _Unanswered(dict[str, bytes]):
 
 
 def test_who_has_come_but_not_answered_is_missing() -> None:
-    """All have come by the time that somebody asks who is missing: then it is who must answer."""
+    """If all have arrived when the missing are determined, the one that owes an answer is named."""
     call = StoreCollectives(_Unanswered(), 0, 2, Deadline(0.0))  # type: ignore[arg-type]
     with pytest.raises(RankMissing, match="waiting for rank 1 of a group of 2"):
         call._take("1/1", 1)
+
+
+def test_calls_without_a_deadline() -> None:
+    """One behind the other: the second looks for what the first has left.
+
+    Fails without the guard: so long a poll is refused ("timeout is too large").
+    """
+    with groups_of("tcp", 2) as groups:
+        for _ in range(3):
+            with queues_over(groups, timeout=None) as queues:
+                queues[0].enqueue("said", PATIENCE)
+                assert queues[1].dequeue(PATIENCE) == "said"

@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
-from tests.groups import SMALL, queues_over
-from tests.harness import PATIENCE, Link, start
+from tests.groups import SMALL, errors_of, on_ranks, queues_over
+from tests.harness import PATIENCE, Aside, Link, Peer, start
 from tests.queues import refuses, segments
 
 dist = pytest.importorskip("torch.distributed")
@@ -19,7 +21,7 @@ MEMBERS = [2, 1]  # of the sub-group, by their ranks in the world, in an order o
 
 
 def exchange(group: Any, rank: int, size: int) -> list[Any]:
-    """Each rank writes once; what this rank reads of the others."""
+    """Each rank writes once; returns what this rank reads from the others."""
     read = []
     for writer in range(size):
         with MessageQueue.create_from_process_group(
@@ -66,7 +68,7 @@ def rank_of_torch(link: Link, rank: int) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.soak(seconds=180)
 def test_gloo() -> None:
-    """The world and a sub-group whose ranks are others; a rank that does not come is named."""
+    """The world, and a sub-group with other ranks; a rank that does not come is named."""
     before = segments()
     peers = [start(rank_of_torch, rank, method="spawn") for rank in range(SIZE)]
     port = peers[0].hear(2 * PATIENCE)  # importing torch takes its time where much else runs
@@ -93,7 +95,7 @@ def test_gloo() -> None:
 
 
 def test_file_store(tmp_path: Path) -> None:
-    """Stores differ in how they wait, and in how they say that a wait was over."""
+    """Stores differ in how they wait, and in how they report a timeout."""
     store = dist.FileStore(str(tmp_path / "store"), 2)
     groups = [dist.ProcessGroup(store, rank, 2) for rank in range(2)]
     with queues_over(groups, 1) as queues:
@@ -104,7 +106,7 @@ def test_file_store(tmp_path: Path) -> None:
 
 
 def test_store_that_is_gone() -> None:
-    """Not torch's own error, but one that says what it is about."""
+    """An error that says what failed, instead of torch's own."""
 
     class Gone(dist.Store):  # type: ignore[misc, name-defined]
         def check(self, keys: list[str]) -> bool:
@@ -117,7 +119,7 @@ def test_store_that_is_gone() -> None:
 
 
 def test_group_with_a_store() -> None:
-    """Groups that are not torch's, but keep one of its stores, are told who is missing, too."""
+    """Groups that are not torch's but have one of its stores name missing ranks, too."""
 
     class Group:
         def __init__(self, rank: int) -> None:
@@ -130,6 +132,60 @@ def test_group_with_a_store() -> None:
         assert queues[1].dequeue(PATIENCE) == 1
     with pytest.raises(RankMissing, match="waiting for rank 0"):
         MessageQueue.create_from_process_group(groups[1], *SMALL, timeout=0.1)
+
+
+def keeping_a_store(link: Link) -> None:
+    """Role: the process that a group's store lives in."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    link.tell(store.port)
+    link.hear()
+
+
+@pytest.fixture
+def keeper() -> Iterator[tuple[Peer, list[Any]]]:
+    """That process, and two ranks that reach it."""
+    peer = start(keeping_a_store, method="spawn")
+    port = peer.hear(2 * PATIENCE)
+    groups = [
+        dist.ProcessGroup(dist.TCPStore("127.0.0.1", port, is_master=False), rank, 2)
+        for rank in range(2)
+    ]
+    yield peer, groups
+    groups.clear()  # pytest keeps the list for longer
+    peer.resume()
+    peer.tell("end")
+    peer.result()
+
+
+def test_store_that_is_stopped(keeper: tuple[Peer, list[Any]]) -> None:
+    """Nobody can give up an operation of torch's, but the call ends at its deadline.
+
+    Fails without the guard: it took as long as the process was stopped.
+    """
+    peer, groups = keeper
+    assert on_ranks(in_the_same_node_as, groups, 0, timeout=PATIENCE) == [[True, True]] * 2
+    peer.stop()
+    begun = time.monotonic()
+    errors = errors_of(in_the_same_node_as, groups, 0, timeout=1.0)
+    assert 1.0 <= time.monotonic() - begun < 5.0
+    assert all(isinstance(error, RankMissing) for error in errors), errors
+    assert all("the store of the process group" in str(error) for error in errors)
+
+
+def test_store_that_is_stopped_for_a_while(keeper: tuple[Peer, list[Any]]) -> None:
+    """It is waited for: in the first operation, and in the middle of a call."""
+    peer, groups = keeper
+    peer.stop()
+    calls = [Aside(in_the_same_node_as, group, 0, timeout=PATIENCE) for group in groups]
+    for call in calls:
+        call.until_blocked()
+    peer.resume()
+    assert [call.result() for call in calls] == [[True, True]] * 2
+    first = Aside(in_the_same_node_as, groups[0], 0, timeout=PATIENCE).until_blocked()
+    peer.stop()
+    time.sleep(1.5)  # a slice of waiting, and the look at the store behind it
+    peer.resume()
+    assert in_the_same_node_as(groups[1], 0, timeout=PATIENCE) == first.result()
 
 
 def test_torch_is_not_needed() -> None:

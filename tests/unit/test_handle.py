@@ -85,7 +85,7 @@ def test_changing_an_exported_handle_does_not_change_the_queue() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    """No repr shows what lies in a field that is named a key or a secret."""
+    """No repr shows the value of a field named key or secret."""
     with queue_of() as (writer, (reader,)):
         handle = writer.export_handle()
         shown = repr(handle) + repr(writer) + repr(reader) + repr(reader.handle)

@@ -1,4 +1,4 @@
-"""Handle as JSON text: there and back, and nothing but handles."""
+"""Handle as JSON text: it round-trips, and other text is refused."""
 
 import json
 from typing import Any
@@ -56,7 +56,7 @@ def test_attaching_by_json() -> None:
     ids=lambda text: ascii(text[:20]),
 )
 def test_text_that_is_no_handle(text: str) -> None:
-    """Anything that is not a handle, with its version, is a ValueError."""
+    """Anything but a handle with its version is a ValueError."""
     with refuses(ValueError):
         Handle.from_json(text)
 
@@ -83,7 +83,7 @@ def test_every_prefix_is_refused() -> None:
 
 
 def test_the_format_version_counts() -> None:
-    """Text without a format version, or with one that is not known, is no handle."""
+    """Text without a format version, or with an unknown one, is refused."""
     facts = documented()
     versions = [name for name in facts if "version" in name]
     assert versions
@@ -121,7 +121,7 @@ FORGERIES = [(field, value) for field, values in FORGED.items() for value in val
 
 @pytest.mark.parametrize(("field", "value"), FORGERIES, ids=repr)
 def test_fields_of_the_wrong_type(field: str, value: Any) -> None:
-    """A field whose value cannot be what it is named for is a ValueError."""
+    """A field with an impossible value is a ValueError."""
     with refuses(ValueError):
         Handle.from_json(json.dumps({**documented(), field: value}))
 

@@ -45,7 +45,7 @@ def shm_size(_link: Link) -> int:
 
 
 def test_a_role_talks_and_returns(method: str) -> None:
-    """Words go both ways and the value comes back."""
+    """Words go both ways, and the value is returned."""
     peer = start(echo, "a", method=method)
     assert peer.hear() == peer.pid
     peer.tell("b")
@@ -68,7 +68,7 @@ def test_a_killed_role_is_noticed(method: str) -> None:
 
 
 def test_a_word_from_the_dead_is_not_waited_for() -> None:
-    """Listening to a process that ended says so instead of waiting."""
+    """Listening to a process that ended raises instead of waiting."""
     peer = start(lambda _link: os._exit(3))
     with pytest.raises(PeerGone):
         peer.hear()
@@ -86,7 +86,7 @@ def test_a_stopped_role_goes_on() -> None:
 
 
 def test_blocked_calls_are_seen_from_outside() -> None:
-    """A thread that waits is told from one that runs."""
+    """A waiting thread is told from a running one."""
     go = threading.Event()
     aside = Aside(go.wait, 10).until_blocked()
     go.set()
@@ -96,7 +96,7 @@ def test_blocked_calls_are_seen_from_outside() -> None:
 
 
 def test_leaks_are_seen(tmp_path: os.PathLike[str]) -> None:
-    """A new descriptor, thread, process, mapping or segment is found."""
+    """A new descriptor, thread, process, mapping or segment is detected."""
     before = holdings("harness-")
     descriptor = os.open(tmp_path, os.O_RDONLY)
     stop = threading.Event()
@@ -114,7 +114,7 @@ def test_leaks_are_seen(tmp_path: os.PathLike[str]) -> None:
 
 
 class Points:
-    """Hooks of a system that is nothing but its points."""
+    """Hooks of a system that consists only of points."""
 
     def __init__(self) -> None:
         self._stage = ""
@@ -164,7 +164,7 @@ def play_put_and_take(put: Path, spot: Spot | None) -> tuple[list[Passage], str]
 
 
 def test_a_role_dies_at_every_point(tmp_path: Path) -> None:
-    """Once at each of its first passages, exactly there; whatever the points belong to."""
+    """Once at each of its first passages, exactly there, whatever system the points are of."""
     crashes = crash_everywhere(partial(play_put_and_take, tmp_path / "put"), most=2)
     assert crashes == [
         Crash(Spot("put", "lock", 1), "left False"),

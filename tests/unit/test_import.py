@@ -1,4 +1,4 @@
-"""What importing memlane gives, and where it refuses."""
+"""What importing memlane provides, and where the import fails."""
 
 import signal
 import subprocess
@@ -16,21 +16,21 @@ PUBLIC = ["Handle", "MessageQueue", "ShmRingBuffer", "MemlaneError"]
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_names(name: str) -> None:
-    """The documented names come from the package itself, and are announced."""
+    """The documented names can be imported from the package, and are in __all__."""
     assert hasattr(memlane, name)
     assert name in memlane.__all__
     assert name in dir(memlane)
 
 
 def test_all_that_is_announced_exists() -> None:
-    """Every name of __all__ can be had."""
+    """Every name of __all__ exists."""
     assert all(hasattr(memlane, name) for name in memlane.__all__)
     assert len(set(memlane.__all__)) == len(memlane.__all__)
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_other_systems(platform: str) -> None:
-    """Elsewhere than on Linux the import fails with one sentence that says so."""
+    """On other systems than Linux the import fails with one sentence that says so."""
     code = f"import sys; sys.platform = {platform!r}\ntry:\n import memlane\n"
     code += "except ImportError as error:\n print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -40,7 +40,7 @@ def test_other_systems(platform: str) -> None:
 
 
 def said_by(code: str) -> str:
-    """What the program prints on its standard output; it must come to its end."""
+    """The standard output of a program, which must end."""
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -66,7 +66,7 @@ with memlane.MessageQueue(1, 1) as writer:
 
 
 def test_second_interpreter() -> None:
-    """It is refused there, and goes on working in the first."""
+    """The import is refused there, and memlane still works in the first."""
     refused, rest = said_by(SECOND_INTERPRETER).splitlines()
     assert refused == "memlane runs in the main interpreter of a process only"
     assert rest == "the first one goes on"
@@ -114,7 +114,7 @@ print(*ends)
 
 @pytest.mark.slow
 def test_interrupted_while_it_finds_a_module() -> None:
-    """Ctrl-C in the middle of any import that this one makes is a KeyboardInterrupt."""
+    """Ctrl-C during any import that this one makes is a KeyboardInterrupt."""
     command = [sys.executable, "-c", INTERRUPTED_AT_EVERY_NTH_MODULE, "7"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     *interrupted, last = done.stdout.split()
@@ -138,7 +138,7 @@ print("end", flush=True)
 
 
 def test_interrupted_at_any_moment() -> None:
-    """It ends by KeyboardInterrupt, or the interruption came too late: never by ImportError."""
+    """It ends with KeyboardInterrupt, or the interrupt came too late; never ImportError."""
     spans: list[float] = []
     ends: list[int] = []
     for part in range(16):

@@ -34,7 +34,7 @@ def test_waits_for_messages() -> None:
 
 
 def test_can_be_left_and_entered_again() -> None:
-    """A loop that is left early has consumed what it got, and no more."""
+    """A loop that is left early has consumed exactly what it got."""
     with queue_of() as (writer, (reader,)):
         for number in range(4):
             writer.enqueue(number)
@@ -44,7 +44,7 @@ def test_can_be_left_and_entered_again() -> None:
 
 
 def test_a_death_is_no_end() -> None:
-    """A writer that dies ends the loop with WriterDied, after what was complete."""
+    """A writer that dies ends the loop with WriterDied, after all complete messages."""
     remote = start_writer()
     with MessageQueue.create_from_handle(remote.greeting, 0) as reader:
         for number in range(3):
@@ -60,7 +60,7 @@ def test_a_death_is_no_end() -> None:
 
 
 def test_a_message_that_raises_does_not_end_the_queue() -> None:
-    """An error of one message leaves the loop; a new loop goes on behind it."""
+    """A message's error leaves the loop; a new loop continues after it."""
     with queue_of() as (writer, (reader,)):
         with writer.acquire_write() as chunk:
             chunk[0] = 255

@@ -1,4 +1,4 @@
-"""Messages that do not fit a chunk: the same promises, at any size."""
+"""Messages that do not fit a chunk: the same promises at any size."""
 
 import time
 from contextlib import suppress
@@ -39,7 +39,7 @@ def test_bytes_are_of_their_type() -> None:
 
 
 def test_a_timeout_consumes_nothing() -> None:
-    """M2: a large message on its way, and a reader with tiny timeouts: order never shifts."""
+    """M2: a large message in flight, and a reader with tiny timeouts: the order holds."""
 
     def send(link: Link, writer_handle: object) -> None:
         del writer_handle
@@ -84,7 +84,7 @@ def test_change_after_enqueue_never_shows() -> None:
 
 
 def test_space_is_used_again() -> None:
-    """However many large messages pass, the file stays as long as those in flight need."""
+    """However many large messages are sent, the file is only as long as those in flight need."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=4) as (writer, (reader,)):
         for round_ in range(30):
             for number in range(3):
@@ -99,7 +99,7 @@ def test_space_is_used_again() -> None:
     [(0, 0, MIB), (4 * MIB, 0, MIB), (64 * MIB, 8 * MIB, 9 * MIB)],
 )
 def test_what_stays_allocated(keep: int, least: int, most: int) -> None:
-    """What fits into max_extent_bytes is kept; other space goes back once everybody has read."""
+    """Up to max_extent_bytes are kept; other space is freed once everybody has read."""
     with (
         MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_extent_bytes=keep) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
@@ -113,7 +113,7 @@ def test_what_stays_allocated(keep: int, least: int, most: int) -> None:
 
 
 def test_space_does_not_go_back_too_early() -> None:
-    """A call that finds the ring full leaves the messages in it alone."""
+    """A call that finds the ring full does not affect the messages in it."""
     with (
         MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_chunks=2, max_extent_bytes=0) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
@@ -129,7 +129,7 @@ def test_space_does_not_go_back_too_early() -> None:
 
 
 def test_what_is_kept_is_used_again() -> None:
-    """Messages of any size in any order: what was written once takes no space anew."""
+    """Messages of any size in any order reuse warm space."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=4) as (writer, (reader,)):
         sizes = [9 * MIB + 1, 8 * KIB, 3 * MIB - 1, 70 * KIB, 9 * MIB + 3000]
         allocated = set()
@@ -147,7 +147,7 @@ def test_what_is_kept_is_used_again() -> None:
 
 @pytest.mark.soak(seconds=11)
 def test_what_is_kept_goes_back_after_a_while() -> None:
-    """Ten seconds without a large message: the next small one gives the space back."""
+    """After ten seconds without a large message the next small one frees the space."""
     with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
         writer.enqueue(bytes(8 * MIB))
         reader.dequeue()
@@ -160,7 +160,7 @@ def test_what_is_kept_goes_back_after_a_while() -> None:
 
 @pytest.mark.parametrize("call", ["enqueue", "acquire_write"])
 def test_space_goes_back_without_another_large_message(call: str) -> None:
-    """Whatever is sent next gives it back: after one large message there may never be another."""
+    """The next message of any size frees it: there may never be another large one."""
     with (
         MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_extent_bytes=0) as writer,
         MessageQueue.create_from_handle(writer.export_handle(), 0) as reader,
@@ -177,7 +177,7 @@ def test_space_goes_back_without_another_large_message(call: str) -> None:
 
 
 def test_a_poison_message_of_each_size() -> None:
-    """M3: one that cannot be decoded raises once, and the next comes through."""
+    """M3: a message that cannot be decoded raises once, and the next one arrives."""
     with queue_of(max_chunk_bytes=64 * KIB) as (writer, (reader,)):
         for size in (1, 30 * KIB, 100 * KIB, 3 * MIB):
             writer.enqueue([Poison(), bytes(size), np.zeros(size, np.uint8)])

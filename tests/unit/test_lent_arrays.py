@@ -1,7 +1,7 @@
-"""Large arrays and tensors are lent to their readers, and are the readers' own all the same.
+"""Large arrays and tensors are lent to readers, and yet belong to them alone.
 
-Fails without the guard: an extent that is written to while somebody refers to its array, a page
-that keeps what the reader before wrote into it, or a write that reaches another process.
+Fails without the guard: an extent that is written to while an array refers to it, a page that still
+has what the reader wrote into an earlier message, or a write that reaches another process.
 """
 
 import gc
@@ -30,7 +30,7 @@ def numbered(number: int, size: int = 3 * MIB + 100) -> Bytes:
 
 
 def origin_of(array: Any) -> object:
-    """What the memory of an array came from."""
+    """The object that an array's memory belongs to."""
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base
@@ -51,7 +51,7 @@ def small_pool(mebibytes: int, readers: int = 1) -> Iterator[tuple[MessageQueue,
 
 
 def test_arrays_are_writable_and_ones_own() -> None:
-    """Two readers write into what they got; neither sees the other's, nor does the sender."""
+    """Two readers write to their arrays; neither sees the other's writes, nor does the sender."""
     with queue_of(2) as (writer, (one, other)):
         sent = numbered(1)
         writer.enqueue({"array": sent, "small": np.ones(9)})
@@ -67,7 +67,7 @@ def test_arrays_are_writable_and_ones_own() -> None:
 
 
 def test_a_reader_never_sees_what_it_wrote_into_an_older_message() -> None:
-    """Pages that were written are the file's again when the next message comes there."""
+    """Pages it wrote to show the file again when the next message is there."""
     with small_pool(4) as (writer, reader):
         for number in range(1, 30):
             writer.enqueue(numbered(number))
@@ -80,7 +80,7 @@ def test_a_reader_never_sees_what_it_wrote_into_an_older_message() -> None:
 
 
 def test_kept_in_any_order_for_any_number_of_messages() -> None:
-    """What is kept stays as it is, lent or not; the writer waits for none of it."""
+    """Kept arrays do not change, lent or not; the writer waits for none of them."""
     with small_pool(16) as (writer, reader):
         kept: dict[int, Bytes] = {}
         lent = 0
@@ -111,7 +111,7 @@ def test_kept_in_any_order_for_any_number_of_messages() -> None:
     ids=["slice", "strided", "memoryview", "view", "tensor", "Parameter"],
 )
 def test_whatever_refers_to_it_keeps_it(part_of: Any) -> None:
-    """The extent is used again when the last reference is gone, and not before."""
+    """The extent is reused when the last reference is gone, and not before."""
     size = 4 * MIB
     with small_pool(5) as (writer, reader):
         writer.enqueue(numbered(1, size))
@@ -173,7 +173,7 @@ def test_dropped_in_other_threads() -> None:
 
 
 def test_lend_false_copies() -> None:
-    """As it always was: nothing of the message is kept."""
+    """Nothing of the message is kept."""
     with small_pool(64) as (writer, reader):
         writer.enqueue(numbered(1))
         array = reader.dequeue(lend=False)
@@ -182,7 +182,7 @@ def test_lend_false_copies() -> None:
 
 
 def test_close_leaves_what_was_lent() -> None:
-    """What dequeue gave is the reader's own, also when its end, or the writer's, has closed."""
+    """Lent arrays stay the reader's own, even after its end or the writer's has closed."""
     with queue_of(2, max_chunks=2) as (writer, (one, other)):
         writer.enqueue(numbered(1))
         kept = one.dequeue()
@@ -203,7 +203,7 @@ def test_close_leaves_what_was_lent() -> None:
 
 
 def test_no_pagemap() -> None:
-    """Where a process may not look at its own pages all of them are dropped."""
+    """A process that may not read its own pagemap drops all pages."""
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -215,7 +215,7 @@ def test_no_pagemap() -> None:
 
 
 def test_memory_that_is_locked() -> None:
-    """mlockall() copies every page of a private mapping; arrays are right nevertheless."""
+    """mlockall() copies every page of a private mapping; arrays are still right."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -242,7 +242,7 @@ def copied_pages() -> int:
 
 
 def test_what_was_written_is_given_back() -> None:
-    """Pages that a reader has written to cost memory as long as it keeps the array, not longer."""
+    """Pages that a reader wrote to use memory only as long as it keeps the array."""
     with small_pool(64) as (writer, reader):
         writer.enqueue(numbered(1, 32 * MIB))
         array = reader.dequeue()
@@ -254,7 +254,7 @@ def test_what_was_written_is_given_back() -> None:
 
 
 def test_messages_that_grow() -> None:
-    """Space that a smaller message left is joined with its neighbours for a larger one."""
+    """Space left by a smaller message is merged with its neighbours for a larger one."""
     with small_pool(64) as (writer, reader):
         writer.enqueue(numbered(1, 40 * MIB))
         assert is_lent(reader.dequeue())

@@ -1,4 +1,4 @@
-"""enqueue and dequeue: every reader gets every message, in order, once, as it was."""
+"""enqueue and dequeue: every reader gets every message unchanged, in order, once."""
 
 import collections
 import dataclasses
@@ -81,7 +81,7 @@ class Tagged(bytes):
 
 @pytest.mark.parametrize("serializer", ["pickle", "msgpack"])
 def test_bytes_travel_as_they_are(serializer: str) -> None:
-    """Of any size, by both serializers, with nothing around them."""
+    """At any size, with both serializers, without any framing."""
     sizes = [0, 1, 256, 257, 4095, 4096, 4097, 65_535, 65_536, 300_000]
     with (
         MessageQueue(1, 1, max_chunk_bytes=4096, serializer=serializer) as writer,
@@ -96,7 +96,7 @@ def test_bytes_travel_as_they_are(serializer: str) -> None:
 
 
 def test_bytes_of_another_type_stay_so() -> None:
-    """Only exact bytes take the short way."""
+    """Only exact bytes objects take the short cut."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue(Tagged(b"x"))
         assert type(reader.dequeue()) is Tagged
@@ -119,7 +119,7 @@ def test_arrays(array: "np.ndarray[Any, Any]") -> None:
 
 
 def test_several_large_parts() -> None:
-    """Many buffers in one message keep their places."""
+    """Many buffers in one message keep their order."""
     message = [np.full(n, n % 251, np.uint8) for n in (0, 1, 7, 8, 9, 70_000, 3, 100_000)] * 2
     with queue_of(max_chunk_bytes=1 << 20) as (writer, (reader,)):
         writer.enqueue((message, b"\1" * 100_000, pickle.PickleBuffer(b"\2" * 80_000)))
@@ -139,7 +139,7 @@ def test_read_only_arrays_arrive_equal() -> None:
 
 
 def test_what_was_read_is_the_readers_own() -> None:
-    """A message does not change when its chunk is used again, nor the other way round."""
+    """A message does not change when its chunk is reused, nor the other way round."""
     with queue_of(2, max_chunk_bytes=1 << 20, max_chunks=2) as (writer, readers):
         writer.enqueue([np.full(100_000, 1, np.uint8), b"\1" * 100_000, bytearray(b"\1" * 10)])
         kept = readers[0].dequeue()

@@ -1,4 +1,4 @@
-"""serializer="msgpack": nothing is executed by decoding."""
+"""serializer="msgpack": decoding executes nothing."""
 
 import dataclasses
 import datetime
@@ -63,7 +63,7 @@ class Step:
     ids=lambda value: type(value).__name__,
 )
 def test_round_trip(sent: object, got: object) -> None:
-    """What MessagePack has types for arrives, at any size; readers learn it from the handle."""
+    """Types of MessagePack arrive, at any size; readers learn the serializer from the handle."""
     with msgpack_queue() as (writer, reader):
         writer.enqueue(sent)
         assert reader.dequeue() == got
@@ -106,7 +106,7 @@ def itself() -> list[object]:
     ids=lambda obj: type(obj).__name__,
 )
 def test_what_it_has_no_type_for(obj: object) -> None:
-    """Refused at enqueue, nothing sent, and the queue goes on."""
+    """Refused at enqueue, nothing sent, and the queue still works."""
     with msgpack_queue() as (writer, reader):
         with refuses(TypeError, ValueError) as caught:
             writer.enqueue(obj)
@@ -118,7 +118,7 @@ def test_what_it_has_no_type_for(obj: object) -> None:
 
 
 def test_pickles_are_not_executed() -> None:
-    """A reader of msgpack takes a pickle for broken, whatever the handle of its writer said."""
+    """A msgpack reader treats a pickle as corrupt, whatever the writer's handle said."""
     with MessageQueue(1, 1, max_chunk_bytes=4096) as writer:
         handle = writer.export_handle()
         handle.serializer = "msgpack"

@@ -1,4 +1,4 @@
-"""Sizes and names that cannot be: a ValueError, and nothing is created."""
+"""Impossible sizes and names: a ValueError, and nothing is created."""
 
 import os
 from typing import Any
@@ -48,7 +48,7 @@ def _creates_nothing() -> Any:
 
 @pytest.mark.parametrize("wrong", SIZES, ids=str)
 def test_sizes(wrong: dict[str, Any]) -> None:
-    """R11."""
+    """R11: sizes that do not fit are refused."""
     with refuses(ValueError):
         SharedOffloadRegion(new_id(), **{**GOOD, **wrong})
 
@@ -69,7 +69,7 @@ def test_types(wrong: dict[str, Any]) -> None:
     ids=ascii,
 )
 def test_ids(instance: str) -> None:
-    """R13."""
+    """R13: ids that cannot be part of a file name are refused."""
     with refuses(ValueError):
         region_of(instance)
 
@@ -88,7 +88,7 @@ def test_id_of_another_type() -> None:
 
 
 def test_relative_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name goes, wherever the process has gone meanwhile."""
+    """The name is removed even if the process has changed its directory."""
     monkeypatch.chdir("/dev")
     region = region_of(instance := new_id(), directory="shm", timeout=None)
     assert region.mmap_path == str(path_of(instance))

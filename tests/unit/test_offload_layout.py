@@ -1,4 +1,4 @@
-"""The bytes of a region: rows of cells, as any process sees them that maps the same file."""
+"""The bytes of a region: rows of cells, as seen by any process that maps the file."""
 
 import os
 import stat
@@ -16,7 +16,7 @@ SHAPES = [(4, 2, PAGE), (3, 1, PAGE), (5, 3, 1000), (2, 4, 3 * PAGE), (7, 2, 1)]
 
 @pytest.mark.parametrize(("blocks", "workers", "cell"), SHAPES)
 def test_every_byte(blocks: int, workers: int, cell: int) -> None:
-    """Cell w of block b is at (b * workers + w) * its size; what follows is nobody's."""
+    """Cell w of block b is at (b * workers + w) * its size; bytes behind are unused."""
     instance = new_id()
     shape = {"blocks": blocks, "workers": workers, "cell": cell, "extra": 77}
     expected = np.zeros(blocks * workers * cell + 77, np.uint8)
@@ -42,7 +42,7 @@ def test_every_byte(blocks: int, workers: int, cell: int) -> None:
 
 
 def test_file() -> None:
-    """The documented name, exactly so long, mode 0600, all its space reserved."""
+    """The documented name, exact size, mode 0600, all its space reserved."""
     instance = new_id()
     with region_of(instance, extra=5) as region:
         facts = path_of(instance).stat()
@@ -94,7 +94,7 @@ def test_views_of_nothing(size: int) -> None:
 
 
 def test_whole_has_no_cell() -> None:
-    """A region without a rank makes no views, and says why."""
+    """A region without a rank refuses to make views, and says why."""
     with region_of(new_id(), None) as region:
         for make in (region.create_next_view, region.create_next_array):
             with refuses(ValueError, match="rank"):
@@ -177,7 +177,7 @@ def test_map_is_like_mmap() -> None:
 
 
 def test_attributes() -> None:
-    """What callers of the known design look at."""
+    """The attributes that callers of vLLM's class use."""
     with region_of(new_id(), 1, extra=9) as region:
         assert (region.num_blocks, region.rank, region.page_size) == (4, 1, PAGE)
         assert region.total_size_bytes == 8 * PAGE + 9

@@ -1,4 +1,4 @@
-"""Who holds a region, and what becomes of its file: joining, leaving, generations."""
+"""Holders of a region, and its file: joining, leaving, generations."""
 
 import gc
 import itertools
@@ -38,7 +38,7 @@ def mark(region: Region, value: int) -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_cleanup_in_any_order(order: tuple[int, ...]) -> None:
-    """The name goes with the last, whoever created it and whatever its rank."""
+    """The last holder removes the name, whoever created it and whatever its rank."""
     instance = new_id()
     regions = [region_of(instance, rank) for rank in (0, 1, None)]
     for number in order:
@@ -49,7 +49,7 @@ def test_cleanup_in_any_order(order: tuple[int, ...]) -> None:
 
 
 def test_after_cleanup() -> None:
-    """What is gone reads as gone; calls say so."""
+    """Attributes are None or False; calls raise."""
     region = region_of(new_id())
     memory = region.mmap_obj
     region.create_next_array(1)
@@ -71,7 +71,7 @@ def test_after_cleanup() -> None:
 
 
 def test_views_outlive_cleanup() -> None:
-    """R6: the memory stays mapped until they go; descriptor and name go now."""
+    """R6: the memory stays mapped until they are dropped; descriptor and name go at once."""
     instance = new_id()
     region = region_of(instance)
     fd = region.fd
@@ -105,7 +105,7 @@ def test_torch_views_outlive_cleanup() -> None:
 
 
 def test_dropping_the_last_reference() -> None:
-    """Many callers do only that."""
+    """Many callers only do that."""
     instance = new_id()
     region = region_of(instance)
     other = region_of(instance, 1)
@@ -124,14 +124,14 @@ def exits(_link: Link, instance: str) -> None:
 
 
 def test_end_of_the_interpreter() -> None:
-    """Nobody cleaned up, and views are left: the file is gone nevertheless."""
+    """No cleanup, and views are left: the file is removed nevertheless."""
     instance = new_id()
     start(exits, instance, method="spawn").result()
     assert not path_of(instance).exists()
 
 
 def test_another_geometry_is_left_alone() -> None:
-    """Refused at once, both stated; the live region does not notice."""
+    """Refused at once, with both geometries; the live region does not notice."""
     instance = new_id()
     with region_of(instance) as region:
         region.create_next_array(1)[:] = 7
@@ -170,7 +170,7 @@ def test_a_later_start_is_another_generation() -> None:
 
 
 def test_the_old_file_was_moved_away() -> None:
-    """R12: its inode has a name still, but not this one."""
+    """R12: its inode still has a name, but another one."""
     instance, other = new_id(), new_id()
     old = region_of(instance)
     path_of(instance).rename(path_of(other))
@@ -183,7 +183,7 @@ def test_the_old_file_was_moved_away() -> None:
 
 @pytest.mark.parametrize("participants", [1, 2, 3])
 def test_participants(participants: int) -> None:
-    """The name goes as soon as so many have mapped it; who comes then begins anew."""
+    """The name goes as soon as that many have mapped it; a later start begins anew."""
     instance = new_id()
     regions = []
     for rank in range(participants):
@@ -206,7 +206,7 @@ def test_removal_by_the_last_participant_is_logged(caplog: pytest.LogCaptureFixt
 
 
 def test_one_of_the_participants_leaves_before_all_are_there() -> None:
-    """Only who holds it counts: another can take the place of one that left."""
+    """Only current holders count: another can take the place of one that left."""
     instance = new_id()
     first = region_of(instance, 0, participants=3)
     region_of(instance, 1, participants=3).cleanup()
@@ -220,7 +220,7 @@ def test_one_of_the_participants_leaves_before_all_are_there() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 8 * PAGE - 1, 8 * PAGE, 8 * PAGE + 1, 100 * PAGE])
 def test_leftover(size: int) -> None:
-    """R1: a file that nobody holds is replaced, whatever its size; its bytes are not joined."""
+    """R1: a file that no process holds is replaced, whatever its size; its bytes are not used."""
     instance = new_id()
     path_of(instance).write_bytes(b"\xee" * size)
     path_of(instance).chmod(0o600)
@@ -232,7 +232,7 @@ def test_leftover(size: int) -> None:
 
 
 def test_leftover_of_another_mode() -> None:
-    """It is this user's, and nobody holds it."""
+    """It is replaced too: it is this user's, and no process holds it."""
     instance = new_id()
     path_of(instance).write_bytes(b"x")
     path_of(instance).chmod(0o644)
@@ -252,7 +252,7 @@ def test_leftover_of_a_kill(method: str) -> None:
 
 
 def test_the_creator_dies_and_another_holds_it() -> None:
-    """Then it lives: who comes joins, and sees what is there."""
+    """The region is alive: later starts join, and see its bytes."""
     instance = new_id()
     creator = start_region(instance)
     with region_of(instance, 1) as region:

@@ -1,4 +1,4 @@
-"""Page-locking, against a stand-in for CUDA's runtime that keeps its rules (`tests/cudart.cpp`)."""
+"""Page-locking, against a stand-in for CUDA's runtime with its rules (`tests/cudart.cpp`)."""
 
 import ctypes
 import logging
@@ -24,7 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
-    """False, one WARNING, and the region goes on as it is."""
+    """False, one warning, and the region still works."""
     with region_of(new_id()) as region:
         assert region.pin() is False
         assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -35,13 +35,13 @@ def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_cells_that_are_not_whole_pages() -> None:
-    """Asked before anything else, with and without a GPU."""
+    """Checked before anything else, with and without a GPU."""
     with region_of(new_id(), cell=PAGE + 1) as region, refuses(ValueError, match="whole pages"):
         region.pin()
 
 
 def test_pin_and_unpin(library: Path) -> None:
-    """The whole mapping, once; unlocked before it is unmapped."""
+    """The whole mapping, once; unregistered before it is unmapped."""
 
     def scene(fake: Any) -> None:
         region = region_of(new_id())
@@ -63,7 +63,7 @@ def test_pin_and_unpin(library: Path) -> None:
 
 
 def test_pin_in_threads(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One locks, the others find it locked; nobody undoes what another has done."""
+    """One thread locks, the others find it locked; none undoes another's work."""
 
     def scene(fake: Any) -> None:
         monkeypatch.setattr(_page_locks, "MOST_AT_ONCE", 2 * PAGE)
@@ -112,7 +112,7 @@ def test_chunks_of_a_large_region() -> None:
 
 
 def test_all_or_nothing(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third chunk fails: the first two are unlocked again, and no error sticks."""
+    """The third chunk fails: the first two are unregistered, and the error is cleared."""
 
     def scene(fake: Any) -> None:
         monkeypatch.setattr(_page_locks, "MOST_AT_ONCE", 2 * PAGE)
@@ -136,7 +136,7 @@ def test_all_or_nothing(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pinned_by_the_caller(library: Path) -> None:
-    """Who registers the base himself says so, and cleanup unregisters it."""
+    """A caller who registers the base sets is_pinned, and cleanup unregisters it."""
     pytest.importorskip("torch")
 
     def scene(fake: Any) -> None:
@@ -154,7 +154,7 @@ def test_pinned_by_the_caller(library: Path) -> None:
 def test_pinned_in_parts_and_said_so_by_the_caller(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`is_pinned = True` on a region that is locked changes nothing: all parts are unlocked."""
+    """Setting is_pinned on a locked region changes nothing: all parts are unregistered."""
 
     def scene(fake: Any) -> None:
         monkeypatch.setattr(_page_locks, "MOST_AT_ONCE", 2 * PAGE)
@@ -192,7 +192,7 @@ def test_beside_a_mapped_file_of_a_strange_name(library: Path, tmp_path: Path, l
 def test_cleanup_without_a_descriptor_to_spare(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was locked is unlocked by the runtime that locked it; it is not looked for again."""
+    """The runtime that locked the memory unlocks it; it is not searched for again."""
 
     def refuse(_path: Path) -> bytes:
         raise OSError(24, "Too many open files")

@@ -1,4 +1,4 @@
-"""Start-up: whose pages are populated, by what, and what the caller hears of it."""
+"""Start-up: which pages are populated, how, and what the caller is told."""
 
 import struct
 import threading
@@ -26,7 +26,7 @@ MIB = 1 << 20
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_each_rank_its_own_cells(workers: int, threads: int) -> None:
-    """The creator, too, leaves the cells of others to them; all the space is reserved."""
+    """Even the creator leaves the others' cells to them; all the space is reserved."""
     instance = new_id()
     shape = {"blocks": 5, "workers": workers, "cell": 2 * PAGE, "threads": threads}
     regions = []
@@ -48,7 +48,7 @@ def test_the_whole() -> None:
 
 
 def test_a_joiner_maps_what_is_there() -> None:
-    """No page fault is left to him, for reading or for writing."""
+    """It has no page faults left, for reading or writing."""
     instance = new_id()
     with region_of(instance, None, blocks=64, cell=16 * PAGE):
 
@@ -68,7 +68,7 @@ def test_a_joiner_maps_what_is_there() -> None:
 
 @pytest.mark.parametrize("rank", [None, 1])
 def test_progress(rank: int | None) -> None:
-    """(bytes populated, bytes to populate): growing, in this thread, and in the end all."""
+    """(bytes populated, bytes to populate): growing, in this thread, and complete at the end."""
     heard: list[tuple[int, int, threading.Thread]] = []
 
     def progress(done: int, total: int) -> None:
@@ -100,7 +100,7 @@ def test_progress_that_raises() -> None:
 
 
 def test_others_are_let_in_before_the_creator_has_populated() -> None:
-    """What they need is the space; the creator's own pages are his affair."""
+    """They need the space, not the creator's own pages."""
     instance = new_id()
     is_in = threading.Event()
 
@@ -118,7 +118,7 @@ def test_others_are_let_in_before_the_creator_has_populated() -> None:
 
 @pytest.mark.parametrize("rank", [None, 1])
 def test_kernel_without_populate(rank: int | None) -> None:
-    """Every page is written to, and what is there stays."""
+    """Every page is written to, and keeps its content."""
     instance = new_id()
 
     def role(_link: Link) -> list[bool]:
@@ -146,7 +146,7 @@ def test_kernel_without_populate(rank: int | None) -> None:
 
 
 def test_huge_pages_that_are_not_offered() -> None:
-    """Demanded: refused, with what to do; nothing is created."""
+    """If requested: refused, with what to do; nothing is created."""
     instance = new_id()
     with refuses(NotImplementedError, match="huge=advise"):
         region_of(instance, pages="huge")
@@ -177,7 +177,7 @@ def in_huge_pages(_link: Link, pages: str, rank: int | None) -> tuple[str, int, 
 @pytest.mark.parametrize("pages", ["auto", "huge", "4k"])
 @pytest.mark.parametrize("rank", [None, 0])
 def test_huge_pages(pages: str, rank: int | None) -> None:
-    """Where the file system offers them they are got, unless small ones are asked for."""
+    """They are used where the file system offers them, unless small ones are requested."""
     if rank == 0 and pages == "4k":
         pytest.skip("then nobody populates the other cells")
     from tests.harness import private_shm

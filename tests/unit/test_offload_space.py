@@ -1,4 +1,4 @@
-"""Whether a region fits is known before it is begun: file system, cgroup, memory."""
+"""A region that does not fit is refused beforehand: file system, cgroup, memory."""
 
 import os
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_memory(tmp_path: Path) -> None:
 
 
 def test_file_system(tmp_path: Path) -> None:
-    """The hint says what helps in a container."""
+    """The hint says what to do in a container."""
     with refuses(MemoryError) as caught:
         _space.check_all("/dev/shm", 2 * GIB, GIB, tree(tmp_path, {}))
     text = str(caught.value)
@@ -108,7 +108,7 @@ def test_more_than_the_machine_has() -> None:
 
 
 def test_a_machine_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fallocate would not refuse it: the kernel would kill somebody later."""
+    """fallocate would not refuse it; later the kernel would kill a process."""
     monkeypatch.setattr(_space, "memory_room", lambda *_: 8 * PAGE - 1)
     instance = new_id()
     with refuses(ShmExhausted, match="no more memory available"):
@@ -117,7 +117,7 @@ def test_a_machine_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_takes_over_needs_only_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the dead builder had reserved is there already."""
+    """What the dead builder reserved is not needed again."""
     monkeypatch.setattr(_space, "memory_room", lambda *_: 3 * PAGE)
     instance = new_id()
     creator = start(half_created, instance)
@@ -142,7 +142,7 @@ SEGMENTS = {
 def test_segments_that_the_cgroup_has_no_memory_for(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel would kill this process in the middle of reserving; nothing is left."""
+    """The kernel would kill this process while reserving; nothing is left."""
     before = segments()
     monkeypatch.setattr(_space, "cgroup_room", lambda *_: ((8 << 20) - 1, "/box"))
     with refuses(ShmExhausted, match="memory limit of cgroup /box allows no more") as caught:

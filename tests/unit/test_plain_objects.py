@@ -1,7 +1,7 @@
-"""Small plain objects take a short cut past pickle, and nobody can tell.
+"""Small plain objects are not pickled, without an observable difference.
 
-Fails if the look at an object misses a type that MessagePack changes, or a container that occurs
-twice; and if plain objects do not take the short cut at all.
+Fails if the check of an object misses a type that MessagePack changes, or a container that occurs
+twice; and if plain objects are pickled after all.
 """
 
 import enum
@@ -31,7 +31,7 @@ STEP = {
 
 
 class Text(str):
-    """Equal to its text, and another type."""
+    """Equal to its text, but of another type."""
 
 
 class Number(enum.IntEnum):
@@ -81,7 +81,7 @@ OTHERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("value", OTHERS.values(), ids=OTHERS)
 def test_others_are_pickled(value: Any) -> None:
-    """What MessagePack would change does not take the short cut, and comes back as it was."""
+    """Objects that MessagePack would change are pickled, and come back unchanged."""
     kept = list(value) if isinstance(value, list) else None  # so that its parts are referred to
     assert not is_plain(value)
     with queue_of() as (writer, (reader,)):
@@ -92,7 +92,7 @@ def test_others_are_pickled(value: Any) -> None:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal, with equal types all the way down; not-a-number equals itself."""
+    """Equal, with equal types throughout; NaN equals itself."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
@@ -103,7 +103,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def test_plain() -> None:
-    """A scheduler's step takes it, and so do the small values."""
+    """A scheduler's step takes the short cut, and so do small values."""
     for value in (STEP, [], {}, None, True, 1, 1.5, "x", b"x", [{"a": [{}]}], ["x" * 256]):
         assert is_plain(value)
         with queue_of() as (writer, (reader,)):
@@ -112,7 +112,7 @@ def test_plain() -> None:
 
 
 def test_identity_inside_a_message() -> None:
-    """One container that occurs twice is one container on the other side, also in itself."""
+    """A container that occurs twice, even in itself, is one object on the other side."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue([SHARED, {"again": SHARED}])
         first, second = reader.dequeue()
@@ -137,7 +137,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 def test_broken_bytes(garbage: bytes) -> None:
-    """They are memlane's own, so its own error says so; the message is consumed."""
+    """The error is memlane's own; the message is consumed."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue(["x" * (len(garbage) - 2)] if len(garbage) > 1 else 1)
         with ring_in(writer).get_data(0) as chunk:
@@ -163,7 +163,7 @@ trees = st.recursive(
 
 @given(st.lists(trees, max_size=4))
 def test_any_tree(values: list[Any]) -> None:
-    """Whichever way it takes, it comes back with the same types and values."""
+    """With or without the short cut, it comes back with the same types and values."""
     with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
         for value in values:
             writer.enqueue(value)
@@ -172,7 +172,7 @@ def test_any_tree(values: list[Any]) -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Any:
-    """A container of containers, of which any may occur any number of times."""
+    """A container of containers, each of which may occur any number of times."""
     parts: list[Any] = []
     for _ in range(draw(st.integers(1, 6))):
         inner = st.sampled_from([*parts, None, -0.0]) | st.floats()
@@ -182,7 +182,7 @@ def graphs(draw: st.DrawFn) -> Any:
 
 
 def shape(value: Any, seen: dict[int, int]) -> Any:
-    """The value, with every container that was there before replaced by its number."""
+    """The value, with every repeated container replaced by its number."""
     if not isinstance(value, (list, dict)):
         return type(value), struct.pack("d", value) if isinstance(value, float) else value
     if id(value) in seen:
@@ -194,7 +194,7 @@ def shape(value: Any, seen: dict[int, int]) -> Any:
 
 @given(st.lists(graphs(), max_size=4))
 def test_any_graph(values: list[Any]) -> None:
-    """What is one object stays one, what are two stay two, to the last bit, as pickle does it."""
+    """Identity of objects is preserved exactly as pickle does."""
     with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
         for value in values:
             writer.enqueue(value)

@@ -1,4 +1,4 @@
-"""A poll that finds nothing is cheap: its error's text is made only for who reads it."""
+"""A poll that finds nothing is cheap: the text of its error is made only when it is read."""
 
 import pickle
 import time
@@ -16,7 +16,7 @@ def failed(poll: Callable[..., object]) -> TimedOut:
 
 
 def seconds_of(call: Callable[[], object], rounds: int = 300) -> float:
-    """The best of five times that a round took."""
+    """The best of five times of a round."""
     best = float("inf")
     for _ in range(5):
         before = time.perf_counter()
@@ -34,7 +34,7 @@ def raise_an_error() -> None:
 
 
 def test_polls_cost_about_as_much_as_raising_their_error() -> None:
-    """With four readers: nothing is asked of /proc, and of the kernel only now and then."""
+    """With four readers: /proc is not read, and the kernel is asked only now and then."""
     with queue_of(4) as (writer, readers):
         raising = seconds_of(raise_an_error)
         assert seconds_of(lambda: readers[0].dequeue(timeout=0)) < 12 * raising
@@ -43,7 +43,7 @@ def test_polls_cost_about_as_much_as_raising_their_error() -> None:
 
 
 def test_text_of_a_full_queue_says_what_its_reader_does_when_the_text_is_read() -> None:
-    """And goes on saying that."""
+    """The text does not change afterwards."""
     with MessageQueue(1, 1, [7], 256, 2) as writer:
         reader = start_reader(writer.export_handle(), 7)
         fill(writer)
@@ -53,7 +53,7 @@ def test_text_of_a_full_queue_says_what_its_reader_does_when_the_text_is_read() 
 
 
 def test_text_of_an_empty_queue_says_what_its_writer_does_when_the_text_is_read() -> None:
-    """And goes on saying that."""
+    """The text does not change afterwards."""
     writer = start_writer()
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
         error = failed(reader.dequeue)
@@ -73,7 +73,7 @@ def check_late_text(error: TimedOut, other: Remote, words: str) -> None:
 
 
 def test_text_may_be_read_after_the_queue_was_closed() -> None:
-    """The error keeps what it needs, and nothing of the queue."""
+    """The error keeps a snapshot, and nothing of the queue."""
     with queue_of(max_chunks=2) as (writer, (reader,)):
         empty = failed(reader.dequeue)
         fill(writer)

@@ -1,4 +1,4 @@
-"""MessageQueue: what its constructor refuses, and what it takes."""
+"""MessageQueue: what its constructor accepts and refuses."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ def test_counts_that_are_no_integers(bad: Any) -> None:
 @pytest.mark.parametrize("argument", ["max_chunk_bytes", "max_chunks"])
 @pytest.mark.parametrize("bad", [0, -1, -(2**70), 1.0, "1", None, 2**62, 2**64, 2**100])
 def test_sizes(argument: str, bad: Any) -> None:
-    """Sizes below one, absurd ones and those that are no integers are refused."""
+    """Sizes below one, absurd ones and non-integers are refused."""
     with refuses(ValueError, TypeError, MemoryError):
         MessageQueue(1, 1, **{argument: bad})
 
@@ -64,7 +64,7 @@ def test_absurd_numbers_of_readers() -> None:
 
 
 def test_defaults_and_positions() -> None:
-    """Positions and defaults are those that callers of the known design rely on."""
+    """Positions and defaults are those that callers of vLLM's class rely on."""
     with MessageQueue(1, 1) as queue:
         assert ring_in(queue).max_chunk_bytes == 10 * 1024 * 1024
         assert ring_in(queue).max_chunks == 10

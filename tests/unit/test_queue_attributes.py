@@ -1,4 +1,4 @@
-"""MessageQueue: the attributes that are kept, on every kind of end."""
+"""MessageQueue: its documented attributes, on every kind of end."""
 
 from memlane import MessageQueue, ShmRingBuffer
 from tests.queues import queue_of, ring_in

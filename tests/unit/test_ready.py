@@ -1,4 +1,4 @@
-"""wait_until_ready: all are here, or who is missing."""
+"""wait_until_ready: returns when all are here, or names those that are missing."""
 
 import math
 
@@ -17,14 +17,14 @@ from tests.queues import (
 
 
 def test_returns_when_all_have_attached() -> None:
-    """Nobody needs to call it at the same time as anybody else."""
+    """The ends need not call it at the same time."""
     with queue_of(2, ready=False) as (writer, readers):
         for end in (readers[1], writer, readers[0], writer):
             end.wait_until_ready(timeout=0)
 
 
 def test_waits_for_the_last_reader(method: str) -> None:
-    """It is blocked as long as one reader is missing, and returns when that one attaches."""
+    """It blocks while a reader is missing, and returns when that one attaches."""
     with MessageQueue(2, 2, None, 4096, 2) as writer:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         waits = [Aside(end.wait_until_ready).until_blocked() for end in (writer, first)]
@@ -36,7 +36,7 @@ def test_waits_for_the_last_reader(method: str) -> None:
 
 
 def test_names_who_is_missing() -> None:
-    """On timeout the error has the ranks that are missing, and no others."""
+    """On timeout the error names the missing ranks, and no others."""
     with MessageQueue(3, 3, [17, 23, 31], 64, 2) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(23), 23)
         for end in (writer, reader):

@@ -1,4 +1,4 @@
-"""Readers of one remote host: one of them receives for all."""
+"""Readers on one remote host, one of which receives for all."""
 
 import time
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def test_objects() -> None:
 
 
 def test_nothing_is_decoded_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What executes code does so in the readers only, once in each."""
+    """Code in a message is executed in the readers only, once in each."""
     with relayed_queue(2) as (writer, readers):
         writer.enqueue(Counted())
         until(lambda: writer.statistics().readers[0].behind == 1)
@@ -139,7 +139,7 @@ def test_more_than_the_ring_and_the_window() -> None:
 
 
 def test_writer_closes() -> None:
-    """Everybody gets what was sent, then the end."""
+    """Every reader gets all messages, then the end."""
     with relayed_queue(3) as (writer, readers):
         for number in range(10):
             writer.enqueue(number, PATIENCE)
@@ -154,7 +154,7 @@ def test_writer_closes() -> None:
 
 
 def test_reader_closes() -> None:
-    """One behind the relay is not waited for any more; nor is the one beside it."""
+    """A closed reader is not waited for, behind the relay or beside it."""
     with relayed_queue(3, remote_window=2) as (writer, readers):
         readers[1].close()
         until(lambda: writer.statistics().readers[1].state == "closed")
@@ -178,7 +178,7 @@ def states(writer: MessageQueue) -> list[str]:
 
 
 def test_last_readers_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are told of as closed, although the relay ends with them."""
+    """Both are reported as closed, although the relay ends with them."""
     with relayed_queue(2) as (writer, readers):
         report = relay.Relay._report
 
@@ -202,7 +202,7 @@ def dequeue_view(reader: MessageQueue) -> Any:
     "take", [lambda r: r.dequeue(PATIENCE), dequeue_view], ids=["copy", "view"]
 )
 def test_end_of_a_relay_whose_reader_had_closed(take: Any) -> None:
-    """The one behind it goes on by itself, without loss."""
+    """The reader behind it continues by itself, without loss."""
     with relayed_queue(2) as (writer, readers):
         readers[0].close()
         until(lambda: states(writer) == ["closed", "running"])
@@ -217,7 +217,7 @@ def test_end_of_a_relay_whose_reader_had_closed(take: Any) -> None:
 
 
 def test_writer_closes_before_everybody_came() -> None:
-    """Who is there gets everything, also more than the ring keeps for who is not."""
+    """Attached readers get everything, even more than the ring keeps for absent ones."""
     with remote_writer(3, relay=True) as writer, ExitStack() as stack:
         readers = [
             MessageQueue.create_from_handle(writer.export_handle(rank), rank) for rank in (0, 1)
@@ -233,7 +233,7 @@ def test_writer_closes_before_everybody_came() -> None:
 
 
 def test_chunk_filled_by_hand() -> None:
-    """As on one host: the bytes are no object, and that is said once to everybody."""
+    """As on one host: the bytes are not an object, which each reader is told once."""
     with relayed_queue(2) as (writer, readers):
         with writer.acquire_write(PATIENCE) as chunk:
             chunk[:3] = b"abc"
@@ -246,7 +246,7 @@ def test_chunk_filled_by_hand() -> None:
 
 @contextmanager
 def cut_queue() -> Iterator[tuple[Cable, MessageQueue, list[MessageQueue]]]:
-    """Two readers behind a relay, the way to which can be cut."""
+    """Two readers behind a relay whose connection can be cut."""
     with remote_writer() as first:
         cable = Cable(first.export_handle(0))
     with cable:
@@ -261,7 +261,7 @@ def cut_queue() -> Iterator[tuple[Cable, MessageQueue, list[MessageQueue]]]:
 
 
 def test_connection_that_comes_back() -> None:
-    """A cut between the hosts loses nothing and repeats nothing, for nobody behind the relay."""
+    """A cut between the hosts loses and repeats nothing for the readers behind the relay."""
     with cut_queue() as (cable, writer, readers):
         for number in range(60):
             if number % 20 == 10:
@@ -272,7 +272,7 @@ def test_connection_that_comes_back() -> None:
 
 
 def test_a_connection_that_comes_back_reads_nothing() -> None:
-    """What the relay has taken its own reader has still to read, and so the writer says."""
+    """Messages the relay has taken count as unread until its own reader has read them."""
     with cut_queue() as (cable, writer, readers):
         ring = readers[0]._reader._relay.ring  # type: ignore[union-attr]
         for number in (1, 2):
@@ -294,7 +294,7 @@ def test_a_connection_that_comes_back_reads_nothing() -> None:
     ],
 )
 def test_reports_that_cannot_be(row: ReportRow) -> None:
-    """A relay speaks for the readers that the writer has put behind it, and of what was sent."""
+    """Reports count only for readers behind that relay, and for messages that were sent."""
     with remote_writer(3, relay=True) as writer, ExitStack() as stack:
         for rank in (0, 2):
             reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
@@ -341,7 +341,7 @@ def test_hosts_of_one_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_idle_relay_sleeps() -> None:
-    """Writer, relay and 8 readers that wait: together well below the load of one that polls."""
+    """Writer, relay and 8 waiting readers together use far less than one that polls."""
     with relayed_queue(8):
         before = time.process_time()
         time.sleep(1.0)
@@ -350,7 +350,7 @@ def test_idle_relay_sleeps() -> None:
 
 @pytest.mark.parametrize("window", [{"remote_window": 1}, {"remote_window_bytes": 15_000}])
 def test_a_full_window(monkeypatch: pytest.MonkeyPatch, window: dict[str, int]) -> None:
-    """The ring wakes the relay: the writer hears at once of each message that was read."""
+    """The ring wakes the relay: the writer learns at once of each message read."""
     delay, count, message = 1.0, 10, bytes(10_000)
     monkeypatch.setattr(relay, "ACK_DELAY", delay)
     with relayed_queue(2, **window) as (writer, readers):
@@ -366,12 +366,12 @@ def test_a_full_window(monkeypatch: pytest.MonkeyPatch, window: dict[str, int]) 
 
 
 class Gone(Exception):
-    """Stands for the end of a process in the middle of a call."""
+    """Simulates the end of a process in the middle of a call."""
 
 
 @pytest.mark.parametrize("step", ["validate", "attach_at"])
 def test_who_was_shown_the_ring_and_died(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Its place is free for the next, who reads by himself if the ring's place was used up."""
+    """Its place is free; the next reader gets its own stream if the ring's place is used up."""
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
 
         def attach(rank: int) -> MessageQueue:
@@ -399,7 +399,7 @@ def test_who_was_shown_the_ring_and_died(monkeypatch: pytest.MonkeyPatch, step: 
 
 
 def test_a_ring_of_somebody_else() -> None:
-    """What others may open is not read from, whoever showed it."""
+    """A ring that others may open is not read from, whoever names it."""
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         before = segments()
         readers = []
@@ -415,7 +415,7 @@ def test_a_ring_of_somebody_else() -> None:
 
 
 def test_a_relay_that_ends_while_another_attaches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was about to read from its ring gets a stream of its own, from the first message on."""
+    """The reader gets its own stream, from the first message on."""
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         writer.enqueue("first")
@@ -436,7 +436,7 @@ def test_a_relay_that_ends_while_another_attaches(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_place_that_was_released_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes to the ring too late is told; the relay does not wait for him."""
+    """A reader that attaches too late gets an error; the relay does not wait for it."""
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         stack.callback(first.close)
@@ -455,7 +455,7 @@ def test_a_place_that_was_released_meanwhile(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_many_who_are_absent() -> None:
-    """So many that their names fill no frame; the first are named, the others counted."""
+    """More names than fit a frame: the first are named, the others counted."""
     with (
         remote_writer(2500) as writer,
         MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader,

@@ -1,4 +1,4 @@
-"""release_reader: the queue goes on without one that is dead or never came."""
+"""release_reader: the queue continues without a reader that is dead or never attached."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_a_stopped_reader_is_not_released() -> None:
 
 
 def test_an_absent_reader() -> None:
-    """The writer stops waiting for it, and it cannot come any more."""
+    """The writer stops waiting for it, and it can never attach."""
     with MessageQueue(2, 2, [4, 9], 64, 2) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(4), 4)
         assert fill(writer) == 2
@@ -51,7 +51,7 @@ def test_an_absent_reader() -> None:
 
 
 def test_a_dead_reader(method: str) -> None:
-    """After the release the others get everything in order, and the writer is not stopped."""
+    """After the release the others get everything in order, and the writer is not blocked."""
     with MessageQueue(2, 2, None, 64, 3) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         doomed = start_reader(writer.export_handle(1), 1, method)
@@ -70,7 +70,7 @@ def test_a_dead_reader(method: str) -> None:
 
 
 def test_two_dead_readers_one_after_the_other() -> None:
-    """Every death is announced until that very reader is released."""
+    """Each death is raised until that reader is released."""
     with MessageQueue(3, 3, None, 64, 2) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(1), 1)
         doomed = {rank: start_reader(writer.export_handle(rank), rank) for rank in (0, 2)}
@@ -92,7 +92,7 @@ def test_two_dead_readers_one_after_the_other() -> None:
 
 
 def test_the_last_reader() -> None:
-    """With all readers dead and released the writer goes on alone."""
+    """With all readers dead and released the writer continues alone."""
     with MessageQueue(1, 1, None, 64, 2) as writer:
         doomed = start_reader(writer.export_handle())
         fill(writer)

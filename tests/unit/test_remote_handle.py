@@ -22,7 +22,7 @@ def keys_of(handle: Handle) -> set[str]:
 
 
 def test_fields() -> None:
-    """An address of the kernel's choice, no ring, nothing local; and always secrets."""
+    """A port chosen by the kernel, no ring, nothing local; always with secrets."""
     with remote_writer() as writer, remote_writer() as other:
         handle = writer.export_handle()
         host, port = address_of(handle)
@@ -36,7 +36,7 @@ def test_fields() -> None:
 
 
 def test_ipv6() -> None:
-    """The address is in brackets and marked; readers come over it."""
+    """The address is in brackets and marked; readers connect to it."""
     with remote_queue(connect_ip="::1") as (writer, (reader,)):
         handle = writer.handle
         assert handle.remote_addr_ipv6
@@ -48,7 +48,7 @@ def test_ipv6() -> None:
 
 
 def test_default_address() -> None:
-    """Without connect_ip it is one of this host's own, and works."""
+    """Without connect_ip it is an address of this host, and works."""
     with remote_queue(connect_ip=None) as (writer, (reader,)):
         assert address_of(writer.handle)[0] not in ("0.0.0.0", "::", "*")
         writer.enqueue(1)
@@ -68,7 +68,7 @@ def test_all_interfaces_only_if_asked_for() -> None:
 
 
 def test_a_readers_handle_has_its_own_key_only() -> None:
-    """With a rank one secret, without one all; of a local rank none."""
+    """With a rank one key, without one all of them, for a local rank none."""
     with remote_writer(2, 1) as writer:
         assert len(keys_of(writer.export_handle())) == 2
         first, second = (keys_of(writer.export_handle(rank)) for rank in (1, 2))
@@ -85,7 +85,7 @@ def test_a_readers_handle_has_its_own_key_only() -> None:
 
 
 def test_round_trips(method: str) -> None:
-    """Pickled, as JSON, and in another process it still lets its reader in."""
+    """Pickled, as JSON, and in another process its reader can attach with it."""
     with remote_writer(2) as writer:
         handle = writer.export_handle(1)
         assert pickle.loads(pickle.dumps(handle)) == handle
@@ -132,7 +132,7 @@ def test_ranks_that_nobody_announced() -> None:
 
 
 def test_a_queue_that_is_gone() -> None:
-    """A clear error at attach (M9), a ConnectionError that names the address."""
+    """A clear error at attach (M9): a ConnectionError with the address."""
     with remote_writer() as writer:
         handle = writer.export_handle()
     with refuses(ConnectionError) as caught:
@@ -143,7 +143,7 @@ def test_a_queue_that_is_gone() -> None:
 
 
 def test_another_queue_at_that_address() -> None:
-    """Who squats on the port cannot prove to be the writer, and is told nothing."""
+    """A process that took the port cannot prove to be the writer, and is told nothing."""
     with remote_writer() as gone:
         handle = gone.export_handle()
     with remote_writer() as other:
@@ -176,7 +176,7 @@ FORGERIES = [(field, value) for field, values in FORGED.items() for value in val
 
 @pytest.mark.parametrize(("field", "value"), FORGERIES, ids=repr)
 def test_forged_fields(field: str, value: Any) -> None:
-    """They are refused before a connection is made, as JSON and as an object."""
+    """Refused before a connection is made, as JSON and as an object."""
     with remote_writer(2) as writer:
         facts = json.loads(writer.export_handle().to_json())
         with refuses(ValueError):
@@ -207,7 +207,7 @@ def test_forged_fields(field: str, value: Any) -> None:
     ids=repr,
 )
 def test_options_that_cannot_be(options: dict[str, Any]) -> None:
-    """Refused before anything is made; plaintext with pickle, too."""
+    """Refused before anything is created, as is plaintext with pickle."""
     with refuses(ValueError, TypeError):
         remote_writer(1, 1, **options)
 
@@ -227,7 +227,7 @@ def test_an_insecure_network(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_libzmq_without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused at the start, by all: nobody is served in plaintext unasked."""
+    """Refused at the start, by every end: nothing falls back to plaintext."""
     with remote_writer() as writer:
         handle = writer.export_handle(0)
         monkeypatch.setattr(zmq, "has", lambda _what: False)
@@ -241,7 +241,7 @@ def test_a_libzmq_without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_local_queues_do_not_load_the_network() -> None:
-    """Who has no remote readers does not pay for them."""
+    """A queue without remote readers does not pay for them."""
     assert start(loads_no_network, method="spawn").result()
 
 

@@ -1,4 +1,4 @@
-"""Large bytes are sent from where they lie, and everything that this needs ends with the queue."""
+"""Large bytes are sent from where they are, and everything this needs ends with the queue."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ LARGE = 3 << 20
 
 
 def test_bytes_are_not_copied_and_let_go_when_read() -> None:
-    """The queue holds the caller's object while somebody may need it again, and no longer."""
+    """The queue holds the caller's object while it may be sent again, and no longer."""
     data = bytes(range(256)) * (LARGE // 256)
     alone = sys.getrefcount(data)
     with remote_queue(2) as (writer, (fast, slow)):
@@ -37,7 +37,7 @@ def test_bytes_are_not_copied_and_let_go_when_read() -> None:
 
 @pytest.mark.parametrize("make", [bytearray, np.frombuffer], ids=["bytearray", "array"])
 def test_what_can_change_is_copied(make: Callable[[bytes], object]) -> None:
-    """Nothing that the caller does after enqueue can reach a reader (M20)."""
+    """Changes by the caller after enqueue never reach a reader (M20)."""
     data = bytearray(b"a" * LARGE)
     sent = np.frombuffer(data, np.uint8) if make is np.frombuffer else data
     with remote_writer(1) as writer:
@@ -53,7 +53,7 @@ def threads() -> int:
 
 
 def test_nothing_of_pyzmqs_stays() -> None:
-    """The collector of what was lent ends with the last writer that lent something."""
+    """pyzmq's collector of lent memory ends with the last writer that lent something."""
     before = threads()
     with remote_queue() as (first, (reader,)):
         with remote_queue() as (second, (other,)):
@@ -69,7 +69,7 @@ def test_nothing_of_pyzmqs_stays() -> None:
 
 
 def test_somebody_elses_collector_is_left_alone() -> None:
-    """It is the whole process's: who used it before goes on."""
+    """It belongs to the whole process: earlier users keep it."""
     with zmq.Context() as context, context.socket(zmq.PAIR) as own:
         own.bind(f"tcp://{HERE}:*")
         lent = zmq.Frame(b"z" * LARGE, copy=False)
@@ -101,7 +101,7 @@ print("full", flush=True)
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "queue.close()"])
 def test_leaving_with_much_on_the_way(end: str) -> None:
-    """An interpreter that ends while libzmq still has lent memory ends well."""
+    """An interpreter exits cleanly while libzmq still has lent memory."""
     done = subprocess.run(
         [sys.executable, "-c", LEAVE.format(end=end)], capture_output=True, timeout=PATIENCE
     )

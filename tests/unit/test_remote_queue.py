@@ -1,4 +1,4 @@
-"""MessageQueue over the network: the promises of a local queue hold."""
+"""MessageQueue over the network keeps the promises of a local queue."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ from tests.remotes import HERE, remote_queue, remote_writer, start_remote_reader
 
 
 def test_attributes() -> None:
-    """What is kept for callers, on every kind of end."""
+    """The documented attributes, on every kind of end."""
     with remote_queue() as (writer, (reader,)):
         for end in (writer, reader):
             assert (end.n_local_reader, end.n_remote_reader) == (0, 1)
@@ -67,7 +67,7 @@ def test_objects(obj: Any) -> None:
 
 
 def test_what_arrives_is_the_readers_own() -> None:
-    """Writable, and unlike what the caller did to it after enqueue (M20)."""
+    """Writable, and independent of the caller's changes after enqueue (M20)."""
     with remote_queue(2) as (writer, readers):
         array = np.arange(100_000)
         writer.enqueue(array)
@@ -89,7 +89,7 @@ def test_messages_before_anybody_is_there() -> None:
 
 
 def test_a_full_window() -> None:
-    """enqueue waits for the slowest, says for whom, and what timed out was not sent."""
+    """enqueue waits for the slowest reader, names it, and after a timeout has sent nothing."""
     with remote_queue(2, remote_window=10) as (writer, (fast, slow)):
         assert fill(writer) == 10
         assert [fast.dequeue(PATIENCE) for _ in range(10)] == list(range(10))
@@ -107,7 +107,7 @@ def test_a_full_window() -> None:
 
 
 def test_a_window_of_bytes() -> None:
-    """A message larger than the window travels alone."""
+    """A message larger than the window is sent alone."""
     with remote_queue(remote_window_bytes=100_000) as (writer, (reader,)):
         writer.enqueue(b"a" * 60_000)
         with refuses(TimeoutError):
@@ -120,7 +120,7 @@ def test_a_window_of_bytes() -> None:
 
 
 def test_the_warning_names_the_culprit() -> None:
-    """Rank, address, pid and lag come first; then the words that users look for."""
+    """Rank, address, pid and lag come first; then the words that users search for."""
     with remote_queue(remote_window=1) as (writer, (reader,)):
         writer.enqueue(1)
         with stalls(0.15) as lines, refuses(TimeoutError):
@@ -151,7 +151,7 @@ def test_timeouts_consume_nothing() -> None:
 
 
 def test_cancel() -> None:
-    """A message that is there wins, then cancel, then the timeout."""
+    """An available message wins, then cancel, then the timeout."""
     with remote_queue() as (writer, (reader,)):
         cancel = threading.Event()
         waits = Aside(reader.dequeue, None, cancel).until_blocked()
@@ -185,7 +185,7 @@ def test_timeouts_that_are_none(timeout: Any) -> None:
 
 
 def test_roles() -> None:
-    """The error names the role that may."""
+    """The error names the role that may make the call."""
     with remote_queue() as (writer, (reader,)):
         with refuses(WrongRole, match="Only readers can dequeue"):
             writer.dequeue()
@@ -307,7 +307,7 @@ def test_close_wakes_blocked_calls() -> None:
 
 
 def test_nobody_waits_for_a_reader_that_closed() -> None:
-    """What it has not read is released, and a blocked writer goes on."""
+    """Its unread messages are released, and a blocked writer continues."""
     with remote_queue(2, remote_window=2) as (writer, (stays, leaves)):
         assert fill(writer) == 2
         assert [stays.dequeue(PATIENCE) for _ in range(2)] == [0, 1]
@@ -357,7 +357,7 @@ def test_mixed_queue() -> None:
 
 
 def test_ready_waits_for_everybody() -> None:
-    """Here and elsewhere; who is missing is named. It does not need the others to call it."""
+    """Local and remote; missing readers are named. The others need not call it."""
     with remote_writer(2, 1) as writer:
         local = MessageQueue.create_from_handle(writer.export_handle(), 0)
         remote = MessageQueue.create_from_handle(writer.export_handle(), 1)
@@ -377,7 +377,7 @@ def test_ready_waits_for_everybody() -> None:
 
 
 def test_release_of_an_absent_reader() -> None:
-    """The queue goes on without it, and its place is gone for good; a living one is refused."""
+    """The queue continues without it, and it can never attach; a live one is refused."""
     with remote_writer(2, remote_window=1) as writer:
         reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         handle = writer.export_handle(1)

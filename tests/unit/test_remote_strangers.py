@@ -1,6 +1,6 @@
-"""Who has not proven an expected key is neither counted, nor heard, nor decoded.
+"""A peer that has not proven an expected key is not counted, not parsed, not decoded.
 
-``MEMLANE_SOAK_STRANGERS`` is how many of each kind come (default 40), while a writer sends to a
+``MEMLANE_SOAK_STRANGERS`` is the number of each kind (default 40), while a writer sends to a
 real reader as fast as both can.
 """
 
@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import zmq
 
-from memlane import AccessRefused, Handle, MessageQueue
+from memlane import AccessRefused, Handle, MessageQueue, _sockets
 from memlane.broadcast.remote import frames as wire
-from memlane.broadcast.remote import transport
 from memlane.broadcast.remote.writer_session import WriterSession
 from tests import strangers
 from tests.harness import PATIENCE, Aside, holdings, start, until
@@ -35,7 +34,7 @@ MOST_GROWTH = 32 << 20
 
 
 class Flow:
-    """A writer that sends numbers to its reader 0, elsewhere, for as long as the test wants."""
+    """A writer that sends numbers to a remote reader 0 for as long as the test wants."""
 
     def __init__(self, writer: MessageQueue) -> None:
         self.writer = writer
@@ -51,13 +50,13 @@ class Flow:
             self.sent += 1
 
     def rate(self, is_over: Callable[[], object]) -> float:
-        """Messages per second until that holds."""
+        """Messages per second until the condition holds."""
         begun, sent = time.monotonic(), self.sent
         until(is_over, timeout=60 + STRANGERS, pause=0.01)
         return (self.sent - sent) / (time.monotonic() - begun)
 
     def end(self) -> None:
-        """Everything that was sent arrived, once and in order."""
+        """Checks that everything sent has arrived, once and in order."""
         self._is_over = True
         self._writes.result()
         self.writer.close()
@@ -79,7 +78,7 @@ def resident() -> int:
 
 @pytest.fixture
 def greeted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The places of all who proved one and said hello."""
+    """The places of all peers that proved a key and said hello."""
     places: list[int] = []
     real = WriterSession._greet
 
@@ -96,7 +95,7 @@ def keys_of_another(writer: MessageQueue) -> str:
 
 
 def bytes_of_a_session(writer: MessageQueue) -> list[bytes]:
-    """All that a reader of this very queue has said, byte by byte."""
+    """Everything a reader of this very queue has sent, byte by byte."""
     with (
         strangers.recording(writer.export_handle(1)) as (handle, said),
         MessageQueue.create_from_handle(handle, 1) as reader,
@@ -163,7 +162,7 @@ def test_strangers(kind: str, greeted: list[int]) -> None:
 def test_too_many_half_open_connections() -> None:
     """The oldest are ended for newer ones, long before the time of a handshake is over; a reader
     that comes in between is let in."""
-    most = transport.MOST_AT_DOOR + 2
+    most = _sockets.MOST_AT_DOOR + 2
     with remote_writer(1, remote_liveness=4 * PATIENCE) as writer:
         ones = [socket.create_connection(address_of(writer.handle), PATIENCE)]
         with MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader:

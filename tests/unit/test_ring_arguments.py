@@ -52,7 +52,7 @@ def test_counts_whose_product_wraps() -> None:
 
 @pytest.mark.parametrize("name", ["memlane-nobody", "memlane-" + "0" * 32])
 def test_attach_to_nothing(name: str) -> None:
-    """M9: attaching by a name that does not exist raises at once and says why it may be so."""
+    """M9: attaching to a missing name raises at once and says why it may be missing."""
     with refuses(FileNotFoundError, match=name) as caught:
         ShmRingBuffer(2, 64, 3, name=name)
     assert isinstance(caught.value, SegmentMissing)
@@ -63,7 +63,7 @@ def test_attach_to_nothing(name: str) -> None:
     "name", ["", "/", ".", "..", "a/b", "../../etc/passwd", "/etc/passwd", "nul\0nul", "x" * 300]
 )
 def test_attach_to_names_that_are_none(name: str) -> None:
-    """A name that is a path, empty, over-long or has a NUL is refused as such."""
+    """A name that is a path, empty, over-long or contains NUL is refused as such."""
     with refuses(ValueError, FileNotFoundError, PermissionError):
         ShmRingBuffer(2, 64, 3, name=name)
 
@@ -77,7 +77,7 @@ def test_attach_to_what_is_no_text(name: Any) -> None:
 
 @pytest.mark.parametrize("other", [(3, 64, 3), (2, 32, 3), (2, 64, 4), (2, 66, 3), (5, 61, 3)])
 def test_attach_with_another_geometry(other: tuple[int, int, int]) -> None:
-    """A layout mismatch is refused and states both sides, also where the totals agree."""
+    """A layout mismatch is refused with both sides stated, even if the totals agree."""
     with ring_of(2, 64, 3) as ring:
         with refuses(ValueError) as caught:
             ShmRingBuffer(*other, name=ring.shared_memory.name)

@@ -40,7 +40,7 @@ def test_ring_is_a_context_manager() -> None:
 
 
 def test_name_stays_until_the_creator_closes() -> None:
-    """Attached rings come and go, the name stays; the creator takes it along."""
+    """Attached rings come and go; the creator removes the name."""
     with ring_of(2, 64, 3) as ring:
         for _ in range(3):
             other = ShmRingBuffer(*ring.handle())
@@ -50,7 +50,7 @@ def test_name_stays_until_the_creator_closes() -> None:
 
 
 def test_an_attached_ring_outlives_the_creator() -> None:
-    """The memory stays with those that have it, when the name is gone."""
+    """The memory stays with attached rings when the name is gone."""
     ring = ShmRingBuffer(2, 64, 3)
     other = ShmRingBuffer(*ring.handle())
     with ring.get_data(0) as data:
@@ -62,7 +62,7 @@ def test_an_attached_ring_outlives_the_creator() -> None:
 
 
 def test_dropping_the_last_reference_frees_everything() -> None:
-    """A ring that nobody holds any more is closed, its name removed."""
+    """A ring without references is closed, and its name removed."""
     ring = ShmRingBuffer(2, 64, 3)
     path, gone = path_of(ring), weakref.ref(ring)
     del ring
@@ -85,7 +85,7 @@ def test_names_of_others_are_never_removed() -> None:
 
 
 def test_failed_creations_leave_nothing() -> None:
-    """What is refused holds no descriptor and no mapping (looked at after the test)."""
+    """A refused creation leaves no descriptor and no mapping (checked after the test)."""
     for _ in range(50):
         with refuses(ValueError):
             ShmRingBuffer(1, 0, 1)

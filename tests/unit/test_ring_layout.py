@@ -1,4 +1,4 @@
-"""ShmRingBuffer: the documented numbers, and the bytes behind them."""
+"""ShmRingBuffer: the documented numbers, and the bytes they describe."""
 
 import os
 import stat
@@ -76,7 +76,7 @@ def test_segment_is_private_and_named_at_random() -> None:
 
 
 def test_mode_does_not_depend_on_the_umask() -> None:
-    """A generous or a stingy umask does not change the mode of the segment."""
+    """Neither a permissive nor a restrictive umask changes the segment's mode."""
     for umask in (0o000, 0o377):
         previous = os.umask(umask)
         try:
@@ -87,13 +87,13 @@ def test_mode_does_not_depend_on_the_umask() -> None:
 
 
 def test_space_is_reserved_at_creation() -> None:
-    """A ring that is used alone has all its pages before its first use."""
+    """A ring used alone has all its pages before its first use."""
     with ring_of(1, 1 << 20, 4) as ring:
         assert path_of(ring).stat().st_blocks * 512 >= ring.total_bytes_of_buffer
 
 
 def test_attached_ring_shares_the_bytes() -> None:
-    """What one writes the other sees; only one of them is the creator."""
+    """Each sees the other's writes; only one of them is the creator."""
     with ring_of(2, 64, 3) as ring:
         other = ShmRingBuffer(2, 64, 3, name=ring.shared_memory.name)
         assert not other.is_creator

@@ -1,4 +1,4 @@
-"""Calls that belong to the other role."""
+"""Calls that belong to the other role raise WrongRole."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""MsgpackSerde: what it has types for comes back exactly, laid as the storage lays it."""
+"""MsgpackSerde: supported types come back exactly, in the storage's own layout."""
 
 import datetime
 import io
@@ -44,7 +44,7 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:40])
 def test_types_come_back_exactly(value: object) -> None:
-    """By copy; and by view, where bytes are memoryviews; alone and inside others."""
+    """By copy, and by view (bytes as memoryviews), alone and inside others."""
     for sent in (value, [value, value], {"k": (value,)}, {3: [value]}):
         by_copy, by_view = both_ways(sent)
         assert exact(by_copy) == exact(sent)
@@ -64,7 +64,7 @@ def test_bytes_by_view() -> None:
 
 
 def test_everything_is_aligned() -> None:
-    """Every array starts at a multiple of 64 in memory, and is written there without a copy."""
+    """Every array starts at a multiple of 64 in memory, and is written without a copy."""
     value = [np.zeros(n, np.uint8) for n in (1, 63, 64, 65, 1000, 4096, 70_000)] + [b"b" * 2000]
     for text in ("", "a", "ab" * 40):
         data, _, metadata, _ = MSGPACK.serialize([text, *value])
@@ -79,7 +79,7 @@ def test_everything_is_aligned() -> None:
 
 
 def test_arrays_are_referred_to() -> None:
-    """What is handed over for the ring is the array's own memory."""
+    """The pieces handed to the ring are the array's own memory."""
     array, big = np.zeros(1000), b"b" * 5000
     data, _, _, _ = MSGPACK.serialize({"array": array, "bytes": big})
     assert isinstance(data, list)
@@ -112,7 +112,7 @@ class Text(str):
 
 
 class Number(np.float64):
-    """Also of a scalar."""
+    """A subclass of a scalar."""
 
 
 def endless() -> list[Any]:
@@ -133,7 +133,7 @@ def test_what_it_has_no_type_for(value: object) -> None:
 
 
 def test_time_zones_without_a_name() -> None:
-    """One that was read from a file cannot be found again."""
+    """A zone read from a file cannot be found again by the reader."""
     counts = struct.pack(">6l", 0, 0, 0, 0, 1, 4)
     file = io.BytesIO(b"TZif" + bytes(16) + counts + bytes(6) + b"UTC\0")
     zone = zoneinfo.ZoneInfo.from_file(file)
@@ -142,7 +142,7 @@ def test_time_zones_without_a_name() -> None:
 
 
 def test_containers_that_contain_themselves() -> None:
-    """An error, and the serde goes on."""
+    """An error, and the serde still works."""
     with pytest.raises(InvalidArgument, match="contains itself"):
         MSGPACK.serialize(endless())
     assert both_ways(1) == (1, 1)
@@ -160,7 +160,7 @@ def test_containers_that_contain_themselves() -> None:
     ids=["nothing", "short", "version", "length", "empty"],
 )
 def test_what_is_no_object(content: bytes, why: str) -> None:
-    """Told by its first bytes."""
+    """Detected by its first bytes."""
     with pytest.raises(CorruptMessage, match=why):
         MSGPACK.deserialize(in_chunk(content))
 
@@ -191,7 +191,7 @@ class Wrapped(MsgpackSerde):
 
 
 class Unwrapped(Wrapped):
-    """And takes it off again."""
+    """And removes it again."""
 
     def deserialize(self, data: memoryview) -> Any:
         return super().deserialize(data)["value"]
@@ -208,18 +208,18 @@ class Plain(ObjectSerde):
 
 
 class Upper:
-    """Not a serde by itself."""
+    """A mixin that is not a serde by itself."""
 
     def deserialize(self, data: memoryview) -> str:
         return bytes(data).decode().upper()
 
 
 class Mixed(Upper, Plain):
-    """Reads in one way, whatever the call."""
+    """Decodes in the same way for get and view."""
 
 
 def test_subclasses() -> None:
-    """What overrides serialize or deserialize is used by views, too."""
+    """Views, too, use an overridden serialize or deserialize."""
     assert both_ways("x", Wrapped())[0] == {"version": 1, "value": "x"}
     assert both_ways("x", Wrapped())[1] == {"version": 1, "value": "x"}
     assert both_ways((1,), Unwrapped()) == ((1,), (1,))
@@ -230,7 +230,7 @@ def test_subclasses() -> None:
 
 
 def test_torch_is_not_imported_for_nothing() -> None:
-    """Neither end imports it, as long as there are no tensors."""
+    """Neither end imports torch unless there are tensors."""
     program = """
 import sys
 from memlane.store.serde import PickleMsgpackSerde

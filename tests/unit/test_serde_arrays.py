@@ -1,4 +1,4 @@
-"""Arrays through a serde: every dtype, shape and layout, owned or where they lie."""
+"""Arrays through a serde: every dtype, shape and layout, as copies and in place."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ SHAPES: list[tuple[int, ...]] = [(), (0,), (0, 3), (5,), (1, 1), (40, 40), (30, 
 
 
 def filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """Other bytes everywhere, of which every dtype can make something."""
+    """Varied bytes, valid for every dtype."""
     array = np.zeros(shape, dtype)
     if array.nbytes:
         content = (np.arange(array.nbytes) * 7 % 91 + 1).astype(np.uint8)
@@ -34,7 +34,7 @@ def filled(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_and_shape(dtype: Any) -> None:
-    """By copy writable and in memory of its own; by view read-only and where it lies."""
+    """By copy writable and in its own memory; by view read-only and in place."""
     for shape in SHAPES:
         array = filled(shape, dtype)
         lying = laid(MSGPACK, [array])
@@ -50,7 +50,7 @@ def test_every_dtype_and_shape(dtype: Any) -> None:
 
 
 def test_layouts() -> None:
-    """Fortran order stays; whatever has gaps is gathered; a read-only array comes back writable."""
+    """Fortran order is kept; arrays with gaps are gathered; read-only ones come back writable."""
     base = np.arange(24_000, dtype=">i4").reshape(20, 30, 40)
     base.flags.writeable = False
     fortran = np.asfortranarray(base)
@@ -79,13 +79,13 @@ def test_layouts() -> None:
     ids=lambda array: str(array.dtype),
 )
 def test_arrays_that_cannot_travel(array: Any) -> None:
-    """Objects in them, subclasses, and elements without memory."""
+    """Arrays of objects, subclasses, and elements without memory are refused."""
     with pytest.raises(InvalidType, match="Unsupported object type"):
         MSGPACK.serialize({"array": array})
 
 
 def test_memory_is_used_again() -> None:
-    """An array that is gone gives its memory to the next of its size."""
+    """A dropped array gives its memory to the next one of its size."""
     lying = laid(MSGPACK, np.zeros(1 << 20, np.uint8))
     assert len({MSGPACK.deserialize(lying).ctypes.data for _ in range(20)}) <= 2
 
@@ -95,7 +95,7 @@ PARTS = {"array": np.ones(70), "structured": np.ones(70, "M8[s]"), "bytes": b"b"
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 def test_views_keep_their_memory(part: Any) -> None:
-    """Whatever is made of a view is an export of the memory; the last that goes frees it."""
+    """Anything derived from a view exports the memory; the last one frees it."""
     memory, value = exported({"part": part, "other": np.ones(5)})
     assert is_in_use(memory)
     kept = value["part"][10:20]

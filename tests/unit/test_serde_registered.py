@@ -1,4 +1,4 @@
-"""Registered types, pickle by choice, and no code that a sender could have executed."""
+"""Registered types, pickle by choice, and no code that a sender could execute."""
 
 import dataclasses
 import datetime
@@ -54,7 +54,7 @@ class Checked(msgspec.Struct):
 
 @pytest.fixture(autouse=True)
 def _registered_types() -> Iterator[None]:
-    """Every test starts with these four; what it registers goes at its end."""
+    """Registers these four for every test; a test's own registrations end with it."""
     tables = (_registered._by_name, _registered._by_type)
     before: list[dict[Any, Any]] = [dict(table) for table in tables]  # type: ignore[call-overload]
     for cls in (Image, Key, Request, Checked):
@@ -72,7 +72,7 @@ def image() -> Image:
 
 
 def test_registered_types_come_back() -> None:
-    """Dataclasses and Structs: frozen, with slots, fields that __init__ does not know, nested."""
+    """Dataclasses and Structs: frozen, slots, fields unknown to __init__, nested."""
     request = Request(request_id="r", image=image(), keys=(Key("a"), Key("b", b"c")))
     for value in (
         image(),
@@ -89,14 +89,14 @@ def test_registered_types_come_back() -> None:
 
 
 def test_dataclasses_are_made_past_init() -> None:
-    """Like pickle does; what they were changed to after __init__ is what arrives."""
+    """Like pickle: changes made after __init__ arrive."""
     key = Key("k")
     object.__setattr__(key, "name", "never")
     assert both_ways(key)[0].name == "never"
 
 
 def test_a_constructor_that_refuses() -> None:
-    """The cause is told with the error."""
+    """Its error is the cause."""
     checked = Checked(1)
     checked.number = -1
     with pytest.raises(CorruptMessage, match="it is negative") as caught:
@@ -115,7 +115,7 @@ class Unregistered(Image):
 
 
 def test_unregistered_types() -> None:
-    """At encoding a TypeError, at decoding a ValueError, with the name."""
+    """A TypeError when encoding, a ValueError when decoding, with the name."""
     with pytest.raises(InvalidType, match=r"Unsupported object type .*Unregistered"):
         MSGPACK.serialize(Unregistered(1, (1, 1)))
     MsgpackSerde.register_type(Unregistered, name="short-lived")
@@ -127,7 +127,7 @@ def test_unregistered_types() -> None:
 
 
 def test_names() -> None:
-    """Module and qualified name, or what was chosen; a class under a new name reads old ones."""
+    """Module and qualified name, or a chosen one; a renamed class still reads old names."""
     assert _registered._by_type[Key].name == f"{__name__}.Key"
     old = laid(MSGPACK, Key("old"))
     assert MsgpackSerde.register_type(Key, "key/2") is Key
@@ -139,7 +139,7 @@ def test_names() -> None:
 
 
 def test_names_are_taken_once() -> None:
-    """By another class never; by the same class of a module that was executed again, yes."""
+    """Never by another class; again by the same class of a module that was re-executed."""
     with pytest.raises(InvalidArgument, match="belongs to"):
         MsgpackSerde.register_type(Image, f"{__name__}.Key")
     again = dataclasses.make_dataclass("Key", ["name", "content"], frozen=True)
@@ -150,7 +150,7 @@ def test_names_are_taken_once() -> None:
 
 @dataclasses.dataclass
 class Mapping(dict):  # type: ignore[type-arg]
-    """Holds more than its fields."""
+    """Has more than its fields."""
 
     field: int = 0
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_registered(cls: Any, name: Any, error: type[Exception]) 
 
 
 def test_other_fields_than_the_writers() -> None:
-    """Named on both sides; never filled in."""
+    """Named, on both sides; never filled in."""
     lying = laid(MSGPACK, Key("k"))
     other = dataclasses.make_dataclass("Key", ["name", "length"])
     other.__module__, other.__qualname__ = Key.__module__, Key.__qualname__
@@ -212,7 +212,7 @@ if __name__ == "__main__":
 
 
 def test_between_processes(tmp_path: Path) -> None:
-    """A main module's class keeps its name, though that module has another one when spawned."""
+    """A class of the main module keeps its name, though spawn renames the module."""
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
     run = subprocess.run(
@@ -241,7 +241,7 @@ class Anything:
 
 
 def test_pickle_by_choice() -> None:
-    """Types without a name travel as pickle, inside others, too; large arrays beside it."""
+    """Unregistered types are stored as pickle, also inside others; large arrays beside it."""
     by_copy, by_view = both_ways({"n": np.ones(3), "any": (Anything(), range(3))}, PICKLE)
     for got in (by_copy, by_view):
         assert got["any"][1] == range(3)
@@ -264,7 +264,7 @@ def test_what_cannot_be_pickled() -> None:
 
 
 def test_pickles_are_refused(tmp_path: Path) -> None:
-    """A reader that was not given PickleMsgpackSerde executes nothing; one that was, does."""
+    """A reader without PickleMsgpackSerde executes nothing; one with it does."""
     file = tmp_path / "made"
     lying = laid(PICKLE, {"bomb": [Bomb(file)]})
     for read in (MSGPACK.deserialize, MSGPACK.deserialize_view):
@@ -282,7 +282,7 @@ NAMES = ["os.system", "builtins.eval", "wsgiref.util.guess_scheme", "antigravity
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_not_imported(name: str) -> None:
-    """The name of a type is looked up, never followed."""
+    """A type's name is looked up, never imported."""
     before = set(sys.modules)
     _registered._by_type[Key] = _registered._by_type[Key]._replace(name=name)
     lying = laid(MSGPACK, Key("k"))
@@ -292,7 +292,7 @@ def test_names_are_not_imported(name: str) -> None:
 
 
 def test_a_pickle_is_no_object(tmp_path: Path) -> None:
-    """Bytes that are a pickle, all of them, are not even looked at."""
+    """Bytes that are entirely a pickle are not even parsed."""
     with pytest.raises(CorruptMessage):
         PICKLE.deserialize(memoryview(pickle.dumps(Bomb(tmp_path / "made"))))
     assert not (tmp_path / "made").exists()

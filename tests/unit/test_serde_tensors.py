@@ -1,4 +1,4 @@
-"""torch CPU tensors through a serde: every dtype, shape and layout, owned or where they lie."""
+"""torch CPU tensors through a serde: every dtype, shape and layout, as copies and in place."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ SHAPES = [(), (0,), (0, 3), (7,), (50, 60), (100, 30, 10)]
 
 
 def test_every_torch_dtype_and_shape() -> None:
-    """bfloat16, float8 and narrower included; by copy and by view, and never with a warning."""
+    """bfloat16, float8 and narrower included; by copy and by view, and without a warning."""
     seen = set()
     for dtype in DTYPES:
         if "qint" in str(dtype) or "quint" in str(dtype):
@@ -70,7 +70,7 @@ def test_tensor_layouts() -> None:
 
 
 def test_tensors_are_the_readers_own() -> None:
-    """By copy and by view they are written to without touching what lies there."""
+    """By copy and by view, writing to them does not change the stored bytes."""
     lying = laid(MSGPACK, [torch.zeros(5), torch.zeros(50_000)])
     before = bytes(lying)
     for tensor in MSGPACK.deserialize(lying) + MSGPACK.deserialize_view(lying):
@@ -79,11 +79,11 @@ def test_tensors_are_the_readers_own() -> None:
 
 
 class Subclass(torch.Tensor):  # type: ignore[misc]
-    """Another type."""
+    """A subclass is another type."""
 
 
 def test_tensors_that_cannot_travel() -> None:
-    """Sparse, quantized, nested, on a device without memory, and subclasses."""
+    """Sparse, quantized, nested, meta tensors and subclasses are refused."""
     plain = torch.ones(3, 3)
     with warnings.catch_warnings(action="ignore"):
         tensors = [
@@ -107,7 +107,7 @@ class Holder:
 
 
 def test_tensors_in_pickles() -> None:
-    """Beside the stream, uncopied; by copy and by view in memory of their own."""
+    """Beside the stream, uncopied; by copy and by view in their own memory."""
     holder = Holder()
     data, _, _, _ = PICKLE.serialize(holder)
     assert any(memoryview(part).nbytes == 200_000 for part in data)
@@ -118,7 +118,7 @@ def test_tensors_in_pickles() -> None:
 
 
 def test_a_reader_without_torch() -> None:
-    """It says what is missing, and gets everything else."""
+    """The error says that torch is missing; everything else can be read."""
     program = """
 import sys
 sys.modules["torch"] = None  # importing it fails
@@ -153,7 +153,7 @@ def test_tensors_of_a_view_keep_nothing(dtype: "torch.dtype") -> None:
 
 
 def test_survivors_of_a_view_are_found() -> None:
-    """`storage.view` can tell whether anything but the value refers to its arrays."""
+    """`storage.view` detects references to its arrays other than the value's."""
     sent: dict[str, Any] = {"a": np.ones(9), "b": [np.ones(9), torch.ones(9)], "c": b"b" * 2000}
     sent["t"] = torch.ones(9).bfloat16()
     keeps: list[Callable[[Any], object]] = [

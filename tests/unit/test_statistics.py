@@ -1,4 +1,4 @@
-"""statistics(): the facts about both ends, as they are now."""
+"""statistics(): the current facts about both ends."""
 
 import dataclasses
 import os
@@ -21,7 +21,7 @@ def reader_of(end: MessageQueue, rank: int) -> Any:
 
 
 def test_frozen_dataclass() -> None:
-    """What was taken once does not change, and cannot be changed."""
+    """A snapshot does not change, and cannot be changed."""
     with queue_of(2) as (writer, readers):
         for end in (writer, *readers):
             facts = end.statistics()
@@ -37,7 +37,7 @@ def test_frozen_dataclass() -> None:
 
 
 def test_who() -> None:
-    """Role, rank and pid of the end that was asked, and of all readers."""
+    """Role, rank and pid of this end, and of all readers."""
     with MessageQueue(2, 2, [5, 3], 64, 2) as writer:
         readers = [MessageQueue.create_from_handle(writer.export_handle(r), r) for r in (5, 3)]
         assert writer.statistics().role == "writer"
@@ -86,7 +86,7 @@ def test_behind() -> None:
 
 
 def test_what_fails_is_not_counted_as_sent() -> None:
-    """Timeouts, of small messages and of large ones, leave the counts as they were."""
+    """Timeouts of small and large messages do not change the counts."""
     with queue_of(max_chunks=2) as (writer, _):
         count = fill(writer)
         with pytest.raises(TimedOut):
@@ -95,7 +95,7 @@ def test_what_fails_is_not_counted_as_sent() -> None:
 
 
 def test_waits() -> None:
-    """A call that had to wait is counted, one that had not is not."""
+    """A call that had to wait is counted, others are not."""
     with queue_of(max_chunks=1) as (writer, (reader,)):
         writer.enqueue(0)
         reader.dequeue()
@@ -111,7 +111,7 @@ def test_waits() -> None:
 
 
 def test_states_of_a_reader(method: str) -> None:
-    """absent, running, stopped, running, dead: as the process is."""
+    """absent, running, stopped, running, dead: as the process is at the time."""
     with MessageQueue(1, 1, None, 64, 8) as writer:
         entry = reader_of(writer, 0)
         assert (entry.state, entry.behind) == ("absent", 0)
@@ -128,7 +128,7 @@ def test_states_of_a_reader(method: str) -> None:
 
 
 def test_state_of_a_reader_that_closed() -> None:
-    """closed is neither absent nor dead, for all who look."""
+    """closed is neither absent nor dead, seen from any end."""
     with queue_of(2) as (writer, (stays, leaves)):
         leaves.close()
         assert [entry.state for entry in writer.statistics().readers] == ["running", "closed"]
@@ -136,7 +136,7 @@ def test_state_of_a_reader_that_closed() -> None:
 
 
 def test_last_progress_moves_on() -> None:
-    """Reading is progress; looking and writing are not."""
+    """Reading is progress; polling and writing are not."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue(1)
         writer.enqueue(2)
@@ -148,7 +148,7 @@ def test_last_progress_moves_on() -> None:
 
 
 def test_while_a_call_is_blocked() -> None:
-    """The facts can be asked for from another process while the end waits."""
+    """Another process can take statistics while an end waits."""
     with queue_of(max_chunks=2) as (writer, (reader,)):
         fill(writer)
         write = Aside(writer.enqueue, "late").until_blocked()
@@ -159,7 +159,7 @@ def test_while_a_call_is_blocked() -> None:
 
 @pytest.mark.parametrize("role", ["writer", "reader"])
 def test_a_call_that_a_signal_handler_ended(role: str) -> None:
-    """It waits no longer, though it left by an exception."""
+    """It no longer counts as waiting, though it ended by an exception."""
 
     def interrupt(*_: object) -> None:
         raise ZeroDivisionError
@@ -186,7 +186,7 @@ def signal_when_waiting(end: MessageQueue, waits: int) -> None:
 
 
 def test_views_of_a_reader_that_closed() -> None:
-    """Nobody waits for it any more, so it keeps nothing."""
+    """It is not waited for any more, so its views are 0."""
     with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
         writer.enqueue(bytearray(5000))
         with pytest.raises(ViewInUse), reader.acquire_read() as view:
@@ -198,14 +198,14 @@ def test_views_of_a_reader_that_closed() -> None:
 
 
 def test_repr_shows_the_facts() -> None:
-    """The repr can be read."""
+    """The repr is readable."""
     with queue_of() as (writer, (reader,)):
         assert "writer" in repr(writer.statistics())
         assert "running" in repr(reader.statistics())
 
 
 def test_repr_of_queues() -> None:
-    """The repr of an end has class, role, and the segment, also after close."""
+    """The repr of an end has class, role, and the segment, even after close."""
     with queue_of() as (writer, (reader,)):
         for end, role in ((writer, "writer"), (reader, "reader")):
             text = repr(end)

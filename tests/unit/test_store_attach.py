@@ -1,4 +1,4 @@
-"""Who may attach to a storage, the places of readers, and handles."""
+"""Who may attach to a storage, the readers' places, and handles."""
 
 import json
 import pickle
@@ -53,7 +53,7 @@ def test_several_processes(method: str) -> None:
 
 
 def test_absent_readers_owe_everything() -> None:
-    """Who attaches late may still read what was put before."""
+    """A reader that attaches late can still read what was put before."""
     with store_of(2, size=640, max_object_size=64, attached=1) as (writer, (early,)):
         places = fill(writer, ONE)
         early.get(*places[0])
@@ -66,7 +66,7 @@ def test_absent_readers_owe_everything() -> None:
 
 
 def test_a_place_is_given_again() -> None:
-    """Who closed makes room; a successor owes what is referenced from then on, and only that."""
+    """A closed reader makes room; its successor is to read only what is referenced from then on."""
     with store_of(1, size=640, max_object_size=64) as (writer, (first,)):
         places = fill(writer, ONE)
         first.get(*places[0])
@@ -97,7 +97,7 @@ def test_absent_places_come_first() -> None:
 
 
 def test_one_storage_per_ring() -> None:
-    """A ring that has a storage gets no second one, also when the first is gone."""
+    """A ring that has a storage gets no second one, even when the first is gone."""
     ring = Ring(4096, create=True)
     writer = Storage(1000, 1, ring, BytesSerde)
     with refuses(RankTaken, match="has a storage"):
@@ -111,7 +111,7 @@ def test_one_storage_per_ring() -> None:
 
 @pytest.mark.parametrize("numbers", [(1000, 3), (999, 2), (1001, 2)])
 def test_other_numbers(numbers: tuple[int, int]) -> None:
-    """A reader that was told another size or number of readers is refused: both are stated."""
+    """A reader with another object size or number of readers is refused; both are stated."""
     ring = Ring(4096, create=True)
     with Storage(1000, 2, ring, BytesSerde):
         mine = Ring(*ring.handle())
@@ -132,7 +132,7 @@ def test_a_ring_without_a_storage() -> None:
 
 
 def test_a_ring_of_another_system() -> None:
-    """A queue's ring is no byte ring, though it is memlane's."""
+    """A queue's ring is not a byte ring, though it is memlane's."""
     other = ShmRingBuffer(1, 64, 2)
     with refuses(LayoutMismatch):
         Ring(130, other.handle()[3])
@@ -142,7 +142,7 @@ def test_a_ring_of_another_system() -> None:
 @pytest.mark.parametrize("name", ["max_object_size", "n_readers", "max_objects"])
 @pytest.mark.parametrize("value", [0, -1, 2**64, 2**100, 1.5, "4", True, [4]])
 def test_arguments(name: str, value: Any) -> None:
-    """Numbers that cannot be are refused, and the ring can still have a storage."""
+    """Impossible numbers are refused, and the ring can still get a storage."""
     ring = Ring(4096, create=True)
     good = {"max_object_size": 100, "n_readers": 1, "max_objects": 4}
     with refuses(ValueError, TypeError):
@@ -152,7 +152,7 @@ def test_arguments(name: str, value: Any) -> None:
 
 
 def test_more_than_there_is() -> None:
-    """A table that is larger than /dev/shm is refused, and leaves nothing."""
+    """A table larger than /dev/shm is refused, and leaves nothing."""
     before = segments()
     ring = Ring(4096, create=True)
     with refuses(MemoryError, match="shared memory"):
@@ -170,7 +170,7 @@ def test_no_ring() -> None:
 
 
 def test_handle() -> None:
-    """A dataclass: comparable, picklable, its fields those of the known design."""
+    """A dataclass: comparable, picklable, with the fields of vLLM's handle."""
     with store_of(2, size=4096, max_object_size=100, serde=MsgpackSerde) as (writer, readers):
         handle = writer.handle()
         assert handle == ShmObjectStorageHandle(
@@ -195,7 +195,7 @@ class Registered(BytesSerde):
 
 
 def test_serdes_in_text() -> None:
-    """Only registered names travel; nothing is imported because of a text."""
+    """Only registered names are accepted; nothing is imported because of a text."""
     handle = ShmObjectStorageHandle(100, 1, (4096, "memlane-x"), Registered)
     with refuses(ValueError, match="not registered"):
         handle.to_json()
@@ -249,7 +249,7 @@ def test_text_that_is_nothing(text: str) -> None:
 
 
 def test_name_that_goes_with_the_last_reader() -> None:
-    """Nobody can come then, also not for one who left; those who are there go on."""
+    """No reader can attach then, not even in a free place; attached ones continue."""
     with store_of(2, attached=0, unlink_when_complete=True) as (writer, _):
         name = writer.ring_buffer.handle()[1]
         one = Storage.create_from_handle(writer.handle())
@@ -265,7 +265,7 @@ def test_name_that_goes_with_the_last_reader() -> None:
 
 
 def test_name_while_a_reader_is_missing() -> None:
-    """It stays though another has come and left, whose place can be taken."""
+    """It stays, even if another has attached and left, whose place can be taken."""
     with store_of(2, attached=0, unlink_when_complete=True) as (writer, _):
         name = writer.ring_buffer.handle()[1]
         Storage.create_from_handle(writer.handle()).close()
@@ -280,7 +280,7 @@ def test_name_while_a_reader_is_missing() -> None:
 
 @pytest.mark.parametrize("turn", range(5))
 def test_last_readers_who_come_at_once(turn: int) -> None:
-    """One of them removes the name; a kill of everybody leaves nothing then."""
+    """One of them removes the name; a kill of all processes then leaves nothing."""
     with store_of(4, attached=0, unlink_when_complete=True) as (writer, _):
         readers = [start_store_reader(writer) for _ in range(4)]
         for reader in readers:
@@ -337,7 +337,7 @@ def test_close() -> None:
 
 
 def test_a_block_that_raises_announces_nothing() -> None:
-    """To the peers it is a death, so what was owed is forgiven all the same."""
+    """To the peers it is a death, so its outstanding reads are dropped all the same."""
     with store_of(1, size=640, max_object_size=64, attached=0) as (writer, _):
         fill(writer, ONE)
         with (
@@ -351,7 +351,7 @@ def test_a_block_that_raises_announces_nothing() -> None:
 
 
 def test_dropping_the_last_reference() -> None:
-    """Everything goes, at once: a storage is in no cycle."""
+    """Everything is freed at once: a storage is in no reference cycle."""
     writer = Storage(64, 1, Ring(640, create=True), BytesSerde)
     name = writer.ring_buffer.handle()[1]
     reader = Storage.create_from_handle(writer.handle())

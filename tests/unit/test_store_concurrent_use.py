@@ -25,7 +25,7 @@ CALLS: dict[str, Callable[[Storage], object]] = {
 
 
 class Slow(BytesSerde):
-    """Stops in the middle of a put until it is told to go on."""
+    """Blocks in the middle of a put until it is told to continue."""
 
     begun = threading.Event()
     go_on = threading.Event()
@@ -63,7 +63,7 @@ def test_another_thread(writer: Storage, call: Callable[[Storage], object]) -> N
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_from_within(writer: Storage, call: Callable[[Storage], object]) -> None:
-    """A serde that calls the storage back is refused, and the put can go on."""
+    """A serde's call of the storage is refused, and the put continues."""
 
     def meddle(value: Any) -> Any:
         with refuses(ConcurrentUse):

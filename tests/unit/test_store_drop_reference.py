@@ -1,4 +1,4 @@
-"""drop_reference: an aborted request takes back what it asked readers to read."""
+"""drop_reference: an aborted request takes back its reference."""
 
 import pytest
 
@@ -10,7 +10,7 @@ ONE = bytes(52)
 
 
 def test_an_aborted_request_blocks_nobody() -> None:
-    """With its last reference taken back the object may be evicted, though nobody has read it."""
+    """Without its last reference the object may be evicted, though no reader has read it."""
     with store_of(2, size=640, max_object_size=64) as (writer, (one, two)):
         places = fill(writer, ONE)
         for place in places[1:]:
@@ -24,7 +24,7 @@ def test_an_aborted_request_blocks_nobody() -> None:
 
 
 def test_one_reference_of_several() -> None:
-    """The others stay owed by every reader."""
+    """The others are still outstanding for every reader."""
     with store_of(1, size=640, max_object_size=64) as (writer, (reader,)):
         place = writer.put("a", ONE)
         assert writer.get_cached("a") == place
@@ -38,7 +38,7 @@ def test_one_reference_of_several() -> None:
 
 
 def test_what_a_reader_has_read_cannot_be_taken_back() -> None:
-    """Nor what was never given; nothing changes."""
+    """Nor a reference that was never given; nothing changes."""
     with store_of(2, size=640, max_object_size=64) as (writer, (one, two)):
         place = writer.put("a", ONE)
         one.get(*place)

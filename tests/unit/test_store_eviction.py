@@ -1,4 +1,4 @@
-"""Who may be evicted, in which order, and what a full storage says."""
+"""What may be evicted, in which order, and what the error of a full storage says."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ ONE = bytes(52)
 
 
 def test_the_oldest_goes_first() -> None:
-    """What every reader has read makes room, up to 2 x max_object_size at once."""
+    """Objects that every reader has read are evicted, up to 2 x max_object_size at once."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         places = fill(writer, ONE)
         assert len(places) == 10
@@ -29,7 +29,7 @@ def test_the_oldest_goes_first() -> None:
 
 
 def test_only_what_all_have_read() -> None:
-    """One reader that has not read keeps the object and all behind it."""
+    """One reader that has not read keeps the object and all newer ones."""
     with store_of(2, size=640, max_object_size=64) as (writer, (one, two)):
         places = fill(writer, ONE)
         for place in places:
@@ -47,7 +47,7 @@ def test_only_what_all_have_read() -> None:
 
 
 def test_surplus_reads_do_not_count_for_others() -> None:
-    """However often one reader reads, the other's read is still owed."""
+    """However often one reader reads, the other's read is still outstanding."""
     with store_of(2, size=640, max_object_size=64) as (writer, (one, two)):
         places = fill(writer, ONE)
         for _ in range(5):
@@ -131,7 +131,7 @@ def test_a_full_table() -> None:
 
 
 def test_a_fragmented_ring() -> None:
-    """It frees on as long as that may help: 2 x max_object_size need not be contiguous."""
+    """It keeps evicting while that may help: 2 x max_object_size need not be contiguous."""
     with store_of(size=200, max_object_size=60) as (writer, (reader,)):
         for n in range(3):
             reader.get(*writer.put(n, b""))
@@ -141,7 +141,7 @@ def test_a_fragmented_ring() -> None:
 
 
 def test_nothing_is_evicted_while_it_is_read() -> None:
-    """A read object that somebody is reading just now keeps its place."""
+    """An object that is being read keeps its place, though all have read it."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         places = fill(writer, ONE)
         for place in places:
@@ -164,7 +164,7 @@ def fill_one_more(writer: Storage) -> None:
 
 
 def test_what_the_error_says() -> None:
-    """Key and bytes; of the oldest object who has not read it, since when, in what state."""
+    """Key and size; for the oldest object, who has not read it, since when, in what state."""
     with store_of(2, size=640, max_object_size=64, attached=1) as (writer, (reader,)):
         places = fill(writer, ONE)
         with refuses(MemoryError) as caught:
@@ -187,7 +187,7 @@ def test_what_the_error_says() -> None:
 
 
 def test_chunks_of_others() -> None:
-    """What was allocated in the ring by hand is not the storage's to free."""
+    """Chunks allocated in the ring by hand are not freed by the storage."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         writer.ring_buffer.allocate_buf(56)
         for place in fill(writer, ONE):
@@ -199,7 +199,7 @@ def test_chunks_of_others() -> None:
 
 
 def test_chunks_of_others_that_are_not_aligned() -> None:
-    """They shift objects, which work all the same."""
+    """They shift objects, which still work."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         writer.ring_buffer.allocate_buf(3)
         place = writer.put("k", ONE)
@@ -210,7 +210,7 @@ def test_chunks_of_others_that_are_not_aligned() -> None:
 
 
 def test_chunks_of_others_that_use_up_ids() -> None:
-    """The table has a place for every fourth id: an id whose place is taken is left out."""
+    """With a table of four entries, ids whose entry is taken are skipped."""
     with store_of(max_objects=4) as (writer, (reader,)):
         place = writer.put("oldest", ONE)
         for _ in range(3):
@@ -221,7 +221,7 @@ def test_chunks_of_others_that_use_up_ids() -> None:
 
 
 def test_freeing_the_ring_by_hand() -> None:
-    """The storage hears of it: its indexes follow, and readers are refused what was freed."""
+    """The storage is told: its indexes follow, and readers are refused the freed objects."""
     with store_of() as (writer, (reader,)):
         places = [writer.put(n, ONE) for n in range(4)]
         assert list(writer.ring_buffer.free_buf(lambda *_: True, 100)) == [0, 1]
@@ -234,7 +234,7 @@ def test_freeing_the_ring_by_hand() -> None:
 
 
 def test_clear_while_somebody_reads() -> None:
-    """What is read is stepped over; what readers were told of goes when its space is used."""
+    """Objects being read are stepped over; others go when their space is used."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         places = [writer.put(n, bytes([n]) * 52) for n in range(10)]
         with reader.view(*places[1]) as view:
@@ -253,7 +253,7 @@ def test_clear_while_somebody_reads() -> None:
 
 
 def test_what_was_cleared_owes_nothing() -> None:
-    """Nobody waits for reads of it, and it is not counted as stored."""
+    """Its reads are not waited for, and it does not count as stored."""
     with store_of(2, size=640, max_object_size=64) as (writer, _):
         fill(writer, ONE)
         writer.clear()
@@ -264,7 +264,7 @@ def test_what_was_cleared_owes_nothing() -> None:
 
 
 def test_an_object_too_large_to_step_over_what_is_read() -> None:
-    """The error names who reads; when that ends, there is room."""
+    """The error names the reader; when its read ends, there is room."""
     with store_of(size=640, max_object_size=640) as (writer, (reader,)):
         places = [writer.put(n, ONE) for n in range(3)]
         with reader.view(*places[1]) as view:
@@ -280,7 +280,7 @@ def test_an_object_too_large_to_step_over_what_is_read() -> None:
 
 @pytest.mark.parametrize("kept", range(10))
 def test_an_empty_ring_finds_room_on_both_sides_of_what_is_read(kept: int) -> None:
-    """Wherever its positions are."""
+    """Wherever the ring's positions are."""
     with store_of(size=640, max_object_size=640) as (writer, (reader,)):
         places = [writer.put(n, b"x" * 52) for n in range(10)]
         with reader.view(*places[kept]) as view:
@@ -297,7 +297,7 @@ def test_an_empty_ring_finds_room_on_both_sides_of_what_is_read(kept: int) -> No
 
 
 def test_puts_go_on_beside_a_view_of_what_was_cleared() -> None:
-    """Its place in the table comes round with the ids, again and again, and is left out."""
+    """Ids that would need its table entry are skipped each time they come round."""
     with store_of(size=640, max_object_size=64, max_objects=2) as (writer, (reader,)):
         place = writer.put("first", ONE)
         with reader.view(*place) as view:
@@ -312,7 +312,7 @@ def test_puts_go_on_beside_a_view_of_what_was_cleared() -> None:
 
 
 def test_a_table_of_nothing_but_what_is_read() -> None:
-    """The error names who reads; what is stored does not go in vain."""
+    """The error names the readers; nothing stored is evicted in vain."""
     with store_of(size=640, max_object_size=64, max_objects=1) as (writer, (reader,)):
         with reader.view(*writer.put("first", ONE)) as view:
             writer.clear()
@@ -324,7 +324,7 @@ def test_a_table_of_nothing_but_what_is_read() -> None:
 
 
 def test_a_chunk_by_hand_beside_what_was_cleared() -> None:
-    """The ring does not give away what somebody reads, whoever asks for it."""
+    """The ring never hands out memory that is being read, whoever asks."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         ring = writer.ring_buffer
         for n in range(2):
@@ -342,7 +342,7 @@ def test_a_chunk_by_hand_beside_what_was_cleared() -> None:
 
 
 def test_clear_in_the_middle_of_a_get() -> None:
-    """A get that is overtaken by clear() gives the right bytes."""
+    """A get during which clear() is called gives the right bytes."""
     decoding, cleared = threading.Event(), threading.Event()
 
     with store_of() as (writer, (reader,)):
@@ -374,7 +374,7 @@ def test_clear_in_the_middle_of_a_get() -> None:
 
 @pytest.mark.parametrize("attached", [0, 1, 2])
 def test_a_lock_makes_the_writer_stand_in(attached: int) -> None:
-    """With a reader_lock a get of the writer counts for a reader that still owes a read."""
+    """With a reader_lock, the writer's get counts as an outstanding read of a reader."""
     with store_of(2, size=640, max_object_size=64, attached=0, reader_lock=object()) as (writer, _):
         places = fill(writer, ONE)
         readers = [
@@ -395,7 +395,7 @@ def test_a_lock_makes_the_writer_stand_in(attached: int) -> None:
 
 
 def test_standing_in_does_not_pay_twice() -> None:
-    """Reads that nobody owed when the object is referenced again do not count for that."""
+    """Reads that were not outstanding do not count for a later reference."""
     with store_of(1, reader_lock=object(), size=640, max_object_size=64) as (writer, (reader,)):
         places = fill(writer, ONE)
         writer.get(*places[0])
@@ -421,7 +421,7 @@ def test_without_a_lock_the_writer_does_not_count() -> None:
 
 
 def test_statistics() -> None:
-    """Counters, and for each reader what it owes."""
+    """Counters, and for each reader its outstanding reads."""
     with store_of(2, size=640, max_object_size=64, attached=1) as (writer, (reader,)):
         places = fill(writer, ONE)
         writer.get_cached("9")

@@ -1,4 +1,4 @@
-"""The steps of put and get that subclasses call and replace."""
+"""The steps of put and get that subclasses call and override."""
 
 import gc
 from typing import Any
@@ -37,7 +37,7 @@ def test_copy_to_buffer() -> None:
 
 
 def test_increment_reader_flag() -> None:
-    """One more read, counted in the view; the table follows where it knows the object."""
+    """One more read, counted in the view; the table follows if it has the object."""
     with store_of(2) as (writer, (one, two)):
         place = writer.put("k", ONE)
         for reader, count in ((one, 1), (one, 1), (two, 2)):
@@ -59,7 +59,7 @@ def test_increment_reader_flag() -> None:
 
 
 def test_the_writers_increments_stand_in() -> None:
-    """By hand the writer can count reads for its readers."""
+    """The writer can count reads for its readers by hand."""
     with store_of(2, attached=0) as (writer, _):
         place = writer.put("k", ONE)
         with writer.ring_buffer.access_buf(place[0]) as (data, _):
@@ -74,7 +74,7 @@ def test_the_writers_increments_stand_in() -> None:
 
 
 def test_is_free_of_foreign_bytes() -> None:
-    """What the table does not know is decided by the count in the bytes."""
+    """For bytes not in the table, the count in the bytes decides."""
     with store_of(2) as (writer, _):
         place = writer.put("k", ONE)
         number = place[1]
@@ -99,7 +99,7 @@ def test_closed_readers_count_as_done() -> None:
 
 
 class Marked(Storage):
-    """Replaces every step."""
+    """Overrides every step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.calls: list[str] = []
@@ -210,7 +210,7 @@ class Generous(Storage):
 
 
 def test_another_free_check() -> None:
-    """A subclass decides; pins it cannot overrule."""
+    """A subclass decides, but cannot overrule pins."""
     with Stingy(64, 1, Ring(640, create=True), BytesSerde, object()) as writer:
         for place in fill(writer, ONE):
             writer.get(*place)
@@ -229,7 +229,7 @@ def test_another_free_check() -> None:
 
 
 def test_a_ring_that_outlives_its_storage() -> None:
-    """What the storage knew goes with it; the ring is its caller's again."""
+    """The storage's knowledge goes with it; the ring can be used alone again."""
     ring = Ring(640, create=True)
     writer = Storage(64, 1, ring, BytesSerde)
     writer.put("k", ONE)

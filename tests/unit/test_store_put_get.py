@@ -1,4 +1,4 @@
-"""SingleWriterShmObjectStorage: put and get, their errors, and what is kept in the ring."""
+"""SingleWriterShmObjectStorage: put and get, their errors, and the bytes in the ring."""
 
 import gc
 import threading
@@ -15,7 +15,7 @@ ARRAY = np.arange(600, dtype=np.float32).reshape(20, 30)
 
 
 def test_round_trip() -> None:
-    """Every reader gets what was put, as its own."""
+    """Every reader gets a copy of what was put."""
     with store_of(2, serde=ArraySerde) as (writer, readers):
         for number, value in enumerate([ARRAY, b"", b"bytes", ARRAY[::2].T]):
             place = writer.put(f"key {number}", value)
@@ -30,7 +30,7 @@ def test_round_trip() -> None:
 
 
 def test_attributes() -> None:
-    """The names that callers of the known design look at."""
+    """The attributes that callers of vLLM's class use."""
     with store_of(3, attached=1) as (writer, (reader,)):
         address, number = writer.put("k", b"value")
         assert (address, number) == (0, 0)
@@ -52,7 +52,7 @@ def test_attributes() -> None:
 
 
 def test_defaults() -> None:
-    """Positions and defaults are those of the known design."""
+    """Positions and defaults are those of vLLM's class."""
     ring = Ring(4096, create=True)
     with Storage(1000, 1, ring) as writer:
         assert writer.serde_class is MsgpackSerde
@@ -103,7 +103,7 @@ def test_the_count_is_the_sum_of_reads() -> None:
 
 
 def test_keys() -> None:
-    """A key is stored once; whatever can be a dict's key can be one."""
+    """A key is stored once; anything hashable can be a key."""
     with store_of() as (writer, _):
         writer.put("k", b"1")
         with refuses(ValueError, match="already exists in the storage"):
@@ -131,7 +131,7 @@ def test_too_large() -> None:
 
 
 def test_sa_larger_than_the_ring() -> None:
-    """SA: MemoryError, and everything is as before, read objects included."""
+    """SA: MemoryError, and nothing changes, objects already read included."""
     with store_of(size=200, max_object_size=1000) as (writer, (reader,)):
         for value in (bytes(189), bytes(500)):
             with refuses(MemoryError) as caught:
@@ -171,7 +171,7 @@ class Trouble(Exception):
 
 
 class Liar(BytesSerde):
-    """What it does wrong is in the value."""
+    """Its value says what is wrong."""
 
     def serialize(self, value: Any) -> Any:
         if value == b"raises":
@@ -221,7 +221,7 @@ def test_sc_a_serde_that_lies(value: bytes) -> None:
 
 
 def test_sc_a_serde_that_raises() -> None:
-    """SC: its error comes through."""
+    """SC: its error is raised."""
     with store_of(serde=Liar) as (writer, (reader,)):
         with pytest.raises(Trouble):
             writer.put("k", b"raises")
@@ -232,7 +232,7 @@ def test_sc_a_serde_that_raises() -> None:
 
 
 def test_unsupported_data() -> None:
-    """What is neither bytes nor a list is named in the error."""
+    """Data that is neither bytes nor a list is named in the error."""
     with store_of(serde=Liar) as (writer, _), refuses(ValueError, match="Unsupported data type"):
         writer.put("k", b"tuple")
 
@@ -246,7 +246,7 @@ class Picky(BytesSerde):
 
 
 def test_a_decoder_that_raises() -> None:
-    """Its error comes through, the read is not counted, and nothing stays pinned."""
+    """Its error is raised, the read is not counted, and nothing stays pinned."""
     with store_of(serde=Picky, size=256) as (writer, (reader,)):
         place = writer.put("k", b"unknown")
         for _ in range(3):
@@ -292,7 +292,7 @@ def test_sl_forged_addresses(address: int, number: int) -> None:
 
 
 def test_sl_a_payload_that_imitates_a_header() -> None:
-    """SL: bytes inside an object are never an object, whatever they look like."""
+    """SL: bytes inside an object are never taken for an object."""
     with store_of() as (writer, (reader,)):
         ring = writer.ring_buffer
         fake = b"".join(ring.int2byte(n) for n in (1, 64, 0)) + b"fake"
@@ -394,7 +394,7 @@ def test_threads_may_read_at_once() -> None:
 
 
 def test_a_key_that_leads_back_to_its_storage() -> None:
-    """The circle is found and freed, and the segment with it."""
+    """The reference cycle is found and freed, and the segment with it."""
     before = segments()
 
     class Key:

@@ -47,7 +47,7 @@ def test_the_worked_example() -> None:
 
 
 def test_s1_a_chunk_of_the_whole_ring() -> None:
-    """S1: after everything is freed, wherever the positions are, the whole ring can be had."""
+    """S1: once everything is freed the whole ring can be allocated, wherever its positions are."""
     with ring_of_bytes(200) as ring:
         ring.allocate_buf(100)
         ring.free_buf(anything)
@@ -72,7 +72,7 @@ def test_the_whole_ring_from_anywhere(first: int) -> None:
 
 
 def test_s2_nothing_to_free() -> None:
-    """S2: on a fresh ring, and on one that is empty again, nothing is asked and nothing changes."""
+    """S2: on a fresh or emptied ring nothing is called and nothing changes."""
 
     def never(_id: int, _view: memoryview) -> bool:
         raise AssertionError("there is no chunk to ask about")
@@ -141,7 +141,7 @@ def test_chunks_beyond_the_ring(size: int) -> None:
 
 
 def test_sg_chunks_that_four_bytes_cannot_tell() -> None:
-    """SG: a chunk of 2 GiB is refused though the ring had room for it."""
+    """SG: a chunk of 2 GiB is refused even if the ring has room for it."""
     with ring_of_bytes(100) as ring:
         ring.data_buffer_size = 1 << 32  # as if; nothing is allocated
         for size in (2**31 - 8, 2**31, 2**32 - 8):
@@ -182,7 +182,7 @@ def test_what_is_asked_about() -> None:
 
 
 def test_a_predicate_that_raises() -> None:
-    """What it had allowed before is freed, and the ring goes on."""
+    """What it allowed before is freed, and the ring still works."""
 
     def fails(number: int, _view: memoryview) -> bool:
         if number == 1:
@@ -199,7 +199,7 @@ def test_a_predicate_that_raises() -> None:
 
 
 def test_a_predicate_that_calls_the_ring() -> None:
-    """Changing the ring from within is refused; looking is not."""
+    """Changing the ring from within is refused; reading is not."""
 
     def meddles(_id: int, _view: memoryview) -> bool:
         with ring.access_buf(0) as (data, _):
@@ -229,7 +229,7 @@ def test_ids_wrap() -> None:
 
 
 def test_one_id_assigned() -> None:
-    """Chunks are freed, too, if only the next id was set."""
+    """Chunks can be freed even if only the next id was set."""
     with ring_of_bytes(100) as ring:
         ring.monotonic_id_end = 50
         assert ring.allocate_buf(20)[1] == 50
@@ -246,7 +246,7 @@ def test_ids_that_cannot_be(value: Any) -> None:
 
 
 def test_clear() -> None:
-    """All chunks are forgotten, positions are 0, ids go on."""
+    """All chunks are forgotten, positions are 0, ids continue."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(20)
         ring.allocate_buf(30)
@@ -268,7 +268,7 @@ def test_addresses_of_nothing(address: int) -> None:
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 8, 101, 2**31 - 1])
 def test_headers_that_lie(size: int) -> None:
-    """A chunk that would leave the ring is refused, whatever its header says."""
+    """A chunk that would exceed the ring is refused, whatever its header says."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(20)
         with ring.access_buf(0):
@@ -346,7 +346,7 @@ def test_attaching_with_another_size(size: int) -> None:
 
 
 def test_names() -> None:
-    """A given name is used as it is; one that somebody uses is refused, and left alone."""
+    """A given name is used as it is; one in use is refused, and left alone."""
     name = f"memlane-test-{os.getpid()}"
     ring = Ring(100, name, create=True)
     try:
@@ -366,7 +366,7 @@ def test_names() -> None:
 
 
 def test_a_name_that_is_somebody_elses() -> None:
-    """A file that is no segment is never removed, though nobody holds it."""
+    """A file that is not a segment is never removed, though no process holds it."""
     name = f"memlane-test-{os.getpid()}"
     (SHM / name).write_bytes(b"mine")
     try:
@@ -385,7 +385,7 @@ def die_with_a_ring(link: Link, name: str) -> None:
 
 
 def test_a_name_that_the_dead_left() -> None:
-    """Who starts again after a crash gets the name, with another size, too."""
+    """A restart after a crash gets the name, even with another size."""
     name = f"memlane-test-{os.getpid()}"
     peer = start(die_with_a_ring, name)
     peer.hear()

@@ -1,4 +1,4 @@
-"""`view`: arrays that alias the ring, and what happens when they survive the block."""
+"""`view`: arrays that alias the ring, and what happens if they outlive the block."""
 
 import gc
 import sys
@@ -43,13 +43,16 @@ def views(writer: Storage) -> int:
 
 
 def is_evicted(writer: Storage) -> bool:
-    """Could the oldest object be evicted now?"""
+    """Whether the oldest object could be evicted now."""
     writer.free_unused()
     return not writer.is_cached("k")
 
 
 def test_it_aliases() -> None:
-    """Nothing is copied; it is aligned to 64, and cannot be written."""
+    """Nothing is copied; it is aligned to 64, and nobody here can write to it.
+
+    numpy refuses; a write past numpy, as by `torch.from_numpy`, would end this process.
+    """
     with store_of(serde=ArraySerde) as (writer, (reader,)):
         for n in range(20):
             place = writer.put(n, ARRAY[: n + 1])
@@ -59,6 +62,7 @@ def test_it_aliases() -> None:
                 assert view.ctypes.data % 64 == 0
                 line = mapped_at(view.ctypes.data)
                 assert reader.ring_buffer.handle()[1] in line
+                assert " r--s " in line
                 with pytest.raises(ValueError, match="read-only"):
                     view[0] = 1
             del view
@@ -67,7 +71,7 @@ def test_it_aliases() -> None:
 
 @pytest.mark.parametrize("count", [3, 100_000])
 def test_a_write_to_a_tensor_reaches_nobody(count: int) -> None:
-    """torch knows no read-only memory, so a view's tensors are the reader's own, and outlive it."""
+    """torch has no read-only memory, so a view's tensors are copies, and outlive it."""
     torch = pytest.importorskip("torch")
     sent = torch.ones(count, dtype=torch.bfloat16)
     with store_of(2, 1 << 20, 1 << 20, MsgpackSerde) as (writer, readers):
@@ -94,7 +98,7 @@ def mapped_at(address: int) -> str:
 
 @pytest.mark.parametrize("keep", SURVIVORS.values(), ids=SURVIVORS)
 def test_survivor(keep: Callable[[Any], object]) -> None:
-    """Leaving raises, the read is counted, and the object stays until the last alias goes."""
+    """Leaving raises, the read is counted, and the object stays until the last alias is dropped."""
     with store_of(serde=ArraySerde) as (writer, (reader,)):
         place = writer.put("k", ARRAY)
         kept = []
@@ -112,7 +116,7 @@ def test_survivor(keep: Callable[[Any], object]) -> None:
 
 @pytest.mark.parametrize("use", HARMLESS.values(), ids=HARMLESS)
 def test_no_survivor(use: Callable[[Any], object]) -> None:
-    """The name of the block is no fault; the object is free when that goes, too."""
+    """The block's own name is allowed; the object is free once that is dropped too."""
     with store_of(serde=ArraySerde) as (writer, (reader,)):
         place = writer.put("k", ARRAY)
         with reader.view(*place) as view:
@@ -139,7 +143,7 @@ def test_bytes_as_memory() -> None:
 
 
 def test_the_read_counts_at_the_end() -> None:
-    """Not before; and also if the block raises."""
+    """Not before; and even if the block raises."""
     with store_of() as (writer, (reader,)):
         for key, error in (("a", False), ("b", True)):
             place = writer.put(key, b"x")
@@ -155,7 +159,7 @@ def test_the_read_counts_at_the_end() -> None:
 
 
 def test_several_views() -> None:
-    """Each pins for itself, in any order, by the writer, too."""
+    """Each has its own pin, in any order, on the writer too."""
     with store_of(2, serde=ArraySerde) as (writer, (one, two)):
         place = writer.put("k", ARRAY)
         with one.view(*place) as a, two.view(*place) as b, writer.view(*place) as c:
@@ -187,7 +191,7 @@ def enter(reader: Storage, address: int, number: int) -> None:
 
 @pytest.mark.parametrize("read", [Storage.get, enter])
 def test_decoding_fails(read: Callable[..., object]) -> None:
-    """The read is not counted, and nothing pinned: neither by the error, nor by its traceback."""
+    """The read is not counted; neither the error nor its traceback keeps a pin."""
     with store_of(serde=Bomb) as (writer, (reader,)):
         place = writer.put("k", ARRAY)
         with pytest.raises(ZeroDivisionError) as caught:
@@ -199,7 +203,7 @@ def test_decoding_fails(read: Callable[..., object]) -> None:
 
 @pytest.mark.parametrize("read", [Storage.get, enter])
 def test_decoding_is_refused(read: Callable[..., object]) -> None:
-    """The same by memlane's own serde: what it had taken out before is not kept."""
+    """The same with memlane's serde: values decoded so far are not kept."""
     with (
         store_of(serde=PickleMsgpackSerde, attached=0) as (writer, _),
         Storage(1 << 14, 1, Ring(*writer.ring_buffer.handle()), MsgpackSerde) as reader,
@@ -213,7 +217,7 @@ def test_decoding_is_refused(read: Callable[..., object]) -> None:
 
 
 class Copies(ArraySerde):
-    """Has no views of its own: the base class decodes."""
+    """Has no views of its own; the base class decodes."""
 
     deserialize_view = ObjectSerde.deserialize_view
 
@@ -228,7 +232,7 @@ def test_a_serde_without_views() -> None:
 
 
 def test_get_of_a_serde_that_aliases() -> None:
-    """What get returns stays what it is, though the serde did not copy."""
+    """The result of get does not change, though the serde did not copy."""
 
     class Aliases(ArraySerde):
         deserialize_view = ArraySerde.deserialize_view
@@ -274,7 +278,7 @@ def test_close_inside_the_block() -> None:
 
 
 def test_a_late_release_touches_no_successor() -> None:
-    """A view that outlives its closed reader does not take the pins of who came after it."""
+    """A view that outlives its closed reader does not drop a successor's pins."""
     with store_of(1, serde=ArraySerde) as (writer, (old,)):
         place = writer.put("k", ARRAY)
         with refuses(ViewInUse), old.view(*place) as view:
@@ -315,7 +319,7 @@ def ask_for_release_after(_link: Link, what: str) -> str:
     ("what", "text"), [("torch", "torch finds none here"), ("nothing", "has not imported torch")]
 )
 def test_release_after_without_a_gpu(what: str, text: str) -> None:
-    """It says what is missing, torch or the GPU, and the block ends as ever."""
+    """The error says what is missing, torch or the GPU; the block ends as usual."""
     if what == "torch" and pytest.importorskip("torch").cuda.is_available():
         pytest.skip("there is a GPU")
     method = "fork" if what == "torch" else "spawn"

@@ -1,6 +1,6 @@
-"""What survives a block that filled or read a chunk by hand is found, whatever it is.
+"""References that outlive a block on a chunk filled or read by hand are found, of whatever kind.
 
-Fails without the guard: a memoryview that is released says nothing of its slices, casts and arrays.
+Fails without the guard: releasing a memoryview says nothing about its slices, casts and arrays.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ keepers = pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
 
 @keepers
 def test_write(keep: Callable[[memoryview], object]) -> None:
-    """Nothing is published while something could still change it, and then the queue goes on."""
+    """Nothing is published while a reference could still change it; then the queue works again."""
     with queue_of(max_chunk_bytes=64, max_chunks=2) as (writer, (reader,)):
         kept: list[object] = []
         with refuses(BufferError) as caught, writer.acquire_write() as view:
@@ -47,7 +47,7 @@ def test_write(keep: Callable[[memoryview], object]) -> None:
 
 @keepers
 def test_read(keep: Callable[[memoryview], object]) -> None:
-    """The chunk stays as it is until the last of them goes; only then the writer may have it."""
+    """The chunk does not change until the last reference goes; then the writer gets it."""
     with queue_of(max_chunk_bytes=64, max_chunks=1) as (writer, (reader,)):
         with writer.acquire_write() as view:
             view[:5] = b"first"
@@ -72,7 +72,7 @@ def keep_and_fail(kept: list[object], view: memoryview) -> None:
 
 
 def test_the_error_of_the_block_wins() -> None:
-    """An exception in the block comes out of it, whatever survives."""
+    """An exception in the block is raised, whatever references remain."""
     with queue_of(max_chunk_bytes=64, max_chunks=2) as (writer, (reader,)):
         writer.enqueue(1)
         kept: list[object] = []

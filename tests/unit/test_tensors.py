@@ -1,4 +1,4 @@
-"""torch CPU tensors: every dtype and shape comes back as it was."""
+"""torch CPU tensors: every dtype and shape comes back unchanged."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ def sparse_tensors() -> "list[torch.Tensor]":
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
 def test_sparse_tensors() -> None:
-    """They come back as they were, and go when they are dropped: torch's own way keeps them."""
+    """They come back unchanged, and are freed when dropped (torch's own reducer keeps them)."""
     with queue_of() as (writer, (reader,)):
         for tensor in sparse_tensors():
             writer.enqueue(tensor)
@@ -77,7 +77,7 @@ def test_sparse_tensors() -> None:
 
 
 def test_unusual_tensors() -> None:
-    """What is more than its values comes back, too: lazy bits, attributes, types, no memory."""
+    """Lazy bits, attributes, types, and tensors without memory come back too."""
     base = torch.arange(12_000.0).reshape(30, 400)
     lazy = [base.to(torch.complex64).mul(1j).conj(), base.to(torch.complex64).conj().imag]
     quantized = torch.quantize_per_tensor(base, 0.1, 0, torch.quint8)
@@ -101,7 +101,7 @@ class Image(torch.Tensor):
 
 
 def test_tensors_are_the_readers_own() -> None:
-    """Writable, and no message that follows changes them."""
+    """Writable, and not changed by later messages."""
     with queue_of(2) as (writer, (one, other)):
         writer.enqueue(torch.zeros(10_000))
         mine = one.dequeue()
@@ -110,7 +110,7 @@ def test_tensors_are_the_readers_own() -> None:
 
 
 def test_torch_is_not_imported_for_nothing() -> None:
-    """Who has not imported torch does not pay for it."""
+    """A process that has not imported torch does not pay for it."""
     program = """
 import sys
 from memlane import MessageQueue

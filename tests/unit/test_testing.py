@@ -1,4 +1,4 @@
-"""`memlane.testing`: what it promises to those who test on top of memlane."""
+"""`memlane.testing`: its promises to tests of engines built on memlane."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from tests.queues import name_in, path_of, refuses, start_reader, start_writer
 
 
 def open_here() -> list[testing.Segment]:
-    """Other tests may run on the same machine."""
+    """Only this process's: other tests may run on the same machine."""
     return [segment for segment in testing.segments() if os.getpid() in segment.pids]
 
 
@@ -27,7 +27,7 @@ def test_local_queue() -> None:
 
 
 def test_segments() -> None:
-    """Named until all have attached; with everybody who has it open."""
+    """Named until all have attached; with every process that has it open."""
     with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
         (segment,) = open_here()
         assert segment == testing.Segment(path_of(writer).name, True, (os.getpid(),))
@@ -40,7 +40,7 @@ def test_segments() -> None:
 
 
 def test_no_leaks() -> None:
-    """What was there before is no leak, what came and stays is one."""
+    """Earlier segments are no leak; one that is left by the block is."""
     with ShmRingBuffer(1, 64, 1), testing.no_leaks(), ShmRingBuffer(1, 64, 1):
         pass
     rings = []
@@ -52,7 +52,7 @@ def test_no_leaks() -> None:
 
 
 def test_what_only_the_collector_has_not_seen_yet_is_no_leak() -> None:
-    """An engine that refers to itself has gone when its last reference has."""
+    """An engine in a reference cycle is gone when its last outside reference is."""
 
     class Engine:
         pass
@@ -75,7 +75,7 @@ def test_kill() -> None:
 
 
 def test_stopped() -> None:
-    """Stopped within the block, running behind it, and dead is not stopped."""
+    """Stopped within the block, running after it; a dead process is refused."""
     with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
         reader = start_reader(writer.export_handle())
         writer.wait_until_ready(10)
@@ -102,7 +102,7 @@ def test_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stalls_where_nobody_logs() -> None:
-    """The lines are there however quiet the engine's own logging is."""
+    """The lines are collected however quiet the engine's own logging is."""
     logger, root = logging.getLogger("memlane"), logging.getLogger()
     before = root.level
     root.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Timeouts of enqueue, dequeue and the chunks: seconds, one deadline, nothing half done."""
+"""Timeouts of enqueue, dequeue and chunks: in seconds, one deadline, nothing half done."""
 
 import math
 import time
@@ -30,7 +30,7 @@ def block(name: str, writer: MessageQueue) -> int:
 @calls
 @pytest.mark.parametrize("timeout", EXPIRED)
 def test_expired(name: str, call: Call, timeout: float) -> None:
-    """Zero and everything below is a look without waiting, and changes nothing."""
+    """Zero and negative values poll, and change nothing."""
     with queue_of() as (writer, (reader,)):
         count = block(name, writer)
         for _ in range(3):
@@ -78,7 +78,7 @@ def test_what_is_no_number(name: str, call: Call, timeout: Any) -> None:
 
 @pytest.mark.parametrize("timeout", ["1", math.nan])
 def test_close_within_no_time(timeout: Any) -> None:
-    """It closes nothing, on either end."""
+    """An invalid timeout closes nothing, on either end."""
     with queue_of() as (writer, (reader,)):
         for end in (reader, writer):
             with refuses(TypeError, ValueError):
@@ -89,7 +89,7 @@ def test_close_within_no_time(timeout: Any) -> None:
 
 @pytest.mark.parametrize("timeout", [None, 0, -1, 1, 0.5, 1e300, math.inf, 2**70])
 def test_what_need_not_wait_does_not_time_out(timeout: float | None) -> None:
-    """A message that is there is returned, and a free chunk is used, whatever the timeout."""
+    """An available message, or a free chunk, is used whatever the timeout."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue(1, timeout=timeout)
         with writer.acquire_write(timeout=timeout) as chunk:
@@ -125,7 +125,7 @@ def test_a_timeout_of_dequeue_consumes_nothing() -> None:
 
 
 def test_a_timeout_of_enqueue_sends_nothing() -> None:
-    """What timed out never arrives, neither whole nor in part."""
+    """A message that timed out never arrives, neither whole nor in part."""
     with queue_of(2, max_chunks=2) as (writer, (fast, slow)):
         fill(writer)
         assert drain(fast) == [0, 1]
@@ -139,7 +139,7 @@ def test_a_timeout_of_enqueue_sends_nothing() -> None:
 
 
 def test_the_error_of_enqueue_names_the_slow_reader() -> None:
-    """TimedOut says for whom the writer has waited: rank and pid of that reader alone."""
+    """TimedOut names the rank and pid of the reader waited for, and of no other."""
     import os
 
     with MessageQueue(2, 2, [71, 83], 256, 2) as writer:

@@ -1,4 +1,4 @@
-"""`dequeue_view`: arrays that alias shared memory, and what happens when they survive the block."""
+"""`dequeue_view`: arrays that alias shared memory, and what happens if they outlive the block."""
 
 import gc
 import logging
@@ -89,7 +89,7 @@ harmless = pytest.mark.parametrize(("sent", "use"), HARMLESS.values(), ids=HARML
 
 
 def mapped_at(address: int) -> str:
-    """What is mapped there, as the kernel says."""
+    """The mapping at that address, as the kernel reports it."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(number, 16) for number in line.split()[0].split("-"))
         if first <= address < last:
@@ -98,13 +98,13 @@ def mapped_at(address: int) -> str:
 
 
 def views(queue: MessageQueue) -> int:
-    """Chunks that the first reader keeps, as the segment says."""
+    """Number of chunks that the first reader keeps, as the segment says."""
     return queue.statistics().readers[0].views
 
 
 @survivors
 def test_survivor(sent: Any, keep: Callable[[Any], object]) -> None:
-    """Leaving the block raises, the chunk is kept meanwhile, and given back with the last alias."""
+    """Leaving raises; the chunk is kept, and given back with the last alias."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=1) as (writer, (reader,)):
         writer.enqueue(sent)
         kept: list[object] = []
@@ -125,7 +125,7 @@ def test_survivor(sent: Any, keep: Callable[[Any], object]) -> None:
 
 @harmless
 def test_no_survivor(sent: Any, use: Callable[[Any], object]) -> None:
-    """The name of the block itself is no fault; the chunk goes back with it."""
+    """The block's own name is allowed; the chunk is given back when it is dropped."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=1) as (writer, (reader,)):
         writer.enqueue(sent)
         with reader.dequeue_view() as view:
@@ -138,7 +138,7 @@ def test_no_survivor(sent: Any, use: Callable[[Any], object]) -> None:
 
 
 def test_names_of_a_tuple() -> None:
-    """`as (a, b)` leaves two names; what is taken out of the arrays counts as ever."""
+    """`as (a, b)` leaves two names, which are allowed; references taken from the arrays are not."""
     with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
         writer.enqueue((ARRAY, 2 * ARRAY))
         with reader.dequeue_view() as (one, two):
@@ -152,7 +152,10 @@ def test_names_of_a_tuple() -> None:
 
 @pytest.mark.parametrize("sent", [ARRAY, LARGE], ids=["chunk", "extent"])
 def test_it_aliases(sent: "np.ndarray[Any, Any]") -> None:
-    """Nothing is copied: it lies in the memory of the segment, aligned, and cannot be written."""
+    """Nothing is copied: it lies in the segment, aligned, and nobody here can write to it.
+
+    numpy refuses; a write past numpy, as by `torch.from_numpy`, would end this process.
+    """
     with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
         writer.enqueue(sent)
         with reader.dequeue_view() as view:
@@ -160,14 +163,16 @@ def test_it_aliases(sent: "np.ndarray[Any, Any]") -> None:
             assert view.dtype == sent.dtype
             assert not view.flags.writeable
             assert view.ctypes.data % 64 == 0
-            assert writer.handle.queue_id in mapped_at(view.ctypes.data)
+            line = mapped_at(view.ctypes.data)
+            assert writer.handle.queue_id in line
+            assert " r--s " in line
             with pytest.raises(ValueError, match="read-only"):
                 view[0] = 1
 
 
 @pytest.mark.parametrize("sent", [ARRAY, LARGE], ids=["chunk", "extent"])
 def test_a_write_to_a_tensor_reaches_nobody(sent: "np.ndarray[Any, Any]") -> None:
-    """torch knows no read-only memory, so a view's tensors are the reader's own, and outlive it."""
+    """torch has no read-only memory, so a view's tensors are copies, and outlive it."""
     message = {"tensor": torch.from_numpy(sent), "parameter": torch.nn.Parameter(torch.ones(5000))}
     with queue_of(2, max_chunk_bytes=CHUNK) as (writer, (one, two)):
         writer.enqueue(message)
@@ -186,7 +191,7 @@ def bytes_of(tensor: "torch.Tensor") -> bytes:
 
 
 def test_tensors_without_a_warning() -> None:
-    """torch knows no read-only memory and would say so."""
+    """torch would warn about read-only memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int8):
@@ -200,7 +205,7 @@ def test_tensors_without_a_warning() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.float32, torch.complex128])
 def test_tensors_in_a_chunk_of_odd_size(dtype: "torch.dtype") -> None:
-    """torch trusts in alignment, so a tensor that has none is copied."""
+    """torch relies on alignment, so an unaligned tensor is copied."""
     sent = torch.ones(3000).to(dtype)
     with queue_of(max_chunk_bytes=CHUNK + 1) as (writer, (reader,)):
         for _ in range(3):
@@ -211,7 +216,7 @@ def test_tensors_in_a_chunk_of_odd_size(dtype: "torch.dtype") -> None:
 
 
 def test_views_in_any_order() -> None:
-    """A reader goes on while it holds views, and gives them back in any order."""
+    """A reader continues while it holds views, and gives them back in any order."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=4) as (writer, (reader,)):
         for number in range(3):
             writer.enqueue(number * ARRAY)
@@ -242,7 +247,7 @@ def test_views_in_any_order() -> None:
 
 
 def test_since_when() -> None:
-    """Statistics say how many, and since when the oldest."""
+    """Statistics give the number of views, and the time of the oldest."""
     with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
         assert writer.statistics().readers[0].views_since is None
         writer.enqueue(ARRAY)
@@ -268,7 +273,7 @@ def keep_and_fail(kept: list[object], view: "np.ndarray[Any, Any]") -> None:
 
 
 def test_an_error_in_the_block_wins() -> None:
-    """Its traceback refers to everything; what survived is given back when that goes."""
+    """Its traceback refers to everything; the chunk is given back when that is dropped."""
     with queue_of(max_chunk_bytes=CHUNK) as (writer, (reader,)):
         writer.enqueue(ARRAY)
         kept: list[object] = []
@@ -285,7 +290,7 @@ def test_an_error_in_the_block_wins() -> None:
     "beside", [None, bytes(CHUNK // 2), ARRAY, [ARRAY, bytes(3 * CHUNK)], LARGE]
 )
 def test_decoding_fails(beside: object) -> None:
-    """M3, of each size: the message is consumed, its chunk given back though the error lives."""
+    """M3, at each size: the message is consumed, its chunk given back though the error exists."""
     with queue_of(max_chunk_bytes=CHUNK, max_chunks=1) as (writer, (reader,)):
         writer.enqueue([beside, Bomb()])
         with pytest.raises(ZeroDivisionError) as caught, reader.dequeue_view():
@@ -332,7 +337,7 @@ def test_close_with_views() -> None:
 
 
 def test_extents_of_views_are_not_reused() -> None:
-    """An extent stays what it is while a view of it lives, and is used again afterwards."""
+    """An extent does not change while it has a view, and is reused afterwards."""
     with queue_of(max_chunk_bytes=4096, max_chunks=2) as (writer, (reader,)):
         writer.enqueue(LARGE)
         with refuses(ViewInUse), reader.dequeue_view() as view:

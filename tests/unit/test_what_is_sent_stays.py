@@ -13,12 +13,12 @@ from tests.queues import queue_of
 
 
 class Array(np.ndarray):
-    """Of a type that can be referred to weakly."""
+    """Of a type that supports weak references."""
 
 
 @pytest.mark.parametrize("size", [100, 50_000])
 def test_a_pickle_buffer_of_the_caller(size: int) -> None:
-    """It is as read-only afterwards as before, and arrives as one type at any size."""
+    """It stays as read-only as before, and arrives with the same type at any size."""
 
     class Blob:
         def __init__(self, data: object) -> None:
@@ -34,7 +34,7 @@ def test_a_pickle_buffer_of_the_caller(size: int) -> None:
 
 
 def test_nothing_is_kept_alive() -> None:
-    """Neither by the pickler's memo nor by the buffers, also when the send fails."""
+    """Neither by the pickler's memo nor by the buffers, even if the send fails."""
     with queue_of(max_chunk_bytes=4096, max_chunks=1) as (writer, (reader,)):
         for fails in (False, True):
             array = np.zeros(100_000).view(Array)
@@ -51,7 +51,7 @@ def test_nothing_is_kept_alive() -> None:
 
 
 def test_a_blocked_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sys.modules["torch"] = None` is how an import is forbidden; it costs nobody a message."""
+    """`sys.modules["torch"] = None` forbids the import; messages are still sent."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with queue_of() as (writer, (reader,)):
         writer.enqueue(1)

@@ -41,15 +41,16 @@ void send(RingWriter& writer, unsigned what) {
         std::memcpy(message.data() + sizeof header, table.sizes().data(), table.sizes().size_bytes());
     }
     const bool fits = bytes <= kGeometry.max_chunk_bytes;
-    if (writer.begin_nowait(fits ? bytes : 0).status != core::Status::ok) return;
+    auto claim = writer.begin_nowait(fits ? bytes : 0).loan;
+    if (!claim) return;
     if (fits) {
-        std::memcpy(writer.chunk(), message.data(), bytes);
+        std::memcpy(claim->chunk(), message.data(), bytes);
     } else {
         const auto write = [&](ExtentWriter& to) { return to.put(0, bytes, message.data()); };
         const auto look = [](core::LookReason) { return true; };
-        if (writer.spill(bytes, os::Deadline::after(0), write, look).status != core::Status::ok) return;
+        if (claim->spill(bytes, os::Deadline::after(0), write, look).status != core::Status::ok) return;
     }
-    writer.publish(kind, bytes);
+    claim->publish(kind, bytes);
 }
 
 void touch(const std::byte* from, std::uint64_t bytes) {
@@ -58,42 +59,45 @@ void touch(const std::byte* from, std::uint64_t bytes) {
     if (bytes > 0) load(bytes - 1);
 }
 
-void copy(const RingReader& reader, const ChunkDescriptor& message, const Frame& frame) {
+void copy(const RingReader::Sample& sample, const ChunkDescriptor& message, const Frame& frame) {
     const std::unique_ptr<std::byte[]> own(new std::byte[frame.bytes]);
-    reader.copy_out(message, frame.offset, frame.bytes, own.get());
+    sample.copy_out(message, frame.offset, frame.bytes, own.get());
 }
 
-std::optional<FrameTable> table_of(const RingReader& reader, const ChunkDescriptor& message) {
+std::optional<FrameTable> table_of(const RingReader::Sample& sample, const ChunkDescriptor& message) {
     return FrameTable::parse(message.length, [&](std::uint64_t offset, std::uint64_t bytes, void* to) {
-        return reader.copy_out(message, offset, bytes, to);
+        return sample.copy_out(message, offset, bytes, to);
     });
 }
 
 // The steps of bindings/ring_reader.hpp.
 void receive(RingReader& reader, bool is_view) {
-    if (reader.holds_next() || reader.begin_nowait().status != core::Status::ok) return;
-    const auto message = reader.descriptor();
-    if (!message) return reader.finish(0);
+    if (reader.holds_next()) return;
+    auto sample = reader.begin_nowait().loan;
+    if (!sample) return;
+    const auto message = sample->descriptor();
+    if (!message) return sample->finish(0);
     const bool is_extent = message->extent_bytes > 0;
     const os::FileFacts file = os::facts_of(reader.segment().file());
     FUZZ_CHECK(message->length <= (is_extent ? file.allocated : kGeometry.max_chunk_bytes));
-    if (!is_extent) reader.ensure(message->length);
+    if (!is_extent) sample->ensure(message->length);
     if (message->kind != ChunkKind::frames) {
-        copy(reader, *message, {0, message->length});
-        return reader.finish(message->length);
+        copy(*sample, *message, {0, message->length});
+        return sample->finish(message->length);
     }
-    const auto table = table_of(reader, *message);
-    if (!table) return reader.finish(0);
-    copy(reader, *message, table->stream());
+    const auto table = table_of(*sample, *message);
+    if (!table) return sample->finish(0);
+    copy(*sample, *message, table->stream());
     if (!is_view) {
-        for (const Frame& frame : table->buffers()) copy(reader, *message, frame);
-        return reader.finish(message->length);
+        for (const Frame& frame : table->buffers()) copy(*sample, *message, frame);
+        return sample->finish(message->length);
     }
-    const auto place = reader.place(*message);
-    if (!place) return reader.finish(0);
-    FUZZ_CHECK(place->offset <= place->mapping->bytes() && message->length <= place->mapping->bytes() - place->offset);
-    const std::uint64_t held = reader.hold(message->length);
-    for (const Frame& frame : table->buffers()) touch(place->mapping->base() + place->offset + frame.offset, frame.bytes);
+    const auto place = sample->place(*message);
+    if (!place) return sample->finish(0);
+    const auto offset = static_cast<std::uint64_t>(place->begin - place->mapping->base());
+    FUZZ_CHECK(offset <= place->mapping->bytes() && message->length <= place->mapping->bytes() - offset);
+    const std::uint64_t held = sample->keep(message->length);
+    for (const Frame& frame : table->buffers()) touch(place->begin + frame.offset, frame.bytes);
     reader.release_held(held);
 }
 

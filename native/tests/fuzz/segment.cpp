@@ -70,9 +70,9 @@ void attach_ring(bool is_queue) {
                                                is_queue ? std::optional<std::size_t>(1) : std::nullopt);
     if (!is_queue) return;
     broadcast::RingReader reader(segment, kGeometry, 0, kGeometry.max_chunk_bytes);
-    if (reader.begin_nowait().status == core::Status::ok) {
-        reader.descriptor();
-        reader.finish(0);
+    if (auto sample = reader.begin_nowait().loan) {
+        sample->descriptor();
+        sample->finish(0);
     }
 }
 

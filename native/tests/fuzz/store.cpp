@@ -57,7 +57,7 @@ private:
         std::vector<std::byte> own(from + store::kCountBytes, from + object->size);
         reader.is_valid(*object);
         reader.count(*object);
-        if (&reader == store_.writer.get()) store_.writer->stand_in(*object);
+        if (&reader == store_.writer.get()) store_.writer->count(*object);
         reader.note_progress();
         reader.unpin(*object);
     }

@@ -73,39 +73,33 @@ struct Bed {
         tire(*reader);
         fill_at_once(0);
         tire(*writer);
-        CHECK(reader->begin_nowait().status == Status::ok);
-        reader->finish(sizeof(std::uint64_t));
+        testing::must(reader->begin_nowait()).finish(sizeof(std::uint64_t));
     }
-    void fill_at_once(std::uint64_t value) {
-        CHECK(writer->begin_nowait(sizeof value).status == Status::ok);
-        fill(value);
-    }
+    void fill_at_once(std::uint64_t value) { testing::put(testing::must(writer->begin_nowait(sizeof value)), value); }
 
     void send(std::uint64_t value) {
-        require(writer->begin(sizeof value, kNever, keep_waiting).status == Status::ok, "wait without a result");
-        fill(value);
-    }
-    void fill(std::uint64_t value) {
-        std::memcpy(writer->chunk(), &value, sizeof value);
-        writer->publish(ChunkKind::object, sizeof value);
+        auto claim = writer->begin(sizeof value, kNever, keep_waiting);
+        require(claim.status == Status::ok, "wait without a result");
+        testing::put(std::move(*claim.loan), value);
     }
 
-    std::uint64_t read() {
-        const std::optional<ChunkDescriptor> descriptor = reader->descriptor();
+    static std::uint64_t read(const RingReader::Sample& sample) {
+        const std::optional<ChunkDescriptor> descriptor = sample.descriptor();
         require(descriptor && descriptor->length == sizeof(std::uint64_t), "torn message");
         std::uint64_t value = 0;
-        require(reader->copy_out(*descriptor, 0, sizeof value, &value), "torn message");
+        require(sample.copy_out(*descriptor, 0, sizeof value, &value), "torn message");
         return value;
     }
     void receive(std::uint64_t expected) {
-        require(reader->begin(kNever, keep_waiting).status == Status::ok, "wait without a result");
-        take(expected);
+        auto sample = reader->begin(kNever, keep_waiting);
+        require(sample.status == Status::ok, "wait without a result");
+        take(*sample.loan, expected);
     }
-    void take(std::uint64_t expected) {
-        const std::uint64_t value = read();
+    static void take(RingReader::Sample& sample, std::uint64_t expected) {
+        const std::uint64_t value = read(sample);
         require(value >= expected, "repeated message");
         require(value <= expected, "skipped message");
-        reader->finish(sizeof value);
+        sample.finish(sizeof value);
     }
 
     std::string name_of(const void* address) const;

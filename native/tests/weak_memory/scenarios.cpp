@@ -1,7 +1,6 @@
 #include "scenarios.hpp"
 
 #include "bed.hpp"
-#include "broadcast/attendance.hpp"
 
 namespace memlane::weak {
 
@@ -88,17 +87,19 @@ Scenario writer_waits_twice() {
 Scenario last_reader_wakes() {
     const auto bed = std::make_shared<Bed>(1, 2);
     const auto is_woken = std::make_shared<bool>();
-    const auto give_back = [bed, is_woken](RingReader& reader) {
-        reader.finish(sizeof(std::uint64_t));
+    const auto samples = std::make_shared<std::vector<RingReader::Sample>>();
+    const auto give_back = [bed, samples, is_woken](std::size_t reader) {
+        samples->at(reader).finish(sizeof(std::uint64_t));
         *is_woken |= core::load_relaxed(bed->writer->ring().waits().consumed) != 0;
     };
     Scenario made = bed->scenario("last reader wakes",
-                                  {[bed, give_back] { give_back(*bed->reader); }, [bed, give_back] { give_back(*bed->second); }},
-                                  [bed, is_woken] {
+                                  {[give_back] { give_back(0); }, [give_back] { give_back(1); }},
+                                  [bed, samples, is_woken] {
                                       bed->start();
                                       bed->fill_at_once(1);
-                                      CHECK(bed->reader->begin_nowait().status == Status::ok);
-                                      CHECK(bed->second->begin_nowait().status == Status::ok);
+                                      samples->clear();
+                                      for (auto* reader : {&bed->reader, &bed->second})
+                                          samples->push_back(testing::must((*reader)->begin_nowait()));
                                       bed->writer->ring().waits().writer_parked = 1;
                                       *is_woken = false;
                                   });
@@ -118,12 +119,12 @@ Scenario writer_leaves() {
                               bool is_received = false;
                               for (int i = 0; i < 3; ++i) {
                                   const os::Deadline poll = os::Deadline::after(0);
-                                  const Status status = bed->reader->begin(poll, keep_waiting).status;
-                                  if (status == Status::ok) {
-                                      bed->take(1);
+                                  auto sample = bed->reader->begin(poll, keep_waiting);
+                                  if (sample.loan) {
+                                      bed->take(*sample.loan, 1);
                                       is_received = true;
                                   }
-                                  require(is_received || status != Status::peer_closed, "skipped message");
+                                  require(is_received || sample.status != Status::peer_closed, "skipped message");
                               }
                           }},
                          [bed] { bed->start(); });
@@ -154,9 +155,9 @@ Scenario reader_leaves() {
     return bed->scenario("reader leaves",
                          {[bed] { bed->send(2); },
                           [bed] {
-                              const Status status = bed->reader->begin(kNever, keep_waiting).status;
-                              require(status == Status::ok, "wait without a result");
-                              require(bed->read() == 1, "skipped message");
+                              const auto sample = bed->reader->begin(kNever, keep_waiting);
+                              require(sample.status == Status::ok, "wait without a result");
+                              require(bed->read(*sample.loan) == 1, "skipped message");
                               bed->reader->announce_close();
                           }},
                          [bed] {
@@ -170,8 +171,7 @@ Scenario reader_joins() {
     const auto bed = std::make_shared<Bed>(1);
     return bed->scenario("reader joins",
                          {[bed] {
-                              const core::Outcome outcome =
-                                  broadcast::wait_for_all(*bed->writer, RingWriter::kSlot, kNever, keep_waiting);
+                              const core::Outcome outcome = bed->writer->wait_for_all(kNever, keep_waiting);
                               require(outcome.status == Status::ok, "wait without a result");
                               const os::ProcessIdentity who = bed->writer->participants().identity(1);
                               require(who.pid == static_cast<std::uint64_t>(::getpid()), "stale identity");

@@ -1,4 +1,4 @@
-"""A block on a message that is left where it lies: what `dequeue_view` returns."""
+"""A block on a message whose arrays stay in shared memory, as `dequeue_view` returns it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ViewSource(Protocol):
-    """A reader's end; without a lease the object is the reader's own."""
+    """A reader's end. If it returns no lease, the object is a copy of the reader's own."""
 
     def receive_view(
         self, timeout: float | None, cancel: threading.Event | None
@@ -22,9 +22,9 @@ class ViewSource(Protocol):
 
 
 class ViewBlock:
-    """An object whose arrays are left where they lie; they keep its chunk or extent.
+    """An object whose arrays stay in shared memory, and keep its chunk or extent.
 
-    `owner` is the queue: it must live as long as the block, or its end is freed under it.
+    `owner` is the queue, kept alive so that its end is not freed during the block.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ViewBlock:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         box, self._value = [self._value], None
         if kind is not None or self._lease is None:
-            return  # an error says more, and its traceback refers to what the block made
+            return  # the error matters more, and its traceback refers to objects of the block
         found = survivor(box, self._lease)
         box.clear()
         if found is not None and self._lease.is_held:

@@ -1,17 +1,17 @@
-"""The ends of a queue: what `MessageQueue` puts its calls to.
+"""The ends of a queue, to which `MessageQueue` delegates.
 
-On one host an end is native (`RingWriter`, `RingReader`), wrapped in what it does not know: ranks
-and statistics. `send` and `receive` are the native methods themselves, so that a message crosses
-into native code and nothing else. Ends over the network are in `network.py`.
+On one host an end wraps a native one (`RingWriter`, `RingReader`) and adds ranks and statistics.
+`send` and `receive` are the native methods themselves, so that a message takes a single call.
+Ends over the network are in `network.py`.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from memlane._failures import participant
+from memlane._failures import failure, participant
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane._segments import name_of
 from memlane._serialization import Codec, codec_of
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from memlane.broadcast.handle import Handle
 
-# Of every chunk this much is reserved when the queue is made, the rest when a message needs it: a
-# default queue (10 chunks of 10 MiB) must fit a container's 64 MiB while its messages are small.
+# This much of each chunk is reserved when the queue is made, the rest when a message needs it: with
+# small messages a default queue (10 chunks of 10 MiB) must fit a container's 64 MiB.
 RESERVED_CHUNK_BYTES = 64 * 1024
 
 
@@ -39,7 +39,7 @@ Native = TypeVar("Native", RingWriter, RingReader)
 
 
 class End(Protocol):
-    """What both kinds of ends have. `segment` and `position` are None and 0 without a ring."""
+    """What all ends have. Without a ring `segment` is None and `position` 0."""
 
     @property
     def segment(self) -> RingSegment | None: ...
@@ -55,7 +55,7 @@ class End(Protocol):
 
 
 class WriterEnd(End, Protocol):
-    """`send` raises as `MessageQueue.enqueue` does, with nothing sent."""
+    """A writer's end. `send` raises as `MessageQueue.enqueue` does, with nothing sent."""
 
     @property
     def send(self) -> Callable[[Any, float | None], None]: ...
@@ -65,7 +65,7 @@ class WriterEnd(End, Protocol):
 
 
 class ReaderEnd(End, Protocol):
-    """`receive` raises as `MessageQueue.dequeue` does, and lends as it does if the last is true."""
+    """A reader's end. `receive` is `MessageQueue.dequeue`; its last argument is `lend`."""
 
     @property
     def receive(self) -> Callable[[float | None, threading.Event | None, bool], Any]: ...
@@ -82,12 +82,12 @@ class ReaderEnd(End, Protocol):
 
 
 class _LocalEnd(Generic[Native]):
-    """What the ends on one host have in common."""
+    """What writers and readers of a ring have in common."""
 
     socket: zmq.Socket[bytes] | None = None
 
     def __init__(self, segment: RingSegment, make: Callable[[], Native]) -> None:
-        """Gives the segment up if `make` raises."""
+        """Abandons the segment if `make` raises."""
         with undone_by(segment.abandon):
             self.native: Native = make()
         self.segment = segment
@@ -99,7 +99,7 @@ class _LocalEnd(Generic[Native]):
         self.native.check()
 
     def close(self, _timeout: float | None = None) -> None:
-        """At once: what is queued stays there for its readers."""
+        """Returns at once; queued messages stay available to their readers."""
         self.native.close()
 
     def abandon(self) -> None:
@@ -124,7 +124,7 @@ class LocalWriter(_LocalEnd[RingWriter]):
         codec: Codec,
         max_extent_bytes: int,
     ) -> None:
-        """A new segment, and the writer's end of it. Fails whole."""
+        """Creates a segment and the writer's end of it, or nothing."""
         segment = RingSegment.create(
             geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
         )
@@ -137,6 +137,33 @@ class LocalWriter(_LocalEnd[RingWriter]):
     def secrets_for(self, rank: int | None) -> list[str]:
         if rank is not None and rank not in self.native.ranks:
             raise no_such_reader(rank, self.native.ranks)
+        return []
+
+    # For a writer that has remote readers besides; its thread may ask while the ring closes.
+
+    def absent(self) -> list[str]:
+        """The readers that have not attached."""
+        rows = self._states()
+        return [f"reader {rank} (never attached)" for rank, _, state in rows if state == "absent"]
+
+    def raise_death(self) -> None:
+        """ReaderDied, if one of them died."""
+        for _, slot, state in self._states():
+            if state == "dead":
+                raise failure(self.native, "peer_died", slot, None)
+
+    def note_absent_elsewhere(self, count: int) -> None:
+        """So many remote readers have not attached; nobody here is ready before."""
+        with suppress(Closed):
+            self.native.set_absent_elsewhere(count)
+
+    def _states(self) -> list[tuple[int, int, str]]:
+        """Rank, slot and state of each reader; of none, once this is closed."""
+        with suppress(Closed):
+            return [
+                (rank, slot, participant(self.native, slot).state)
+                for slot, rank in enumerate(self.native.ranks, start=1)
+            ]
         return []
 
     def release_reader(self, rank: int) -> None:
@@ -156,7 +183,7 @@ class LocalReader(_LocalEnd[RingReader]):
     """A reader of a ring."""
 
     def __init__(self, handle: Handle, place: int) -> None:
-        """The handle's ring, joined, and the end of the reader that has `place`. Fails whole."""
+        """Attaches to the handle's ring as the reader at `place`, or not at all."""
         if handle.buffer_handle is None:
             raise no_such_reader(place, [])
         *numbers, name = handle.buffer_handle
@@ -187,7 +214,7 @@ class LocalReader(_LocalEnd[RingReader]):
 
 
 class LonelyWriter:
-    """The writer of a queue that nobody reads: it keeps nothing, and waits for nobody."""
+    """The writer of a queue without readers: it keeps nothing and never waits."""
 
     segment = socket = None
     position = 0

@@ -1,4 +1,4 @@
-"""A queue over a group of processes; which of them share memory is found by trying."""
+"""A queue over a group of processes; it finds out by trying which of them share memory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ DEFAULT_TIMEOUT = 300.0
 def in_the_same_node_as(
     pg: Any, source_rank: int = 0, *, timeout: float | None = DEFAULT_TIMEOUT
 ) -> list[bool]:
-    """Tells, for each rank of the group, whether it sees the shared memory of `source_rank`.
+    """Returns, for each rank of the group, whether it can see the shared memory of `source_rank`.
 
-    Tried, not concluded: `source_rank` makes a segment and the others look for it, so containers
-    of one host with a /dev/shm of their own count as apart, whatever their host names are. All
-    ranks call it, and all get the same list.
+    This is tried, not inferred: `source_rank` makes a segment and the others look for it, so
+    containers with separate /dev/shm do not count as one node, whatever their host names. All ranks
+    must call it, and all get the same list.
 
     Args:
         pg: a process group of torch (whatever its backend), a `memlane.groups.TcpGroup`, or any
             object with `rank`, `world_size` and `broadcast_obj(obj, src)`.
-        source_rank: a position in the group, also in a sub-group of torch's.
+        source_rank: a position in the group, even in a sub-group of torch's.
         timeout: seconds for the whole call.
 
     Raises:
-        RankMissing: it names the ranks that did not come in time.
+        RankMissing: some ranks, which it names, did not call in time.
         GroupFailed: another rank failed, or the group itself.
         InvalidArgument: there is no such rank.
     """
@@ -61,21 +61,21 @@ def create_from_process_group(
 ) -> MessageQueue:
     """Builds a queue over a group: the writer's end on `writer_rank`, a reader's on all others.
 
-    All ranks call it, with the same arguments; it returns when the queue is ready on all of them.
-    Readers that see the writer's /dev/shm attach to its memory, the others over TCP: of those on
-    one host only the first gets a stream, and passes it on through that host's memory.
+    All ranks must call it with the same arguments; it returns when the queue is ready on all ranks.
+    Readers that see the writer's /dev/shm attach to its memory, the others over TCP. Of the readers
+    on one remote host only the first gets a stream, and passes it on through that host's memory.
 
     Args:
         pg: as for `in_the_same_node_as`.
         max_chunk_bytes, max_chunks: as for `MessageQueue`, like all `options`.
-        writer_rank: a position in the group; a reader's rank is its position, too.
+        writer_rank: a position in the group; a reader's rank is its position too.
         timeout: seconds for the whole call.
-        relay: as for `MessageQueue`, but True if it is not given.
+        relay: as for `MessageQueue`, but True by default.
 
     Raises:
-        RankMissing: it names the ranks that did not come in time.
-        GroupFailed: another rank failed, or the group itself; this rank's own error is raised as
-            it is. Nothing stays behind on any rank.
+        RankMissing: some ranks, which it names, did not call in time.
+        GroupFailed: another rank failed, or the group itself. This rank's own error is raised as
+            it is. Nothing is left behind on any rank.
         InvalidArgument: there is no such rank.
     """
     with collectives_of(pg, timeout) as group, ExitStack() as failing:
@@ -111,14 +111,14 @@ def create_from_process_group(
 
         text = group.scatter(writer, make)
         group.gather(attach)
-        # Together, or a writer that closes at once would close before all have heard of it.
+        # Collectively: or a writer that closes at once could close before all ranks are ready.
         group.gather(lambda: ends[0].wait_until_ready(group.deadline.timeout_left()))
         failing.pop_all()
         return ends[0]
 
 
 def _alone(group: Collectives, remote: list[int]) -> list[int]:
-    """The remote ranks that have no other one on their host."""
+    """The remote ranks without another remote rank on their host."""
     from memlane.broadcast.remote import joining
 
     hosts = [str(host) for host in group.gather(joining.where_memory_is_shared)]
@@ -137,7 +137,7 @@ def _checked_rank(name: str, rank: object, group: Collectives) -> int:
 
 
 def _same_node(group: Collectives, source: int) -> list[bool]:
-    """The probe lives as long as somebody may look for it, and is swept if its maker is killed."""
+    """Keeps the probe until all ranks have looked for it; it is swept if its creator is killed."""
     if group.size == 1:
         return [True]
     with ExitStack() as probing:

@@ -1,4 +1,4 @@
-"""Handle: what a reader needs to find its queue, as it travels between processes."""
+"""Handle: what a reader needs to attach to a queue, sent between processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from memlane._serialization import codec_of
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
-# Of the handle and of the messages; a queue and its readers must agree.
+# Of the handle and of the messages; the writer and its readers must have the same.
 FORMAT_VERSION = 3
 
 
 def no_pickle(queue: object) -> NoReturn:
-    """`__reduce__` of what is passed on by a handle."""
+    """`__reduce__` of objects that must be passed on as a handle instead."""
     raise InvalidType(
         f"a {type(queue).__name__} cannot be pickled or copied: send export_handle(rank), and call "
         f"create_from_handle(handle, rank) where it arrives"
@@ -24,7 +24,7 @@ def no_pickle(queue: object) -> NoReturn:
 
 
 def checked_handle(handle: object) -> Handle:
-    """`handle`, if it is one that a queue can have made."""
+    """`handle`, if a queue can have made it; else raises."""
     if not isinstance(handle, Handle):
         hint = "; Handle.from_json() makes one of its text" if isinstance(handle, str) else ""
         raise InvalidType(f"a Handle is needed, not {type(handle).__name__}{hint}")
@@ -37,24 +37,23 @@ class Handle:
     """The address of a queue. Give it to every reader: pickled, or as JSON text.
 
     Attributes:
-        local_reader_ranks: ranks that read on the writer's host; their order is that of the flags.
-        buffer_handle: (n_reader, max_chunk_bytes, max_chunks, name) of the ring, None without
+        local_reader_ranks: ranks on the writer's host, in the order of their flags in the ring.
+        buffer_handle: (n_reader, max_chunk_bytes, max_chunks, name) of the ring; None without
             local readers.
-        local_subscribe_addr: always None; nothing local needs a socket.
-        remote_subscribe_addr: `tcp://host:port` for readers elsewhere, None without any.
+        local_subscribe_addr: always None; local readers need no socket.
+        remote_subscribe_addr: `tcp://host:port` for readers on other hosts; None without any.
         remote_addr_ipv6: the host of that address is an IPv6 address.
         format_version: of the handle and of the messages.
         queue_id: 32 hexadecimal digits; a segment of another queue is refused.
-        serializer: how the writer's objects become bytes.
-        n_remote_reader: how many readers are on other hosts.
-        remote_liveness: seconds after which a reader or writer there that cannot be reached is
-            dead.
-        remote_server_key: the writer's public key, empty where the network is plaintext; only who
-            knows it can begin to speak to the writer.
-        remote_reader_keys: the secret keys of all remote readers, or that of one.
-        relay_of: in what a relay gives to the readers of its host, pid and address of the writer.
+        serializer: "pickle" or "msgpack", as the writer chose.
+        n_remote_reader: number of readers on other hosts.
+        remote_liveness: seconds after which a remote peer that cannot be reached counts as dead.
+        remote_server_key: the writer's public key, without which no handshake with it can begin;
+            empty if the network is plaintext.
+        remote_reader_keys: secret keys of all remote readers, or of one.
+        relay_of: (pid, address) of the writer, in handles that a relay gives to its host's readers.
 
-    The keys are left out of its repr.
+    The keys are left out of the repr.
     """
 
     local_reader_ranks: list[int] = field(default_factory=list)
@@ -72,14 +71,14 @@ class Handle:
     relay_of: tuple[int, str] | None = None
 
     def to_json(self) -> str:
-        """Plain JSON text, for wherever a pickle cannot go."""
+        """The handle as JSON text, for channels that do not carry pickles."""
         from memlane._msgspec import msgspec  # half of the cost of importing memlane
 
         return msgspec.json.encode(self).decode()
 
     @staticmethod
     def from_json(text: str | bytes) -> Handle:
-        """The handle in `text`; InvalidArgument (a ValueError) for anything that is none."""
+        """The handle in `text`; raises InvalidArgument (a ValueError) if it is not one."""
         from memlane._msgspec import msgspec
 
         try:
@@ -95,7 +94,7 @@ class Handle:
         return handle
 
     def validate(self) -> None:
-        """Raises unless every field is what a queue could have written there."""
+        """Raises unless every field has a value that a queue can have written."""
         try:
             self._validate()
         except (TypeError, ValueError, AttributeError) as error:
@@ -148,7 +147,7 @@ class Handle:
 
 
 def checked_rank(rank: object) -> int:
-    """Ranks count processes; they must fit 63 bits."""
+    """`rank` as an int that fits 63 bits; else raises."""
     number = integer_from("a rank", rank, 0)
     if number >= 1 << 63:
         raise InvalidArgument(f"a rank must be below 2**63, not {number}")
@@ -156,7 +155,7 @@ def checked_rank(rank: object) -> int:
 
 
 def checked_ranks(ranks: Sequence[int] | None, count: int) -> list[int]:
-    """The ranks of `count` local readers, `range(count)` if the caller names none."""
+    """The ranks of `count` local readers; `range(count)` if `ranks` is None."""
     if ranks is None:
         return list(range(count))
     if not isinstance(ranks, Iterable):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from memlane._deadlines import deadline_of, remaining
-from memlane._failures import failure, participant
 from memlane._native import Encoder
-from memlane._serialization import Codec
+from memlane._serialization import Codec, codec_of
 from memlane._undo import undone_by
 from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.remote.driver import logger
@@ -17,9 +16,10 @@ from memlane.broadcast.remote.frames import SMALL, Kind
 from memlane.broadcast.remote.message import decode
 from memlane.broadcast.remote.options import RemoteOptions
 from memlane.broadcast.remote.outbox import pieces_of, raw_piece
+from memlane.broadcast.remote.reader import RemoteReader
 from memlane.broadcast.remote.writer import RemoteWriter
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
-from memlane.errors import Closed, WrongRole
+from memlane.errors import WrongRole
 
 if TYPE_CHECKING:
     import threading
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from memlane._native import RingGeometry, RingSegment
     from memlane.broadcast.handle import Handle
-    from memlane.broadcast.remote.reader import RemoteReader
 
 
 class NetworkWriter:
@@ -53,13 +52,8 @@ class NetworkWriter:
         self._local = local
         self._max_chunk_bytes = geometry.max_chunk_bytes
         self._encoder = Encoder(codec)
-        self.segment: RingSegment | None = None
-        self.remote = RemoteWriter(
-            n_remote, local_ranks, options, queue_id, geometry, self._published_here
-        )
-        if local is not None and local.segment is not None:
-            self.segment = local.segment
-            self.remote.live_beside(self._absent_here, self._find_dead_here, self._tell_here)
+        self.segment: RingSegment | None = None if local is None else local.segment
+        self.remote = RemoteWriter(n_remote, local_ranks, options, queue_id, geometry, local)
 
     def close(self, timeout: float | None = None) -> None:
         """Both of them, also if one of them raises."""
@@ -75,9 +69,6 @@ class NetworkWriter:
                 self._local.abandon()
         finally:
             self.remote.abandon()
-
-    def _published_here(self) -> int:
-        return 0 if self._local is None else self._local.native.position
 
     @property
     def position(self) -> int:
@@ -164,36 +155,6 @@ class NetworkWriter:
             "writer", None, os.getpid(), sent.next, sent.bytes, waits, spills, rows
         )
 
-    # For the remote end, of the local readers; also asked by its thread, while the ring closes.
-
-    def _slots_here(self) -> list[tuple[int, int, str]]:
-        if self._local is None:
-            return []
-        native = self._local.native
-        with suppress(Closed):
-            return [
-                (rank, slot, participant(native, slot).state)
-                for slot, rank in enumerate(native.ranks, start=1)
-            ]
-        return []
-
-    def _absent_here(self) -> list[str]:
-        return [
-            f"reader {rank} (never attached)"
-            for rank, _, state in self._slots_here()
-            if state == "absent"
-        ]
-
-    def _find_dead_here(self) -> None:
-        for _, slot, state in self._slots_here():
-            if state == "dead" and self._local is not None:
-                raise failure(self._local.native, "peer_died", slot, None)
-
-    def _tell_here(self, absent_elsewhere: int) -> None:
-        if self._local is not None:
-            with suppress(Closed):
-                self._local.native.set_absent_elsewhere(absent_elsewhere)
-
 
 def writer_with_remote_readers(
     handle: Handle,
@@ -229,40 +190,26 @@ def writer_with_remote_readers(
     return writer
 
 
-class NetworkReader:
-    """A reader on another host than its writer."""
+class NetworkReader(RemoteReader):
+    """A reader on another host than its writer, as `MessageQueue` uses it: it decodes."""
 
     segment = geometry = None
     position = 0
 
-    def __init__(self, remote: RemoteReader, codec: Codec) -> None:
-        self.rank = remote.rank
-        self.remote = remote
-        self._codec = codec
-
-    def wait_until_ready(self, timeout: float | None) -> None:
-        self.remote.wait_until_ready(timeout)
-
-    def check(self) -> None:
-        self.remote.check()
-
-    def close(self, timeout: float | None = None) -> None:
-        self.remote.close(timeout)
-
-    def abandon(self) -> None:
-        self.remote.abandon()
+    def __init__(self, handle: Handle, *args: Any) -> None:
+        self._codec = codec_of(handle.serializer)
+        super().__init__(handle, *args)
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        return self.remote.transport.socket
+        return self.transport.socket
 
     def receive(
         self, timeout: float | None, cancel: threading.Event | None, _lends: bool = False
     ) -> Any:
         deadline = None if timeout is None else deadline_of(timeout)
-        with self.remote.turn:
-            message = self.remote.take(timeout, cancel, deadline)
-            return decode(message, self._codec)
+        with self.turn:
+            return decode(self.take(timeout, cancel, deadline), self._codec)
 
     @contextmanager
     def view(
@@ -281,8 +228,7 @@ class NetworkReader:
     def statistics(self) -> QueueStatistics:
         """A remote reader knows of itself alone."""
         self.check()
-        remote = self.remote
-        taken = remote.session
+        taken = self.session
         own = ReaderStatistics(
             self.rank, os.getpid(), "running", 0, taken.last_progress, False, 0, None
         )
@@ -292,7 +238,7 @@ class NetworkReader:
             os.getpid(),
             taken.taken,
             taken.bytes,
-            remote.waits,
+            self.waits,
             0,
             (own,),
         )

@@ -1,4 +1,4 @@
-"""MessageQueue: one writer's objects to every reader, each of them once and in order."""
+"""MessageQueue: one writer sends objects to every reader, each once and in order."""
 
 from __future__ import annotations
 
@@ -34,34 +34,37 @@ class MessageQueue:
     """The writer's end of a queue, or a reader's (`create_from_handle`).
 
     Args:
-        n_reader: all readers. With none `enqueue` returns at once and keeps nothing.
-        n_local_reader: those on this host.
-        local_reader_ranks: their ranks, `range(n_local_reader)` if None.
+        n_reader: number of all readers. With 0, `enqueue` returns at once and keeps nothing.
+        n_local_reader: number of those on this host.
+        local_reader_ranks: their ranks; `range(n_local_reader)` if None.
         max_chunk_bytes: larger messages are stored in an extent behind the ring, in the same order.
-        max_chunks: messages that the writer may be ahead of the slowest reader.
-        connect_ip: this host's address for readers on other hosts. None: where packets leave from.
-        max_extent_bytes: space behind the ring (at most half of /dev/shm) that large messages keep
-            for the next ones, until one is sent ten seconds later or space is short. 0 keeps none.
-        serializer: "pickle", or "msgpack" for readers that must not execute code when decoding:
-            tuples become lists, and types that it does not have are refused at `enqueue`.
+        max_chunks: number of messages that the writer may be ahead of the slowest reader.
+        connect_ip: this host's address for remote readers. None: the one its packets are sent from.
+        max_extent_bytes: space behind the ring (at most half of /dev/shm) that is kept for large
+            messages, until space is short or ten seconds pass without one. 0 keeps none.
+        serializer: "pickle", or "msgpack", which executes nothing when decoding: tuples become
+            lists, and `enqueue` refuses types that msgpack does not have.
         keep_readonly: with pickle, read-only arrays arrive read-only.
-        remote_window: messages that may be on their way to a reader on another host.
-        remote_window_bytes: bytes that may; a message that is larger travels alone.
-        remote_liveness: seconds after which a reader on another host, or for it its writer, that
-            cannot be reached is dead. Stopped is not unreachable.
+        remote_window: unacknowledged messages per remote reader, at most.
+        remote_window_bytes: unacknowledged bytes, at most; a larger message is sent alone.
+        remote_liveness: seconds after which a remote peer that cannot be reached counts as dead.
         listen_on_all: listen on all interfaces, not on `connect_ip` only.
         insecure_network: neither encrypt nor authenticate; needs serializer="msgpack".
-        relay: a host's first reader passes the messages on to the others there, through its memory.
+        relay: the first reader of each host passes the messages on to the others there.
+
+    Attributes:
+        handle: of this queue; on the writer without the readers' keys. `local_socket` is None.
+        n_local_reader, n_remote_reader: number of readers on the writer's host, and elsewhere.
 
     Raises:
         InvalidArgument: negative counts, more local readers than readers, ranks that do not fit,
-            no address of this host.
-        ShmExhausted: /dev/shm has no space for it.
+            or an address that is not this host's.
+        ShmExhausted: /dev/shm does not have the space.
         Unsupported: there are remote readers, and libzmq was built without CURVE.
 
-    One thread at a time may use an end; `close()` may come from any thread. Dropping the last
-    reference frees all but looks like a death to the peers: only `close()`, or leaving a `with`
-    block without an exception, says that this end is finished. On SIGTERM see `help(memlane)`.
+    One thread at a time may use an end; `close()` may be called from any thread. Dropping the last
+    reference frees everything but looks like a death to the peers: only `close()`, or leaving a
+    `with` block without an exception, announces the end. On SIGTERM see `help(memlane)`.
     """
 
     def __init__(
@@ -129,16 +132,16 @@ class MessageQueue:
     def create_from_handle(cls, handle: Handle, rank: int, *, timeout: float | None = None) -> Self:
         """Attaches reader `rank` to the queue; it gets every message from the first.
 
-        A rank in `local_reader_ranks` reads from shared memory, any other one over the network:
-        `timeout` is for these; None gives up after `remote_liveness` seconds without an answer.
+        A rank in `local_reader_ranks` reads from shared memory, any other over the network.
+        `timeout` applies to the latter; None waits `remote_liveness` seconds for an answer.
 
         Raises:
-            TimedOut: a writer on another host has not answered within `timeout` seconds.
+            TimedOut: a writer on another host did not answer within `timeout` seconds.
             SegmentMissing: the queue is gone, on another host, or everybody has attached.
-            RankTaken: that rank is, or was, attached, or as many remote readers as there may be.
-            SegmentRefused, LayoutMismatch: what bears the name is not the queue's memory.
+            RankTaken: the rank is or was attached, or all remote readers are.
+            SegmentRefused, LayoutMismatch: the file of that name is not the queue's memory.
             WriterUnreachable: nobody answers at the handle's address.
-            AccessRefused: the peer there is not the queue's writer, or does not know this key.
+            AccessRefused: the peer there is not the queue's writer, or does not accept this key.
             InvalidArgument: a negative rank, or one that the queue does not have.
         """
         handle, rank = checked_handle(handle), checked_rank(rank)
@@ -192,7 +195,7 @@ class MessageQueue:
 
     @property
     def buffer(self) -> ShmRingBuffer | None:
-        """The ring, to look at its bytes. Closing it closes the queue."""
+        """The ring, for a look at its bytes; None without one. Closing it closes the queue."""
         segment = self._end.segment
         if segment is None or self._geometry is None:
             return None
@@ -200,55 +203,55 @@ class MessageQueue:
 
     @property
     def remote_socket(self) -> zmq.Socket[bytes] | None:
-        """What is connected to other hosts. It is in use: look at it, and do nothing with it."""
+        """The socket to other hosts, or None. It is in use: do not send, receive or close."""
         return self._end.socket
 
     @property
     def current_idx(self) -> int:
-        """The chunk of the next message, -1 without a ring."""
+        """Index of the next message's chunk; -1 without a ring."""
         if self._geometry is None or self._end.segment is None:
             return -1
         return self._end.position % self._geometry.max_chunks
 
     @property
     def local_reader_rank(self) -> int:
-        """This reader's place in `local_reader_ranks`, -1 on the writer and on remote readers."""
+        """This reader's position in `local_reader_ranks`; -1 on the writer and remote readers."""
         ranks, reader = self.handle.local_reader_ranks, self._reader
         return -1 if reader is None or reader.rank not in ranks else ranks.index(reader.rank)
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when the writer and all readers have attached.
 
-        The writer then removes the segment's name: from there on nothing can stay behind.
+        On the writer it also removes the segment's name: from then on nothing can be left behind.
 
         Raises:
-            TimedOut: it names who is missing.
-            PeerDied: somebody died meanwhile or before.
+            TimedOut: after `timeout` seconds; it names the missing readers.
+            PeerDied: the writer or a reader has died.
         """
         self._end.wait_until_ready(timeout)
 
     def broadcast_object(self, obj: Any = None) -> Any:
-        """Writer: enqueues and returns `obj`. Reader: the next object."""
+        """Writer: enqueues `obj` and returns it. Reader: returns the next object."""
         if self._is_writer:
             self.enqueue(obj)
             return obj
         return self.dequeue()
 
     def statistics(self) -> QueueStatistics:
-        """Counters of this end and the state of every reader (a remote one knows itself alone)."""
+        """Counters of this end and the state of every reader (a remote reader: its own only)."""
         return self._end.statistics()
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends this end and says so to the peers. Idempotent, from any thread.
+        """Closes this end and tells the peers. Idempotent, from any thread.
 
-        A writer waits until readers on other hosts have everything, at most `timeout` seconds, and
-        `remote_liveness` without progress; then `TimedOut` names who may not. All is freed.
+        A writer waits until remote readers have everything, at most `timeout` seconds, and at most
+        `remote_liveness` without progress; then it raises `TimedOut`, naming those that may not.
 
-        Readers of a closed writer get what is still queued, then `Closed`; nobody waits for a
-        closed reader. A call that another thread is blocked in raises `Closed`. A reader's views
-        stay mapped, but may change; the name, the descriptors and the lock go now.
+        Readers of a closed writer get what is still queued, then `WriterClosed`; a closed reader is
+        not waited for. A call blocked in another thread raises `Closed`. Everything is freed, but
+        views of a reader stay mapped, and may change.
         """
-        deadline_of(timeout)  # what is none closes nothing
+        deadline_of(timeout)  # an invalid timeout closes nothing
         self._is_closed = True
         self._end.close(timeout)
         if self._finalizer is not None:
@@ -263,7 +266,7 @@ class MessageQueue:
             self.close()
         elif self._finalizer is not None:
             self._is_closed = True
-            self._finalizer()  # frees everything, announces nothing: to the peers this is a death
+            self._finalizer()  # frees everything unannounced: to the peers this is a death
 
     def __repr__(self) -> str:
         role = "writer" if self._reader is None else f"reader {self._reader.rank}"
@@ -283,7 +286,7 @@ class MessageQueue:
         return self._writer
 
     def export_handle(self, rank: int | None = None) -> Handle:
-        """What readers attach by. With a rank it carries only that reader's secrets."""
+        """The handle with which readers attach; with a rank it carries that reader's key only."""
         writer = self._must_be_writer("export_handle")
         writer.check()
         keys = writer.secrets_for(None if rank is None else checked_rank(rank))
@@ -295,9 +298,9 @@ class MessageQueue:
 
         Raises:
             TimedOut: after `timeout` seconds; it names the readers that are behind.
-            ReaderDied: until `release_reader` is called.
-            ShmExhausted: /dev/shm has no space for it, and no older message would give some back.
-            InvalidType: it cannot be pickled, or is nothing that MessagePack has.
+            ReaderDied: a reader died, until `release_reader` is called for it.
+            ShmExhausted: /dev/shm has no space for it, and no older message will free enough.
+            InvalidType: it cannot be pickled, or msgpack does not have its type.
             Closed: this end was closed.
 
         Whatever it raises, nothing was sent.
@@ -306,17 +309,17 @@ class MessageQueue:
         writer.send(obj, timeout)
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
-        """The next chunk, to be filled by hand; readers on this host get it when the block ends.
+        """A block on the next chunk, all of it; its end publishes the chunk to local readers.
 
-        An exception publishes nothing, nor does a slice that survives the block: `ViewInUse`.
+        An exception publishes nothing, nor does a slice that outlives the block: `ViewInUse`.
         """
         return self._must_be_writer("acquire_write").block(self, timeout)
 
     def release_reader(self, rank: int) -> None:
-        """Goes on without a reader that died or never attached; its place is gone for good.
+        """Stops waiting for a reader that died or never attached; it can never attach again.
 
         Raises:
-            InvalidArgument: there is no such reader, or it lives (stopped or slow is not dead).
+            InvalidArgument: there is no such reader, or it is alive (stopped and slow ones are).
         """
         self._must_be_writer("release_reader").release_reader(integer("rank", rank))
 
@@ -334,23 +337,21 @@ class MessageQueue:
         *,
         lend: bool = True,
     ) -> Any:
-        """The next object, in order, once. It is the reader's own.
+        """Returns the next object, which then belongs to the caller.
 
-        With `lend` large arrays and tensors are not copied: they are private, writable memory that
-        the writer uses again when none of the message is left. A fork and `close()` copy them.
-
-        When several reasons to return are due at once, a message that is there wins, then
-        `cancel`, then the timeout. A timeout of 0 polls.
+        With `lend`, arrays and tensors of 1 MiB and more are not copied: they are private, writable
+        memory, which the writer reuses when none of the message is left. A fork and `close()` copy.
+        If several outcomes are due, a message wins, then `cancel`, then the timeout (0 polls).
 
         Raises:
             TimedOut: after `timeout` seconds; nothing is consumed.
             Cancelled: `cancel` was set (noticed within 100 ms).
-            WriterDied: after all its complete messages. ReaderGivenUp: it goes on without this one.
-            WriterClosed: the writer has closed and everything is read.
+            WriterDied: after all its messages. ReaderGivenUp: it continues without this reader.
+            WriterClosed: the writer has closed, and everything has been read.
             Closed: this end was closed.
-            ViewInUse: the chunk of the next message is held by a view of an older one.
-            MemoryError: there is no memory for it; it is not consumed.
-            CorruptMessage, or what decoding raised: it is consumed.
+            ViewInUse: a view of an older message still holds the next message's chunk.
+            MemoryError: there is no memory for the message; it is not consumed.
+            CorruptMessage, or whatever decoding raised: the message is consumed.
         """
         reader = self._reader or self._must_be_reader("dequeue")
         return reader.receive(timeout, cancel, bool(lend))
@@ -358,24 +359,23 @@ class MessageQueue:
     def dequeue_view(
         self, timeout: float | None = None, cancel: threading.Event | None = None
     ) -> AbstractContextManager[Any]:
-        """The next object, its arrays read-only and not copied: they alias the chunk or extent.
+        """A block on the next object; its arrays are read-only and alias shared memory.
 
-        The writer waits for them: the chunk is given back when the last array, slice or buffer of
-        it goes. If anything but the name of `with ... as name` refers to one when the block ends,
-        leaving it raises `ViewInUse` (containers and attributes are searched for the holder).
-        All else is a copy; tensors, too, because torch knows no read-only memory.
+        The chunk stays in use until the last array, slice or buffer of it is dropped. If anything
+        but the name of `with ... as name` refers to one when the block ends, leaving it raises
+        `ViewInUse`, which names the holder. Everything else, tensors included, is a copy.
 
-        Nobody waits for the views of a reader that has closed or of a forked child: they stay
-        mapped, but may change, and end in a SIGBUS where /dev/shm is full. Raises as `dequeue`.
+        Views of a reader that has closed, and those in a forked child, keep nothing in use: they
+        stay mapped, but may change, or cause SIGBUS where /dev/shm is full. Raises as `dequeue`.
         """
         return self._must_be_reader("dequeue_view").view(self, timeout, cancel)
 
     def acquire_read(
         self, timeout: float | None = None, cancel: threading.Event | None = None
     ) -> AbstractContextManager[memoryview]:
-        """The next chunk as it is, all `max_chunk_bytes` of it; leaving the block releases it.
+        """A block on the next chunk as it is, all `max_chunk_bytes` of it; its end releases it.
 
-        If a slice of it survives the block: `ViewInUse`, and it is released when the last one goes.
+        A slice that outlives the block raises `ViewInUse`; the last one to go releases the chunk.
         """
         return self._must_be_reader("acquire_read").block(self, timeout, cancel)
 
@@ -388,13 +388,13 @@ class MessageQueue:
             return self.dequeue()
         except WriterClosed:
             raise StopIteration from None
-        except StopIteration as error:  # from decoding a message; it must not end the loop
+        except StopIteration as error:  # raised by decoding; it must not end the loop
             raise RuntimeError("decoding a message raised StopIteration") from error
 
     @staticmethod
     def recv(socket: zmq.Socket[bytes], timeout: float | None = None) -> Any:
-        """One pickled object from a ZeroMQ socket that the caller trusts.
+        """Returns one pickled object from a ZeroMQ socket that the caller trusts.
 
-        Unpickling executes what the sender wants: never use it on a socket that strangers reach.
+        Unpickling executes what the sender wants: never use it on a socket that others can reach.
         """
         return receive_pickled(socket, timeout)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("memlane")
 
-# So often it is looked whether the readers live. How far they are is told when a message comes, or
-# after ACK_DELAY, as a reader does that is connected; and at once where the writer waits for it.
+# So often it is looked whether the readers live. How far they are is told as by a reader that is
+# connected: after a quarter of the window, or ACK_DELAY; and at once where the writer waits for it.
 _LOOK = 0.25
 # The writer is told, and asked, again now and then, in case the connection was lost meanwhile.
 _REPEAT = 1.0
@@ -113,6 +113,10 @@ class Relay:
         self._dead: set[int] = set()
         self._sizes: deque[int] = deque()  # of the messages that somebody has still to read
         self._unread_bytes = 0
+        self._behind = 0  # messages that the last reader has still to take, as of the last report
+        self._unreported = 0  # messages since then, and their bytes
+        self._unreported_bytes = 0
+        self._report_at = 0.0
         self._told: list[ReportRow] | None = None
         self._told_at = 0.0
         self._heard: Absent | None = None  # the latest answer that was acted upon
@@ -155,18 +159,20 @@ class Relay:
         while True:
             is_orphan = self._is_orphan
             is_needed = not is_orphan or self._is_awaited()
-            behind = self._report()  # readers that closed are reported before the relay's own end
-            if is_orphan:
+            if is_orphan:  # readers that closed are reported before the relay's own end
+                self._report()
                 self._has_told.set()
+            elif self._is_report_due():
+                self._report()
             if not is_needed:
                 self._close()
                 return
             self._attend()
-            pause = ACK_DELAY if behind else _LOOK
-            if self._is_window_full(behind):
+            pause = ACK_DELAY if self._behind or self._unreported else _LOOK
+            if self._is_window_full():
                 native, pause = self.ring.native, 0.0
                 with suppress(ReaderDied):  # which the next report tells
-                    if native.wait_until_read(native.position - behind, ACK_DELAY):
+                    if native.wait_until_read(native.position - self._behind, ACK_DELAY):
                         continue
             try:
                 with self.stream.turn:
@@ -178,9 +184,19 @@ class Relay:
                 continue
             self._put(message)
 
-    def _is_window_full(self, behind: int) -> bool:
+    def _is_report_due(self) -> bool:
+        session = self.stream.session
+        return (
+            4 * self._unreported >= session.window
+            or 4 * self._unreported_bytes >= session.window_bytes
+            or self._is_window_full()
+            or time.monotonic() >= self._report_at
+        )
+
+    def _is_window_full(self) -> bool:
         """The writer sends nothing before one more message is read, or nothing as large as the
         latest. So what is to be waited for is the ring, and not the network."""
+        behind = self._behind + self._unreported
         while len(self._sizes) > behind:
             self._unread_bytes -= self._sizes.popleft()
         if not self._sizes:
@@ -203,8 +219,6 @@ class Relay:
     def _put(self, message: Message) -> None:
         """Into the ring; meanwhile the writer is kept informed, because this may last."""
         native, encoder = self.ring.native, self._encoder
-        self._sizes.append(len(message.memory))
-        self._unread_bytes += len(message.memory)
         try:
             if self._encode(message):
                 self._until_done(lambda: native.send_encoded(encoder, ACK_DELAY, None))
@@ -214,6 +228,11 @@ class Relay:
                 block.__exit__(None, None, None)
         finally:
             encoder.clear()
+        nbytes = len(message.memory)  # now, because a report in between does not know of it
+        self._sizes.append(nbytes)
+        self._unread_bytes += nbytes
+        self._unreported += 1
+        self._unreported_bytes += nbytes
 
     def _encode(self, message: Message) -> bool:
         """Has the encoder hold the message's bytes as if it had made them."""
@@ -246,8 +265,8 @@ class Relay:
 
     # Who reads here ---------------------------------------------------------------------------
 
-    def _report(self) -> int:
-        """Tells the writer what is new; how many messages the last reader has still to take."""
+    def _report(self) -> None:
+        """Tells the writer what is new."""
         native = self.ring.native
         rows, behind = [], 0
         for place in tuple(self._places):
@@ -262,11 +281,12 @@ class Relay:
             rows.append(ReportRow(place, who.pid, state, who.position))
             if state not in ("dead", "closed"):
                 behind = max(behind, native.position - who.position)
+        self._behind, self._unreported, self._unreported_bytes = behind, 0, 0
         now = time.monotonic()
+        self._report_at = now + ACK_DELAY
         if rows != self._told or now - self._told_at >= _REPEAT:
             self._told, self._told_at = rows, now
             self.stream.report(self._plan.name, self._plan.ring_id, rows)
-        return behind
 
     def _is_awaited(self) -> bool:
         """Does anybody read here, or may still come to do so?"""

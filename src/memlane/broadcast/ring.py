@@ -1,4 +1,4 @@
-"""ShmRingBuffer: the documented bytes of a ring, for code that sets the flags itself."""
+"""ShmRingBuffer: a ring's documented bytes, for code that sets the flags itself."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 RingHandle = tuple[int, int, int, str]
 
-# Far beyond any use; what is asked for beyond them is a mistake, and would be paid for in memory
-# before anybody could say that it does not fit.
+# Far beyond any use: larger numbers are a mistake, and would take memory before anything could tell
+# that they do not fit.
 MAX_READERS = 1 << 16
 MAX_CHUNKS = 1 << 22
 
 
 def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object) -> RingGeometry:
-    """The numbers of a ring, checked before anything is made of them."""
+    """The geometry of a ring, checked before anything is created."""
     readers = integer_from("n_reader", n_reader, 1)
     chunk = integer_from("max_chunk_bytes", max_chunk_bytes, 1)
     chunks = integer_from("max_chunks", max_chunks, 1)
@@ -43,24 +43,24 @@ def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object)
 class ShmRingBuffer:
     """A fixed ring of chunks in shared memory: one writer, `n_reader` readers, no locks.
 
-    To free it on SIGTERM, too, install the handler that `help(memlane)` shows.
+    To free it on SIGTERM too, install the handler shown in `help(memlane)`.
 
     Args:
-        n_reader: readers, each with its own flag per chunk.
-        max_chunk_bytes: bytes of one chunk.
-        max_chunks: chunks of the ring.
-        name: a segment to attach to; None creates one, with all its space reserved.
+        n_reader: number of readers; each has its own flag in every chunk.
+        max_chunk_bytes: size of a chunk, in bytes.
+        max_chunks: number of chunks.
+        name: of the segment to attach to; None creates one, with all its space reserved.
 
     Raises:
         InvalidArgument: a number below 1, or a ring larger than any file.
         ShmExhausted: /dev/shm has no space for it.
-        SegmentMissing, SegmentRefused, LayoutMismatch: the named segment cannot be joined.
+        SegmentMissing, SegmentRefused, LayoutMismatch: the named segment cannot be attached to.
 
-    Bytes: chunk `c` lies at `c * max_chunk_bytes`; its flags at `metadata_offset + c *
+    Layout: chunk `c` lies at `c * max_chunk_bytes`; its flags at `metadata_offset + c *
     metadata_size` (`written`, then one per reader). The writer sets `written` to 0, writes the
     data, sets every reader's flag to 0, then `written` to 1; a reader that sees `written` = 1 and
-    its own flag 0 reads the data, then sets its flag to 1. Python's own stores are not ordered
-    on every processor: between processes use `MessageQueue`, whose native ends are.
+    its own flag 0 reads the data, then sets its flag to 1. Stores made by Python are not ordered
+    on every processor; between processes use `MessageQueue`, whose native ends order theirs.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class ShmRingBuffer:
     def _of_queue(
         cls, geometry: RingGeometry, segment: RingSegment, close: Callable[[], None]
     ) -> Self:
-        """The ring of a queue, which owns the segment: closing the one closes the other."""
+        """The ring of a queue, which owns the segment: closing one closes the other."""
         ring = cls.__new__(cls)
         ring._setup(geometry, segment.name, segment, close)
         return ring
 
     @classmethod
     def _from_handle(cls, handle: RingHandle) -> Self:
-        """Never raises, because a handle may travel through a host that has no such segment."""
+        """Never raises: a handle may pass through a host that does not have the segment."""
         ring = cls.__new__(cls)
         ring._setup(RingGeometry(*handle[:3]), handle[3], None)
         with suppress(MemlaneError, OSError):  # raised by the first use
@@ -128,60 +128,67 @@ class ShmRingBuffer:
 
     @property
     def n_reader(self) -> int:
+        """Number of readers."""
         return self._geometry.n_reader
 
     @property
     def max_chunk_bytes(self) -> int:
+        """Size of a chunk, in bytes."""
         return self._geometry.max_chunk_bytes
 
     @property
     def max_chunks(self) -> int:
+        """Number of chunks."""
         return self._geometry.max_chunks
 
     @property
     def metadata_size(self) -> int:
-        """Bytes of the flags of one chunk: `written`, then one per reader."""
+        """Bytes of flags per chunk: `written`, then one for each reader."""
         return self._geometry.metadata_size
 
     @property
     def total_bytes_of_buffer(self) -> int:
-        """Bytes of the documented part; the segment is larger."""
+        """Size of the documented part, in bytes; the segment is larger."""
         return self._geometry.total_bytes
 
     @property
     def data_offset(self) -> int:
+        """Offset of the data of chunk 0: always 0."""
         return 0
 
     @property
     def metadata_offset(self) -> int:
+        """Offset of the flags of chunk 0: max_chunk_bytes * max_chunks."""
         return self._geometry.metadata_offset
 
     @property
     def is_creator(self) -> bool:
+        """Did this object create the segment?"""
         return self._segment is not None and self._segment.is_creator
 
     @property
     def shared_memory(self) -> SharedMemoryInfo:
+        """(name, size, buf) of the whole segment, memlane's trailer included."""
         segment = self._attached()
-        return SharedMemoryInfo(segment.name, segment.size, segment.whole())
+        return SharedMemoryInfo(segment.name, segment.size, segment.view(0, segment.size))
 
     def handle(self) -> RingHandle:
-        """(n_reader, max_chunk_bytes, max_chunks, name): what another process attaches by."""
+        """(n_reader, max_chunk_bytes, max_chunks, name), with which another process attaches."""
         g = self._geometry
         return g.n_reader, g.max_chunk_bytes, g.max_chunks, self._name
 
     @contextmanager
     def get_data(self, current_idx: int) -> Iterator[memoryview]:
-        """The data of chunk `current_idx`: `max_chunk_bytes` writable bytes."""
-        chunk = self._chunk_index(current_idx)
-        with released_after(self._attached().data(chunk)) as view:
+        """A block on the data of chunk `current_idx`: `max_chunk_bytes` writable bytes."""
+        at = self._chunk_index(current_idx) * self.max_chunk_bytes
+        with released_after(self._attached().view(at, self.max_chunk_bytes)) as view:
             yield view
 
     @contextmanager
     def get_metadata(self, current_idx: int) -> Iterator[memoryview]:
-        """The flags of chunk `current_idx`: `metadata_size` writable bytes."""
-        chunk = self._chunk_index(current_idx)
-        with released_after(self._attached().metadata(chunk)) as view:
+        """A block on the flags of chunk `current_idx`: `metadata_size` writable bytes."""
+        at = self.metadata_offset + self._chunk_index(current_idx) * self.metadata_size
+        with released_after(self._attached().view(at, self.metadata_size)) as view:
             yield view
 
     def _chunk_index(self, index: int) -> int:
@@ -191,7 +198,7 @@ class ShmRingBuffer:
         return chunk
 
     def close(self) -> None:
-        """Idempotent; the creator removes the name. Views that are still alive stay readable."""
+        """Frees everything; the creator removes the name. Idempotent. Live views stay readable."""
         if self._is_closed:
             return
         if self._close_owner is not None:

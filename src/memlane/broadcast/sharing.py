@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from memlane._deadlines import deadline_of, remaining
 from memlane._failures import participant
-from memlane._serialization import codec_of
 from memlane._undo import undone_by
 from memlane.broadcast.blocks import ViewBlock
 from memlane.broadcast.ends import LocalReader
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from memlane._native import ViewLease
     from memlane.broadcast.ends import ReaderEnd
     from memlane.broadcast.handle import Handle
-    from memlane.broadcast.remote.reader import RemoteReader
     from memlane.broadcast.statistics import QueueStatistics
 
 logger = logging.getLogger("memlane")
@@ -54,7 +52,7 @@ def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd
     """Reader `rank` on another host than its writer: by a connection of its own, or from its host's
     ring, which it may have to fill. Fails whole."""
     deadline = deadline_of(timeout)
-    stream = attach(handle, rank, deadline, timeout)
+    stream = attach(NetworkReader, handle, rank, deadline, timeout)
     with undone_by(stream.abandon):
         ring = stream.session.ring
         if ring is not None:
@@ -68,11 +66,11 @@ def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd
                 logger.warning("reader %d reads over a connection of its own: %s", rank, error)
                 stream.go_alone(0)
                 stream.until_welcome(deadline, timeout)
-        return NetworkReader(stream, codec_of(handle.serializer))
+        return stream
 
 
 def _reader_behind(
-    stream: RemoteReader, handle: Handle, ring: Ring, deadline: float | None, timeout: float | None
+    stream: NetworkReader, handle: Handle, ring: Ring, deadline: float | None, timeout: float | None
 ) -> SharedReader:
     """In the ring of another reader's relay; its writer knows of it."""
     there = ring_handle(handle, ring, stream.session.writer_pid)
@@ -93,11 +91,10 @@ def _reader_behind(
 class SharedReader(LocalReader):
     """Reads from its host's ring; when its relay ends, by the connection that it has kept."""
 
-    def __init__(self, handle: Handle, place: int, stream: RemoteReader) -> None:
+    def __init__(self, handle: Handle, place: int, stream: NetworkReader) -> None:
         super().__init__(handle, place)
-        self.socket = stream.transport.socket
+        self.socket = stream.socket
         self._stream = stream
-        self._codec = codec_of(handle.serializer)
         self._alone: NetworkReader | None = None
         self.receive = self._receive
 
@@ -106,7 +103,7 @@ class SharedReader(LocalReader):
         if self._alone is None:
             logger.warning("reader %d reads over a connection of its own: %s", self.rank, error)
             self._stream.go_alone(self.native.position)
-            self._alone = NetworkReader(self._stream, self._codec)
+            self._alone = self._stream
             self.native.abandon()
         return self._alone
 

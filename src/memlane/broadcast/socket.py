@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def receive_pickled(socket: zmq.Socket[bytes], timeout: float | None) -> Any:
-    """The next message of the socket, unpickled; it leaves the socket's options alone."""
+    """The next message of the socket, unpickled. Does not change the socket's options."""
     if timeout is not None and isnan(timeout):
         raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
     # ZeroMQ counts milliseconds in 32 bits; 24 days are the most.

@@ -16,20 +16,20 @@ ReaderState = Literal["absent", "running", "stopped", "dead", "closed", "unknown
 
 @dataclass(frozen=True)
 class ReaderStatistics:
-    """One reader as the segment and the kernel see it.
+    """One reader, as seen in the segment and by the kernel.
 
     Attributes:
         rank: as in the handle.
         pid: None while absent.
-        state: `closed` also for a place given up by `release_reader`; `unknown` where the reader
-            lives but /proc cannot say whether it is stopped (another pid namespace).
-        behind: messages that were published and that it has not taken yet.
-        last_progress: time of its last message, or of attaching, on `time.monotonic()`'s clock
-            (seconds); None while absent.
-        is_waiting: it is in a call that waits for the next message.
-        views: chunks that it keeps because something of it refers to them.
-        views_since: since when it keeps the oldest of them, on the same clock; None without any.
-        address: `host:port` of a reader on another host, None for all others.
+        state: `closed` also after `release_reader`; `unknown` if the reader is alive but /proc
+            cannot say whether it is stopped (another pid namespace).
+        behind: number of published messages that it has not taken yet.
+        last_progress: time of its last message, or of attaching, on the clock of
+            `time.monotonic()` (seconds); None while absent.
+        is_waiting: it is blocked in a call, waiting for the next message.
+        views: number of chunks that it keeps for views.
+        views_since: time since when it keeps the oldest of them, on the same clock, or None.
+        address: `host:port` of a reader on another host, else None.
     """
 
     rank: int
@@ -49,13 +49,13 @@ class QueueStatistics:
 
     Attributes:
         role: of this end.
-        rank: of this end, None for the writer.
+        rank: of this end; None for the writer.
         pid: of this process.
-        messages: published by this writer, or taken by this reader.
-        bytes: of those messages as encoded.
-        waits: calls that did not find at once what they came for.
-        spills: messages of this writer that did not fit a chunk.
-        readers: in the order of the handle's ranks.
+        messages: number published by this writer, or taken by this reader.
+        bytes: of those messages, as encoded.
+        waits: number of calls that had to wait.
+        spills: number of messages of this writer that did not fit a chunk.
+        readers: all readers, in the order of the handle's ranks.
     """
 
     role: Literal["writer", "reader"]
@@ -69,7 +69,7 @@ class QueueStatistics:
 
 
 def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
-    """What one end sees now; costs some system calls per reader."""
+    """What one end sees now; takes a few system calls per reader."""
     messages, size, waits, spills = end.counters()
     published = participant(end, 0).position
     is_writer = end.slot == 0

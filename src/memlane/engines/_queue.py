@@ -1,55 +1,113 @@
-"""What queues of engines have beyond memlane's own: whom they work with, and groups of torch."""
+"""MessageQueue as engines know it: all their copies come from one, and differ in their imports.
+
+Only what their callers see; the queue itself is `memlane.MessageQueue`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count, islice
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 
 import memlane
-from memlane.engines import _colleagues
-from memlane.engines._colleagues import Watch
-from memlane.engines._handles import EngineHandle, not_switched
-from memlane.errors import InvalidType
+from memlane._failures import names_of
+from memlane._settings import warning_interval
+from memlane.engines._switching import Engine
+from memlane.errors import InvalidArgument, InvalidType, RankTaken, ReaderDied, WriterDied
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from typing import Self
+
+logger = logging.getLogger("memlane")
+
+_SHORT = 0.05  # a wait of so many seconds is too short to look around
+_LONGEST_PAUSE = 60.0  # between two lines
+
+
+@dataclass
+class EngineHandle(memlane.Handle):
+    """Refused where the engine's own queue is in use."""
+
+    engine: Engine | None = None
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], EngineHandle], tuple[dict[str, Any]]]:
+        return _arrived, (vars(self),)
+
+
+def _arrived(fields: dict[str, Any]) -> EngineHandle:
+    fields["engine"].check_arrival("queue")
+    return EngineHandle(**fields)
 
 
 class EngineQueue(memlane.MessageQueue):
-    """The base of each engine's class."""
+    """The calls and attributes that engines, their executors and groups use.
 
-    VARIABLE: ClassVar[str]
+    `enable_shm_tensor_arena` is accepted: tensors travel as everything does, each reader gets a
+    copy of its own.
+    """
 
-    @staticmethod
-    def same_node(pg: Any, source_rank: int) -> list[bool]:
-        """The engine's own way to find who shares memory with a rank, which all ranks take."""
-        raise NotImplementedError
+    ENGINE: ClassVar[Engine]
 
-    def _setup(self, handle: memlane.Handle, *args: Any) -> None:
-        super()._setup(handle, *args)
-        self._watch = Watch(handle.reads if isinstance(handle, EngineHandle) else [])
-        ends = _colleagues.written if self._is_writer else _colleagues.read
-        ends[handle.queue_id] = self
+    shutting_down = False
+    tensor_arena = None
+    # Of a queue for a worker's answers: its rank, and the queue that it is told its work by. All
+    # workers work for each answer, so who waits for one hears of the death of any.
+    worker = -1
+    work: EngineQueue | None = None
+
+    def __init__(
+        self,
+        n_reader: int,
+        n_local_reader: int,
+        local_reader_ranks: Sequence[int] | None = None,
+        max_chunk_bytes: int = 24 * 1024 * 1024,
+        max_chunks: int = 10,
+        connect_ip: str | None = None,
+        enable_shm_tensor_arena: bool = False,
+    ) -> None:
+        if n_reader > n_local_reader:
+            connect_ip = connect_ip or resolve_name(self.ENGINE.own_address)()
+        super().__init__(
+            n_reader,
+            n_local_reader,
+            local_reader_ranks,
+            max_chunk_bytes,
+            max_chunks,
+            connect_ip,
+            keep_readonly=True,
+        )
 
     def export_handle(self, rank: int | None = None) -> EngineHandle:
         """A reader hands on what it attached by."""
         handle = super().export_handle(rank) if self._is_writer else self.handle
-        if isinstance(handle, EngineHandle):
-            return handle
-        known = {field.name: getattr(handle, field.name) for field in fields(memlane.Handle)}
-        reads = sorted(_colleagues.ids_read() - {handle.queue_id})
-        return EngineHandle(**known, variable=self.VARIABLE, reads=reads)
+        return EngineHandle(**{**vars(handle), "engine": self.ENGINE})
 
     @classmethod
     def create_from_handle(
         cls, handle: memlane.Handle, rank: int, *, timeout: float | None = None
     ) -> Self:
-        """As memlane's, of a handle that came from this class."""
+        """As memlane's, of a handle that came from this class. Rank -1 is any free remote place."""
         if not isinstance(handle, EngineHandle):
-            raise InvalidType(not_switched(repr(type(handle)), cls.VARIABLE, "queue"))
-        return super().create_from_handle(handle, rank, timeout=timeout)
+            raise InvalidType(cls.ENGINE.not_switched(repr(type(handle)), "queue"))
+        if rank != -1:
+            return super().create_from_handle(handle, rank, timeout=timeout)
+        refused: Exception = InvalidArgument("the queue has no remote readers: rank -1 is none")
+        free = (number for number in count() if number not in handle.local_reader_ranks)
+        for number in islice(free, handle.n_remote_reader):
+            try:
+                return super().create_from_handle(handle, number, timeout=timeout)
+            except RankTaken as error:
+                refused = error
+        raise refused
 
     @classmethod
     def create_from_process_group(  # type: ignore[override]
@@ -67,7 +125,7 @@ class EngineQueue(memlane.MessageQueue):
         handle travels as engines send theirs, so that a rank with the engine's own queue is found.
         """
         rank = dist.get_rank(pg) if isinstance(pg, dist.ProcessGroup) else pg.rank
-        is_here = cls.same_node(pg, writer_rank)
+        is_here = list(resolve_name(cls.ENGINE.same_node)(pg, writer_rank))
         if rank != writer_rank:
             queue = cls.create_from_handle(_shared(pg, None, writer_rank), rank)
         else:
@@ -82,6 +140,30 @@ class EngineQueue(memlane.MessageQueue):
             queue.wait_until_ready()
         return queue
 
+    def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> Any:  # type: ignore[override]
+        """As memlane's, until `shutdown()`. `indefinite`: the wait is idle, and says nothing.
+
+        Raises also:
+            ReaderDied: the worker whose answer is awaited died, or another one.
+        """
+        try:
+            return super().dequeue(timeout, _Wait(self, indefinite))  # type: ignore[arg-type]
+        except WriterDied as error:
+            if self.work is None:
+                raise
+            raise ReaderDied(self.worker, error.pid, ", and its answer is awaited") from None
+
+    def acquire_read(  # type: ignore[override]
+        self, timeout: float | None = None, indefinite: bool = False
+    ) -> AbstractContextManager[memoryview]:
+        """As `dequeue`."""
+        return super().acquire_read(timeout, _Wait(self, indefinite))  # type: ignore[arg-type]
+
+    def shutdown(self) -> None:
+        """From any thread: a call that waits for a message ends ("cancelled"), and so do all later
+        ones. The peers hear nothing; they see a death when the process ends."""
+        self.shutting_down = True
+
 
 def _shared(pg: Any, handle: EngineHandle | None, source: int) -> Any:
     """The handle of rank `source`, on all ranks."""
@@ -90,3 +172,39 @@ def _shared(pg: Any, handle: EngineHandle | None, source: int) -> Any:
     box = [handle]
     dist.broadcast_object_list(box, src=dist.get_global_rank(pg, source), group=pg)
     return box[0]
+
+
+class _Wait:
+    """What a read gets as its `cancel`, and asks every 100 ms while it waits."""
+
+    def __init__(self, queue: EngineQueue, is_idle: bool) -> None:
+        self._queue, self._is_idle = queue, is_idle
+        self._began, self._speaks_after = time.monotonic(), warning_interval()
+
+    def is_set(self) -> bool:
+        """Raises ReaderDied for a worker; a message that has come is delivered before."""
+        waited = time.monotonic() - self._began
+        if self._queue.work is not None and waited >= _SHORT and not self._queue.shutting_down:
+            self._look_at(list(self._queue.work.statistics().readers), waited)
+        return self._queue.shutting_down
+
+    def _look_at(self, workers: list[memlane.ReaderStatistics], waited: float) -> None:
+        for who in workers:
+            if who.state == "dead":
+                raise ReaderDied(who.rank, who.pid or 0, ", and the others wait for it")
+        if self._is_idle or waited < self._speaks_after:
+            return
+        self._speaks_after += min(self._speaks_after, _LONGEST_PAUSE)
+        # The culprit first: workers that cannot run, then the longest silent.
+        workers.sort(key=lambda who: (who.state == "running", who.last_progress or 0.0))
+        now = time.monotonic()
+        names = [
+            f"reader {who.rank} (pid {who.pid}, {who.state}, last progress "
+            f"{now - (who.last_progress or now):.1f} s ago)"
+            for who in workers
+        ]
+        logger.warning(
+            "%s kept pid %d waiting for an answer for %.1f s: No available shared memory broadcast "
+            "block",
+            *(names_of(names), os.getpid(), waited),
+        )

@@ -6,14 +6,14 @@ Knows nothing of any engine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import reduce
 from importlib import import_module
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Replacement:
+class Replacement(NamedTuple):
     """`by` takes the place of `module.name`; a name with a dot is an attribute of a class."""
 
     module: str
@@ -28,31 +28,19 @@ def replace(replacements: Iterable[Replacement]) -> list[str]:
     """
     lines = []
     with ExitStack() as undo:
-        for new in replacements:
-            copies = []
-            for where, holder, name, original in _holders(new):
-                setattr(holder, name, new.by)
-                undo.callback(setattr, holder, name, original)
-                copies.append(where)
-            others = sorted(set(copies) - {new.module})
-            also = f", also in {', '.join(others)}" if others else ""
-            lines.append(f"{new.module}.{new.name} is memlane's{also}")
+        for module, path, by in replacements:
+            *classes, name = path.split(".")
+            owner = reduce(getattr, classes, import_module(module))
+            original = getattr(owner, name)
+            copies = set()
+            for where, holder in ((module, owner), *sys.modules.items()):
+                # Only what lies there: a lazy module would import what it is asked for.
+                for copy, value in list(getattr(holder, "__dict__", {}).items()):
+                    if value is original:
+                        setattr(holder, copy, by)
+                        undo.callback(setattr, holder, copy, original)
+                        copies.add(where)
+            others = ", ".join(sorted(copies - {module}))
+            lines.append(f"{module}.{path} is memlane's" + (others and f", also in {others}"))
         undo.pop_all()
     return lines
-
-
-def _holders(new: Replacement) -> Iterator[tuple[str, object, str, object]]:
-    """The module that has the original, under which name, and the original."""
-    owner: object = import_module(new.module)
-    *classes, name = new.name.split(".")
-    for part in classes:
-        owner = getattr(owner, part)
-    original = getattr(owner, name)
-    if classes:
-        yield new.module, owner, name, original
-        return
-    for where, module in list(sys.modules.items()):
-        # Only what lies there: a lazy module would import what it is asked for.
-        for copy, value in list(getattr(module, "__dict__", {}).items()):
-            if value is original:
-                yield where, module, copy, original

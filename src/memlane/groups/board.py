@@ -1,13 +1,18 @@
 """The board of a TcpGroup: keys and values in a thread of rank 0, and how a rank reaches it.
 
 All that is on the wire is MessagePack in CurveZMQ: authenticated both ways and encrypted, because
-handles carry secrets. A request is [number, verb, key, argument], the answer [number, value].
+handles carry secrets. A request is [number, verb, key, argument], the answer [number, value]; both
+go in parts of `_PART` bytes, because neither side lets a stranger announce larger ones.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import select
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -18,9 +23,17 @@ from zmq.utils import z85
 from memlane import _threads
 from memlane._contexts import new_context
 from memlane._msgspec import msgspec
+from memlane._sockets import (
+    MOST_BYTES,
+    WATCHED_BY_DEALER,
+    Connecting,
+    Listening,
+    can_receive,
+    connection_of,
+)
 from memlane._undo import undone_by
 from memlane.errors import GroupFailed, RankMissing, SystemFault
-from memlane.groups.collectives import SLICE, Deadline, Waiting
+from memlane.groups.collectives import SLICE, Deadline, stall_of
 
 if TYPE_CHECKING:
     from memlane.groups.keys import GroupKeys
@@ -31,15 +44,13 @@ _encode = msgspec.msgpack.encode
 _CLOSED = {"closed": True}
 _NONSENSE = (msgspec.MsgspecError, UnicodeError, TypeError, OverflowError, RecursionError)
 
-_ZAP = "inproc://zeromq.zap.01"
-_DOMAIN = b"memlane group"
-# A board that is closed waits so long for ranks in the middle of a call, and looks so often whether
-# they live.
+# A board that is closed waits so long for ranks in the middle of a call.
 _PARTING = 5.0
-_SLICE = 0.1
 _LONGEST = 3.0e6
-# A stranger's first bytes must not make this process allocate what they say.
-_MOST_BYTES = 1 << 28
+_LONGEST_POLL = 3600.0  # milliseconds in an int end after 24 days
+_PART = MOST_BYTES - 96  # what CURVE adds is less
+HANDSHAKE = 10.0
+"""Seconds that whoever connects has to prove the key."""
 
 
 def address_of(host: str, port: int) -> tuple[str, bool]:
@@ -52,92 +63,120 @@ def address_of(host: str, port: int) -> tuple[str, bool]:
     return f"tcp://[{found[0]}]:{port}" if is_ipv6 else f"tcp://{found[0]}:{port}", is_ipv6
 
 
+def _parts(message: bytes) -> list[bytes]:
+    return [message[at : at + _PART] for at in range(0, len(message), _PART)] or [b""]
+
+
+class _Members(Listening):
+    """The board's socket."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: GroupKeys, size: int) -> None:
+        member = z85.decode(keys.member.public)
+        super().__init__(
+            context,
+            keys.board.secret,
+            lambda key: 0 if key == member else None,
+            size,
+            HANDSHAKE,
+            (zmq.LINGER, 1000),
+        )
+
+    def hear(self) -> Iterator[tuple[bytes, bytes]]:
+        """Clients and their requests; a client is known from the first one on."""
+        while True:
+            try:
+                client = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            parts = self.socket.recv_multipart(copy=False)
+            if client not in self.connections:
+                connection = connection_of(parts[0])
+                if connection is not None:
+                    self.connections[client] = connection
+            yield client, b"".join(part.bytes for part in parts)
+
+    def send(self, client: bytes, message: bytes) -> None:
+        """Nothing, if it is gone."""
+        try:
+            self.socket.send_multipart([client, *_parts(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+
+
 class Board:
     """Serves the keys and values of a group from a thread, to holders of the group's secret."""
 
-    def __init__(self, host: str, port: int, keys: GroupKeys) -> None:
-        self._member = keys.member.public
+    def __init__(self, host: str, port: int, keys: GroupKeys, size: int) -> None:
         self._values: dict[str, Any] = {}
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> waiting clients and their requests
-        self._clients: set[bytes] = set()
-        self._context = new_context()  # its own: ZAP decides per context
-        with undone_by(lambda: self._context.destroy(linger=0)):
-            self._open(host, port, keys)
+        self._is_parting = False
+        self._end = os.eventfd(0, os.EFD_CLOEXEC)
+        with undone_by(lambda: os.close(self._end)):
+            self._context = new_context()  # its own: ZAP decides per context
+            with undone_by(lambda: self._context.destroy(linger=0)):
+                self._open(host, port, keys, size)
 
-    def _open(self, host: str, port: int, keys: GroupKeys) -> None:
+    def _open(self, host: str, port: int, keys: GroupKeys, size: int) -> None:
+        address, is_ipv6 = address_of(host, port)
         try:
-            self._end = self._context.socket(zmq.PAIR)
-            self._end.bind("inproc://end")
-            self._zap = self._context.socket(zmq.REP)
-            self._zap.bind(_ZAP)
-            self._router = self._context.socket(zmq.ROUTER)
-            self._router.linger = 1000
-            self._router.maxmsgsize = _MOST_BYTES
-            self._router.router_mandatory = True  # a client that is gone is an error
-            self._router.curve_server = True
-            self._router.curve_secretkey = keys.board.secret
-            self._router.zap_domain = _DOMAIN
-            address, self._router.ipv6 = address_of(host, port)
-            self._router.bind(address)
-            self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-            self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
-            _threads.start(self._thread)
+            self._members = _Members(self._context, keys, size)
+            self.port = self._members.bind(address, is_ipv6=is_ipv6)
         except zmq.ZMQError as error:
             raise SystemFault(
-                error.errno, f"rank 0 cannot listen on {host}:{port}: {error.strerror}"
+                error.errno or errno.EIO, f"rank 0 cannot listen on {host}:{port}: {error.strerror}"
             ) from None
+        self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
+        _threads.start(self._thread)
 
     def close(self) -> None:
         """Returns when nobody is in the middle of a call any more, or after some seconds."""
-        if self._end.closed:
+        if self._is_parting:
             return
-        self._end.send(b"")
+        self._is_parting = True
+        os.eventfd_write(self._end, 1)
         self._thread.join()
+        self._members.close()
         self._context.destroy()
+        self._members.descriptors.forget_all()
+        os.close(self._end)
 
     def _serve(self) -> None:
-        end = self._context.socket(zmq.PAIR)
-        end.connect("inproc://end")
-        poller = zmq.Poller()
-        for each in (self._zap, self._router, end):
-            poller.register(each, zmq.POLLIN)
-        parting: Deadline | None = None
-        while parting is None or (self._clients and parting.left() > 0):
-            ready = dict(poller.poll(None if parting is None else int(parting.left(_SLICE) * 1000)))
-            if self._zap in ready:
-                self._let_in()
-            if self._router in ready:
-                client, *request = self._router.recv_multipart()
+        members, parting = self._members, None
+        poller = select.poll()
+        for descriptor in (*members.quiet, members.news, self._end):
+            poller.register(descriptor, select.POLLIN)
+        while parting is None or (members.connections and parting.left() > 0):
+            poller.poll(None if parting is None else int(parting.left() * 1000) + 1)
+            for _ in members.let_in():
+                pass
+            for client, request in members.hear():
                 # Of a member of another version, which learns by its deadline that nobody answers.
                 with suppress(*_NONSENSE):
-                    self._take(client, b"".join(request))
-            if end in ready:
-                end.recv()
+                    self._take(client, request)
+                if client not in members.connections:
+                    self._forget(client)  # it was gone before it was heard
+            for client in members.look_at_door():
+                self._forget(client)
+            if self._is_parting and parting is None:
+                os.eventfd_read(self._end)
                 parting = Deadline(_PARTING)
-            if parting is not None and not ready:
-                for client in list(self._clients):
-                    self._send(client, 0, None)  # fails if the client is gone
         for waiting in self._waiting.values():
             for client, number in waiting.items():
                 self._send(client, number, _CLOSED)
-        end.close()
 
-    def _let_in(self) -> None:
-        """Answers ZeroMQ's question (RFC 27) whether a client may come in."""
-        version, request, _, _, _, mechanism, *credentials = self._zap.recv_multipart()
-        is_member = mechanism == b"CURVE" and z85.encode(credentials[0]) == self._member
-        status = [b"200", b"OK"] if is_member else [b"400", b"not a member of this group"]
-        self._zap.send_multipart([version, request, *status, b"", b""])
+    def _forget(self, client: bytes) -> None:
+        """Its connection has ended, and with it its call."""
+        for key, waiting in list(self._waiting.items()):
+            waiting.pop(client, None)
+            if not waiting:
+                del self._waiting[key]
 
     def _send(self, client: bytes, number: int, value: object) -> None:
-        try:
-            self._router.send_multipart([client, _encode((number, value))], zmq.NOBLOCK)
-        except zmq.ZMQError:  # it is gone
-            self._clients.discard(client)
+        self._members.send(client, _encode((number, value)))
 
     def _take(self, client: bytes, request: bytes) -> None:
         number, verb, key, argument = _decode_request(request)
-        self._clients.add(client)
         answer: Any = None
         match verb:
             case "get":
@@ -152,7 +191,7 @@ class Board:
                     self._waiting.pop(key, None)
                 return
             case "bye":
-                self._clients.discard(client)
+                self._members.connections.pop(client, None)
                 return
             case "has":
                 answer = key in self._values
@@ -183,13 +222,17 @@ class BoardStore:
         self._deadline = deadline
         self._number = 0
         self._has_answered = False
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.ipv6 = "[" in address
-        self._socket.curve_serverkey = keys.board.public
-        self._socket.curve_publickey = keys.member.public
-        self._socket.curve_secretkey = keys.member.secret
-        self._socket.connect(address)
+        self._connection = Connecting(
+            context,
+            WATCHED_BY_DEALER,
+            keys.board.public,
+            keys.member.public,
+            keys.member.secret,
+            (zmq.IPV6, int("[" in address)),
+            (zmq.MAXMSGSIZE, MOST_BYTES),
+        )
+        with undone_by(lambda: self._connection.close(0)):
+            self._connection.socket.connect(address)
 
     def add(self, key: str, number: int) -> int:
         return int(self._ask("add", key, number))
@@ -221,8 +264,7 @@ class BoardStore:
     def close(self, over: bytes) -> None:
         if self._has_answered:
             self._send("bye", "", None)
-            self._socket.linger = 1000  # else nothing is worth waiting for
-        self._socket.close()
+        self._connection.close(1000 if self._has_answered else 0)  # else nothing is worth a wait
 
     def _ask(self, verb: str, key: str, argument: object) -> Any:
         self._send(verb, key, argument)
@@ -230,31 +272,64 @@ class BoardStore:
         if self._has_answered:
             # What works answers at once, behind the deadline, too: it then names the missing.
             deadline = Deadline(max(deadline.left(), 1.0))
-        waiting = Waiting(self._rank)
-        while (answer := self._receive(deadline.left(waiting.due(SLICE)))) is None:
+        stall = stall_of(self._rank, lambda: [0])
+        while (answer := self._receive(deadline.left(stall.due(SLICE)))) is None:
             if deadline.left(SLICE) == 0:
                 raise RankMissing(
                     f"gave up after {deadline.timeout:.1f} s waiting for rank 0, which keeps the "
-                    f"group's board at {self._address}: not started, dead, or its group has "
-                    f"another secret",
-                    (0,),
+                    f"group's board at {self._address}: not started, stopped, dead, or its "
+                    f"group has another secret",
                     self._deadline.timeout,
+                    (0,),
                 )
-            waiting.report(lambda: [0])
+            stall.report()
         return answer[0]
 
     def _send(self, verb: str, key: str, argument: object) -> None:
         self._number += 1
-        self._socket.send(_encode((self._number, verb, key, argument)))
+        message = _encode((self._number, verb, key, argument))
+        try:
+            self._connection.socket.send_multipart(_parts(message))
+        except BaseException:  # a signal handler's: what is half sent ends here, as nonsense
+            self._connection.socket.send(b"")
+            raise
 
     def _receive(self, timeout: float) -> tuple[Any] | None:
         """The answer to the last request, None if it does not come; older ones are dropped."""
         end = time.monotonic() + timeout
-        while self._socket.poll(int(max(0.0, end - time.monotonic()) * 1000)):
-            number, value = _decode_answer(self._socket.recv())
+        while self._connection.socket.get(zmq.RCVMORE):  # a signal handler has raised in between
+            self._connection.socket.recv()
+        while self._has_news(max(0.0, end - time.monotonic())):
+            number, value = self._decoded(b"".join(self._connection.socket.recv_multipart()))
             self._has_answered = True
             if number == self._number:
                 if value == _CLOSED:
                     raise GroupFailed("rank 0 closed the group in the middle of this call", 0)
                 return (value,)
         return None
+
+    def _has_news(self, timeout: float) -> bool:
+        """An answer, within that time. What became of the connection is noted at once, because a
+        child may be forked."""
+        connection, end = self._connection, time.monotonic() + timeout
+        poller = select.poll()
+        for descriptor in (*connection.quiet, connection.news):
+            poller.register(descriptor, select.POLLIN)
+        while True:
+            for _ in connection.events():
+                pass
+            if can_receive(connection.socket):
+                return True
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            poller.poll(int(min(left, _LONGEST_POLL) * 1000) + 1)
+
+    @staticmethod
+    def _decoded(answer: bytes) -> tuple[int, Any]:
+        try:
+            return _decode_answer(answer)
+        except _NONSENSE as error:
+            raise GroupFailed(
+                f"rank 0 answered what no board of this version does: {error}", 0
+            ) from None

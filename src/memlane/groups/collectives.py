@@ -7,20 +7,17 @@ waits for a rank that has failed.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memlane._settings import warning_interval
+from memlane._stalls import Stall
 from memlane.errors import GroupFailed, InvalidArgument, InvalidType, RankMissing
 
 if TYPE_CHECKING:
     from typing import Self
-
-logger = logging.getLogger("memlane")
 
 # A wait looks around so often: for signals, for the others' failures, for the log.
 SLICE = 1.0
@@ -56,34 +53,14 @@ class Deadline:
         return None if self._end is None else self.left()
 
 
-class Waiting:
-    """A wait for others that lasts says so in the log: when it is due, then ever more rarely."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._start = time.monotonic()
-        self._interval = warning_interval()
-        self._next = self._start + self._interval
-
-    def due(self, most: float) -> float:
-        """Seconds until the next line is due, never more than `most`."""
-        return min(most, max(0.0, self._next - time.monotonic()))
-
-    def report(self, missing: Callable[[], Sequence[int]]) -> None:
-        """Logs one line if one is due; `missing` names the ranks that have not come."""
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._interval = min(2 * self._interval, 60.0)
-        self._next = now + self._interval
-        logger.warning(
-            "%s kept rank %d of the group (pid %d) waiting for %.1f s: not everybody has come to "
-            "the collective call",
-            text_of_ranks(missing()),
-            self._rank,
-            os.getpid(),
-            now - self._start,
+def stall_of(rank: int, missing: Callable[[], Sequence[int]]) -> Stall:
+    """Of a wait of that rank for those that `missing` names."""
+    return Stall(
+        lambda waited: (
+            f"{text_of_ranks(missing())} kept rank {rank} of the group (pid {os.getpid()}) waiting "
+            f"for {waited:.1f} s: not everybody has come to the collective call"
         )
+    )
 
 
 def text_of_ranks(ranks: Sequence[int]) -> str:
@@ -100,8 +77,8 @@ def missing_error(size: int, missing: Sequence[int], timeout: float | None) -> R
     return RankMissing(
         f"gave up after {timeout} s waiting for {text_of_ranks(missing)} of a group of {size}: "
         f"not started, dead, busy, or not in this collective call",
-        tuple(missing),
         timeout,
+        tuple(missing),
     )
 
 

@@ -16,8 +16,8 @@ from memlane.groups.collectives import (
     Collectives,
     Deadline,
     Outcome,
-    Waiting,
     missing_error,
+    stall_of,
 )
 
 _encode = msgspec.msgpack.encode
@@ -54,6 +54,7 @@ class StoreCollectives(Collectives):
         self._rest = f"memlane/rest/{rank}"  # where the keys stand that the call before has left
         self._is_joined = False  # everybody is in this call, and so in no other
         self._step = 0
+        self._is_over = False  # somebody has left this call, as all others learn
         self._over: dict[str, Any] = {"over": [rank, (), f"rank {rank} has left the call"]}
         self._call = f"memlane/{store.add(f'memlane/calls/{rank}', 1)}"
 
@@ -62,8 +63,11 @@ class StoreCollectives(Collectives):
             # What came from others they know, and a board that does not answer cannot be told.
             if kind is not None and not issubclass(kind, (GroupFailed, RankMissing)):
                 self._leave((), f"rank {self.rank} of the group failed: {kind.__name__}: {error}")
+            if self._is_over:
+                self._clear_after_leavers()
             if self._own:
-                self._store.set(self._rest, _encode(self._own + self._older()))
+                older = [key for key in self._older() if self._store.has(key)]
+                self._store.set(self._rest, _encode(self._own + older))
         finally:
             self._store.close(_encode(self._over))
 
@@ -116,6 +120,8 @@ class StoreCollectives(Collectives):
             spent.append(posts[0])
         else:
             outcomes = self._take(f"{key}/all", 0, missing)
+            if not isinstance(outcomes, list) or len(outcomes) != self.size:
+                raise _foreign(0, f"{len(posts)} outcomes were due")
             spent += self._own
             self._own = []
         if not self._is_joined:
@@ -131,7 +137,8 @@ class StoreCollectives(Collectives):
         """Keys that calls before this one have left, and that nobody has deleted."""
         if self._is_joined:
             return []
-        return list(_decoded(self._store.get(self._rest, 0) or _encode([]), self.rank))
+        rest = self._store.get(self._rest, 0)
+        return [] if rest is None else list(_decoded(rest, self.rank, list[str]))
 
     def _begin(self) -> str:
         self._look_for_leavers()
@@ -145,54 +152,76 @@ class StoreCollectives(Collectives):
     def _take(self, key: str, src: int, missing: Callable[[], list[int]] = list) -> Any:
         """The value of `key`, of rank `src`; whoever `missing` names keeps it waiting, or else
         `src` itself."""
-        waiting = Waiting(self.rank)
+        stall = stall_of(self.rank, lambda: missing() or [src])
         while True:
-            left = self.deadline.left(waiting.due(SLICE))
+            left = self.deadline.left(stall.due(SLICE))
             value = self._store.get(key, left)
             if value is not None:
-                return self._unless_over(_decoded(value, src))
+                return self._unless_over(_decoded(value, src), src)
             self._look_for_leavers()
             if self.deadline.left() == 0:
                 absent = missing() or [src]
                 value = self._store.get(key, 0)  # it may have come since, and those have moved on
                 if value is not None:
-                    return self._unless_over(_decoded(value, src))
+                    return self._unless_over(_decoded(value, src), src)
                 self._look_for_leavers()  # the last may have put something under a missing key
                 error = missing_error(self.size, absent, self.deadline.timeout)
                 self._leave(absent, f"rank {self.rank} {error}")
                 raise error
-            waiting.report(lambda: missing() or [src])
+            stall.report()
 
     def _leave(self, missing: Sequence[int], text: str) -> None:
         self._over = {"over": [self.rank, missing, text]}
         self._own.append(f"{self._call}/left")
         self._store.set(self._own[-1], _encode(self._over))
+        self._is_over = True
+
+    def _clear_after_leavers(self) -> None:
+        """The last rank of a call that has failed does so: nobody looks for leavers there now."""
+        left = f"{self._call}/left"
+        self._own.append(f"{left}/counted")
+        if self._store.add(self._own[-1], 1) == self.size:
+            for key in (left, self._own[-1]):
+                self._store.delete(key)
+            self._own = [key for key in self._own if not key.startswith(left)]
 
     def _look_for_leavers(self) -> None:
         if not self._store.has(f"{self._call}/left"):
             return
         value = self._store.get(f"{self._call}/left", 0)
         if value is not None:
-            self._unless_over(_decoded(value, None))
+            self._unless_over(_decoded(value, None), None)
 
-    def _unless_over(self, value: Any) -> Any:
+    def _unless_over(self, value: Any, src: int | None) -> Any:
         """`value`, unless somebody has left the call and says so in its place."""
         if not isinstance(value, dict) or "over" not in value:
             return value
-        self._over = value
-        rank, missing, text = value["over"]
+        try:
+            rank, missing, text = msgspec.convert(value["over"], _Over)
+        except msgspec.ValidationError as error:
+            raise _foreign(src, str(error)) from None
+        self._over, self._is_over = value, True
         if self.rank in missing:
             text = f"{text}; this is rank {self.rank}, which came too late: call again on all ranks"
         if missing:
-            raise RankMissing(text, tuple(missing), self.deadline.timeout)
+            raise RankMissing(text, self.deadline.timeout, missing)
         raise GroupFailed(text, rank)
 
 
-def _decoded(value: bytes, rank: int | None) -> Any:
+_Over = tuple[int, tuple[int, ...], str]
+"""Who has left a call, whom it missed there, and what it says."""
+
+
+def _decoded(value: bytes, rank: int | None, kind: Any = Any) -> Any:
     """What that rank has written."""
     try:
-        return msgspec.msgpack.decode(value)
+        return msgspec.msgpack.decode(value, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        who = "no rank" if rank is None else f"rank {rank}"
-        text = f"the group's store holds under a key of {who} what it cannot have written: {error}"
-        raise GroupFailed(text, rank) from None
+        raise _foreign(rank, str(error)) from None
+
+
+def _foreign(rank: int | None, why: str) -> GroupFailed:
+    who = "no rank" if rank is None else f"rank {rank}"
+    return GroupFailed(
+        f"the group's store holds under a key of {who} what it cannot have written: {why}", rank
+    )

@@ -12,7 +12,7 @@ from memlane._checks import integer_from
 from memlane._contexts import new_context
 from memlane._msgspec import msgspec
 from memlane._undo import undone_by
-from memlane.errors import Closed, InvalidArgument, InvalidType, WrongProcess
+from memlane.errors import Closed, GroupFailed, InvalidArgument, InvalidType, WrongProcess
 from memlane.groups.board import Board, BoardStore, address_of
 from memlane.groups.collectives import Deadline, checked_timeout
 from memlane.groups.keys import group_keys
@@ -67,7 +67,7 @@ class TcpGroup:
         self._address, _ = address_of(host, self.port)
         self._context = new_context()
         with undone_by(self._context.destroy):
-            board = Board(host, self.port, self._keys) if self.rank == 0 else None
+            board = Board(host, self.port, self._keys, self.world_size) if self.rank == 0 else None
         if board is not None:
             self.port = board.port
             self._address, _ = address_of(host, self.port)
@@ -82,13 +82,19 @@ class TcpGroup:
             InvalidType: it is no plain data.
             RankMissing: `src`, or rank 0, did not come within `timeout` seconds (None: the
                 group's).
+            GroupFailed: rank 0 closed the group, or `src` sent what cannot be decoded.
         """
         src = integer_from("src", src, 0)
         if src >= self.world_size:
             raise InvalidArgument(f"there is no rank {src} in a group of {self.world_size}")
         with self.collectives(self._timeout if timeout is None else timeout) as call:
             packed = call.deliver(src, lambda: _packed(obj))
-        return obj if src == self.rank else msgspec.msgpack.decode(packed)
+        if src == self.rank:
+            return obj
+        try:
+            return msgspec.msgpack.decode(packed)
+        except (msgspec.MsgspecError, UnicodeError, TypeError, RecursionError) as error:
+            raise GroupFailed(f"rank {src} sent what cannot be decoded: {error}", src) from None
 
     def collectives(self, timeout: float | None) -> StoreCollectives:
         """One collective call of this group."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -12,7 +11,8 @@ from typing import Any
 import torch.distributed as dist
 
 from memlane import _threads
-from memlane.errors import GroupFailed, Unsupported
+from memlane._undo import undone_by
+from memlane.errors import GroupFailed, RankMissing, Unsupported
 from memlane.groups.collectives import Deadline
 
 
@@ -39,103 +39,149 @@ def store_of(group: Any) -> Any:
 class TorchStore:
     """A torch store for one collective call.
 
-    Connections of its own, because a wait locks one, and other users of the group must not wait
-    with it. A wait that is given up prints warnings, so it runs in a thread, to its end, which
-    comes when something is put there.
+    An operation of torch's cannot be given up, and lasts for as long as the process that keeps the
+    store is stopped. So they run in a thread, by a connection of their own, because others of the
+    group must not wait with it; and waits for a key in another one, because they lock theirs. A
+    wait that is given up prints warnings, so it goes on to its end, which comes when something is
+    put there.
+
+    Raises:
+        RankMissing: the store has not answered by the deadline.
+        GroupFailed: it is gone.
     """
 
     def __init__(self, store: Any, deadline: Deadline) -> None:
-        with _told():
-            store.check(["memlane"])  # if it is gone, this says so; a new connection tries long
-            self._store = _clone(store)
         self._deadline = deadline
-        self._wait: _Wait | None = None
+        self._has_answered = False
+        self._operations = _Line()
+        self._waits: _Line | None = None
+        self._wait: tuple[str, _Answer] | None = None
+        with undone_by(self._operations.end):
+            # If it is gone, this says so; a new connection tries long.
+            self._ask(lambda: store.check(["memlane"]))
+            self._store = self._ask(lambda: _clone(store))
 
     def add(self, key: str, number: int) -> int:
-        with _told():
-            return int(self._store.add(key, number))
+        return int(self._ask(lambda: self._store.add(key, number)))
 
     def set(self, key: str, value: bytes) -> None:
-        with _told():
-            self._store.set(key, value)
+        self._ask(lambda: self._store.set(key, value))
 
     def get(self, key: str, timeout: float) -> bytes | None:
-        with _told():
-            if not self._store.check([key]):
-                if timeout <= 0:
-                    return None
-                if self._wait is None:
-                    self._wait = _Wait(_clone(self._store), key, self._deadline.left(_LONGEST))
-                if not self._wait.is_over(timeout):
-                    return None
-            if self._wait is not None and self._wait.key == key:
-                self._wait.end()
-                self._wait = None
-            return bytes(self._store.get(key))
+        if not self.has(key):
+            if timeout <= 0:
+                return None
+            if self._wait is None:
+                self._wait = key, self._begin_wait(key)
+            if _ended(self._wait[1], timeout) is None:
+                return None
+            self._wait = None
+        elif self._wait is not None and self._wait[0] == key:
+            self._ask_for(self._wait[1])
+            self._wait = None
+        return bytes(self._ask(lambda: self._store.get(key)))
 
     def has(self, key: str) -> bool:
-        with _told():
-            return bool(self._store.check([key]))
+        return bool(self._ask(lambda: self._store.check([key])))
 
     def delete(self, key: str) -> None:
-        with _told():
-            self._store.delete_key(key)
+        self._ask(lambda: self._store.delete_key(key))
 
     def close(self, over: bytes) -> None:
-        if self._wait is not None:
-            with _told():
-                self._store.set(self._wait.key, over)
-                self._wait.end()
-        del self._store
+        try:
+            if self._wait is not None:
+                key, answer = self._wait
+                self.set(key, over)
+                self._ask_for(answer)
+        finally:
+            for line in (self._operations, self._waits):
+                if line is not None:
+                    line.end()
+            del self._store
+
+    def _ask(self, operation: Callable[[], Any]) -> Any:
+        return self._ask_for(self._operations.begin(operation))
+
+    def _ask_for(self, answer: _Answer) -> Any:
+        left = self._deadline.left(_LONGEST)
+        if self._has_answered:
+            # What works answers at once, behind the deadline, too: it then names the missing.
+            left = max(left, _GRACE)
+        ended = _ended(answer, left)
+        if ended is None:
+            raise RankMissing(
+                f"gave up after {self._deadline.timeout} s waiting for the store of the process "
+                f"group: the process that keeps it (rank 0's, most often) is stopped, busy or out "
+                f"of reach",
+                self._deadline.timeout,
+            )
+        self._has_answered = True
+        return ended[0]
+
+    def _begin_wait(self, key: str) -> _Answer:
+        if self._waits is None:
+            self._waits = _Line()
+        timeout = timedelta(seconds=self._deadline.left(_LONGEST) + _BEYOND)
+        return self._waits.begin(lambda: _clone(self._store).wait([key], timeout))
 
 
 _LONGEST = 3.0e6
+_GRACE = 3.0  # seconds; nothing but threads of torch's has to come to it, also where much else runs
 # So much longer than a call its waits may last; by then they were ended.
 _BEYOND = 60.0
 
+_Answer = SimpleQueue[tuple[Any, Exception | None]]
+"""Of an operation: its value, or its error, once it has ended."""
 
-class _Wait:
-    """Waits for one key in a thread; one at a time."""
 
-    def __init__(self, store: Any, key: str, longest: float) -> None:
-        self.key = key
-        self._over: SimpleQueue[RuntimeError | None] = SimpleQueue()
-        timeout = timedelta(seconds=longest + _BEYOND)
-        self._thread = Thread(
-            target=self._run, args=(store, timeout), name="memlane-store", daemon=True
-        )
+class _Line:
+    """A thread that calls the store, one operation after another. One that never ends keeps its
+    thread, and nobody else."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
+        self._pending = 0
+        self._thread = Thread(target=self._run, name="memlane-store", daemon=True)
         _threads.start(self._thread)
 
-    def _run(self, store: Any, timeout: timedelta) -> None:
-        try:
-            store.wait([self.key], timeout)
-        except RuntimeError as error:
-            self._over.put(error)
-        else:
-            self._over.put(None)
-
-    def is_over(self, timeout: float) -> bool:
-        """Whether the key is there within that time."""
-        try:
-            error = self._over.get(timeout=timeout)
-        except Empty:
-            return False
-        if error is not None:
-            raise error
-        return True
+    def begin(self, call: Callable[[], Any]) -> _Answer:
+        answer: _Answer = SimpleQueue()
+        self._pending += 1
+        self._calls.put((call, answer))
+        return answer
 
     def end(self) -> None:
-        """The key is there."""
-        self._thread.join()
+        """Behind what was begun; waits for the thread if nothing is."""
+        self._calls.put(None)
+        if self._pending == 0:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (asked := self._calls.get()) is not None:
+            call, answer = asked
+            outcome: tuple[Any, Exception | None]
+            try:
+                outcome = call(), None
+            except Exception as error:
+                outcome = None, error
+            del asked, call
+            self._pending -= 1
+            answer.put(outcome)
+
+
+def _ended(answer: _Answer, timeout: float) -> tuple[Any] | None:
+    """The value of an operation that ends within that time."""
+    try:
+        value, error = answer.get(timeout=timeout)
+    except Empty:
+        return None
+    if isinstance(error, RuntimeError):
+        text = f"the store of the process group does not answer: {error}"
+        raise GroupFailed(text) from error
+    if error is not None:
+        raise error
+    return (value,)
 
 
 def _clone(store: Any) -> Any:
     return store.clone() if hasattr(store, "clone") else store  # torch 2.8
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise GroupFailed(f"the store of the process group does not answer: {error}") from error

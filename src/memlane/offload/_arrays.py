@@ -1,4 +1,4 @@
-"""An array as blocks: what it is, where it is, and whether another one fits it."""
+"""Arrays as blocks: their kind, their memory, and whether two of them fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BYTES = frozenset(("int8", "uint8"))
 
 
 class Side:
-    """`src` or `dst` of a move; it keeps the memory."""
+    """`src` or `dst` of a move; keeps its memory alive."""
 
     __slots__ = ("blocks", "device", "dtype", "is_writable", "keeper", "name", "shape")
 

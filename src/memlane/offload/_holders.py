@@ -1,4 +1,4 @@
-"""Who has a file open or mapped, as far as /proc tells. To name processes, never to decide."""
+"""Processes that have a file open or mapped, as far as /proc tells: for error texts only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import suppress
 
 
 def holders_of(path: str) -> str:
-    """Them, with their commands; empty if there are none, or none that this process may see.
+    """Their pids and commands as text; empty if there are none that this process can see.
 
-    Processes of other users and of pid namespaces beside this one are not seen.
+    Processes of other users, and those in other pid namespaces, cannot be seen.
     """
     try:
         file = os.stat(path)

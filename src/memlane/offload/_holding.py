@@ -1,6 +1,6 @@
-"""A place in a region from its start to its end: the file, its memory, its page locks.
+"""One holder of a region, from start to end: its file, memory and page locks.
 
-What lies in a row is its users' affair.
+It knows nothing of what is in a row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger("memlane.offload")
 
 
 class Holding:
-    """Started when it is made; ended by `end`, or with its last reference."""
+    """Starts when it is created; ends with `end`, or with its last reference."""
 
     def __init__(
         self, file_name: str, num_blocks: int, row_bytes: int, cell_bytes: int, plan: _start.Plan
@@ -63,17 +63,17 @@ class Holding:
             )
 
     def remove_name(self) -> None:
-        """All have mapped it: nothing stays behind however they end."""
+        """To be called once all have mapped it: from then on nothing can be left behind."""
         _start.remove_name(self.file, self._plan)
 
     def end(self) -> None:
-        """Gives everything up; the last holder removes the file. Idempotent."""
+        """Frees everything; the last holder removes the file. Idempotent."""
         self.memory = None
         self._finalizer()
 
 
 def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -> None:
-    """Like `end`, by the finalizer too: locks of pages go before the mapping does."""
+    """Page locks are released before the mapping, by the finalizer too."""
     if file.is_own:  # in a forked child CUDA cannot be used, and nothing is locked
         locks.unlock()
     locks.forget()
@@ -86,12 +86,12 @@ def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -
 
 
 def share_of_cores(sharing: int) -> int:
-    """Threads for one of so many holders that start at once."""
+    """Number of threads for one of `sharing` holders that start at once."""
     return max(1, min(_MOST_THREADS, usable_cores() // sharing))
 
 
 def file_name(what: str, instance_id: object, prefix: object) -> str:
-    """One name in the directory, whatever is in the id, which the caller calls `what`."""
+    """A file name of `prefix` and `instance_id`; errors call the id `what`."""
     for called, text in ((what, instance_id), ("prefix", prefix)):
         if not isinstance(text, str):
             raise InvalidType(f"{called} must be a string, not {type(text).__name__}")

@@ -14,7 +14,7 @@ _log = logging.getLogger("memlane.offload")
 
 
 class PageLocks:
-    """Which parts of one mapping are page-locked; all of it or nothing."""
+    """The page locks of one mapping, in several parts; all of it or nothing."""
 
     def __init__(self, address: int, size: int, row_bytes: int, name: str) -> None:
         self._address = address
@@ -30,7 +30,7 @@ class PageLocks:
         return bool(self._locked)
 
     def chunks(self) -> list[tuple[int, int]]:
-        """(address, bytes) of each registration: whole rows, as many as 64 GiB hold."""
+        """(address, bytes) of each registration: as many whole rows as fit 64 GiB."""
         rows = max(1, MOST_AT_ONCE // self._row_bytes)
         step = min(rows * self._row_bytes, MOST_AT_ONCE)
         return [
@@ -38,7 +38,7 @@ class PageLocks:
         ]
 
     def lock(self) -> bool:
-        """False, and one WARNING, if it cannot be; then nothing is locked."""
+        """Returns false, and logs one warning, if it fails; then nothing is locked."""
         with self._one_at_a_time:
             if self.is_locked:
                 return True
@@ -72,7 +72,7 @@ class PageLocks:
             return True
 
     def unlock(self) -> None:
-        """Before the memory is unmapped; what fails is a WARNING."""
+        """To be called before the memory is unmapped; a failure is logged as a warning."""
         cuda.forget_finished()
         with self._one_at_a_time:
             locked, self._locked = self._locked, []
@@ -88,11 +88,11 @@ class PageLocks:
                         _log.warning("%s: could not be unlocked: %s", self._name, error)
 
     def take_over(self) -> None:
-        """Somebody has registered the whole by himself, from its beginning, if it is not locked."""
+        """The caller has registered the whole mapping, from its beginning."""
         if not self._locked:
             self._runtime = loaded_runtime()
             self._locked = [self._address]
 
     def forget(self) -> None:
-        """Somebody has unregistered it by himself."""
+        """The caller has unregistered it."""
         self._locked = []

@@ -1,4 +1,4 @@
-"""Of which size the pages of a region are: what its file system offers, and what was got."""
+"""The page size of a region: what its file system offers, and what was obtained."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Rung = Literal["4k", "huge", "mixed"]
 
 
 def wants_huge(pages: str, directory: str) -> bool:
-    """Shall huge pages be asked for?
+    """Whether to ask for huge pages.
 
     Raises:
         InvalidArgument: `pages` is none of the three.
-        Unsupported: they are demanded, and the file system does not offer them.
+        Unsupported: "huge" was asked for, and the file system does not offer them.
     """
     if pages not in get_args(Pages):
         raise InvalidArgument(f"pages must be one of {get_args(Pages)}, not {pages!r}")
@@ -34,7 +34,7 @@ def wants_huge(pages: str, directory: str) -> bool:
 
 
 def offers_huge(directory: str) -> bool:
-    """Is it mounted so that a mapping which asks for huge pages gets them?"""
+    """Whether a mapping there gets huge pages if it asks for them, as the mount options say."""
     try:
         facts = os.stat(directory)
     except OSError as error:
@@ -53,7 +53,7 @@ def offers_huge(directory: str) -> bool:
 
 
 def rung_of(address: int, populated: int) -> Rung:
-    """What was got: of the mapping at `address`, of which so many bytes are populated."""
+    """The page size of the mapping at `address`, of which `populated` bytes are populated."""
     huge = 0
     found = False
     for line in _lines_of("/proc/self/smaps"):
@@ -66,7 +66,7 @@ def rung_of(address: int, populated: int) -> Rung:
             huge = int(line.split()[1]) * 1024
     if huge == 0:
         return "4k"
-    # The last page may be cut by the end of the file.
+    # The last huge page may be cut off by the end of the file.
     return "huge" if huge + (2 << 20) > populated else "mixed"
 
 

@@ -1,4 +1,4 @@
-"""Why blocks are not moved, in words. Called by `native/bindings/copy_blocks.cpp`."""
+"""The errors of refused moves. Called by `native/bindings/copy_blocks.cpp`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _HINT = "nothing was moved"
 
 
 def refusal(what: str, pair: int, block: int | None, sources: int, targets: int) -> MemlaneError:
-    """The exception for `what` that is wrong with a pair, or with the two arrays."""
+    """The exception for the fault `what` of a pair, or of the two arrays."""
     match what:
         case "no_such_source":
             text = f"block {block} of src, which has {sources} blocks"

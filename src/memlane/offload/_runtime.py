@@ -1,6 +1,6 @@
-"""CUDA's runtime, as torch has loaded it into this process: the few calls that are needed of it.
+"""The few calls needed of CUDA's runtime, as torch has loaded it into this process.
 
-They are called by address, so nothing here needs CUDA to be built; and none of them holds the GIL.
+They are called by address, so building memlane does not need CUDA, and without the GIL.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _REGISTER_DEFAULT = 0
 
 
 class CudaRefused(Exception):
-    """A call of the runtime failed; its error is cleared, or an innocent call would tell it."""
+    """A call of the runtime failed. Its error is cleared, or the next call would report it."""
 
 
 class Runtime:
-    """The library at `path`; an OSError says that the process has not loaded it."""
+    """The library at `path`; raises OSError if the process has not loaded it."""
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
@@ -69,7 +69,7 @@ class Runtime:
     def queue(
         self, src: Side, dst: Side, pairs: np.ndarray[Any, Any], stream: int
     ) -> tuple[int, int]:
-        """Bytes and copies; if one of these is refused, those before it are queued."""
+        """Queues the copies; returns (bytes, copies). Those before a refused one stay queued."""
         nbytes, copies, code = self._copies.queue(
             src.blocks, dst.blocks, pairs, dst.device is not None, stream
         )

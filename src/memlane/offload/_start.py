@@ -1,6 +1,6 @@
 """How a holder of a region starts: enter, wait for the space or reserve it, populate.
 
-The native calls last a tenth of a second at most; in between Python sees to signals, deadlines
+A native call takes a tenth of a second at most; in between, Python handles signals, deadlines
 and the caller's `progress`.
 """
 
@@ -19,15 +19,15 @@ from memlane.offload._holders import holders_of
 
 Progress = Callable[[int, int], object]
 _SLICE = 0.1
-# Processes that start at the same moment have the file open without holding it, too, but not for so
-# long.
+# Processes that start at the same moment also have the file open without holding it, but not for
+# this long.
 _FOREIGN = 1.0
 _log = logging.getLogger("memlane.offload")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a region: `count` times `size`, a stride apart."""
+    """Parts of a region: `count` times `size` bytes, `stride` bytes apart."""
 
     offset: int
     size: int
@@ -40,8 +40,8 @@ NOTHING = Part(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a holder asked for. `part`: what it populates; `joiners_part`: if it finds the space
-    reserved. `check` is asked by who reserves the space, before, and may raise."""
+    """A holder's request. `part` is what it populates; `joiners_part`, if the space is reserved
+    already. `check` is called before this process reserves the space, and may raise."""
 
     directory: str
     path: str
@@ -58,20 +58,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Started:
-    """What it got."""
+    """How it started."""
 
     is_creator: bool
     pages: _pages.Rung
 
 
 def start(file: RegionFile, plan: Plan) -> Started:
-    """Brings `file` to where it is mapped and populated. Whatever fails, the caller leaves it."""
+    """Maps and populates `file`. If it raises, the caller calls `leave`."""
     is_creator = _enter(file, plan) == "created"
     is_builder = _await_space(file, plan) == "build"
     if is_builder:
         if plan.check is not None:
             plan.check(plan.total_bytes)
-        # What a builder that died had reserved is there already.
+        # Not counting what a builder that died has reserved already.
         _space.check_all(plan.directory, plan.total_bytes - file.allocated, file.free)
     file.map(plan.in_huge_pages)
     if not is_builder:
@@ -132,7 +132,7 @@ def _in_use(path: str) -> SegmentRefused:
 
 
 def _await_space(file: RegionFile, plan: Plan) -> str:
-    """Waits as long as the space grows, but not longer than the timeout without that."""
+    """Waits for the space while it grows, and at most `timeout` seconds without growth."""
     seen = -1
     deadline = 0.0
     while (turn := file.await_space(_SLICE)) == "waiting":
@@ -158,7 +158,7 @@ def _mark_mapped(file: RegionFile, plan: Plan) -> None:
 
 
 def remove_name(file: RegionFile, plan: Plan) -> None:
-    """By whoever knows that all have mapped the region; not if the name is another's by now."""
+    """To be called once all have mapped it; does nothing if the name is another region's by now."""
     if _remove_name_at(1, file, plan):
         _log.info("removed the name %s (%d bytes)", plan.path, plan.total_bytes)
 
@@ -176,7 +176,7 @@ def _remove_name_at(participants: int, file: RegionFile, plan: Plan) -> bool:
 
 
 def _populate(file: RegionFile, population: Population, plan: Plan, is_builder: bool) -> None:
-    """The others are let in as soon as all the space is there."""
+    """Lets the others in as soon as all the space is reserved."""
     total = population.bytes
     told = -1
     state = "working"

@@ -49,34 +49,33 @@ def copy_blocks(
 ) -> int | cuda.BlockTransfer:
     """Copies block `a` of `src` to block `b` of `dst` for each pair `(a, b)`, or nothing at all.
 
-    The result is that of numpy's `dst[b] = src[a]`, without its copy between the two. Everything is
-    checked before the first byte moves, against a private copy of `pairs`. The GIL is let go for
-    moves that cost more than 64 KiB of copying. A signal handler that raises ends a long move
-    within about 50 ms; what was moved until then stays.
+    The result is that of numpy's `dst[b] = src[a]`, without an intermediate copy. Everything is
+    checked before the first byte is copied, on a private copy of `pairs`. The GIL is released for
+    moves that cost more than copying 64 KiB. A signal handler that raises ends a long move within
+    about 50 ms; the blocks copied so far stay copied.
 
     Args:
-        src: blocks, counted by the first axis: a numpy array, a torch tensor, or anything with the
-            buffer protocol. A block is what an index on the first axis gives, its bytes in C
-            order; it may have strides of its own.
-        dst: blocks of as many bytes, of the same dtype unless one of the two is int8 or uint8.
-            It may be `src`, or share memory with it, as long as no block that is written shares
-            a byte with one that is read. Different mappings of one file are not recognised as
-            the same memory.
-        pairs: ids, shape (n, 2), any integer dtype. No block of `dst` comes twice.
-        threads: 1 to 256; by default one per MiB, as many as there are cores, at most 8. Not for
+        src: a numpy array, a torch tensor, or any object with the buffer protocol. Block `i` is
+            `src[i]`, with its bytes in C order; it may have any strides.
+        dst: the same, with blocks of the same number of bytes, and of the same dtype unless one of
+            the two is int8 or uint8. It may be `src`, or share memory with it, if no block that is
+            written shares a byte with one that is read. Different mappings of one file are not
+            recognised as the same memory.
+        pairs: ids, shape (n, 2), any integer dtype. No block of `dst` may occur twice.
+        threads: 1 to 256; by default one per MiB, up to the number of cores and at most 8. Not for
             moves to or from a GPU.
         stream: for moves to or from a GPU, a `torch.cuda.Stream` of that GPU. The copies are
-            queued behind what is on it, and the call returns at once if the memory of the host
-            is page-locked. Without it they are queued on the current stream and waited for.
+            queued on it, and the call returns at once if the host memory is page-locked. Without
+            it they are queued on the current stream and waited for. Never run on a GPU yet.
 
     Returns:
-        The number of bytes moved; with `stream` a `BlockTransfer`, to be waited for.
+        The number of bytes copied; with `stream` a `BlockTransfer` to wait for.
 
     Raises:
-        PairRefused: an id is out of range, a block of `dst` comes twice, or is also read.
+        PairRefused: an id is out of range, or a block of `dst` occurs twice or is also read.
         InvalidArgument: shapes, sizes, dtypes or memory do not fit, or `dst` is read-only.
-        InvalidType: an argument is of a type that has no blocks, ids, or number of threads.
-        Unsupported: there is no GPU, no CUDA run time, or both arrays are on GPUs.
+        InvalidType: an argument has a type that cannot be blocks, ids or a number of threads.
+        Unsupported: there is no GPU or no CUDA runtime, or both arrays are on GPUs.
         CopyFailed: CUDA refused a copy.
     """
     count = 0 if threads is None else _threads(threads)
@@ -107,7 +106,7 @@ def _threads(threads: object) -> int:
 
 
 def _ids(pairs: Any) -> np.ndarray[Any, Any]:
-    """As an aligned array (n, 2) of 32 or 64 bits; not copied if it is one."""
+    """`pairs` as an aligned array of shape (n, 2) and 32 or 64 bits; copied only if it is none."""
     torch = sys.modules.get("torch")
     if isinstance(pairs, np.ndarray):
         ids = pairs

@@ -1,8 +1,8 @@
-"""Blocks to and from a GPU: copies queued on a stream of torch's, and what waits for them.
+"""Blocks to and from a GPU: copies queued on a torch stream, and objects to wait for them.
 
-This has not run on a GPU yet. The copies that it asks for are tested against a library that has
-the functions of CUDA's runtime, its rules for their arguments, and does them with memcpy
-(`tests/cuda.py`).
+This has not run on a GPU yet. The copies that it requests are tested against a library that has
+the functions of CUDA's runtime, checks their arguments as CUDA's manual says, and copies with
+memcpy (`tests/cuda.py`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
     from memlane.offload._arrays import Side
 
-# Copies that may be under way, with their arrays: memory must not be freed under the GPU, even if
-# the caller drops everything. Those that are done go with the next transfer.
+# Transfers that may be in progress, with their arrays: memory must not be freed under the GPU, even
+# if the caller drops every reference. Finished ones are removed at the next transfer.
 _under_way: set[BlockTransfer] = set()
 _own_streams: dict[torch.device, torch.cuda.Stream] = {}
 _log = logging.getLogger("memlane.offload")
 
 
 class BlockTransfer:
-    """Copies that are queued on a stream; it keeps both arrays until they are done.
+    """Copies queued on a stream; both arrays are kept alive until they are done.
 
     Attributes:
-        nbytes: how many bytes they move.
-        copies: how many copies they were made of, neighbours being one.
-        event: a `torch.cuda.Event` recorded behind them, for other streams to wait for.
+        nbytes: number of bytes they copy.
+        copies: number of copies queued; adjacent blocks are one.
+        event: a `torch.cuda.Event` recorded after them, for other streams to wait for.
     """
 
     __slots__ = ("_arrays", "copies", "event", "nbytes")
@@ -53,14 +53,14 @@ class BlockTransfer:
 
     @property
     def done(self) -> bool:
-        """Has everything been moved? Then the arrays are kept no longer."""
+        """Whether everything has been copied. If so, the arrays are no longer kept."""
         is_done = bool(self.event.query())
         if is_done:
             self._let_go()
         return is_done
 
     def wait(self) -> int:
-        """Return when everything has been moved, without the GIL; the number of bytes."""
+        """Waits, without the GIL, until everything has been copied; returns the number of bytes."""
         self.event.synchronize()
         self._let_go()
         return self.nbytes
@@ -80,7 +80,7 @@ def is_available() -> bool:
 
 @cache
 def _runtime() -> Runtime:
-    """The first that is found: streams are the driver's, so any runtime can copy on them."""
+    """The first one found: streams belong to the driver, so any runtime can copy on them."""
     runtime = loaded_runtime()
     if runtime is None:
         raise Unsupported("copies to and from a GPU need CUDA's runtime, and none is loaded here")
@@ -126,8 +126,8 @@ def transfer(
 
 
 def _with_batches(stream: torch.cuda.Stream, device: torch.device) -> torch.cuda.Stream:
-    """The same stream, or, because CUDA refuses batches of copies on its legacy stream (known by
-    two handles), one of our own behind what is on that by now."""
+    """`stream`; or, as the legacy default stream (which has two handles) refuses batches, a stream
+    of our own in its place, which waits for the work queued there so far."""
     if stream.cuda_stream not in (0, 1):
         return stream
     import torch
@@ -140,9 +140,9 @@ def _with_batches(stream: torch.cuda.Stream, device: torch.device) -> torch.cuda
 
 
 def device_in_use() -> AbstractContextManager[object]:
-    """A block whose calls of CUDA make no context on a GPU that this process does not use.
+    """A block in which CUDA calls create no context on a GPU that this process does not use.
 
-    Every thread begins with GPU 0 as its current one, whichever the others have chosen.
+    Every new thread's current GPU is GPU 0, whatever the other threads have chosen.
     """
     torch: Any = sys.modules.get("torch")
     has_context = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None)
@@ -157,12 +157,12 @@ def device_in_use() -> AbstractContextManager[object]:
 
 
 def forget_finished() -> None:
-    """Lets go of the arrays of transfers that are done, for which nobody has asked."""
+    """Drops the arrays of finished transfers that nobody has waited for."""
     _ask_all(lambda transfer: transfer.done)
 
 
 def finish_all() -> None:
-    """Waits for every transfer: from then on no memory is used by them."""
+    """Waits for every transfer; none uses memory afterwards."""
     _ask_all(BlockTransfer.wait)
 
 

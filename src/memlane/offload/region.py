@@ -36,41 +36,48 @@ _log = logging.getLogger("memlane.offload")
 
 
 class SharedOffloadRegion:
-    """Blocks of all workers of an instance in one file of shared memory, mapped by each of them.
+    """KV-cache blocks of all workers of an instance, in one shared file that each worker maps.
 
-    To clean up on SIGTERM, too, install the handler that `help(memlane)` shows.
+    To clean up on SIGTERM too, install the handler shown in `help(memlane)`.
 
     Args:
-        instance_id: what the file is named after; the same in all processes of the instance.
+        instance_id: part of the file's name; the same in all processes of the instance.
         total_size_bytes: of the file; at least num_blocks * num_workers * cpu_page_size.
-        num_blocks: rows; each holds that block of all workers.
-        rank: of this worker; None maps the whole for a scheduler or a tier, without a cell.
-        num_workers: cells in a row.
-        cpu_page_size: bytes of a cell: one block of all tensors of one worker.
-        participants: how many regions will be made of this instance. Once so many have mapped it,
-            its name is removed, so that nothing stays behind however they end.
-        directory, prefix: where the file is, and the beginning of its name.
+        num_blocks: number of rows; a row holds one block of all workers.
+        rank: of this worker; None maps everything for a scheduler or a tier, without a cell.
+        num_workers: number of cells in a row.
+        cpu_page_size: bytes of a cell, which holds one block of all tensors of one worker.
+        participants: number of regions that will be made for this instance. Once that many have
+            mapped it, its name is removed, so that nothing is left behind however they end.
+        directory, prefix: of the file.
         progress: called in this thread with (bytes populated, bytes to populate) as they grow.
-        pages: "4k", "huge", or "auto" for huge ones if the file system offers them; what was got
-            is in `pages`.
+        pages: "4k", "huge", or "auto" for huge pages if the file system offers them.
         threads: that reserve and populate; by default this worker's share of the cores.
-        timeout: seconds to wait for others, or None. The space of a large region may take longer:
-            that is waited for as long as it grows.
+        timeout: seconds to wait for others, or None for no limit. While the region's space is still
+            growing, the wait goes on.
+
+    Attributes:
+        page_size: the system's, in bytes.
+        total_size_bytes, num_blocks, rank, num_workers, cpu_page_size: as above.
+        mmap_path: path of the file.
+        pages: what was obtained: "4k", "huge" or "mixed".
+        fd, mmap_obj: descriptor, and mapping as of `mmap.mmap`; None after `cleanup()`.
 
     Raises:
-        InvalidArgument: a ValueError; sizes that do not fit, an id that cannot be part of a name.
-        LayoutMismatch: a ValueError; the instance lives, with another geometry.
-        SegmentRefused: a PermissionError; what bears the name is not a file of this user's, or is
-            another implementation's region, in use.
-        ShmExhausted: a MemoryError; the file system, the cgroup or the machine has no such space.
-        TimedOut: others are joining or reserving, and do not come to an end.
+        InvalidArgument: a ValueError; sizes that do not fit, or an id that cannot be in a name.
+        LayoutMismatch: a ValueError; the instance is alive, with another geometry.
+        SegmentRefused: a PermissionError; the file of that name is not this user's, or is another
+            implementation's region, in use.
+        ShmExhausted: a MemoryError; the file system, the cgroup or the machine lacks the space.
+        TimedOut: others are joining or reserving, and do not finish.
+        Unsupported: pages="huge", and the file system does not offer them.
 
-    Cell `w` of block `b` lies at (b * num_workers + w) * cpu_page_size. The first to come creates
-    the file and reserves all its space; each holder populates the pages of its own cells. A file
-    that nobody holds any more was left by a run that died, and is replaced.
+    Cell `w` of block `b` lies at (b * num_workers + w) * cpu_page_size. The first process to start
+    creates the file and reserves all its space; each populates the pages of its own cells. A file
+    that nobody holds was left by a run that died, and is replaced.
 
     There is no `numa=`: pages lie where the memory policy of the creator's process puts them (start
-    it by numactl), or that of the file system (mount -o mpol=...).
+    it with numactl), or that of the file system (mount -o mpol=...).
     """
 
     def __init__(
@@ -154,18 +161,21 @@ class SharedOffloadRegion:
 
     @property
     def _base(self) -> torch.Tensor | None:
-        """The whole as an int8 tensor; None after `cleanup`."""
+        """The whole region as an int8 tensor; None after `cleanup`."""
         if self._whole is None and self._is_open:
             torch = _torch("_base")
             self._whole = torch.frombuffer(self._file.memory(), dtype=torch.int8)
         return self._whole
 
     def create_next_view(self, tensor_page_size: int) -> torch.Tensor:
-        """The worker's next tensor: int8, (num_blocks, tensor_page_size), stride (row stride, 1).
+        """This worker's next tensor: int8, shape (num_blocks, tensor_page_size), in shared memory.
+
+        Its stride is (num_workers * cpu_page_size, 1). Call it once for each of the worker's
+        tensors; each view begins in the cell where the one before ended.
 
         Raises:
-            OutsideCell: a ValueError and an AssertionError; it would leave the worker's cell, or
-                there is no rank. The next view begins where it would have begun before.
+            OutsideCell: a ValueError and an AssertionError; it would exceed the worker's cell, or
+                there is no rank. Nothing has changed.
         """
         as_strided = _torch("create_next_view").as_strided
         size = self._checked_next(tensor_page_size)
@@ -178,7 +188,7 @@ class SharedOffloadRegion:
         return self._advanced(view, size)
 
     def create_next_array(self, tensor_page_size: int) -> np.ndarray[Any, np.dtype[np.int8]]:
-        """As `create_next_view`, with the same offset, as a numpy array. Needs no torch."""
+        """As `create_next_view`, but a numpy array. Needs no torch."""
         size = self._checked_next(tensor_page_size)
         array: np.ndarray[Any, np.dtype[np.int8]] = np.ndarray(
             (self.num_blocks, size),
@@ -211,9 +221,9 @@ class SharedOffloadRegion:
         return view
 
     def create_kv_memoryview(self) -> RegionRows:
-        """All blocks without a copy: `view[b]` is a writable memoryview of the row of block b.
+        """All blocks without a copy: `view[b]` is a writable memoryview of the row of block `b`.
 
-        `len(view)` is num_blocks; `memoryview(view)` has two dimensions.
+        `len(view)` is num_blocks; `memoryview(view)` has shape (num_blocks, bytes of a row).
         """
         self._check_usable()
         return self._file.rows()
@@ -231,7 +241,7 @@ class SharedOffloadRegion:
 
     @property
     def is_pinned(self) -> bool:
-        """Is the region page-locked? May be set by who registers `_base.data_ptr()` himself."""
+        """Whether the region is page-locked. Set it if you register `_base.data_ptr()` yourself."""
         return self._locks.is_locked
 
     @is_pinned.setter
@@ -242,7 +252,7 @@ class SharedOffloadRegion:
             self._locks.forget()
 
     def pin(self) -> bool:
-        """Page-locks the whole region for the GPU; False, and a WARNING, where that cannot be.
+        """Page-locks the whole region for the GPU; logs a warning and returns False if it cannot.
 
         Raises:
             InvalidArgument: cells are not whole pages.
@@ -256,16 +266,16 @@ class SharedOffloadRegion:
         return self._locks.lock()
 
     def unpin(self) -> None:
-        """The pages may be swapped and moved again."""
+        """Undoes `pin()`. Waits for GPU copies that `copy_blocks` has queued."""
         self._check_usable()
         self._locks.unlock()
 
     # End ------------------------------------------------------------------------------------
 
     def cleanup(self) -> None:
-        """Gives everything up; the last holder removes the file. Idempotent.
+        """Frees everything; the last holder removes the file. Idempotent.
 
-        Views that are still alive keep the memory mapped, but not the region alive.
+        Live views keep the memory mapped, but do not keep the region alive.
         """
         self._views.clear()
         self._whole = None
@@ -291,7 +301,7 @@ class SharedOffloadRegion:
 
 
 def _absolute(directory: object) -> str:
-    """The name is removed much later, from wherever this process is by then."""
+    """Absolute, because the name is removed later, when the working directory may be another."""
     if not isinstance(directory, (str, os.PathLike)):
         raise InvalidType(f"directory must be a path, not {type(directory).__name__}")
     return os.path.abspath(os.fsdecode(directory))
@@ -319,7 +329,7 @@ def _torch(what: str) -> Any:
 
 
 def _wait_for_file_size(fd: int, expected_size: int, timeout: float = 30.0) -> None:
-    """Returns once the file is at least that long; TimedOut if it is not in time."""
+    """Returns once the file has at least that many bytes; TimedOut after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not await_bytes(fd, expected_size, max(0.0, deadline - time.monotonic())):
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""A value of its tree and the data beside it. See `_wire.py`.
+"""Decodes a value from its tree and data. See `_wire.py`.
 
-Nothing here trusts the bytes: no name is looked up anywhere but in tables, and memory is taken only
-for data that is there (`native/bindings/object_memory.hpp`).
+Nothing here trusts the bytes: names are looked up in tables only, and memory is allocated only for
+data that is there (`native/bindings/object_memory.hpp`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memlane.store._dtypes import dtype_of
 
 
 def value_of(memory: ObjectMemory, node: Any) -> Any:
-    """What a node stands for; its arrays take the next pieces of `memory`."""
+    """The value of a node; its arrays take the next pieces of `memory`."""
     kind = type(node)
     if kind in _wire.PLAIN:
         return node
@@ -38,7 +38,7 @@ def value_of(memory: ObjectMemory, node: Any) -> Any:
 
 
 def _hashable(memory: ObjectMemory, node: Any) -> Any:
-    """A key or a member of a set: bytes stay bytes, because a memoryview ends with its view."""
+    """A key or a member of a set: bytes stay bytes, because a memoryview ends with its block."""
     lies, memory.lies = memory.lies, False
     value = value_of(memory, node)
     memory.lies = lies
@@ -74,7 +74,7 @@ def _dict(memory: ObjectMemory, node: list[Any]) -> dict[Any, Any]:
 
 
 def _content(node: list[Any]) -> bytes:
-    """Its last part; many constructors take a number for a size instead."""
+    """The last part of `node`, which must be bytes: many constructors take a number as a size."""
     if type(node[-1]) is not bytes:
         raise CorruptMessage(f"there is a {type(node[-1]).__name__} where bytes should be")
     return node[-1]

@@ -1,4 +1,4 @@
-"""numpy's dtypes as parts of a tree.
+"""numpy's dtypes as nodes of a tree.
 
 Text (`<f4`), or for a dtype with fields [names, dtypes, offsets, titles, itemsize, is aligned], or
 for an array as a field [dtype, shape].
@@ -14,19 +14,19 @@ import numpy as np
 
 from memlane.errors import CorruptMessage
 
-# Numbers, times, and bytes of fixed length. Nothing that refers to objects, however spelled; and no
-# time whose unit is zero seconds, by which numpy would divide.
+# Numbers, times, and bytes of fixed length. Nothing that refers to objects, in any spelling; and no
+# time with a unit of zero seconds, by which numpy would divide.
 _TEXT = re.compile(
     r"[<>|](?:[biufcSUV][0-9]{1,10}|[qQ]|[mM]8(?:\[(?:[1-9][0-9]{0,8})?[A-Za-z]{1,2}\])?)"
 )
 
 
-# numpy has one object of each dtype of numbers in the machine's order, which most arrays have.
+# numpy has a single object for each dtype of numbers in native byte order, which most arrays have.
 _NUMBERS: dict[int, tuple[np.dtype[Any], str]] = {}
 
 
 def describe(dtype: np.dtype[Any]) -> str | list[Any] | None:
-    """None if it is none of numpy's own, or has objects in it."""
+    """The node for `dtype`; None if it is not one of numpy's own, or contains objects."""
     known = _NUMBERS.get(id(dtype))
     if known is not None:
         return known[1]
@@ -56,7 +56,7 @@ def _describe_fields(dtype: np.dtype[Any]) -> list[Any] | None:
 
 
 def dtype_of(tree: Any) -> np.dtype[Any]:
-    """The dtype that an array or scalar was described with; CorruptMessage if it cannot be."""
+    """The dtype of a node; raises CorruptMessage if there is no such dtype."""
     return _of_text(tree) if type(tree) is str else _checked(tree)
 
 

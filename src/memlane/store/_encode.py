@@ -1,4 +1,4 @@
-"""A value as a tree for MessagePack, and the pieces of data beside it. See `_wire.py`."""
+"""Encodes a value as a tree for MessagePack, and pieces of data. See `_wire.py`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from memlane.store._dtypes import describe
 Piece = bytes | bytearray | memoryview
 
 
-# What stands for itself, and what of that is text.
+# Types stored as they are, and those among them that are text.
 _QUICK = (_wire.PLAIN, frozenset((str,)))
 _CLOSER = (frozenset((float, bool, NoneType)), frozenset[type]())
 
 
 class Encoding:
-    """One value on its way out.
+    """The encoding of one value.
 
-    Integers and texts are taken as MessagePack can hold them; only if one was refused, everything
-    is done again with `looks_closer`.
+    Integers and texts are assumed to fit MessagePack; if one is refused, the value is encoded again
+    with `looks_closer`.
     """
 
     __slots__ = ("_allows_pickle", "_plain", "_text", "nbytes", "pieces")
@@ -54,7 +54,7 @@ class Encoding:
         return self._text.issuperset(map(type, keys))
 
     def add(self, piece: Piece, nbytes: int) -> None:
-        """Lays `piece` behind what is there, by reference."""
+        """Appends `piece` by reference, with its padding."""
         gap = -nbytes % _wire.ALIGNMENT
         self.pieces.append(piece)
         if gap:

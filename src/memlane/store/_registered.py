@@ -1,4 +1,4 @@
-"""Types that their users registered, by the name under which they travel."""
+"""Types registered by users, by the name under which they are stored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def register(cls: type[T], name: str | None) -> type[T]:
     if not isinstance(cls, type):
         raise InvalidType(f"only a class can be registered, not {cls!r}")
     if name is None:
-        # The main module of a process that multiprocessing has spawned has another name.
+        # In a process that multiprocessing has spawned the main module has another name.
         module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
         name = f"{module}.{cls.__qualname__}"
     if type(name) is not str or not name:
@@ -65,7 +65,7 @@ def of_name(name: Any) -> Registered:
 
 
 def _is_same(one: type, other: type) -> bool:
-    """Also when its module was executed again."""
+    """Whether both are the same class, even if its module was executed again in between."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
@@ -82,7 +82,7 @@ def _fields_and_builder(cls: type) -> tuple[tuple[str, ...], Callable[[dict[str,
 
 
 def _build_dataclass(cls: type, values: dict[str, Any]) -> Any:
-    """Past __init__, like pickle and copy: fields may be frozen, or be no parameters of it."""
+    """Without __init__, like pickle and copy: fields may be frozen, or not its parameters."""
     made: Any = object.__new__(cls)
     for name, value in values.items():
         object.__setattr__(made, name, value)

@@ -1,4 +1,4 @@
-"""torch CPU tensors as arrays of a dtype that numpy has. Imported only where torch is in use."""
+"""torch CPU tensors as arrays of a numpy dtype. Imported only where torch is in use."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""The bytes of an object as MsgpackSerde writes them.
+"""The format in which MsgpackSerde writes an object.
 
     metadata   0  magic (4 bytes; the last one is the version)
                4  length of the tree, little-endian (8 bytes)
                12 the tree, as MessagePack
-                  zeros, so that the data behind it starts at a multiple of 64
+                  zeros, so that the data starts at a multiple of 64
     data       the bytes of an array (or large bytes object), zeros up to a multiple of 64; the next
 
-The storage lays an object behind the 8 bytes of its chunk's header and 4 count bytes, in chunks
-that start at multiples of 64; so with PREAMBLE = 12 every array is aligned in memory.
+The storage puts an object after the 8 bytes of its chunk's header and 4 count bytes, in chunks that
+start at multiples of 64; so with PREAMBLE = 12 every array is aligned in memory.
 
-The tree: text, numbers, bool, None and small bytes stand for themselves, and a map is a dict whose
-keys are all text. Everything else is an array, a *node*, that starts with one of the tags below.
-No node says where its part of the data is: nodes are read in the order in which they were written,
-and each takes the next bytes.
+The tree: text, numbers, bool, None and small bytes are stored as they are; a map is a dict whose
+keys are all text. Everything else is an array, a *node*, that starts with one of the tags below. A
+node does not say where its part of the data is: nodes are read in the order in which they were
+written, and each takes the next bytes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MAGIC = b"mls\x01"
 HEADER = struct.Struct("<4sQ")
 PADDING = tuple(bytes(length) for length in range(ALIGNMENT))
 
-# What MessagePack gives back as it was, and is a leaf in both modes of reading (bytes are not).
+# Leaves that MessagePack returns unchanged, in both modes of reading (bytes are not).
 PLAIN = frozenset((str, int, float, bool, NoneType))
 
-# Bytes below this travel in the tree.
+# Bytes shorter than this are stored in the tree.
 LEAST_BESIDE = 1024
 
 LIST = 0  #           [tag, are all items plain?, items]
@@ -58,5 +58,5 @@ PICKLE = 22  #        [tag, lengths of the stream and of each buffer beside it]
 
 
 def gap_behind_metadata(length: int) -> int:
-    """The zeros between so many bytes of metadata and the data."""
+    """Number of zeros between `length` bytes of metadata and the data."""
     return -(PREAMBLE + length) % ALIGNMENT

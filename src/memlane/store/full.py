@@ -1,4 +1,4 @@
-"""A storage that is full says who keeps it so."""
+"""The error of a full storage, which names the processes that keep it full."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class StoreBlocker:
     """A process that keeps the oldest object of a storage from being evicted.
 
     Attributes:
-        rank: of the reader: its place among the readers, from 0; None for the writer itself.
+        rank: the reader's place, from 0; None for the writer itself.
         pid: None while absent.
-        state: absent, running, stopped, or unknown where /proc cannot say.
-        owes: reads of that object that it has not done yet.
-        pins: how often it is reading the object now, or holds a view of it.
-        last_progress: time of its last read, or of attaching, on `time.monotonic()`'s clock
+        state: absent, running or stopped; unknown if /proc cannot say.
+        owes: number of reads of that object that it has not done yet.
+        pins: number of reads and views of the object that it has open now.
+        last_progress: time of its last read, or of attaching, on the clock of `time.monotonic()`
             (seconds); None while absent.
     """
 
@@ -39,10 +39,10 @@ class StoreBlocker:
 def store_full(
     storage: SingleWriterShmObjectStorage, key: Hashable, need: int, is_obstructed: bool
 ) -> StoreFull:
-    """The error of an object of `need` bytes; the oldest chunk of the ring has to stay.
+    """The error for an object of `need` bytes, while the oldest chunk of the ring must stay.
 
-    `is_obstructed`: there is room in the ring, or an entry in the table, but what was cleared there
-    is still being read.
+    `is_obstructed`: the ring has room, or the table an entry, but a cleared object there is still
+    being read.
     """
     what = f"no room for {key!r}, {need} bytes"
     end, ring = storage._checked_writer(), storage.ring_buffer

@@ -1,4 +1,4 @@
-"""ShmObjectStorageHandle: what a reader needs to find its storage."""
+"""ShmObjectStorageHandle: what a reader needs to attach to a storage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memlane._checks import integer_from, segment_name
 from memlane.errors import InvalidArgument, InvalidType
 from memlane.store.serde import MsgpackSerde, ObjectSerde, PickleMsgpackSerde
 
-# Of the handle's text and of the table.
+# Of the handle as text, and of the table.
 FORMAT_VERSION = 1
 
 _serdes: dict[str, type[ObjectSerde]] = {
@@ -23,11 +23,11 @@ class ShmObjectStorageHandle:
     """The address of a storage. Give it to every reader: pickled, or as JSON text.
 
     Attributes:
-        max_object_size: as the writer chose it.
-        n_readers: the same.
+        max_object_size: the writer's, in bytes.
+        n_readers: the writer's.
         ring_buffer_handle: (data_buffer_size, name) of the ring.
         serde_class: the writer's.
-        reader_lock: the writer's; a lock cannot travel as text.
+        reader_lock: the writer's; a handle with a lock cannot be JSON text.
     """
 
     max_object_size: int
@@ -38,13 +38,13 @@ class ShmObjectStorageHandle:
 
     @staticmethod
     def register_serde(serde_class: type[ObjectSerde], name: str | None = None) -> None:
-        """Lets handles in text name a serde. memlane's own are registered; text never imports."""
+        """Registers a serde for `to_json` and `from_json`, which never import one by name."""
         key = serde_class.__name__ if name is None else name
         if _serdes.setdefault(key, serde_class) is not serde_class:
             raise InvalidArgument(f"{key!r} names another serde already")
 
     def to_json(self) -> str:
-        """Plain JSON text, for wherever a pickle cannot go."""
+        """The handle as JSON text, for channels that do not carry pickles."""
         from memlane._msgspec import msgspec  # half of the cost of importing memlane
 
         if self.reader_lock is not None:
@@ -67,7 +67,7 @@ class ShmObjectStorageHandle:
 
     @staticmethod
     def from_json(text: str | bytes) -> ShmObjectStorageHandle:
-        """The handle in `text`; InvalidArgument (a ValueError) for anything that is none."""
+        """The handle in `text`; raises InvalidArgument (a ValueError) if it is not one."""
         from memlane._msgspec import msgspec
 
         try:
@@ -86,7 +86,7 @@ class ShmObjectStorageHandle:
         return handle
 
     def validate(self) -> None:
-        """Raises unless every field is what a storage could have written there."""
+        """Raises unless every field has a value that a storage can have written."""
         try:
             size, name = self.ring_buffer_handle
             integer_from("data_buffer_size", size, 1)

@@ -1,4 +1,4 @@
-"""Reading objects, by copy or where they lie, as a storage's writer and readers do alike."""
+"""Reading objects, as copies or in place; the same for a storage's writer and its readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ObjectReads:
-    """What a storage does for who has an address and an id. Several threads may at once."""
+    """The calls of a storage that take an address and an id. Safe for several threads at once."""
 
     ser_de: ObjectSerde
     _end: StoreWriter | StoreReader
@@ -26,13 +26,14 @@ class ObjectReads:
 
     @property
     def is_closed(self) -> bool:
+        """Whether this end was closed."""
         return self._end.is_closed
 
     def get(self, address: int, monotonic_id: int) -> Any:
-        """The object of that id at that address, the caller's own; counts the read.
+        """Returns the object of that id at that address as a copy, and counts the read.
 
         Raises:
-            ObjectGone: a ValueError; nothing of that id is stored there (any more).
+            ObjectGone: a ValueError; no object of that id is stored there (any more).
             Exception: whatever decoding raised; the read is not counted.
         """
         pinned = self._pin(address, monotonic_id)
@@ -45,12 +46,12 @@ class ObjectReads:
         return value
 
     def view(self, address: int, monotonic_id: int) -> ObjectView:
-        """The same as a block: `with storage.view(address, id) as value`, arrays not copied.
+        """The same without copying arrays, as a block: `with storage.view(address, id) as value`.
 
-        They are read-only and keep the object from eviction. Tensors are copies, the caller's own:
-        torch knows no read-only memory. The read counts when the block ends, however it ends. If
-        anything but the name of `with ... as name` refers to an array then, leaving it raises
-        `ViewInUse`, and the object is kept until that goes.
+        The arrays are read-only and keep the object from eviction. Tensors are copies, because
+        torch has no read-only memory. The read is counted when the block ends, however it ends. If
+        anything but the name of `with ... as name` refers to an array then, leaving the block
+        raises `ViewInUse`, and the object is kept until that reference is dropped.
         """
         return ObjectView(self, address, monotonic_id)
 
@@ -72,14 +73,14 @@ class ObjectReads:
         data = pinned.data()
         try:
             return decode(data)
-        except BaseException:  # whose traceback would keep the object from eviction
+        except BaseException:  # its traceback would keep the object from eviction
             with suppress(BufferError):
                 data.release()
             pinned.release()
             raise
 
     def _finish(self, pinned: PinnedObject) -> bool:
-        """Counts the read. False, and not counted, if what was read was not the object's."""
+        """Counts the read; false, without counting, if the bytes read were not the object's."""
         if type(self).increment_reader_flag is ObjectReads.increment_reader_flag:
             return self._end.finish_read(pinned, self._does_count)
         if not self._end.is_valid(pinned):
@@ -95,17 +96,17 @@ class ObjectReads:
         )
 
     def increment_reader_flag(self, data_view: memoryview) -> None:
-        """One more read by this reader, of the object whose 4 count bytes `data_view` is.
+        """Counts a read by this reader of the object whose 4 count bytes are `data_view`.
 
-        On the writer it stands in for a reader that still owes one.
+        On the writer it counts as the read of a reader that has not read it yet.
         """
         self._end.count(data_view)
 
 
 class ObjectView:
-    """A block on an object; it is kept from eviction until the last alias of its bytes goes.
+    """A block on an object, which stays stored until the last alias of its bytes is dropped.
 
-    `storage` must live as long as the block, or its end is freed under it.
+    It keeps `storage` alive, so that its end is not freed during the block.
     """
 
     __slots__ = ("_events", "_pinned", "_place", "_storage", "_value")
@@ -123,11 +124,15 @@ class ObjectView:
         return self._value
 
     def release_after(self, stream_or_event: Any) -> None:
-        """Has the end of the block wait for work that a GPU does on the object.
+        """Makes the end of the block wait for work of a GPU on the object. Never run on a GPU yet.
 
         Args:
-            stream_or_event: a `torch.cuda.Stream`, for all that is on it now, or a recorded
+            stream_or_event: a `torch.cuda.Stream`, for all work queued on it so far, or a recorded
                 `torch.cuda.Event`.
+
+        Raises:
+            Unsupported: this process has not imported torch, or torch finds no GPU.
+            InvalidType: it is neither a stream nor an event.
         """
         torch: Any = sys.modules.get("torch")  # who has a stream or an event has imported it
         if not hasattr(torch, "cuda"):
@@ -159,7 +164,7 @@ class ObjectView:
         finally:
             pinned.release()
         if kind is not None:
-            return  # an error says more, and its traceback refers to what the block made
+            return  # the error matters more, and its traceback refers to objects of the block
         found = survivor(box, lease)
         box.clear()
         if found is not None and lease.is_held:

@@ -8,15 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from, segment_name
-from memlane._native import ByteRingSegment, NoRoom
+from memlane._native import ByteRingSegment, NoRoom, Turn
 from memlane._segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane.errors import InvalidArgument, StoreFull, WrongRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
-
-    from memlane._native import WriterCall
 
 ID_MAX = 2**31
 
@@ -26,24 +24,30 @@ IsFree = Callable[[int, memoryview], bool]
 class SingleWriterShmRingBuffer:
     """A ring of chunks of any size in shared memory; its creator is the only writer.
 
-    To free it on SIGTERM, too, install the handler that `help(memlane)` shows.
+    To free it on SIGTERM too, install the handler shown in `help(memlane)`.
 
     Args:
-        data_buffer_size: bytes of the ring.
-        name: of the segment. With `create` it is used as it is, or chosen if None.
-        create: make the segment instead of attaching to it. Its space is reserved in pieces, as
-            the ring grows into it.
+        data_buffer_size: size of the ring, in bytes.
+        name: of the segment to attach to; with `create`, the name to use, or None to choose one.
+        create: create the segment instead of attaching. Its space is reserved in pieces, as the
+            ring grows.
+
+    Attributes:
+        data_buffer_size: as above.
+        is_writer: whether this object created the ring.
+        ID_NBYTES, SIZE_NBYTES, MD_SIZE: bytes of a chunk's id, of its size, and of both.
+        ID_MAX: ids are below it, and start again at 0.
 
     Raises:
         InvalidArgument: a size below 1, or no name to attach to.
-        SegmentExists: the name to create is taken by the living.
-        ShmExhausted: /dev/shm has no space for it. So does whatever allocates a chunk, if others
-            have taken the space since.
-        SegmentMissing, SegmentRefused, LayoutMismatch: the named segment cannot be joined.
+        SegmentExists: the name to create is in use.
+        ShmExhausted: /dev/shm has no space for it. Calls that allocate a chunk raise it too, if
+            others have taken the space since.
+        SegmentMissing, SegmentRefused, LayoutMismatch: the named segment cannot be attached to.
 
-    A chunk: 4 bytes of id, 4 bytes of its size (these 8 included), data. Where chunks lie is known
-    to the writer; others get an address and an id from it. The ring alone keeps nobody from
-    reading what is freed meanwhile: that is what a storage is for.
+    A chunk: 4 bytes of id, 4 bytes of size (these 8 included), data. Only the writer knows where
+    chunks lie; others get an address and an id from it. The ring alone does not protect a chunk
+    that is being read from being freed; a storage does.
     """
 
     ID_NBYTES = 4
@@ -68,6 +72,7 @@ class SingleWriterShmRingBuffer:
         self.data_buffer_size = size
         self.is_writer = bool(create)
         self._name = self._segment.name
+        self._turn = Turn()
         self._finalizer = weakref.finalize(self, self._segment.abandon)
 
     # State ----------------------------------------------------------------------------------
@@ -83,7 +88,7 @@ class SingleWriterShmRingBuffer:
 
     @property
     def monotonic_id_end(self) -> int:
-        """The id of the next chunk. On an empty ring both ids are one number."""
+        """The id of the next chunk. On an empty ring both ids are equal."""
         return self._segment.id_end
 
     @monotonic_id_end.setter
@@ -101,44 +106,49 @@ class SingleWriterShmRingBuffer:
 
     @property
     def data_buffer_start(self) -> int:
-        """The position of the oldest chunk, or of what was skipped before it."""
+        """The position (in bytes) of the oldest chunk, or of the gap before it."""
         return self._segment.start
 
     @property
     def data_buffer_end(self) -> int:
-        """The position behind the newest chunk."""
+        """The position (in bytes) behind the newest chunk."""
         return self._segment.end
 
     @property
     def metadata(self) -> dict[int, int]:
-        """Id -> address of every chunk, as of now; empty but on the writer."""
+        """Id -> address of every chunk, as a snapshot; empty except on the writer."""
         return self._segment.addresses
 
     @property
     def shared_memory(self) -> SharedMemoryInfo:
-        """All of it; what the ring has not grown into has no space yet: touching it takes some,
-        or ends in SIGBUS if there is none."""
-        return SharedMemoryInfo(self._segment.name, self._segment.size, self._segment.whole())
+        """(name, size, buf) of the whole segment.
+
+        Where the ring has not grown yet there is no space: touching it takes some, or causes SIGBUS
+        if there is none.
+        """
+        size = self._segment.size
+        return SharedMemoryInfo(self._segment.name, size, self._segment.view(0, size))
 
     def handle(self) -> tuple[int, str]:
-        """(data_buffer_size, name): what another process attaches by."""
+        """(data_buffer_size, name), with which another process attaches."""
         return self.data_buffer_size, self._name
 
     def int2byte(self, integer: int) -> bytes:
-        """4 bytes, little-endian and signed."""
+        """`integer` as 4 bytes, little-endian and signed."""
         return integer.to_bytes(self.ID_NBYTES, "little", signed=True)
 
     def byte2int(self, byte_data: bytes | memoryview) -> int:
+        """The integer in little-endian, signed bytes."""
         return int.from_bytes(byte_data, "little", signed=True)
 
     # The writer -----------------------------------------------------------------------------
 
     def allocate_buf(self, size: int) -> tuple[int, int]:
-        """Address and id of a new chunk for `size` bytes of data.
+        """Returns address and id of a new chunk for `size` bytes of data.
 
         Raises:
             StoreFull: a MemoryError; there is no room, `free_buf` may make some.
-            InvalidArgument: `size` is below 1, or beyond what 4 signed bytes can say.
+            InvalidArgument: `size` is below 1, or a chunk of it would exceed 4 signed bytes.
         """
         with self._only_writer("allocate_buf"):
             total = integer_from("size", size, 1) + self.MD_SIZE
@@ -166,11 +176,10 @@ class SingleWriterShmRingBuffer:
         return StoreFull(f"Not enough space in the data buffer: {what}", total)
 
     def free_buf(self, is_free_fn: IsFree, nbytes: int | None = None) -> list[int]:
-        """Frees from the oldest chunk on while `is_free_fn(id, data_view)` says so.
+        """Frees chunks, oldest first, while `is_free_fn(id, data_view)` is true; returns their ids.
 
-        Stops once `nbytes` (whole chunks; default: the whole ring) are freed, which need not be
-        one contiguous space. Returns the ids. If `is_free_fn` raises, what it had allowed before
-        stays freed.
+        Stops once `nbytes` bytes (in whole chunks; default: the whole ring) are freed, which need
+        not be contiguous. If `is_free_fn` raises, the chunks freed before stay freed.
         """
         most = self.data_buffer_size
         if nbytes is not None:
@@ -179,7 +188,7 @@ class SingleWriterShmRingBuffer:
             return self._segment.free(max(0, most), self._shown(is_free_fn))
 
     def _shown(self, is_free_fn: IsFree) -> Callable[[int, int, int], bool]:
-        """The same question about a chunk, whose data it is shown."""
+        """`is_free_fn` with a view of the chunk's data in place of its offset and size."""
 
         def is_free(number: int, offset: int, nbytes: int) -> bool:
             with released_after(self._segment.view(offset, nbytes)) as view:
@@ -188,27 +197,27 @@ class SingleWriterShmRingBuffer:
         return is_free
 
     def clear(self) -> None:
-        """Forgets all chunks; both positions are 0 again, only the ids go on."""
+        """Forgets all chunks; both positions are 0 again, but ids continue."""
         with self._only_writer("clear"):
             self._segment.clear()
 
-    def _only_writer(self, call: str) -> WriterCall:
+    def _only_writer(self, call: str) -> Turn:
         """One call of the writer at a time, in its own process."""
         self._segment.check()
         if not self.is_writer:
             raise WrongRole(f"Only the writer can {call}")
-        return self._segment.writing(call)
+        return self._turn
 
     # Everybody ------------------------------------------------------------------------------
 
     @contextmanager
     def access_buf(self, address: int) -> Iterator[tuple[memoryview, tuple[int, int]]]:
-        """The data of the chunk at `address`, writable, and its (id, size).
+        """A block on the data of the chunk at `address`, writable, and its (id, size).
 
-        `size` is the stored one, 8 more than the data has.
+        `size` is the stored one, 8 bytes more than the data.
 
         Raises:
-            InvalidArgument: the address is outside the ring, or what lies there is no chunk.
+            InvalidArgument: the address is outside the ring, or there is no chunk at it.
         """
         address = integer("address", address)
         if not 0 <= address < 2 * self.data_buffer_size:
@@ -227,7 +236,7 @@ class SingleWriterShmRingBuffer:
             yield view, (number, size)
 
     def close(self) -> None:
-        """Idempotent; the creator removes the name. Views that are still alive stay readable."""
+        """Frees everything; the creator removes the name. Idempotent. Live views stay readable."""
         self._segment.close()
         self._finalizer.detach()
 

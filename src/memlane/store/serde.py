@@ -1,4 +1,4 @@
-"""How objects become what lies in the object store, and objects again."""
+"""Serialization of the objects in a store."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class ObjectSerde(ABC):
-    """Turns values into bytes and back; a storage makes one instance of its class at each end.
+    """Converts values to bytes and back; a storage makes one instance at each end.
 
-    An instance may be used by several threads at once to deserialize.
+    Several threads may deserialize with one instance at once.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # A deserialize of its own reads another format than the deserialize_view that it inherits.
+        # A class that overrides deserialize has another format than the inherited deserialize_view.
         for base in cls.__mro__:
             if "deserialize_view" in vars(base):
                 break
@@ -31,37 +31,41 @@ class ObjectSerde(ABC):
 
     @abstractmethod
     def serialize(self, value: Any) -> tuple[bytes | list[Buffer], int, bytes, int]:
-        """`(data, its bytes, metadata, its bytes)`; the parts may refer to the memory of `value`.
+        """Returns `(data, bytes of data, metadata, bytes of metadata)`.
 
-        They are copied, metadata first, before anything else happens to `value`.
+        The parts may refer to the memory of `value`: they are copied, metadata first, before the
+        call that stores `value` returns.
         """
 
     @abstractmethod
     def deserialize(self, data: memoryview) -> Any:
-        """The value, in memory of its own; `data` is metadata and data one behind the other.
+        """Returns the value, in its own memory; `data` is the metadata followed by the data.
 
-        Bytes may follow them. Another process may be writing to `data` meanwhile: what is parsed
-        must be copied first.
+        More bytes may follow. Another process may write to `data` meanwhile: copy what you parse
+        before you parse it.
         """
 
     def deserialize_view(self, data: memoryview) -> Any:
-        """The value, whose arrays may refer to `data`, and keep it as long as they live."""
+        """Returns the value; its arrays may refer to `data`, and then keep it alive."""
         return self.deserialize(data)
 
 
 class MsgpackSerde(ObjectSerde):
-    """Tensors, arrays and Python's own types, as they were; decoding executes nothing.
+    """Tensors, arrays and plain Python types, kept exactly; decoding executes nothing.
 
-    Types are kept exactly: None, bool, int, float, complex, str, bytes, bytearray, list, tuple,
-    set, frozenset, dict, datetime, date, time, timedelta, their time zones, numpy arrays and
-    scalars without objects, torch CPU tensors (detached), and what was registered. Subclasses of
-    them are other types. An object that occurs twice comes back as two.
+    Supported are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set,
+    frozenset, dict, datetime, date, time, timedelta and their time zones, numpy arrays and scalars
+    without objects, torch CPU tensors (detached), and registered types; not subclasses of these.
+    An object that occurs twice comes back as two.
+
+    Attributes:
+        allow_pickle: False; `PickleMsgpackSerde` sets it.
     """
 
     allow_pickle: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        # msgspec and the tables of types cost as much as memlane, and not everybody has a store.
+        # Importing msgspec and the tables costs as much as memlane, and not everybody has a store.
         from msgspec import DecodeError, msgpack
 
         from memlane.store._decode import value_of
@@ -75,21 +79,22 @@ class MsgpackSerde(ObjectSerde):
 
     @staticmethod
     def register_type(cls: type[T], name: str | None = None) -> type[T]:
-        """Lets a dataclass or msgspec Struct travel, as a map of its fields; returns it.
+        """Registers a dataclass or msgspec Struct, stored as a map of its fields; returns `cls`.
 
-        To be called in the writer and in every reader. `name` (default: module and qualified name)
-        is what travels; it is looked up among what is registered and never imported. A class may be
-        registered again under a new name: it is written with that one, and read with all.
+        Call it in the writer and in every reader. `name` (default: module and qualified name) is
+        stored; readers look it up among registered names and never import it. A class registered
+        again under a new name is written with that one and read with all.
 
-        A dataclass is made past its `__init__`, as pickle does, a Struct by its constructor.
+        Decoding makes a dataclass without calling `__init__`, as pickle does, and a Struct by its
+        constructor.
         """
         return _registered.register(cls, name)
 
     def serialize(self, value: Any) -> tuple[bytes | list[Buffer], int, bytes, int]:
-        """Like `ObjectSerde.serialize`: the bytes of arrays are referred to, not copied.
+        """As `ObjectSerde.serialize`; the bytes of arrays are referred to, not copied.
 
         Every array starts at a multiple of 64 from the start of the chunk, see `_wire.py`.
-        `TypeError` for an object of a type that cannot travel.
+        Raises `TypeError` for a type that is not supported.
         """
         try:
             try:
@@ -108,18 +113,18 @@ class MsgpackSerde(ObjectSerde):
         return encoding.pieces, encoding.nbytes, metadata, len(metadata)
 
     def deserialize(self, data: memoryview) -> Any:
-        """The value; its arrays are writable and in memory of their own.
+        """Returns the value; its arrays are writable and have their own memory.
 
-        `ValueError` for a type that is not registered here, and `CorruptMessage`, which is one,
-        for what `serialize` has not written.
+        Raises `ValueError` for a type that is not registered here, and `CorruptMessage` (also a
+        `ValueError`) for bytes that `serialize` has not written.
         """
         return self._deserialize(data, False)
 
     def deserialize_view(self, data: memoryview) -> Any:
-        """The value; arrays and bytes are where they lie in `data`.
+        """Returns the value; its arrays and bytes alias `data`.
 
         Arrays are read-only, and bytes are read-only memoryviews, except keys and members of sets.
-        All else is a copy; tensors, too, because torch knows no read-only memory.
+        Everything else is a copy, tensors too, because torch has no read-only memory.
         """
         return self._deserialize(data, True)
 
@@ -139,11 +144,11 @@ class MsgpackSerde(ObjectSerde):
         ) as error:
             raise CorruptMessage(f"the object cannot be decoded: {error}") from error
         finally:
-            memory.release()  # the traceback of an error would keep it, and it the object
+            memory.release()  # the traceback of an error would keep it, and with it the object
 
 
 class PickleMsgpackSerde(MsgpackSerde):
-    """MsgpackSerde for who trusts the writer: types that it does not know travel as pickle.
+    """MsgpackSerde for readers that trust the writer: other types are stored as pickle.
 
     Decoding executes what the writer wants. A reader with MsgpackSerde refuses such objects.
     """

@@ -19,15 +19,15 @@ class StoreReaderStatistics:
     Attributes:
         rank: its place among the readers, from 0.
         pid: None while absent.
-        state: absent, running, stopped, dead, closed; `unknown` where the reader lives but /proc
+        state: absent, running, stopped, dead or closed; unknown if the reader is alive but /proc
             cannot say whether it is stopped (another pid namespace).
-        reads: gets and views of this process.
-        outstanding: reads that it still owes, of what is stored now; closed and dead ones are
-            not waited for.
-        last_progress: time of its last read, or of attaching, on `time.monotonic()`'s clock
+        reads: number of gets and views by this process.
+        outstanding: number of reads of stored objects that it has not done yet; 0 if it is closed
+            or dead.
+        last_progress: time of its last read, or of attaching, on the clock of `time.monotonic()`
             (seconds); None while absent.
-        views: objects that it keeps from eviction.
-        views_since: since when it keeps the oldest of them, on the same clock; None without any.
+        views: number of objects that it keeps from eviction.
+        views_since: time since when it keeps the oldest of them, on the same clock, or None.
     """
 
     rank: int
@@ -46,16 +46,17 @@ class StoreStatistics:
 
     Attributes:
         role: of this end.
-        rank: of this end, None for the writer.
+        rank: of this end; None for the writer.
         pid: of this process.
         writer_pid: of the writer.
         writer_state: running, stopped, dead, closed or unknown.
-        puts: objects stored since the beginning.
-        hits: references beyond the first (`get_cached`).
-        evictions: objects that made room.
-        objects: stored now, of at most `max_objects`.
-        bytes: of these: read counts, metadata and data.
-        readers: by rank.
+        puts: number of objects stored so far.
+        hits: number of references beyond the first (`get_cached`).
+        evictions: number of objects evicted to make room.
+        objects: number of objects stored now.
+        max_objects: the most that can be stored at once.
+        bytes: of the stored objects: read counts, metadata and data.
+        readers: all readers, by rank.
     """
 
     role: Literal["writer", "reader"]
@@ -73,7 +74,7 @@ class StoreStatistics:
 
 
 def store_statistics(end: StoreWriter | StoreReader) -> StoreStatistics:
-    """What one end sees now: some system calls per reader, and a look at the whole table."""
+    """What one end sees now; takes a few system calls per reader, and reads the whole table."""
     max_objects, puts, hits, evictions, objects, size = end.counters()
     writer = participant(end, 0)
     return StoreStatistics(

@@ -1,4 +1,4 @@
-"""SingleWriterShmObjectStorage: keyed objects of one writer, for N readers, by address."""
+"""SingleWriterShmObjectStorage: one writer puts objects by key, N readers get them by address."""
 
 from __future__ import annotations
 
@@ -27,28 +27,35 @@ MAX_REFERENCES = 2**31 - 1
 
 
 class SingleWriterShmObjectStorage(ObjectReads):
-    """Objects by key in a ring: one writer puts them, `n_readers` readers get them by address.
+    """Objects in a ring: one writer puts them by key, `n_readers` readers get them by address.
 
     Args:
-        max_object_size: of one object: 4 bytes of read count, metadata and data.
-        n_readers: places for readers. Every reference of an object is to be read by all of them.
-        ring_buffer: a ring that this process created makes this the writer; on one that it attached
-            to this is a reader, in the next free place. The storage closes it.
-        serde_class: how values become bytes; an `ObjectSerde`.
-        reader_lock: not needed. With one, a `get` of the writer stands in for a reader.
-        max_objects: that are stored at once; `min(65536, data_buffer_size // 1024 + 64)` if None.
-        unlink_when_complete: the writer's choice. Once all readers have attached the name is
-            removed, and a kill of everybody leaves nothing; but none can be replaced.
+        max_object_size: bytes of one object: 4 of read count, metadata and data.
+        n_readers: number of readers. Every reference to an object is to be read by all of them.
+        ring_buffer: if this process created it, this is the writer; if it attached to it, this is a
+            reader, in the next free place. The storage closes it.
+        serde_class: an `ObjectSerde`, which converts values to bytes and back.
+        reader_lock: not needed. With one, a `get` by the writer counts as a reader's.
+        max_objects: stored at once, at most; `min(65536, data_buffer_size // 1024 + 64)` if None.
+        unlink_when_complete: for the writer: remove the name once all readers have attached, so
+            that nothing is left behind however they end; but then none can be replaced.
+
+    Attributes:
+        key_index, id_index, writer_flag: on the writer, key -> (address, id), id -> key, and
+            id -> references. Not to be changed.
+        flag_bytes: size of the read count before each object, 4.
+        is_writer, max_object_size, n_readers, serde_class, ring_buffer: as above.
+        ser_de: the instance of `serde_class`.
 
     Raises:
         RankTaken: the ring has a storage already, or all readers have attached.
-        LayoutMismatch: the ring has no storage to read from, or one of other numbers.
+        LayoutMismatch: the ring has no storage, or one with other numbers.
         ShmExhausted: /dev/shm has no space for the table.
 
-    The oldest object is evicted first, and only when every reader that has not closed or died has
-    read it as often as it was referenced and nobody is reading it. `put`, `get_cached` and the
-    writer's other calls come from one thread at a time; `get` and `view` may run in several.
-    Dropping the last reference frees everything, but looks like a death to the peers.
+    The oldest object is evicted first, and only if every live reader has read it as often as it was
+    referenced and nobody is reading it. `put`, `get_cached` and the writer's other calls come from
+    one thread at a time; `get` and `view` may run in several. Dropping the last reference frees
+    everything, but looks like a death to the peers.
     """
 
     flag_bytes = 4
@@ -105,12 +112,12 @@ class SingleWriterShmObjectStorage(ObjectReads):
 
     @classmethod
     def create_from_handle(cls, handle: ShmObjectStorageHandle) -> Self:
-        """A reader of the storage, in the next free place.
+        """Attaches a reader, in the next free place.
 
         Raises:
             SegmentMissing: the storage is gone, or on another host.
             RankTaken: all readers have attached.
-            InvalidArgument: no storage made such a handle.
+            InvalidArgument: no storage can have made this handle.
         """
         if not isinstance(handle, ShmObjectStorageHandle):
             raise InvalidType(f"a ShmObjectStorageHandle is needed, not {type(handle).__name__}")
@@ -124,11 +131,11 @@ class SingleWriterShmObjectStorage(ObjectReads):
     # The writer -----------------------------------------------------------------------------
 
     def put(self, key: Hashable, value: Any) -> tuple[int, int]:
-        """Stores `value` with one reference; (address, id), by which readers get it.
+        """Stores `value` with one reference; returns (address, id), with which readers get it.
 
         Raises:
             InvalidArgument: the key is stored already, or the object is too large.
-            StoreFull: a MemoryError; what is oldest may not be evicted, and `readers` says why.
+            StoreFull: a MemoryError; the oldest object cannot be evicted, and `readers` says why.
 
         Whatever it raises, nothing was stored.
         """
@@ -150,7 +157,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def _put_by_steps(
         self, key: Hashable, size: int, data: Any, data_bytes: int, metadata: Any, md_bytes: int
     ) -> tuple[int, int] | NoRoom:
-        """What `ObjectIndex.put` does, by the steps of a subclass."""
+        """As `ObjectIndex.put`, with the steps that a subclass overrides."""
         claim = self._index.claim(size, self._is_free())
         if isinstance(claim, NoRoom):
             return claim
@@ -163,7 +170,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
             return claim.publish(key)
 
     def _is_free(self) -> Callable[[int, int, int], bool] | None:
-        """What decides instead of the table; not kept, or the storage would keep itself alive."""
+        """A subclass's check, or None. Not stored: the storage would keep itself alive."""
         return self.ring_buffer._shown(self.default_is_free_check) if self._has_own_check else None
 
     def _check_size(self, key: Hashable, size: int) -> None:
@@ -196,7 +203,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         return data, data_bytes, metadata, integer_from("the bytes of the metadata", md_bytes, 0)
 
     def _checked_writer(self, call: str = "do that") -> StoreWriter:
-        """This end, if it is still usable here: Python code may have run, and closed or forked."""
+        """The writer's end, if still usable: Python code may have closed it, or forked."""
         self._end.check()
         if not isinstance(self._end, StoreWriter):
             raise WrongRole(f"Only the writer can {call}")
@@ -216,13 +223,13 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def copy_to_buffer(
         self, data: Any, data_bytes: int, metadata: Any, md_bytes: int, data_view: memoryview
     ) -> None:
-        """Writes metadata, then data, behind the read count; the lengths must be true."""
+        """Writes metadata, then data, after the read count; the lengths must be right."""
         parts = _checked_parts(data)
         copy_parts(data_view, self.flag_bytes, [metadata], md_bytes)
         copy_parts(data_view, self.flag_bytes + md_bytes, parts, data_bytes)
 
     def increment_writer_flag(self, id: int) -> None:
-        """One more reference: every reader is to read it once more."""
+        """Adds a reference: every reader is to read the object once more."""
         references = self.writer_flag.get(id, 0) + 1
         if references > MAX_REFERENCES:
             raise InvalidArgument(f"object {id} has {MAX_REFERENCES} references; no more can be")
@@ -230,12 +237,12 @@ class SingleWriterShmObjectStorage(ObjectReads):
         self.writer_flag[id] = references
 
     def is_cached(self, key: Hashable) -> bool:
-        """Is an object stored under that key?"""
+        """Whether an object is stored under `key`."""
         self._checked_writer("is_cached")
         return self._has(key)
 
     def get_cached(self, key: Hashable) -> tuple[int, int]:
-        """References the object once more, for all readers; (address, id)."""
+        """Adds a reference for all readers; returns (address, id)."""
         with self.ring_buffer._only_writer("get_cached"):
             address, number = self._find(key)
             self.increment_writer_flag(number)
@@ -243,11 +250,11 @@ class SingleWriterShmObjectStorage(ObjectReads):
             return address, number
 
     def drop_reference(self, key: Hashable) -> None:
-        """Takes back a reference that no reader has read yet; with the last one it may be evicted.
+        """Takes back a reference that no reader has read; without any the object may be evicted.
 
         Raises:
             UnknownKey: nothing is stored under that key.
-            InvalidArgument: a reader has read the reference already, or there is none.
+            InvalidArgument: a reader has read the last reference already, or there is none.
         """
         with self.ring_buffer._only_writer("drop_reference"):
             number = self._find(key)[1]
@@ -259,7 +266,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
             self.writer_flag[number] = left
 
     def touch(self, key: Hashable) -> None:
-        """Keeps the object from eviction until its next `get_cached`, or `release_touches()`."""
+        """Keeps the object from eviction until its next `get_cached` or `release_touches()`."""
         with self.ring_buffer._only_writer("touch"):
             self._touched.add(self._find(key)[1])
 
@@ -269,23 +276,23 @@ class SingleWriterShmObjectStorage(ObjectReads):
             self._touched.clear()
 
     def free_unused(self) -> None:
-        """Evicts up to 2 x max_object_size bytes of what may be evicted, oldest first."""
+        """Evicts objects that may be evicted, oldest first, up to 2 x max_object_size bytes."""
         with self.ring_buffer._only_writer("free_unused"):
             self._index.free(self._is_free())
 
     def clear(self) -> None:
-        """Empties ring and indexes; ids go on.
+        """Empties ring and indexes; ids continue.
 
-        What readers were told of they can read until its space is used again, and what they hold
-        is stepped over until they let go.
+        Readers can still get objects whose address they know until the space is reused; objects
+        that they are reading are stepped over.
         """
         self.ring_buffer.clear()
 
     def default_is_free_check(self, id: int, buf: memoryview) -> bool:
-        """Have the object's reads reached `writer_flag[id]` x `n_readers`?
+        """Whether the object's reads have reached `writer_flag[id]` x `n_readers`.
 
         Readers that closed or died count as done. The table decides; the count in the first 4
-        bytes of `buf` is for bytes that it does not know.
+        bytes of `buf` is used for bytes that are not an object in the table.
         """
         references = self.writer_flag.get(id)
         if references is None:
@@ -295,21 +302,21 @@ class SingleWriterShmObjectStorage(ObjectReads):
     # Everybody ------------------------------------------------------------------------------
 
     def handle(self) -> ShmObjectStorageHandle:
-        """What readers attach by."""
+        """The handle with which readers attach."""
         self._end.check()
         sizes = self.max_object_size, self.n_readers
         ring = self.ring_buffer.handle()
         return ShmObjectStorageHandle(*sizes, ring, self.serde_class, self._reader_lock)
 
     def statistics(self) -> StoreStatistics:
-        """Counters, and the state of every reader; some system calls per reader."""
+        """Counters, and the state of every reader; takes a few system calls per reader."""
         return store_statistics(self._end)
 
     def close(self) -> None:
-        """Ends this end, says so to the peers, and closes the ring. Idempotent.
+        """Closes this end and its ring, and tells the peers. Idempotent.
 
-        Nobody waits for a closed reader; what a closed writer stored can be read as long as
-        readers have it. Memory stays mapped while views of it live, but may change under them.
+        A closed reader is not waited for; what a closed writer stored can be read by the attached
+        readers. Memory stays mapped while views of it exist, but may change.
         """
         self._end.close()
         self._leave()
@@ -326,7 +333,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         if kind is None:
             self.close()
         else:
-            self._end.abandon()  # announces nothing: to the peers this is a death
+            self._end.abandon()  # unannounced: to the peers this is a death
             self._leave()
 
     def __repr__(self) -> str:

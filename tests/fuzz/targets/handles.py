@@ -1,6 +1,6 @@
 """Handles as text, and with fields as a pickle may have filled them.
 
-Text is a handle, or a MemlaneError that is a ValueError; attaching raises only MemlaneErrors.
+Text gives a handle, or a MemlaneError that is a ValueError; attaching raises only MemlaneErrors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The object store as Python has it; a peer has written over ring, table, directory and slots.
+"""The object store from Python, after a peer has written over ring, table, directory and slots.
 
-Get, view, put, eviction, statistics, readers that come and go, the ring by itself: an error of
-memlane's or a value.
+Get, view, put, eviction, statistics, readers that attach and leave, the ring alone: each gives a
+value or an error of memlane's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The way of a message into Python, by copy and by view: an error or an object.
+"""Receiving a message in Python, by copy and by view: an object or an error.
 
-A peer has written over chunks, descriptors, extents, frames and streams before they are taken.
+A peer has written over chunks, descriptors, extents, frames and streams beforehand.
 
-Of pickle only the framing is looked at: its streams are not unpickled, they could do anything.
+Of pickle only the framing is tested: its streams are not unpickled, because they could do anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SENT: list[Any] = [
 
 
 class Framing(_serialization.PickleCodec):
-    """Takes streams and buffers whole, and looks at every byte."""
+    """Takes streams and buffers whole, and reads every byte."""
 
     @staticmethod
     def decode(stream: bytes) -> Any:  # type: ignore[override]
@@ -108,7 +108,7 @@ def attempt(content: bytes) -> object:
 
 
 def _sendable(value: Any, kind: int) -> Any:
-    """For MessagePack: what it has types for."""
+    """The parts of a value that MessagePack has types for."""
     if not kind & 1:
         return value
     return [item.tobytes() if isinstance(item, np.ndarray) else item for item in value]

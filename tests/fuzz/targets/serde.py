@@ -1,6 +1,6 @@
-"""Objects as they lie in the ring, decoded by copy and by view.
+"""Objects as they are stored in the ring, decoded by copy and by view.
 
-A value, or a MemlaneError that is a ValueError. `change` takes the tree apart and exchanges nodes.
+Each gives a value, or a MemlaneError that is a ValueError. `change` exchanges nodes of the tree.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def attempt(content: bytes) -> object:
 
 
 def _use(value: Any) -> None:
-    """What is no error can be looked at, and tensors counted with."""
+    """A decoded value can be printed, and tensors computed with."""
     if isinstance(value, (list, tuple)):
         for item in value:
             _use(item)
@@ -123,7 +123,7 @@ def _changed_data(data: bytes, dice: random.Random) -> bytes:
 
 
 def _changed(tree: Any, dice: random.Random, depth: int) -> Any:
-    """One node of it is another; deeper in it while `depth` lasts."""
+    """The tree with one node changed, deeper down while `depth` lasts."""
     if depth and isinstance(tree, list) and tree:
         changed = list(tree)
         at = dice.randrange(len(changed))

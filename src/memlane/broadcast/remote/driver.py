@@ -29,12 +29,13 @@ import zmq.utils.garbage
 from memlane import _threads
 from memlane._contexts import new_context
 from memlane._deadlines import deadline_of
-from memlane._native import Turn
-from memlane._settings import warning_interval
+from memlane._native import Turn, fork_generation
+from memlane._stalls import Stall
 from memlane.errors import (
     Cancelled,
     Closed,
     MemlaneError,
+    TimedOut,
     WrongProcess,
     system_fault,
 )
@@ -42,7 +43,7 @@ from memlane.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from memlane.broadcast.remote.transport import Transport
+    from memlane._sockets import Transport
 
     T = TypeVar("T")
 
@@ -50,38 +51,12 @@ logger = logging.getLogger("memlane")
 
 SLICE = 0.1
 """Seconds that one sleep lasts at most: signals and `cancel` are looked after in between."""
-_LONGEST_SILENCE = 60.0  # between two words about one wait
 
 
 class Asked(Protocol):
     """A `cancel`: a threading.Event, or like one."""
 
     def is_set(self) -> bool: ...
-
-
-class Stall:
-    """Names in the log, ever more rarely, the peer that a long wait is for."""
-
-    def __init__(self, line: Callable[[float], str | None]) -> None:
-        self._line = line
-        self._started = time.monotonic()
-        self._pause: float | None = None
-        self._next = self._started + SLICE
-
-    def speak(self) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        if self._pause is None:
-            self._pause = warning_interval()
-            self._next = self._started + self._pause
-            if now < self._next:
-                return
-        self._pause = min(2 * self._pause, _LONGEST_SILENCE)
-        self._next = now + self._pause
-        line = self._line(now - self._started)
-        if line is not None:
-            logger.warning("%s", line)
 
 
 class RemoteEnd(ABC):
@@ -95,7 +70,7 @@ class RemoteEnd(ABC):
     transport: Transport | None = None
 
     def __init__(self, name: str) -> None:
-        self._pid = os.getpid()
+        self._generation = fork_generation()
         self.lock = threading.RLock()
         self.turn = Turn(self.check, self._end_call)
         self._closing = self._announce = self._closed = False
@@ -153,7 +128,7 @@ class RemoteEnd(ABC):
 
     def check(self) -> None:
         """Raises if this end is closed or a parent process's."""
-        if self._pid != os.getpid():
+        if self._generation != fork_generation():
             raise WrongProcess(
                 "this object was opened by the process that forked this one; only close() may be "
                 "called here. Make a new end in the child"
@@ -177,13 +152,9 @@ class RemoteEnd(ABC):
             if self._was_closed_here:
                 self._close()
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed or self._closing
-
     def _end_call(self) -> None:
         """After each call: ends the end itself if it was closed meanwhile."""
-        if self._closing and self._pid == os.getpid():
+        if self._closing and self._generation == fork_generation():
             self._finish()
 
     def close(self, timeout: float | None = None) -> None:
@@ -198,7 +169,7 @@ class RemoteEnd(ABC):
         self._close()
 
     def _close(self) -> None:
-        if self._closed or self._pid != os.getpid():
+        if self._closed or self._generation != fork_generation():
             self._closed = True
             return
         self._closing = True
@@ -249,22 +220,24 @@ class RemoteEnd(ABC):
 
     @staticmethod
     def _sleep(poller: select.poll, seconds: float | None) -> None:
-        """Until a descriptor has news; rounded up, or a wait would end before its deadline."""
-        poller.poll(None if seconds is None else int(seconds * 1000) + 1)
+        """Until a descriptor has news, or sooner; rounded up, or a wait would end before its
+        deadline. An hour at most: milliseconds in an int end after 24 days."""
+        poller.poll(None if seconds is None else int(min(seconds, 3600.0) * 1000) + 1)
 
     def wait(
         self,
         ready: Callable[[], T | None],
         deadline: float | None,
-        late: Callable[[], Exception],
+        timeout: float | None,
+        who: Callable[[], str],
         cancel: Asked | None = None,
         stall: Callable[[float], str | None] | None = None,
         poller: select.poll | None = None,
     ) -> T:
         """Ticks until `ready` returns something, with the lock, and returns that.
 
-        What is there wins, then `cancel`, then the deadline, of which `late` makes the error. After
-        a while the log says what `stall` says.
+        What is there wins, then `cancel`, then the deadline, of `timeout` seconds, whose error
+        names `who` was waited for. After a while the log says what `stall` says.
         """
         voice = None if stall is None else Stall(stall)
         while True:
@@ -277,13 +250,13 @@ class RemoteEnd(ABC):
                 if found is not None:
                     return found
                 if voice is not None:
-                    voice.speak()
+                    voice.report()
             if cancel is not None and cancel.is_set():
                 raise Cancelled
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 with self.lock:
-                    raise late()
+                    raise TimedOut(f"gave up after {timeout} s waiting for {who()}", timeout)
             ends = [end - now for end in (due, deadline) if end is not None]
             self._sleep(poller or self._call_poller, max(0.0, min([SLICE, *ends])))
 

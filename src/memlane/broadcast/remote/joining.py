@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from memlane.broadcast.remote.peer import usual_place
-from memlane.broadcast.remote.reader import RemoteReader
 from memlane.broadcast.remote.reader_session import PlaceTaken
 from memlane.errors import InvalidArgument, RankTaken
 
 if TYPE_CHECKING:
     from memlane.broadcast.handle import Handle
+    from memlane.broadcast.remote.reader import RemoteReader
+
+    R = TypeVar("R", bound=RemoteReader)
 
 
 def attach(
-    handle: Handle, rank: int, deadline: float | None, timeout: float | None
-) -> RemoteReader:
+    kind: type[R], handle: Handle, rank: int, deadline: float | None, timeout: float | None
+) -> R:
     """Reader `rank`, in the first place that is free for it, its usual one first.
 
     Raises as `RemoteReader` does.
@@ -34,7 +36,7 @@ def attach(
     refused: PlaceTaken | None = None
     for secret in (*secrets[first:], *secrets[:first]):
         try:
-            return RemoteReader(handle, rank, secret, host, deadline, timeout)
+            return kind(handle, rank, secret, host, deadline, timeout)
         except PlaceTaken as error:
             refused = error
     if len(secrets) > 1:

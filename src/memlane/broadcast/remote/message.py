@@ -10,7 +10,7 @@ from memlane.broadcast.remote.frames import Header, Kind
 from memlane.errors import CorruptMessage
 
 if TYPE_CHECKING:
-    from memlane._native import PooledBuffer
+    from memlane._native import Buffer
     from memlane._serialization import Codec
 
 _ALIGNMENT = 64  # as in native/broadcast/frames.hpp
@@ -76,7 +76,7 @@ def decode(message: Message, codec: Codec) -> Any:
 _BROKEN = "the message does not hold an object that memlane wrote; it was skipped"
 
 
-def split(memory: memoryview) -> tuple[bytes, list[PooledBuffer]]:
+def split(memory: memoryview) -> tuple[bytes, list[Buffer]]:
     """The stream of a message and the buffers beside it, as `FrameTable` lays them out."""
     if len(memory) < _HEAD.size:
         raise CorruptMessage(_BROKEN)

@@ -126,7 +126,7 @@ class Outbox:
     def drop_taken(self) -> None:
         """Nobody needs any more what all have taken."""
         taken = min((p.taken for p in self._peers if p.is_waited_for), default=self.next)
-        while self._messages and self.first < taken:
+        for _ in range(taken - self.first):
             self._messages.popleft()
 
     # Windows ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from memlane.broadcast.statistics import ReaderState, ReaderStatistics
@@ -171,9 +172,16 @@ class Peer:
 
     # What is said of it -----------------------------------------------------------------------
 
-    def name(self, ranks: list[int]) -> str:
-        """`reader 3`, or what is known of it; `ranks` are those that are not remote."""
-        return f"reader {self.rank if self.rank is not None else usual_rank(self.place, ranks)}"
+    def usual_rank(self, local_ranks: list[int]) -> int:
+        """Its rank, or that which its place has if nobody chooses others: those that are not local,
+        in turn."""
+        if self.rank is not None:
+            return self.rank
+        usual = (rank for rank in count() if rank not in local_ranks)
+        return next(islice(usual, self.place, None))
+
+    def name(self, local_ranks: list[int]) -> str:
+        return f"reader {self.usual_rank(local_ranks)}"
 
     def text(self, ranks: list[int], sent: int, now: float) -> str:
         """Rank, pid and address, how far behind, and since when."""
@@ -192,7 +200,7 @@ class Peer:
         was_here = self.state != "absent" and self.pid != 0
         is_lost = self.state == "running" and self.lost_since is not None
         return ReaderStatistics(
-            rank=self.rank if self.rank is not None else usual_rank(self.place, ranks),
+            rank=self.usual_rank(ranks),
             pid=self.pid if was_here else None,
             state="closed" if self.has_left else "unknown" if is_lost else self.state,
             behind=sent - self.taken if self.is_waited_for else 0,
@@ -204,16 +212,6 @@ class Peer:
         )
 
 
-def usual_rank(place: int, local_ranks: list[int]) -> int:
-    """Of a place, if nobody chooses others: the ranks that are not local, in turn."""
-    taken, rank = set(local_ranks), -1
-    for _ in range(place + 1):
-        rank += 1
-        while rank in taken:
-            rank += 1
-    return rank
-
-
 def usual_place(rank: int, local_ranks: list[int]) -> int:
-    """The reverse; beyond the last place for a rank that is higher than usual."""
+    """Of a rank; beyond the last place for a rank that is higher than usual."""
     return rank - sum(1 for local in set(local_ranks) if local < rank)

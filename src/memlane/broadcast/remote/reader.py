@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from memlane._deadlines import deadline_of
 from memlane._failures import names_of
+from memlane._tcp import Connection
 from memlane.broadcast.remote import endpoint
 from memlane.broadcast.remote.driver import RemoteEnd, logger
 from memlane.broadcast.remote.reader_session import ReaderSession
-from memlane.broadcast.remote.tcp import Connection
 from memlane.broadcast.remote.transport import FIRST_CONTACT, Connecting
 from memlane.errors import CorruptMessage, InvalidType, TimedOut, WriterUnreachable
 
@@ -111,14 +111,11 @@ class RemoteReader(RemoteEnd):
                 raise WriterUnreachable(self.endpoint.text, "nobody accepts a connection")
             return True if is_done() else None
 
-        def late() -> TimedOut:
-            return TimedOut(f"gave up after {timeout} s waiting for {self.writer()}", timeout)
-
         def line(waited: float) -> str:
             who = f"{self.writer()} kept reader {self.rank} (pid {os.getpid()})"
             return f"{who} waiting for {waited:.1f} s: it has not attached"
 
-        self.wait(ready, deadline, late, stall=line)
+        self.wait(ready, deadline, timeout, self.writer, stall=line)
 
     # Taking -----------------------------------------------------------------------------------
 
@@ -144,10 +141,7 @@ class RemoteReader(RemoteEnd):
             self._check_writer()
             return None
 
-        def late() -> TimedOut:
-            return TimedOut(f"gave up after {timeout} s waiting for {self.writer()}", timeout)
-
-        return self.wait(ready, deadline, late, cancel, self._line)
+        return self.wait(ready, deadline, timeout, self.writer, cancel, self._line)
 
     def _next(self) -> Message:
         message = self.session.take(time.monotonic())
@@ -245,9 +239,6 @@ class RemoteReader(RemoteEnd):
             self._ask()
             return None
 
-        def late() -> TimedOut:
-            return TimedOut(f"gave up after {timeout} s waiting for {missing()}", timeout)
-
         def line(waited: float) -> str:
             return (
                 f"{missing()} kept pid {os.getpid()} waiting for {waited:.1f} s: not everybody has "
@@ -256,7 +247,7 @@ class RemoteReader(RemoteEnd):
 
         self._asked_at = 0.0
         with self.turn:
-            self.wait(ready, deadline, late, stall=line)
+            self.wait(ready, deadline, timeout, missing, stall=line)
 
     def _ask(self) -> None:
         now = time.monotonic()
@@ -341,7 +332,7 @@ class RemoteReader(RemoteEnd):
         poller = self._poller(*self.transport.quiet, self.transport.news)
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
-            self.wait(left, deadline, lambda: TimedOut(""), poller=poller)
+            self.wait(left, deadline, None, str, poller=poller)
         return _GOODBYE if session.is_connected and not session.has_left else 0.0
 
     # Readers that share a host ------------------------------------------------------------------

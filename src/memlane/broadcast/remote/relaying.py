@@ -13,7 +13,6 @@ When a relay ends, those behind it find its ring dead, and say hello for a strea
 
 from __future__ import annotations
 
-from itertools import count
 from typing import TYPE_CHECKING
 
 from memlane.broadcast.remote.frames import Report, ReportRow, Ring
@@ -43,11 +42,7 @@ def ring_of(
     peers: Sequence[Peer], peer: Peer, local_ranks: list[int], sizes: tuple[int, int]
 ) -> Ring:
     """As `peer` has to make it, or to find it; of chunks of such bytes, so many."""
-    usual = (rank for rank in count() if rank not in local_ranks)
-    ranks = [
-        rank if other.rank is None else other.rank
-        for other, rank in zip(peers, usual, strict=False)
-    ]
+    ranks = [other.usual_rank(local_ranks) for other in peers]
     where = ("", "") if peer.via is None or peer.via.ring is None else peer.via.ring
     return Ring(peer.place, ranks, *sizes, *where)
 

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memlane._native import Encoder, RingGeometry
+    from memlane.broadcast.ends import LocalWriter
     from memlane.broadcast.remote.options import RemoteOptions
     from memlane.broadcast.statistics import ReaderStatistics
 
 RECENT = 0.1  # seconds since a call has read what readers said: they need not wake the thread
-UNHEARD = 256 * 1024  # bytes: memory that all have taken is used again while it is in the cache
+UNHEARD = 1 << 20  # bytes: half of what a reader takes at most before it acknowledges
 _LOOKS = 6  # at every connection, within the bound
 _LONGEST_PAUSE = 0.5
 
@@ -40,7 +41,7 @@ class RemoteWriter(RemoteEnd):
         options: as `MessageQueue` documents them.
         queue_id: in hexadecimal.
         geometry: of the rings of relays.
-        mark: where the ring of local readers is.
+        local: the ring of readers on this host, which get every message first.
 
     A message costs one copy (bytes none), shared by all readers, and each reader one handing over
     to the I/O thread, which encrypts and sends. A reader that has a full window in flight is
@@ -56,19 +57,17 @@ class RemoteWriter(RemoteEnd):
         options: RemoteOptions,
         queue_id: str,
         geometry: RingGeometry,
-        mark: Callable[[], int] = int,
+        local: LocalWriter | None = None,
     ) -> None:
         host = endpoint.checked_host(options.connect_ip)
         super().__init__("writer")
-        self.options, self._mark, self.waits = options, mark, 0
+        self.options, self._local, self.waits = options, local, 0
         self.is_torn = False  # a signal handler has raised in between
         self._hears = False  # and a reader's word may have been dropped
         self._stages = False  # the call that is under way has staged a message
         self._unheard = 0  # bytes that were sent since readers were heard
         self._credit = 0  # messages, and
         self.room = -1  # bytes that may be sent without another look, -1: none
-        self._find_dead_here: Callable[[], None] = lambda: None
-        self._tell_here: Callable[[int], None] = lambda _absent: None
         self._lends = False
         with self._opening():
             keys = self.keys = Keys(places, insecure=options.insecure)
@@ -85,21 +84,10 @@ class RemoteWriter(RemoteEnd):
             self._quiet_poller = self._poller(*self.transport.quiet)
             self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
             self._told_absent = places
+            if local is not None:
+                self.session.absent_here = local.absent
+                local.note_absent_elsewhere(places)
             self._start_thread()
-
-    def live_beside(
-        self,
-        absent_here: Callable[[], list[str]],
-        find_dead_here: Callable[[], None],
-        tell_here: Callable[[int], None],
-    ) -> None:
-        """There are local readers, too: names the absent, raises for the dead, tells them how
-        many are absent elsewhere."""
-        with self.lock:
-            self.session.absent_here = absent_here
-            self._find_dead_here = find_dead_here
-            self._tell_here = tell_here
-            self._tell_here(self._told_absent)
 
     # Sending ----------------------------------------------------------------------------------
 
@@ -122,6 +110,10 @@ class RemoteWriter(RemoteEnd):
             ": No available shared memory broadcast block",
         )
         return True
+
+    def _mark(self) -> int:
+        """Where the ring is: what tells whether it has a message that was interrupted."""
+        return 0 if self._local is None else self._local.position
 
     def begin(self) -> None:
         """The first in a call that sends."""
@@ -156,10 +148,10 @@ class RemoteWriter(RemoteEnd):
             here, behind = (sequence, 0), (sequence + 1, 0)
             for peer in self.session.peers:
                 if peer.is_streaming and peer.cursor == here and not peer.said:
-                    if self.transport.send_whole(peer.route, frame):  # type: ignore[arg-type]
+                    if self.transport.send(peer.route, frame):  # type: ignore[arg-type]
                         peer.note_sent(behind)
                     else:
-                        self.session.lose(peer, time.monotonic())
+                        peer.lose(time.monotonic())
                 elif peer.is_streaming:
                     self._flush()
             self.is_torn = False
@@ -198,12 +190,12 @@ class RemoteWriter(RemoteEnd):
         """Sends what is due to be sent. A frame whose sending was interrupted goes out again."""
         session, send = self.session, self.transport.send
         while session.answers:
-            send(session.answers[0][0], Piece(session.answers[0][1]))
+            send(*session.answers[0])
             session.answers.popleft()
         for peer in session.peers:
             while (found := session.outbox.frame_for(peer)) is not None:
-                if peer.route is None or not send(peer.route, found[0]):
-                    session.lose(peer, time.monotonic())
+                if peer.route is None or not send(peer.route, *found[0]):
+                    peer.lose(time.monotonic())
                     break
                 peer.note_sent(found[1])
 
@@ -228,7 +220,8 @@ class RemoteWriter(RemoteEnd):
         absent = len(session.absent())
         if absent != self._told_absent:
             self._told_absent = absent
-            self._tell_here(absent)
+            if self._local is not None:
+                self._local.note_absent_elsewhere(absent)
 
     def _judge(self) -> float | None:
         """Looks at every connection; when to look again."""
@@ -240,7 +233,7 @@ class RemoteWriter(RemoteEnd):
             is_any = True
             connection = connections.get(peer.route or b"")
             if connection is None or not connection.is_open:
-                session.lose(peer, now)
+                peer.lose(now)
             elif connection.is_silent(self.options.liveness):
                 why = f"its host has not answered for {self.options.liveness} s"
                 session.give_up(peer, why, now)
@@ -265,7 +258,7 @@ class RemoteWriter(RemoteEnd):
         now = time.monotonic()
         lost = self.transport.look_at_door()
         for peer in [peer for peer in self.session.peers if peer.route in lost]:
-            self.session.lose(peer, now)
+            peer.lose(now)
         for place in self.transport.let_in():
             self.session.knock(place, now)
         if readers:
@@ -308,19 +301,17 @@ class RemoteWriter(RemoteEnd):
         def ready() -> bool | None:
             self.check()
             self.session.raise_death()
-            self._find_dead_here()
+            if self._local is not None:
+                self._local.raise_death()
             return True if is_ready() else None
 
-        def late() -> TimedOut:
-            return TimedOut(
-                f"gave up after {timeout} s waiting for {names_of(culprits())}", timeout
-            )
+        def who() -> str:
+            return names_of(culprits())
 
         def line(waited: float) -> str:
-            who = f"{names_of(culprits())} kept the writer (pid {os.getpid()})"
-            return f"{who} waiting for {waited:.1f} s{words}"
+            return f"{who()} kept the writer (pid {os.getpid()}) waiting for {waited:.1f} s{words}"
 
-        self.wait(ready, deadline, late, stall=line)
+        self.wait(ready, deadline, timeout, who, stall=line)
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """Returns when all remote readers have attached."""
@@ -385,11 +376,12 @@ class RemoteWriter(RemoteEnd):
         poller = self._full_poller
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
-            self.wait(over, self._deadline, lambda: TimedOut(""), stall=line, poller=poller)
+            self.wait(over, self._deadline, None, str, stall=line, poller=poller)
         missed = [peer for peer in session.missed() if peer not in dead]
         if missed:
             names, waited = names_of(session.texts(missed, started)), time.monotonic() - started
-            raise TimedOut(f"closed after {waited:.1f} s; not confirmed by {names}", waited)
+            ranks = tuple(peer.usual_rank(session.local_ranks) for peer in missed)
+            raise TimedOut(f"closed after {waited:.1f} s; not confirmed by {names}", waited, ranks)
         return 0.0
 
     def _free(self, linger: float = 0.0) -> None:

@@ -223,10 +223,6 @@ class WriterSession:
 
     # Connections ------------------------------------------------------------------------------
 
-    def lose(self, peer: Peer, now: float) -> None:
-        """Its connection has ended; it may come back."""
-        peer.lose(now)
-
     def knock(self, place: int, now: float) -> None:
         """Somebody has proven the key of that place."""
         self.peers[place].knock(now)
@@ -327,7 +323,7 @@ class WriterSession:
         """ReaderDied until `release`."""
         for peer in self.peers:
             if peer.state == "dead":
-                rank = int(peer.name(self.local_ranks).split()[1])
+                rank = peer.usual_rank(self.local_ranks)
                 raise ReaderDied(
                     rank,
                     peer.pid,

@@ -1,8 +1,16 @@
 """SGLang on memlane: `MEMLANE_SGLANG=queue`, as for vLLM (`memlane.engines.vllm`)."""
 
-from __future__ import annotations
+from memlane.engines._switching import Engine, switch_on
+from memlane.errors import InvalidArgument
 
-import os
+SGLANG = Engine(
+    name="SGLang",
+    package="sglang",
+    variable="MEMLANE_SGLANG",
+    tested={"0.5": ("queue",)},
+    own_address="sglang.srt.utils.network:get_local_ip_auto",  # which SGLANG_HOST_IP decides
+    same_node="sglang.srt.distributed.parallel_state:in_the_same_node_as",
+)
 
 
 def register() -> None:
@@ -10,14 +18,7 @@ def register() -> None:
 
     SGLang logs what a plugin raises, and goes on; a variable that leads nowhere ends the process.
     """
-    text = os.environ.get("MEMLANE_SGLANG", "").strip()
-    if not text:
-        return
-    from memlane.engines._switching import switch_on
-    from memlane.engines.sglang._engine import SGLANG
-    from memlane.errors import InvalidArgument
-
     try:
-        switch_on(SGLANG, text)
+        switch_on(SGLANG)
     except InvalidArgument as error:
         raise SystemExit(str(error)) from None

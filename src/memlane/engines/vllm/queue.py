@@ -1,88 +1,38 @@
-"""vLLM's MessageQueue (`distributed/device_communicators/shm_broadcast.py`), by memlane's.
-
-Only what vLLM's callers see; the queue itself is `memlane.MessageQueue`.
+"""vLLM's MessageQueue (`distributed/device_communicators/shm_broadcast.py`), by memlane's; and how
+the executor that uses it starts and ends.
 """
 
 from __future__ import annotations
 
-from itertools import count, islice
+import os
+import threading
+from functools import wraps
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from vllm.utils.network_utils import get_ip
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from memlane.engines._handles import EngineHandle
 from memlane.engines._queue import EngineQueue
 from memlane.engines._replacing import Replacement
-from memlane.engines.vllm._engine import VLLM
-from memlane.engines.vllm._executor import one_at_a_time
-from memlane.errors import InvalidArgument, RankTaken
+from memlane.engines.vllm import VLLM
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
     from typing import Self
 
-    import memlane
+    from memlane.engines._queue import EngineHandle
+
+# Seconds for the survivors of another worker. They may be in a collective that the dead one never
+# joins, where nothing but SIGKILL is heard; vLLM sends it after nine.
+GRACE = 3.0
+OWN_PATIENCE = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"  # if it is set, it holds
 
 
 class MessageQueue(EngineQueue):
-    """The constructor, the calls and the attributes that vLLM's engine, executors and groups use.
+    """For vLLM's engine, executors and groups."""
 
-    `enable_shm_tensor_arena` is accepted: tensors travel as everything does, each reader gets a
-    copy of its own.
-    """
-
-    VARIABLE = VLLM.variable
-
-    def __init__(
-        self,
-        n_reader: int,
-        n_local_reader: int,
-        local_reader_ranks: Sequence[int] | None = None,
-        max_chunk_bytes: int = 24 * 1024 * 1024,
-        max_chunks: int = 10,
-        connect_ip: str | None = None,
-        enable_shm_tensor_arena: bool = False,
-    ) -> None:
-        if n_reader > n_local_reader:
-            connect_ip = connect_ip or get_ip()  # which VLLM_HOST_IP decides
-        super().__init__(
-            n_reader,
-            n_local_reader,
-            local_reader_ranks,
-            max_chunk_bytes,
-            max_chunks,
-            connect_ip,
-            keep_readonly=True,
-        )
-
-    def _setup(self, handle: memlane.Handle, *args: Any) -> None:
-        super()._setup(handle, *args)
-        self.shutting_down = False
-        self.tensor_arena = None
-
-    @classmethod
-    def create_from_handle(
-        cls, handle: memlane.Handle, rank: int, *, timeout: float | None = None
-    ) -> Self:
-        """Rank -1 is whichever remote place is free."""
-        if rank != -1:
-            return super().create_from_handle(handle, rank, timeout=timeout)
-        refused: Exception = InvalidArgument("the queue has no remote readers: rank -1 is none")
-        free = (number for number in count() if number not in handle.local_reader_ranks)
-        for number in islice(free, handle.n_remote_reader):
-            try:
-                return super().create_from_handle(handle, number, timeout=timeout)
-            except RankTaken as error:
-                refused = error
-        raise refused
-
-    @staticmethod
-    def same_node(pg: Any, source_rank: int) -> list[bool]:
-        from vllm.distributed.parallel_state import in_the_same_node_as
-
-        return list(in_the_same_node_as(pg, source_rank=source_rank))
+    ENGINE = VLLM
 
     @classmethod
     def create_from_process_group_single_reader(
@@ -112,39 +62,47 @@ class MessageQueue(EngineQueue):
             queue.wait_until_ready()
         return queue, handles
 
-    def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> Any:  # type: ignore[override]
-        """As memlane's, until `shutdown()`. `indefinite`: the wait is idle, and says nothing.
 
-        Raises also:
-            ReaderDied: another worker died that the awaited one works with.
-        """
-        self._watch.begin(indefinite)
-        return super().dequeue(timeout, self._watch)  # type: ignore[arg-type]
+def with_workers(executor: Any) -> None:
+    """An executor has its queues: those for answers get to know whose they are."""
+    for rank, answers in enumerate(executor.response_mqs):
+        answers.worker, answers.work = rank, executor.rpc_broadcast_mq
 
-    def acquire_read(  # type: ignore[override]
-        self, timeout: float | None = None, indefinite: bool = False
-    ) -> AbstractContextManager[memoryview]:
-        """As `dequeue`."""
-        self._watch.begin(indefinite)
-        return super().acquire_read(timeout, self._watch)  # type: ignore[arg-type]
 
-    def shutdown(self) -> None:
-        """From any thread: a call that waits for a message ends ("cancelled"), and so do all later
-        ones. The peers hear nothing; they see a death when the process ends."""
-        self.shutting_down = self._watch.is_shut_down = True
+def one_at_a_time(shutdown: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`shutdown` of an executor, behind a lock of that executor's.
+
+    vLLM's own returns at once to a second caller. With memlane the main thread of EngineCore hears
+    of a death as early as the thread that monitors the workers, and would end the process, that
+    thread in it, before the survivors have been ended: they would go on as orphans.
+    """
+
+    @wraps(shutdown)
+    def shut_down(executor: Any) -> None:
+        # Re-entrant, because a signal handler may call it in the middle of itself.
+        with vars(executor).setdefault("_memlane_shutdown_lock", threading.RLock()):
+            processes = [worker.proc for worker in getattr(executor, "workers", None) or ()]
+            # A process that ends closes its sentinel, and only then can be waited for.
+            ended = wait([process.sentinel for process in processes], 0)
+            alive = [process for process in processes if process.sentinel not in ended]
+            killing = threading.Timer(GRACE, lambda: [process.kill() for process in alive])
+            if ended and OWN_PATIENCE not in os.environ:
+                killing.start()
+            try:
+                shutdown(executor)
+            finally:
+                killing.cancel()
+
+    return shut_down
 
 
 def replacements() -> list[Replacement]:
-    """What is replaced in this process."""
-    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
+    """What is replaced in this process. The executor's hook for the end of its start is empty."""
+    executor, name = MultiprocExecutor.__module__, MultiprocExecutor.__name__
+    shutdown = one_at_a_time(MultiprocExecutor.shutdown)
+    home = "vllm.distributed.device_communicators.shm_broadcast"
     return [
-        Replacement(
-            "vllm.distributed.device_communicators.shm_broadcast", "MessageQueue", MessageQueue
-        ),
-        Replacement(
-            "vllm.v1.executor.multiproc_executor",
-            "MultiprocExecutor.shutdown",
-            one_at_a_time(MultiprocExecutor.shutdown),
-        ),
+        Replacement(home, "MessageQueue", MessageQueue),
+        Replacement(executor, f"{name}._post_init_executor", with_workers),
+        Replacement(executor, f"{name}.shutdown", shutdown),
     ]

@@ -10,20 +10,15 @@ import hashlib
 import hmac
 import os
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.distributed.device_communicators.shm_object_storage import MsgpackSerde
 
 import memlane
-from memlane.engines._handles import arrives_where, not_switched
 from memlane.engines._replacing import Replacement
-from memlane.engines.vllm._engine import VLLM, store_name
-from memlane.errors import InvalidArgument, InvalidType, SegmentMissing, UnknownKey
-
-if TYPE_CHECKING:
-    from typing import Self
+from memlane.engines.vllm import VLLM, store_name
+from memlane.errors import InvalidArgument, SegmentMissing, UnknownKey
 
 
 class SingleWriterShmRingBuffer(memlane.SingleWriterShmRingBuffer):
@@ -37,21 +32,7 @@ class SingleWriterShmRingBuffer(memlane.SingleWriterShmRingBuffer):
         except SegmentMissing:
             if not os.path.exists(f"/dev/shm/{name}"):
                 raise
-            raise InvalidArgument(
-                not_switched(f"/dev/shm/{name}", VLLM.variable, "store")
-            ) from None
-
-
-class StoreHandle(memlane.ShmObjectStorageHandle):
-    """Refused where vLLM's own store is in use."""
-
-    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], StoreHandle], tuple[dict[str, Any]]]:
-        return _arrived, (vars(self),)
-
-
-def _arrived(fields: dict[str, Any]) -> StoreHandle:
-    arrives_where(VLLM.variable, "store")
-    return StoreHandle(**fields)
+            raise InvalidArgument(VLLM.not_switched(f"/dev/shm/{name}", "store")) from None
 
 
 class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
@@ -72,17 +53,6 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
         given = (max_object_size, n_readers, ring_buffer, serde_class, reader_lock)
         super().__init__(*given, unlink_when_complete=True)
         self._secret = self._end.secret
-
-    def handle(self) -> StoreHandle:
-        """As memlane's; it carries no secret."""
-        return StoreHandle(**vars(super().handle()))
-
-    @classmethod
-    def create_from_handle(cls, handle: memlane.ShmObjectStorageHandle) -> Self:
-        """As memlane's, of a handle that came from this class."""
-        if not isinstance(handle, StoreHandle):
-            raise InvalidType(not_switched(repr(type(handle)), VLLM.variable, "store"))
-        return super().create_from_handle(handle)
 
     def get_signature(self, key: str) -> list[int]:
         """Of the handle under which an object is stored now."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 import struct
 import time
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from memlane._native import close_in_children, keep_in_children
+from memlane._undo import undone_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,12 +50,23 @@ _MOVED = 4096  # bytes that count as progress
 _LOOKS = 8  # within the bound
 
 
+def _inode_of(number: int) -> int:
+    """Of a socket. Other files, one of which the number may be by now, may have one for all."""
+    file = os.fstat(number)
+    if not stat.S_ISSOCK(file.st_mode):
+        raise OSError(errno.EBADF, "it was closed")
+    return file.st_ino
+
+
 class Connection:
-    """One TCP connection of libzmq, by its descriptor, which stays libzmq's."""
+    """One TCP connection of libzmq, by its descriptor, which stays libzmq's.
+
+    Raises OSError if libzmq has closed it, as far as can be told: the number may be another file's.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._inode = os.fstat(descriptor).st_ino
+        self._inode = _inode_of(descriptor)
         self._doubted_since: float | None = None
         self._asked_at = 0.0
         self._acked = 0
@@ -62,10 +75,10 @@ class Connection:
     def copy(self) -> socket.socket:
         """Another descriptor of it; OSError if it was closed."""
         descriptor = os.dup(self.descriptor)
-        if os.fstat(descriptor).st_ino != self._inode:  # the number is another file's by now
-            os.close(descriptor)
-            raise OSError(errno.EBADF, "it was closed")
-        return socket.socket(fileno=descriptor)
+        with undone_by(lambda: os.close(descriptor)):
+            if os.fstat(descriptor).st_ino != self._inode:  # the number is another file's by now
+                raise OSError(errno.EBADF, "it was closed")
+            return socket.socket(fileno=descriptor)
 
     def _peer(self) -> str:
         """`host:port` of the other end."""
@@ -146,6 +159,7 @@ class Descriptors:
     def note(self, number: int) -> None:
         self.forget(number)
         with suppress(OSError):  # closed again already
+            _inode_of(number)
             self._inodes[number] = close_in_children(number)
 
     def forget(self, number: int) -> None:

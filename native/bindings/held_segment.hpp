@@ -1,0 +1,42 @@
+// A segment as Python holds it: what the rings of broadcast and store have in common.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "bindings/buffer.hpp"
+#include "bindings/failures.hpp"
+#include "core/segment.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+
+// Random bytes from Python, as many as there must be: a core::SegmentId, a store::Secret.
+template <class Array>
+Array to_array(const nb::bytes& text) {
+    Array array{};
+    if (text.size() != array.size())
+        raise_error("InvalidArgument", nb::str("{} bytes are needed, not {}").attr("format")(array.size(), text.size()));
+    std::memcpy(array.data(), text.c_str(), array.size());
+    return array;
+}
+
+class HeldSegment {
+public:
+    const std::shared_ptr<core::Segment>& segment() const noexcept { return segment_; }
+
+protected:
+    explicit HeldSegment(std::shared_ptr<core::Segment> segment) : segment_(std::move(segment)) {}
+
+    void check_open() const {
+        if (!segment_->is_open()) raise_error("Closed", "this ring is closed");
+    }
+
+    std::shared_ptr<core::Segment> segment_;
+};
+
+}  // namespace memlane::bindings

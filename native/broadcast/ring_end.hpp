@@ -1,0 +1,100 @@
+// What both ends of a ring have in common: a place among its participants, a position, and waiting until everybody is there.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "broadcast/chunk_space.hpp"
+#include "broadcast/ring_layout.hpp"
+#include "core/participants.hpp"
+#include "core/status.hpp"
+#include "core/wait.hpp"
+#include "os/process.hpp"
+
+namespace memlane::broadcast {
+
+class RingEnd {
+public:
+    static constexpr std::size_t kWriterSlot = 0;
+
+    RingEnd(const RingEnd&) = delete;
+    RingEnd& operator=(const RingEnd&) = delete;
+
+    const Ring& ring() const noexcept { return ring_; }
+    core::Segment& segment() const noexcept { return *segment_; }
+    const core::Participants& participants() const noexcept { return participants_; }
+    std::size_t slot() const noexcept { return slot_; }
+    std::uint64_t position() const noexcept { return position_; }
+
+    // Until the writer and every reader have attached. A death among them, or the writer's end, ends it, too.
+    template <class Look>
+    core::Outcome wait_for_all(os::Deadline deadline, Look&& look) {
+        const std::size_t count = 1 + ring_.geometry().n_reader;
+        std::optional<std::size_t> dead;
+        const auto find_dead = [&] {
+            for (std::size_t i = 0; i < count && !dead; ++i)
+                if (i != slot_ && participants_.presence(i) == core::Presence::dead) dead = i;
+            return dead.has_value();
+        };
+        const auto is_anybody_absent = [&] {
+            for (std::size_t i = 0; i < count; ++i)
+                if (participants_.state(i) == core::SlotState::absent) return true;
+            return participants_.absent_elsewhere() != 0;
+        };
+        const auto all_here = [&] { return is_stopping() || has_writer_closed() || !is_anybody_absent(); };
+        core::Spinner spinner(count, os::usable_cores());
+        const core::WaitResult result =
+            core::wait_until({&segment_->header().membership}, spinner, deadline, all_here,
+                             [&](core::LookReason reason) { return find_dead() || look(reason); });
+        if (is_stopping()) return {core::Status::closed};
+        if (find_dead()) return {core::Status::peer_died, *dead};
+        if (result == core::WaitResult::timed_out) return {core::Status::timed_out};
+        if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
+        if (is_anybody_absent()) return {core::Status::peer_closed, kWriterSlot};
+        return {core::Status::ok};
+    }
+
+    // Ends a wait in another thread; every later one ends at once.
+    void stop_waiting() noexcept {
+        core::store_relaxed(closing_, true);  // `wake` makes it visible
+        core::wake_always(is_writer() ? &ring_.waits().consumed : &ring_.waits().published);
+        core::wake_always(&segment_->header().membership);
+    }
+    bool is_stopping() const noexcept { return core::load_relaxed(closing_); }
+
+    // Of a writer: readers get what is published and then an end, instead of a death. Of a reader: the writer stops
+    // waiting for it.
+    void announce_close() noexcept {
+        participants_.leave(slot_);
+        core::wake_always(is_writer() ? &ring_.waits().published : &ring_.waits().consumed);
+    }
+
+protected:
+    // `reserved_bytes`: what every chunk has for sure. `first`: position of the first message. Joins nobody yet.
+    RingEnd(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::size_t slot,
+            std::uint64_t reserved_bytes, std::uint64_t first)
+        : segment_(std::move(segment)),
+          ring_(*segment_, geometry),
+          participants_(*segment_),
+          space_(geometry, reserved_bytes),
+          spinner_(1 + geometry.n_reader, os::usable_cores()),
+          position_(first),
+          slot_(slot) {}
+
+    bool is_writer() const noexcept { return slot_ == kWriterSlot; }
+    bool has_writer_closed() const noexcept { return participants_.state(kWriterSlot) == core::SlotState::closed; }
+
+    std::shared_ptr<core::Segment> segment_;
+    Ring ring_;
+    core::Participants participants_;
+    ChunkSpace space_;
+    core::Spinner spinner_;
+    os::Nanoseconds last_look_ = 0;  // whether the peers live
+    std::uint64_t position_;
+
+private:
+    const std::size_t slot_;
+    bool closing_ = false;  // atomic: set by another thread
+};
+
+}  // namespace memlane::broadcast
