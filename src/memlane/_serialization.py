@@ -141,17 +141,12 @@ class MsgpackCodec:
         return self.decode(stream if isinstance(stream, bytes) else stream.read())
 
 
-_CODECS: dict[str, type[PickleCodec] | type[MsgpackCodec]] = {
-    "pickle": PickleCodec,
-    "msgpack": MsgpackCodec,
-}
-
-
 def codec_of(serializer: object, *, keep_readonly: bool = False) -> Codec:
     """A new codec for `serializer`; each end of a queue has its own."""
-    kind = _CODECS.get(serializer) if isinstance(serializer, str) else None
-    if keep_readonly and kind is PickleCodec:
-        return PickleCodec(keep_readonly=True)
-    if kind is None:
-        raise InvalidArgument(f"there is no serializer {serializer!r}: {', '.join(_CODECS)} are")
-    return kind()
+    if serializer == "pickle":
+        return PickleCodec(keep_readonly=keep_readonly)
+    if serializer != "msgpack":
+        raise InvalidArgument(f"there is no serializer {serializer!r}: pickle and msgpack are")
+    if keep_readonly:
+        raise InvalidArgument("keep_readonly=True needs serializer='pickle': msgpack has no arrays")
+    return MsgpackCodec()

@@ -26,7 +26,7 @@ from memlane.errors import InvalidArgument, TimedOut
 __all__ = ["Segment", "kill", "local_queue", "no_leaks", "segments", "stalls", "stopped"]
 
 _FOLDER = "/dev/shm"
-_PREFIX = "memlane-"
+_PREFIXES = ("memlane-", "vllm_offload_")
 _INTERVAL = INTERVAL_SETTINGS[0]
 
 
@@ -51,10 +51,10 @@ def local_queue(
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of memlane's.
+    """A segment: of a queue, ring or store, or an offload region with the usual prefix.
 
     Attributes:
-        name: of the file, even if it has been removed already.
+        name: of the file in /dev/shm, even if it has been removed already.
         is_named: the name is still in /dev/shm.
         pids: processes of this user, in this pid namespace, that have it open.
     """
@@ -66,7 +66,7 @@ class Segment:
 
 def segments() -> list[Segment]:
     """All of this user's segments, by name. Reads the descriptors of all processes."""
-    named = {name for name in os.listdir(_FOLDER) if name.startswith(_PREFIX)}
+    named = {entry.name for entry in os.scandir(_FOLDER) if _is_own_segment(entry.path)}
     holders: dict[str, set[int]] = {name: set() for name in named}
     for process in Path("/proc").iterdir():
         if not process.name.isdecimal():
@@ -74,17 +74,22 @@ def segments() -> list[Segment]:
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # ended, or not ours
             for entry in os.scandir(process / "fd"):
                 with suppress(FileNotFoundError):
-                    name = _segment_of(os.readlink(entry.path))
-                    if name is not None:
-                        holders.setdefault(name, set()).add(int(process.name))
+                    target = os.readlink(entry.path).removesuffix(" (deleted)")
+                    if _is_own_segment(target, entry.path):
+                        holders.setdefault(os.path.basename(target), set()).add(int(process.name))
     return [
         Segment(name, name in named, tuple(sorted(pids))) for name, pids in sorted(holders.items())
     ]
 
 
-def _segment_of(target: str) -> str | None:
-    folder, _, name = target.removesuffix(" (deleted)").rpartition("/")
-    return name if folder == _FOLDER and name.startswith(_PREFIX) else None
+def _is_own_segment(path: str, reached_by: str | None = None) -> bool:
+    folder, name = os.path.split(path)
+    if folder != _FOLDER or not name.startswith(_PREFIXES):
+        return False
+    try:
+        return os.stat(reached_by or path).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def test_every_point_of_the_code_is_among_them() -> None:
     """Some role passes each point, so there is a death at each."""
     named = named_points()
     assert len(named) > 20
-    passed = start(passages_of, method="spawn", command=hooked()).result(timeout=60)
+    passed = start(passages_of, method="spawn", command=hooked()).result()
     assert passed == named
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import tests.engines.scenario  # noqa: F401  # spawned processes find SGLang's modules, too
 from memlane import MessageQueue
+from tests.harness import PATIENCE
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -65,7 +66,7 @@ def group() -> None:
     """As SGLang's groups use it."""
     ranks = _ranks("queue", "queue", "all")
     for process in ranks:
-        process.join(45)
+        process.join(PATIENCE)
     assert [process.exitcode for process in ranks] == [0, 0, 0]
 
 
@@ -73,7 +74,7 @@ def half_switched() -> None:
     """A rank that goes on with SGLang's own queue learns so at once, on either side."""
     for words in (("queue", ""), ("", "queue")):
         ranks = _ranks(*words)
-        ranks[1].join(30)
+        ranks[1].join(PATIENCE)
         assert ranks[1].exitcode == 1
         ranks[0].kill()
         ranks[0].join()

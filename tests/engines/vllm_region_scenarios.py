@@ -23,6 +23,7 @@ import torch
 
 import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's modules, too
 from memlane.engines.vllm import register
+from tests.harness import PATIENCE
 from tests.regions import populated_pages
 
 # Each process is new, but does not have to import torch.
@@ -82,7 +83,7 @@ class Rank:
     def end(self) -> None:
         with suppress(OSError):
             self.pipe.send(None)
-        self.process.join(30)
+        self.process.join(PATIENCE)
         assert self.process.exitcode == 0
 
     def kill(self) -> None:
@@ -98,7 +99,7 @@ def _serve(pipe: Any, switched: str, options: dict[str, Any]) -> None:
     def wait() -> None:
         nonlocal calls
         calls += 1
-        barrier.wait(30)
+        barrier.wait(PATIENCE)
 
     try:
         Region = region_class()
@@ -223,7 +224,7 @@ def failing_ranks() -> None:
             barrier = fresh.Barrier(2)
             rank = Rank(engine, 0, barrier=barrier, **{**extra, **options})
             for number in range(count):
-                barrier.wait(30)
+                barrier.wait(PATIENCE)
                 assert not path_of(engine).exists(), number
             text, calls = rank.answer()
             assert calls == count

@@ -19,6 +19,7 @@ import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's mod
 from memlane import InvalidArgument, RankTaken, ReaderDied, TimedOut
 from memlane.engines.vllm import register
 from tests.engines.sides import received_only_where_switched_on
+from tests.harness import PATIENCE
 
 spawn = multiprocessing.get_context("spawn")
 BROADCAST = "vllm.distributed.device_communicators.shm_broadcast"
@@ -214,7 +215,7 @@ def groups() -> None:
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(45)
+        process.join(PATIENCE)
     assert [process.exitcode for process in ranks] == [0, 0, 0]
 
 
@@ -361,5 +362,5 @@ def survivor_that_hangs() -> None:
     multiprocessing.connection.wait([dead.sentinel])  # as vLLM's monitor, which calls then
     executor.shutdown()
     for worker in (dead, survivor):
-        worker.join(10)
+        worker.join(PATIENCE)
     assert survivor.exitcode == -signal.SIGKILL

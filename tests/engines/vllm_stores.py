@@ -18,6 +18,7 @@ import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's mod
 from memlane import InvalidArgument, ObjectGone, SegmentMissing
 from memlane.engines.vllm import register
 from tests.engines.stores import item, same
+from tests.harness import PATIENCE
 
 spawn = multiprocessing.get_context("spawn")
 SHM = Path("/dev/shm")
@@ -115,7 +116,7 @@ class Worker:
 
     def leave(self) -> None:
         self.pipe.send(None)
-        self.process.join(30)
+        self.process.join(PATIENCE)
         assert self.process.exitcode == 0
 
 

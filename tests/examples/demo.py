@@ -38,6 +38,11 @@ def run(
     return subprocess.run(command(*arguments), env=env, capture_output=True, text=True, timeout=120)
 
 
+def complaints(stderr: str) -> list[str]:
+    """All lines but the remark that a worker, on a busy machine, takes its time to leave."""
+    return [line for line in stderr.splitlines() if not line.startswith("engine: waiting for ")]
+
+
 def write_prompts(folder: Path, prompts: list[bytes]) -> str:
     path = folder / "prompts.txt"
     path.write_bytes(b"\n".join(prompts))

@@ -18,7 +18,8 @@ from engine.kv_cache import Array
 from engine.model import Batch, ModelConfig, Shard, combine, elect
 from engine.reference import run_reference
 from memlane import MessageQueue
-from tests.examples.demo import PROMPTS, command, environment, run, write_prompts
+from tests.examples.demo import PROMPTS, command, complaints, environment, run, write_prompts
+from tests.harness import PATIENCE
 
 CONFIG = ModelConfig()
 BLOCKS = 64
@@ -32,7 +33,7 @@ def prompts_file(tmp_path: Path) -> str:
 def test_engine_generates_what_a_single_process_generates(prompts_file: str) -> None:
     finished = run("--workers", "2", "--tokens", "8", "--batch", "3", "--prompts", prompts_file)
     assert finished.returncode == 0, finished.stderr
-    assert finished.stderr == ""
+    assert complaints(finished.stderr) == []
     assert "4 prompts" in finished.stdout  # the empty line is none
     for fact in ("tokens in", "per second", "p99", "% of one core", "nothing left", "same tokens"):
         assert fact in finished.stdout
@@ -52,7 +53,7 @@ def test_killed_worker_is_named_and_nothing_is_left(workers: int, prompts_file: 
         "--workers", str(workers), "--tokens", "8", "--prompts", prompts_file, "--kill-worker"
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stderr == ""
+    assert complaints(finished.stderr) == []
     killed = re.search(r"kill -9 .*(worker \d+ \(pid \d+\))", finished.stdout)
     assert killed is not None
     assert f"{killed[1]} died" in finished.stdout
@@ -79,7 +80,7 @@ def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str, unbuffer
         )
         os.close(output)
         assert finished.returncode == 1
-        (line,) = finished.stderr.splitlines()
+        (line,) = complaints(finished.stderr)
         assert line.startswith("engine: ")
         assert complaint in line
 
@@ -94,7 +95,7 @@ def test_without_any_output_it_runs(prompts_file: str) -> None:
         text=True,
         timeout=120,
     )
-    assert (finished.returncode, finished.stderr) == (0, "")
+    assert (finished.returncode, complaints(finished.stderr)) == (0, [])
 
 
 def test_prompts_come_from_standard_input() -> None:
@@ -103,7 +104,7 @@ def test_prompts_come_from_standard_input() -> None:
         env=environment(),
         input=b"\n".join(PROMPTS),
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert finished.returncode == 0, finished.stderr
     assert b"4 prompts" in finished.stdout
@@ -211,10 +212,8 @@ def test_interrupt_ends_the_engine_quietly(
 ) -> None:
     engine, workers = long_run
     engine.send_signal(signal.SIGINT)
-    _, complaints = engine.communicate(timeout=10)
-    assert engine.returncode == 130
-    # Workers that take more than a second to go are named, once.
-    assert re.fullmatch(r"(engine: waiting for worker .* to leave; killed in 4 s\n)?", complaints)
+    _, said = engine.communicate(timeout=PATIENCE)
+    assert (engine.returncode, complaints(said)) == (130, [])
     wait_for_exit(workers, 0.0)
 
 

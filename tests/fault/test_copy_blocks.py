@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memlane import InvalidArgument, copy_blocks
-from tests.harness import Aside, Link, start
+from tests.harness import PATIENCE, Aside, Link, start
 
 MIB = 1 << 20
 
@@ -155,7 +155,7 @@ def play(action: str) -> None:
         [sys.executable, *QUIET, "-c", SIGNALLED.format(action=action)],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=PATIENCE,
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, "")

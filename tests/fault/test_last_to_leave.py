@@ -139,7 +139,7 @@ def test_a_living_creator_keeps_its_name(kind: str) -> None:
 def closing_by_handler(link: Link, kind: str) -> None:
     """With the signal handler shown in the guide.
 
-    It waits in select for what a signal writes: a signal just before `signal.pause` would be waited for in vain.
+    It waits in select for what a signal writes: one just before `signal.pause` would not end it.
     """
     woken, wake = socket.socketpair()
     wake.setblocking(False)

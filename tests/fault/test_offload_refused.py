@@ -12,6 +12,7 @@ import pytest
 from memlane import SegmentRefused, ShmExhausted, WrongProcess
 from tests.harness import (
     NO_FILES,
+    PATIENCE,
     Link,
     holdings,
     own_pid_namespace,
@@ -112,7 +113,7 @@ def test_live_region_of_another_implementation() -> None:
             [*own_pid_namespace(), "-c", ELSEWHERE, instance],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
         assert "cannot be seen from here" in run.stdout, run.stderr

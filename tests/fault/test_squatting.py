@@ -131,7 +131,7 @@ def test_no_file(
             attach(writer)
 
     if attach is by_ring:
-        start(role).result(timeout=10)
+        start(role).result()
     else:
         with refuses(PermissionError, ValueError):
             start_reader(writer.export_handle())

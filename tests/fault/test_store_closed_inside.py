@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.harness import PATIENCE
+
 HEAD = """
 import os, sys, threading, time
 from memlane import Closed
@@ -110,7 +112,7 @@ for place in places:
 def test_closed(code: str) -> None:
     """The call raises Closed, and touches nothing that is gone."""
     command = [sys.executable, "-c", HEAD + code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1].startswith("memlane.errors.Closed"), done.stderr
 
@@ -118,7 +120,7 @@ def test_closed(code: str) -> None:
 def test_forked() -> None:
     """A child that goes on with the call takes nothing from its parent."""
     command = [sys.executable, "-c", HEAD + FORKS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -126,5 +128,7 @@ def test_closed_by_a_thread_while_the_ring_grows() -> None:
     """Which it does without the GIL: close() waits for that. (A fourth of these crashed.)"""
     for turn in range(18):
         command = [sys.executable, "-c", HEAD + GROWS, str(turn)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
         assert (done.returncode, done.stderr) == (0, "")

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.documents import EXAMPLES, ROOT
-from tests.harness import private_shm, unshare_refusal
+from tests.harness import PATIENCE, private_shm, unshare_refusal
 
 
 def run_example(text: str, folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":
     script = folder / "example.py"
     script.write_text(text)
     return subprocess.run(
-        [*command, script], capture_output=True, text=True, timeout=50, check=False
+        [*command, script], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 

@@ -206,10 +206,12 @@ def test_forged_fields(field: str, value: Any) -> None:
     ],
     ids=repr,
 )
-def test_options_that_cannot_be(options: dict[str, Any]) -> None:
-    """Refused before anything is created, as is plaintext with pickle."""
+@pytest.mark.parametrize("n_remote", [0, 1])
+def test_options_that_cannot_be(n_remote: int, options: dict[str, Any]) -> None:
+    """Refused before anything is created, as is plaintext with pickle, also of a queue that has no
+    remote reader yet."""
     with refuses(ValueError, TypeError):
-        remote_writer(1, 1, **options)
+        MessageQueue(1 + n_remote, 1, **options)
 
 
 def test_an_insecure_network(caplog: pytest.LogCaptureFixture) -> None:

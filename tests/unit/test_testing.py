@@ -3,11 +3,12 @@
 import logging
 import os
 import signal
+import uuid
 
 import pytest
 
-from memlane import MessageQueue, ReaderDied, ShmRingBuffer, testing
-from tests.queues import name_in, path_of, refuses, start_reader, start_writer
+from memlane import MessageQueue, ReaderDied, SharedOffloadRegion, ShmRingBuffer, testing
+from tests.queues import SHM, name_in, path_of, refuses, start_reader, start_writer
 
 
 def open_here() -> list[testing.Segment]:
@@ -49,6 +50,27 @@ def test_no_leaks() -> None:
     rings.pop().close()
     with pytest.raises(ZeroDivisionError), testing.no_leaks():
         rings.append(ShmRingBuffer(1 // 0, 64, 1))
+
+
+def test_a_region_that_is_left_is_a_leak() -> None:
+    """Its name stays until its creator cleans up."""
+    regions = []
+    with pytest.raises(AssertionError, match="vllm_offload_"), testing.no_leaks():
+        regions.append(SharedOffloadRegion(uuid.uuid4().hex, 4096, 1, 0, 1, 4096))
+    with testing.no_leaks():
+        regions.pop().cleanup()
+
+
+@pytest.mark.root
+def test_segments_of_other_users_are_no_leaks() -> None:
+    """They come and go as they like."""
+    path = SHM / f"memlane-{uuid.uuid4().hex}"
+    try:
+        with testing.no_leaks():
+            path.touch()
+            os.chown(path, 12345, 12345)
+    finally:
+        path.unlink()
 
 
 def test_what_only_the_collector_has_not_seen_yet_is_no_leak() -> None:

@@ -6,6 +6,7 @@ import os
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from memlane._contexts import need_curve
 from memlane._deadlines import deadline_of, remaining
 from memlane._native import Encoder
 from memlane._serialization import Codec, codec_of
@@ -14,7 +15,6 @@ from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.remote.driver import logger
 from memlane.broadcast.remote.frames import SMALL, Kind
 from memlane.broadcast.remote.message import decode
-from memlane.broadcast.remote.options import RemoteOptions
 from memlane.broadcast.remote.outbox import pieces_of, raw_piece
 from memlane.broadcast.remote.reader import RemoteReader
 from memlane.broadcast.remote.writer import RemoteWriter
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from memlane._native import RingGeometry, RingSegment
     from memlane.broadcast.handle import Handle
+    from memlane.broadcast.options import RemoteOptions
 
 
 class NetworkWriter:
@@ -162,20 +163,21 @@ def writer_with_remote_readers(
     codec: Codec,
     keep_bytes: int,
     n_remote: int,
-    **options: Any,
+    options: RemoteOptions,
 ) -> NetworkWriter:
     """The writer's end, and the rest of its handle. Fails whole."""
+    if not options.insecure:
+        need_curve()
     ranks = handle.local_reader_ranks
-    checked = RemoteOptions(serializer=handle.serializer, **options)
     with ExitStack() as undo:
         local = None
         if ranks:
             queue_id = bytes.fromhex(handle.queue_id)
             local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes)
             undo.enter_context(undone_by(local.abandon))
-        writer = NetworkWriter(local, n_remote, ranks, checked, handle.queue_id, geometry, codec)
+        writer = NetworkWriter(local, n_remote, ranks, options, handle.queue_id, geometry, codec)
     endpoint = writer.remote.transport.endpoint
-    if checked.insecure:
+    if options.insecure:
         logger.warning(
             "the queue at %s neither encrypts nor authenticates "
             "(insecure_network=True): anyone on the network can read along and send",
@@ -184,7 +186,7 @@ def writer_with_remote_readers(
     handle.remote_subscribe_addr = endpoint.text
     handle.remote_addr_ipv6 = endpoint.is_ipv6
     handle.n_remote_reader = n_remote
-    handle.remote_liveness = checked.liveness
+    handle.remote_liveness = options.liveness
     handle.remote_server_key = writer.remote.keys.server_key
     handle.remote_reader_keys = list(writer.remote.keys.reader_secrets)
     return writer

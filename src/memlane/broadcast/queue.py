@@ -14,9 +14,10 @@ from memlane._serialization import codec_of
 from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
 from memlane.broadcast.grouping import create_from_process_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks, no_pickle
+from memlane.broadcast.options import RemoteOptions
 from memlane.broadcast.ring import ShmRingBuffer, ring_geometry
 from memlane.broadcast.socket import receive_pickled
-from memlane.errors import Closed, InvalidArgument, InvalidType, WriterClosed, WrongRole
+from memlane.errors import Closed, InvalidArgument, WriterClosed, WrongRole
 
 if TYPE_CHECKING:
     import threading
@@ -94,39 +95,30 @@ class MessageQueue:
         ranks = checked_ranks(local_reader_ranks, local)
         pool = min(integer_from("max_extent_bytes", max_extent_bytes, 0), MAX_SEGMENT_BYTES)
         codec = codec_of(serializer, keep_readonly=keep_readonly)
-        if connect_ip is not None and not isinstance(connect_ip, str):
-            raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
+        options = RemoteOptions(
+            connect_ip=connect_ip,
+            listen_on_all=listen_on_all,
+            window=remote_window,
+            window_bytes=remote_window_bytes,
+            liveness=remote_liveness,
+            insecure=insecure_network,
+            serializer=serializer,
+            relay=relay,
+        )
         queue_id = new_id()
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
         if local == readers:
-            end = (
+            here = (
                 LocalWriter(geometry, queue_id, ranks, codec, pool)
                 if local
                 else LonelyWriter(geometry.max_chunk_bytes)
             )
-            self._setup(handle, geometry, end, None)
+            self._setup(handle, geometry, here, None)
             return
         from memlane.broadcast.network import writer_with_remote_readers
 
-        self._setup(
-            handle,
-            geometry,
-            writer_with_remote_readers(
-                handle,
-                geometry,
-                codec,
-                pool,
-                readers - local,
-                connect_ip=connect_ip,
-                listen_on_all=listen_on_all,
-                window=remote_window,
-                window_bytes=remote_window_bytes,
-                liveness=remote_liveness,
-                insecure=insecure_network,
-                relay=relay,
-            ),
-            None,
-        )
+        end = writer_with_remote_readers(handle, geometry, codec, pool, readers - local, options)
+        self._setup(handle, geometry, end, None)
 
     @classmethod
     def create_from_handle(cls, handle: Handle, rank: int, *, timeout: float | None = None) -> Self:

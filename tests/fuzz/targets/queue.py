@@ -46,7 +46,7 @@ class Framing(_serialization.PickleCodec):
         return total + len(stream) + sum(sum(memoryview(buffer)[::4096]) * 0 for buffer in buffers)
 
 
-_serialization._CODECS["pickle"] = Framing
+_serialization.PickleCodec = Framing  # type: ignore[misc]
 
 GENUINE = [
     bytes([sent, read, kind, 0]).ljust(16, b"\0")

@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from typing import NamedTuple
 
-from memlane.errors import InvalidArgument, InvalidType
+from memlane.errors import InvalidArgument
 
 _PROBE_SECONDS = 0.2
 
@@ -22,12 +22,10 @@ class Endpoint(NamedTuple):
     is_ipv6: bool
 
 
-def checked_host(connect_ip: object) -> str:
+def checked_host(connect_ip: str | None) -> str:
     """`connect_ip` if it is one address; None is this host's as its peers see it."""
     if connect_ip is None:
         return own_address()
-    if not isinstance(connect_ip, str):
-        raise InvalidType(f"connect_ip must be a string, not {type(connect_ip).__name__}")
     try:
         address = ipaddress.ip_address(connect_ip.removeprefix("[").removesuffix("]"))
     except ValueError:

@@ -22,8 +22,8 @@ from memlane.errors import InvalidArgument, SystemFault
 
 if TYPE_CHECKING:
     from memlane._tcp import Connection
+    from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.remote.keys import Keys
-    from memlane.broadcast.remote.options import RemoteOptions
 
     AnySocket = zmq.Socket[bytes]
 

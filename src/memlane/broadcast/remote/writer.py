@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from memlane._native import Encoder, RingGeometry
     from memlane.broadcast.ends import LocalWriter
-    from memlane.broadcast.remote.options import RemoteOptions
+    from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.statistics import ReaderStatistics
 
 RECENT = 0.1  # seconds since a call has read what readers said: they need not wake the thread

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from memlane._msgspec import msgspec
-    from memlane.broadcast.remote.options import RemoteOptions
+    from memlane.broadcast.options import RemoteOptions
 
 REPEAT = 0.5
 """Seconds until what was not answered is said again."""

@@ -1,4 +1,4 @@
-"""What a writer may say about its readers on other hosts, and a handle of their network."""
+"""What a writer may say about its readers on other hosts; checked also if it has none."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from math import isfinite
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer_from
-from memlane._contexts import need_curve
-from memlane.broadcast.remote.endpoint import endpoint_of
-from memlane.broadcast.remote.keys import check_keys
 from memlane.errors import InvalidArgument, InvalidType
 
 LEAST_LIVENESS = 0.5
@@ -28,6 +25,8 @@ class RemoteOptions:
     relay: bool
 
     def __post_init__(self) -> None:
+        if self.connect_ip is not None and not isinstance(self.connect_ip, str):
+            raise InvalidType(f"connect_ip must be a string, not {type(self.connect_ip).__name__}")
         integer_from("remote_window", self.window, 1)
         if integer_from("remote_window_bytes", self.window_bytes, 1) > MAX_SEGMENT_BYTES:
             raise InvalidArgument(f"a remote_window_bytes of {self.window_bytes} cannot be")
@@ -58,22 +57,3 @@ def check_security(insecure: bool, serializer: str) -> None:
             f'insecure_network=True needs serializer="msgpack", not {serializer!r}: whoever '
             f"reaches the network could have readers execute what he wants"
         )
-    if not insecure:
-        need_curve()
-
-
-def check_network(
-    address: object,
-    places: object,
-    liveness: object,
-    server_key: object,
-    keys: object,
-    serializer: str,
-) -> None:
-    """Raises unless a queue with remote readers could have written that into its handle."""
-    if not isinstance(address, str) or not isinstance(server_key, str):
-        raise InvalidType("the handle's address and key must be text")
-    endpoint_of(address)
-    checked_liveness(liveness)
-    check_security(not server_key, serializer)
-    check_keys(server_key, keys, integer_from("n_remote_reader", places, 1))
