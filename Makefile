@@ -17,7 +17,7 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: moved demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench engines stub clean
+.PHONY: moved demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench bench-peers engines stub clean
 
 demo: $(VENV)/.installed
 	$(ENGINE)
@@ -136,14 +136,17 @@ soak: $(VENV)/.tools native-test
 	    tests/property/test_store_ring.py tests/property/test_store_is_a_dict.py
 
 # The figures of docs/benchmarks.md, with the machine they were measured on.
-bench: $(VENV)/.tools native-test
-	$(PIP) --no-build-isolation -e '.[bench]'
+bench: bench-peers
 	$(PY) -m benchmarks.foundation
 	$(PY) -m benchmarks.broadcast
 	$(PY) -m benchmarks.store
 	$(PY) -m benchmarks.offload.startup
 	$(PY) -m benchmarks.offload.moving
 	$(PY) -m benchmarks.remote
+
+# What the benchmarks compare with.
+bench-peers: engines-sources native-test
+	$(PIP) --no-build-isolation -e '.[bench]'
 
 # The engines that memlane is for, on their own classes and on memlane's: a real vLLM (860 MB to fetch, once, 3.5 GB on disk),
 # SGLang's process groups and Ray. Half an hour; docs/engines.md has its tables.

@@ -43,9 +43,9 @@ inline os::Deadline to_deadline(nb::handle timeout) {
 }
 
 // What a wait does with the GIL when it looks around: signal handlers, the caller's cancel, and a word in the log if
-// it lasts (memlane._stalls). Waking Python up costs more than all else in a slice, so four idle readers do it once a
-// second, and not at every slice, unless there is a cancel to look at: a signal ends the slice, anyway. Whatever Python runs may have forked: in the child the call must not go on, or both would write
-// to the same ring.
+// it lasts (memlane._stalls). Waking Python up costs more than all else in a slice, so it happens once a second and
+// not at every slice, unless there is a cancel to look at: a signal ends the slice, anyway. Whatever Python runs may
+// have forked: in the child the call must not go on, or both would write to the same ring.
 class Interruption {
 public:
     // `wait`: what for, as memlane._stalls knows it. `is_news`: is there anything to say of a wait that lasts? Asked
@@ -180,15 +180,15 @@ public:
         } catch (const std::system_error&) {
             problem = std::current_exception();  // told when all the rest is done
         }
-        end_or_wait(announce_, wait);
+        end_or_wait(wait);
         if (problem) std::rethrow_exception(problem);
     }
 
 private:
-    void end_or_wait(bool announce, bool wait) {
+    void end_or_wait(bool wait) {
         const bool is_callers = call_.caller() == PyThread_get_thread_ident();
         if (!call_.is_under_way() || (!segment_->is_own() && !is_callers)) {
-            finish(announce);
+            finish(announce_);
             return;
         }
         closing_ = true;

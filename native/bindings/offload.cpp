@@ -54,8 +54,8 @@ const char* await_space(RegionFile& self, double seconds) {
     require_own(self.is_own());
     const WithoutGil no_gil;
     switch (self.await_space(slice_of(seconds))) {
-        case offload::Turn::complete: return "complete";
-        case offload::Turn::build: return "build";
+        case offload::Space::complete: return "complete";
+        case offload::Space::build: return "build";
         default: return "waiting";
     }
 }

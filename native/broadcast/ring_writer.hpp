@@ -187,7 +187,7 @@ private:
     // Frees the space behind the ring of the messages that everybody has read; whether there was any.
     bool reclaim() {
         return extents_.reclaim(
-            segment_->file(), [this](std::uint64_t turn) { return is_over(turn); },
+            segment_->file(), [this](std::uint64_t position) { return is_over(position); },
             [this](std::uint32_t lease) { return is_kept(lease - 1); });
     }
 

@@ -69,7 +69,7 @@ private:
     static constexpr std::size_t kLong = 256u << 10;
     static constexpr std::size_t kAbreast = 8;
     static constexpr std::size_t kQueue = 2 * kAbreast;
-    static constexpr std::size_t kTurn = 4 * kLine;
+    static constexpr std::size_t kStep = 4 * kLine;
 
     struct Lane {
         std::byte* to;
@@ -93,9 +93,9 @@ private:
     // The `count` lanes that wait longest. The queue begins at 0 or kAbreast, so they lie side by side.
     void copy(std::size_t count) noexcept {
         const Lane* const lanes = lanes_ + first_;
-        for (std::size_t at = 0; at < kLane; at += kTurn)
+        for (std::size_t at = 0; at < kLane; at += kStep)
             for (std::size_t i = 0; i < count; ++i)
-                for (std::size_t line = at; line < std::min(at + kTurn, lanes[i].bytes); line += kLine)
+                for (std::size_t line = at; line < std::min(at + kStep, lanes[i].bytes); line += kLine)
                     copy_line(lanes[i].to + line, lanes[i].from + line);
         waiting_ -= count;
         first_ = (first_ + count) % kQueue;

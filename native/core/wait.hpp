@@ -1,4 +1,4 @@
-// The one wait loop, for every system and both sides.
+// The one loop that waits for peers of a segment, for every system and both sides.
 //
 //   check - spin a little - { register as sleeper - full fence - check again - sleep for a slice - look around }
 //
@@ -37,7 +37,7 @@ inline void pause() noexcept {
 #endif
 }
 
-// Spins for less than a sleep and a wake-up cost, and gives up the habit while it does not pay: after a spin
+// Spins for about as long as a sleep and a wake-up take, and gives up the habit while it does not pay: after a spin
 // that found nothing the next 1, 3, 7 ... 255 waits do not spin. It yields the core after every 32 pauses,
 // because the one it waits for may need this very core. With more participants than cores that is likely, so a wait
 // that does not spin yields a few times before it sleeps: else writer and readers take turns in sleeping, with a
@@ -92,8 +92,8 @@ enum class LookReason { slice, signal, giving_up };
 
 // Waits until ready() is true. `look(reason)` is called after every slice, after every signal, and before the wait ends
 // for want of time; true from it ends the wait as `interrupted`. Slices take 100 ms, and each one twice as long as the
-// one before where longest() allows it. Nothing is asked of the kernel when ready() is
-// true at once, and but a yield of the core when it comes true within the spin.
+// one before where longest() allows it. If ready() is true at once, there is no system call; if it comes true within
+// the spin, there are no others than yields of the core.
 template <class Ready, class Look, class Longest>
 WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look,
                       Longest&& longest) {

@@ -30,7 +30,7 @@ namespace memlane::offload {
 
 // foreign: somebody has the file open and holds none of the locks; or somebody else is starting at this very moment.
 enum class Entry { waiting, foreign, created, joined };
-enum class Turn { waiting, complete, build };
+enum class Space { waiting, complete, build };
 enum class Naming { waiting, kept, removed };
 
 struct Departure {
@@ -90,12 +90,12 @@ public:
 
     // Is all the space there, or is it on the caller to reserve it (because it created the region, or because who did
     // has died or failed)?
-    Turn await_space(os::Nanoseconds slice) {
-        if (const Turn turn = look_for_turn(); turn != Turn::waiting) return turn;
+    Space await_space(os::Nanoseconds slice) {
+        if (const Space space = look_for_space(); space != Space::waiting) return space;
         const os::FileWatch watch(file_.get());
-        const Turn turn = look_for_turn();
-        if (turn == Turn::waiting) watch.wait(slice);
-        return turn;
+        const Space space = look_for_space();
+        if (space == Space::waiting) watch.wait(slice);
+        return space;
     }
 
     // The process that reserves the space now, or 0.
@@ -110,7 +110,7 @@ public:
         os::resize(file_, geometry_.total_bytes);
         lock_.take(os::LockKind::shared, ready_lock());
         stop_building();
-        os::ring_watchers(file_);
+        os::notify_watchers(file_);
     }
 
     // What lies beyond the file's end must not be touched before the file grows.
@@ -157,7 +157,7 @@ public:
         }
         SYNC_STEP(unlock);
         lock_.release();
-        if (is_own()) os::ring_watchers(file_);  // whoever waits for one of the locks
+        if (is_own()) os::notify_watchers(file_);  // whoever waits for one of the locks
         file_.close();
         mapping_.reset();
         return departure;
@@ -206,7 +206,7 @@ private:
     // Another look begins from nothing.
     Entry forget() noexcept {
         lock_.release();
-        if (file_.is_open()) os::ring_watchers(file_);
+        if (file_.is_open()) os::notify_watchers(file_);
         file_.close();
         has_place_ = is_builder_ = false;
         return Entry::waiting;
@@ -225,7 +225,7 @@ private:
 
     void let_name_go() {
         lock_.give_up(name_lock());
-        os::ring_watchers(file_);
+        os::notify_watchers(file_);
     }
 
     std::optional<RegionGeometry> geometry_of_others() const {
@@ -247,15 +247,15 @@ private:
         return false;
     }
 
-    Turn look_for_turn() {
-        if (is_builder_) return Turn::build;
+    Space look_for_space() {
+        if (is_builder_) return Space::build;
         // Asked in this order: while nobody else can build, nothing becomes complete.
         is_builder_ = lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()));
         if (learns_complete()) {
             if (is_builder_) stop_building();
-            return Turn::complete;
+            return Space::complete;
         }
-        return is_builder_ ? Turn::build : Turn::waiting;
+        return is_builder_ ? Space::build : Space::waiting;
     }
 
     void stop_building() {

@@ -167,7 +167,7 @@ inline void resize(const FileDescriptor& file, std::uint64_t bytes) {
 }
 
 // Wakes whoever watches the file (os/watch.hpp), by an attribute that stays what it is.
-inline void ring_watchers(const FileDescriptor& file) noexcept {
+inline void notify_watchers(const FileDescriptor& file) noexcept {
     struct stat s{};
     if (::fstat(file.get(), &s) == 0) static_cast<void>(::fchmod(file.get(), s.st_mode & 07777));
 }

@@ -1,4 +1,4 @@
-// Being woken when something happens to a file: it grows, its name goes, somebody closes it or rings (ring_watchers).
+// Being woken when something happens to a file: it grows, its name goes, somebody closes it or calls `notify_watchers`.
 #pragma once
 
 #include <poll.h>

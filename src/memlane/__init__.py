@@ -1,7 +1,8 @@
 """memlane: messages, objects and KV-cache blocks through shared memory, for Python engines.
 
-SIGTERM, SIGHUP and SIGQUIT end Python without finalizers, so nothing is closed, and a ring or store
-may keep its name in /dev/shm until the last attached process leaves, or until a segment is created.
+SIGTERM, SIGHUP and SIGQUIT end Python without finalizers, so nothing is closed, and a segment that
+still has a name in /dev/shm keeps it until the last attached process leaves, or until another one
+is created. (Queues have none once all have attached.) A region keeps its until the next start.
 memlane installs no signal handlers; install one that raises SystemExit:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -1,6 +1,7 @@
 """Turns a failed native call into one exception, with all that is known about the peers.
 
-Called by the bindings only (`native/bindings/failures.hpp`).
+`failure` is called by the bindings (`native/bindings/failures.hpp`), the rest by all who name a
+peer.
 """
 
 from __future__ import annotations

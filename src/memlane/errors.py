@@ -215,7 +215,7 @@ class UnknownKey(MemlaneError, KeyError):
 
 
 class StoreFull(MemlaneError, MemoryError):
-    """A ring is full and nothing more in it may be evicted; nothing was stored.
+    """A ring is full and `readers` keep what is in it, or it is too small; nothing was stored.
 
     Attributes:
         need: bytes that were requested.

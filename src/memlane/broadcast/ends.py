@@ -184,9 +184,7 @@ class LocalReader(_LocalEnd[RingReader]):
 
     def __init__(self, handle: Handle, place: int) -> None:
         """Attaches to the handle's ring as the reader at `place`, or not at all."""
-        if handle.buffer_handle is None:
-            raise no_such_reader(place, [])
-        *numbers, name = handle.buffer_handle
+        *numbers, name = handle.buffer_handle  # type: ignore[misc]  # checked: it has local readers
         geometry = ring_geometry(*numbers)
         ranks, origin = handle.local_reader_ranks, handle.relay_of
         self.rank = rank = ranks[place]

@@ -54,7 +54,8 @@ class MessageQueue:
         relay: the first reader of each host passes the messages on to the others there.
 
     Attributes:
-        handle: of this queue; on the writer without the readers' keys. `local_socket` is None.
+        handle: of this queue; on the writer without the readers' keys.
+        local_socket: None; engines ask for it.
         n_local_reader, n_remote_reader: number of readers on the writer's host, and elsewhere.
 
     Raises:
@@ -301,9 +302,11 @@ class MessageQueue:
         writer.send(obj, timeout)
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
-        """A block on the next chunk, all of it; its end publishes the chunk to local readers.
+        """A block on the next chunk, all of it; its end publishes the chunk.
 
-        An exception publishes nothing, nor does a slice that outlives the block: `ViewInUse`.
+        For `acquire_read`: a `dequeue`, and a remote reader, gets `CorruptMessage` instead. Each
+        block takes `max_chunk_bytes` of /dev/shm. Raises as `enqueue`. An exception in the block
+        publishes nothing, nor does a slice that outlives it: `ViewInUse`.
         """
         return self._must_be_writer("acquire_write").block(self, timeout)
 
@@ -351,11 +354,12 @@ class MessageQueue:
     def dequeue_view(
         self, timeout: float | None = None, cancel: threading.Event | None = None
     ) -> AbstractContextManager[Any]:
-        """A block on the next object; its arrays are read-only and alias shared memory.
+        """A block on the next object; its arrays of 4 KiB and more are read-only, in shared memory.
 
         The chunk stays in use until the last array, slice or buffer of it is dropped. If anything
         but the name of `with ... as name` refers to one when the block ends, leaving it raises
-        `ViewInUse`, which names the holder. Everything else, tensors included, is a copy.
+        `ViewInUse`, which names the holder. Smaller arrays, everything else, tensors included, and
+        all that a remote reader gets, is private memory, which may be kept.
 
         Views of a reader that has closed, and those in a forked child, keep nothing in use: they
         stay mapped, but may change, or cause SIGBUS where /dev/shm is full. Raises as `dequeue`.

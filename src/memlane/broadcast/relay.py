@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("memlane")
 
-# So often it is looked whether the readers live. How far they are is told as by a reader that is
-# connected: after a quarter of the window, or ACK_DELAY; and at once where the writer waits for it.
+# Seconds between two looks whether the readers live. Progress is reported like that of a connected
+# reader: after a quarter of the window, after ACK_DELAY, and at once if the writer waits for it.
 _LOOK = 0.25
 # The writer is told, and asked, again now and then, in case the connection was lost meanwhile.
 _REPEAT = 1.0

@@ -51,8 +51,7 @@ def _arrived(fields: dict[str, Any]) -> EngineHandle:
 class EngineQueue(memlane.MessageQueue):
     """The calls and attributes that engines, their executors and groups use.
 
-    `enable_shm_tensor_arena` is accepted: tensors travel as everything does, each reader gets a
-    copy of its own.
+    `enable_shm_tensor_arena` is accepted and has no effect: large tensors are always lent.
     """
 
     ENGINE: ClassVar[Engine]

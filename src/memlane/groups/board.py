@@ -46,7 +46,7 @@ _NONSENSE = (msgspec.MsgspecError, UnicodeError, TypeError, OverflowError, Recur
 
 # A board that is closed waits so long for ranks in the middle of a call.
 _PARTING = 5.0
-_LONGEST = 3.0e6
+_LONGEST = 3.0e6  # seconds, for `timeout=None`: more overflow in C
 _LONGEST_POLL = 3600.0  # milliseconds in an int end after 24 days
 _PART = MOST_BYTES - 96  # what CURVE adds is less
 HANDSHAKE = 10.0
@@ -270,7 +270,7 @@ class BoardStore:
         self._send(verb, key, argument)
         deadline = self._deadline
         if self._has_answered:
-            # What works answers at once, behind the deadline, too: it then names the missing.
+            # A board that lives answers a call whose time is up, too, and names who is missing.
             deadline = Deadline(max(deadline.left(), 1.0))
         stall = stall_of(self._rank, lambda: [0])
         while (answer := self._receive(deadline.left(stall.due(SLICE)))) is None:

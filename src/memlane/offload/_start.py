@@ -40,8 +40,13 @@ NOTHING = Part(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Plan:
-    """A holder's request. `part` is what it populates; `joiners_part`, if the space is reserved
-    already. `check` is called before this process reserves the space, and may raise."""
+    """A holder's request.
+
+    Attributes:
+        part: what it populates.
+        joiners_part: the same if the space is reserved already. Only engines populate otherwise.
+        check: called before this process reserves the space, and may raise; engines have one.
+    """
 
     directory: str
     path: str

@@ -61,10 +61,12 @@ class SharedOffloadRegion:
         total_size_bytes, num_blocks, rank, num_workers, cpu_page_size: as above.
         mmap_path: path of the file.
         pages: what was obtained: "4k", "huge" or "mixed".
-        fd, mmap_obj: descriptor, and mapping as of `mmap.mmap`; None after `cleanup()`.
+        fd, mmap_obj: descriptor, and mapping with the interface of `mmap.mmap`; None after
+            `cleanup()`.
 
     Raises:
         InvalidArgument: a ValueError; sizes that do not fit, or an id that cannot be in a name.
+        RankTaken: the region has no place for another holder.
         LayoutMismatch: a ValueError; the instance is alive, with another geometry.
         SegmentRefused: a PermissionError; the file of that name is not this user's, or is another
             implementation's region, in use.
@@ -122,15 +124,18 @@ class SharedOffloadRegion:
                 self._worker_offset, self.cpu_page_size, self._row_stride, self.num_blocks
             )
         plan = _start.Plan(
-            where,
-            self.mmap_path,
-            self.total_size_bytes,
-            *(part, part),
-            share_of_cores(sharing) if threads is None else integer_from("threads", threads, 1),
-            _pages.wants_huge(pages, where),
-            participants,
-            progress,
-            _seconds(timeout),
+            directory=where,
+            path=self.mmap_path,
+            total_bytes=self.total_size_bytes,
+            part=part,
+            joiners_part=part,
+            threads=share_of_cores(sharing)
+            if threads is None
+            else integer_from("threads", threads, 1),
+            in_huge_pages=_pages.wants_huge(pages, where),
+            participants=participants,
+            progress=progress,
+            timeout=_seconds(timeout),
         )
         self._hold(Holding(name, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
         if pages == "huge" and self.pages != "huge":
@@ -329,7 +334,10 @@ def _torch(what: str) -> Any:
 
 
 def _wait_for_file_size(fd: int, expected_size: int, timeout: float = 30.0) -> None:
-    """Returns once the file has at least that many bytes; TimedOut after `timeout` seconds."""
+    """Returns once the file has at least that many bytes; TimedOut after `timeout` seconds.
+
+    A name of vLLM's, for those that import it; nothing here needs it.
+    """
     deadline = time.monotonic() + timeout
     while not await_bytes(fd, expected_size, max(0.0, deadline - time.monotonic())):
         if time.monotonic() > deadline:

@@ -52,6 +52,9 @@ class ObjectReads:
         torch has no read-only memory. The read is counted when the block ends, however it ends. If
         anything but the name of `with ... as name` refers to an array then, leaving the block
         raises `ViewInUse`, and the object is kept until that reference is dropped.
+
+        If a GPU reads the object, keep the block itself, and name the stream in it:
+        `with (block := storage.view(address, id)) as value: ...; block.release_after(stream)`.
         """
         return ObjectView(self, address, monotonic_id)
 

@@ -117,6 +117,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         Raises:
             SegmentMissing: the storage is gone, or on another host.
             RankTaken: all readers have attached.
+            SegmentRefused, LayoutMismatch: the segment is not this user's, or no such storage.
             InvalidArgument: no storage can have made this handle.
         """
         if not isinstance(handle, ShmObjectStorageHandle):
@@ -135,7 +136,10 @@ class SingleWriterShmObjectStorage(ObjectReads):
 
         Raises:
             InvalidArgument: the key is stored already, or the object is too large.
-            StoreFull: a MemoryError; the oldest object cannot be evicted, and `readers` says why.
+            InvalidType: the serde cannot store it; see `MsgpackSerde`.
+            StoreFull: a MemoryError; the oldest object cannot be evicted, and `readers` says why;
+                or the object is larger than the ring.
+            ShmExhausted: /dev/shm has no space for the ring to grow.
 
         Whatever it raises, nothing was stored.
         """
@@ -184,8 +188,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         ring._check_total(total)
         if total > ring.data_buffer_size:
             raise StoreFull(
-                f"no room for {key!r}: its {total} bytes are more than the whole ring has, "
-                f"{ring.data_buffer_size}",
+                f"no room for {key!r}: its {total} bytes are more than the whole ring has; make "
+                f"one of more than {ring.data_buffer_size} bytes",
                 size,
                 key,
             )
