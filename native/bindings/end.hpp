@@ -131,6 +131,8 @@ public:
         return core();
     }
     bool is_closed() const noexcept { return closed_; }
+    // That it had when it was closed.
+    std::uint64_t last_position() const noexcept { return last_position_; }
     // By place: what callers call the readers.
     const std::vector<std::int64_t>& ranks() const noexcept { return ranks_; }
     nb::object self() { return nb::find(static_cast<Bound&>(*this)); }
@@ -202,6 +204,7 @@ private:
         if constexpr (requires { core_->own_leases(); })
             if (segment_->is_own()) core_->own_leases();
         if (announce && segment_->is_own()) core_->announce_close();
+        last_position_ = core_->position();
         segment_->abandon();
         core_.reset();
     }
@@ -210,6 +213,7 @@ private:
     std::vector<std::int64_t> ranks_;
     std::shared_ptr<Core> core_;
     OneCall call_;
+    std::uint64_t last_position_ = 0;
     bool closing_ = false;
     bool announce_ = false;
     bool closed_ = false;

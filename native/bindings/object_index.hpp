@@ -199,6 +199,22 @@ public:
         return claim ? nb::cast(std::move(*claim)) : nb::cast(why);
     }
 
+    // Every reader is to read it so often.
+    void refer(std::uint32_t id, std::uint32_t references) const {
+        const auto writer = objects_->writer();
+        objects_->references[nb::int_(id)] = nb::int_(references);  // first: it may raise
+        if (writer->knows(id)) writer->refer(id, references);
+    }
+
+    // The same with one less than before; false, and nothing has changed, if a reader has read the last one already.
+    bool drop_reference(std::uint32_t id, std::uint32_t left) const {
+        const auto writer = objects_->writer();
+        const nb::int_ number(id), references(left);
+        if (writer->knows(id) && !writer->drop_reference(id, left)) return false;
+        objects_->references[number] = references;  // replaces a value, so it needs no memory
+        return true;
+    }
+
     // Evicts up to 2 x max_object_size, oldest first; the ids.
     nb::list free(const nb::object& is_free) const {
         const std::uint64_t most = 2 * objects_->writer()->table().geometry().max_object_size;

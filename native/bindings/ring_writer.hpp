@@ -31,7 +31,8 @@ public:
 
     std::size_t slot() const noexcept { return RingWriter::kSlot; }
     bool has_open_block() const noexcept { return open_.has_value(); }
-    std::uint64_t position() { return is_closed() ? 0 : core().position(); }
+    // Where it ended, once it is closed: what went to other hosts as well is settled by that.
+    std::uint64_t position() { return is_closed() ? last_position() : core().position(); }
 
     nb::object send(nb::handle object, nb::handle timeout) {
         const Call call(*this);

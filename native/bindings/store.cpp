@@ -113,12 +113,6 @@ void bind_store(nb::module_& m) {
               },
               "ring"_a, "n_readers"_a, "max_objects"_a, "max_object_size"_a, "secret"_a,
               "unlink_when_complete"_a, "Adds an object table to the ring's file.")
-        .def("refer", [](const BoundStoreWriter& self, std::uint32_t id,
-                         std::uint32_t references) { if (self.core().knows(id)) self.core().refer(id, references); },
-             "id"_a, "references"_a, "Sets how often every reader is to read it.")
-        .def("drop_reference", [](const BoundStoreWriter& self, std::uint32_t id, std::uint32_t left) {
-                 return !self.core().knows(id) || self.core().drop_reference(id, left); }, "id"_a, "left"_a,
-             "Takes one reference back; False, and nothing has changed, if a reader has read it already.")
         .def("is_read", &BoundStoreWriter::is_read, "id"_a, "view"_a, "references"_a,
              "Has every reader read the object with these count bytes so often?")
         .def("blockers", &BoundStoreWriter::blockers, "id"_a, "references"_a, nb::sig(kBlockers),
@@ -153,6 +147,9 @@ void bind_store(nb::module_& m) {
         .def("claim", &ObjectIndex::claim, "size"_a, "is_free"_a.none(),
              nb::sig("def claim(self, size: int, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> Claim | NoRoom"),
              "The place of an object, to be filled step by step.")
+        .def("refer", &ObjectIndex::refer, "id"_a, "references"_a, "Sets how often every reader is to read it.")
+        .def("drop_reference", &ObjectIndex::drop_reference, "id"_a, "left"_a,
+             "Takes one reference back; False, and nothing has changed, if a reader has read it already.")
         .def("free", &ObjectIndex::free, "is_free"_a.none(),
              nb::sig("def free(self, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> list[int]"),
              "Evicts up to 2 x max_object_size of what the table, or `is_free`, says may go.");

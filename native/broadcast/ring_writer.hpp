@@ -74,22 +74,24 @@ public:
     // Has the next chunk its space for so many bytes? To take it may last.
     bool has_space(std::uint64_t bytes) const noexcept { return space_.has(ring_.chunk_at(position_), bytes); }
 
-    // Gets the next chunk ready for `bytes` bytes, if it is free. Throws ShmExhausted if there is no space for them.
+    // Gets the next chunk ready for `bytes` bytes, if it is free and has space. Throws ShmExhausted if there is none, and
+    // no older turn that could give some back.
     core::Taken<Claim> begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};
         const os::Nanoseconds now = os::monotonic_now();
         if (now - last_look_ >= kLookInterval) look_at_readers(now);
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
-        if (!is_free()) return {core::Status::would_block};
-        return start(bytes, now);
+        if (!is_free() || !reserve(bytes)) return {core::Status::would_block};
+        return start(now);
     }
 
     // The same, waiting for the readers. `look(reason)` is called without any lock held at least every 100 ms.
     template <class Look>
     core::Taken<Claim> begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
-        const core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
+        core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
+        while (outcome.status == core::Status::ok && !reserve(bytes)) outcome = wait_for_space(deadline, look);
         if (outcome.status != core::Status::ok) return outcome;
-        return start(bytes, os::monotonic_now());
+        return start(os::monotonic_now());
     }
 
     // Waits until every reader has finished with the message at `position`, one of those published.
@@ -131,7 +133,7 @@ public:
     std::vector<std::size_t> blocking_slots() {
         std::vector<std::size_t> slots;
         std::uint64_t chunk = ring_.chunk_at(position_);
-        if (core::load_relaxed(ring_.written(chunk)) == 0) {
+        if (is_free()) {
             const auto oldest = extents_.oldest();
             if (!oldest) return slots;
             chunk = ring_.chunk_at(*oldest);
@@ -217,16 +219,33 @@ private:
         return {core::Status::ok};
     }
 
-    core::Taken<Claim> start(std::uint64_t bytes, os::Nanoseconds now) {
-        const std::uint64_t chunk = ring_.chunk_at(position_);
-        try {
-            space_.ensure(*segment_, chunk, bytes);
-        } catch (const core::ShmExhausted&) {
-            // What is kept warm for large messages must not starve small ones.
-            reclaim();
-            if (!extents_.trim(segment_->file())) throw;
-            space_.ensure(*segment_, chunk, bytes);
+    // Until an older turn or somebody else has given space back, or no older turn is left that could.
+    template <class Look>
+    core::Outcome wait_for_space(os::Deadline deadline, Look&& look) {
+        const os::FileDescriptor& file = segment_->file();
+        const std::uint64_t free = os::free_bytes(file);
+        const auto is_news = [&] { return reclaim() || !extents_.in_use() || os::free_bytes(file) > free; };
+        return wait_for_readers(is_news, deadline, look);
+    }
+
+    // Has the next chunk space for `bytes` bytes now? False while older turns hold what there is; ShmExhausted if none does.
+    bool reserve(std::uint64_t bytes) {
+        for (;;) {
+            try {
+                space_.ensure(*segment_, ring_.chunk_at(position_), bytes);
+                return true;
+            } catch (const core::ShmExhausted&) {
+                // What is kept warm for large messages must not starve small ones.
+                const bool is_any_over = reclaim();
+                if (extents_.trim(segment_->file()) || is_any_over) continue;
+                if (!extents_.in_use()) throw;
+                return false;
+            }
         }
+    }
+
+    core::Taken<Claim> start(os::Nanoseconds now) {
+        const std::uint64_t chunk = ring_.chunk_at(position_);
         // Relaxed: the flag of every reader that may still read is 1 (or `written` is 0 anyway), which keeps it out
         // until `reset`, whose release comes after.
         SYNC_STORE(retract);
@@ -262,7 +281,7 @@ private:
             if (extents_.trim(file)) continue;
             const bool can_ever_fit = error == ENOSPC && bytes <= os::total_bytes(file);
             if (!extents_.in_use() || !can_ever_fit) throw core::ShmExhausted(error, bytes, free);
-            const core::Outcome outcome = wait_for_readers([&] { return reclaim(); }, deadline, look);
+            const core::Outcome outcome = wait_for_space(deadline, look);
             if (outcome.status != core::Status::ok) return outcome;
         }
     }

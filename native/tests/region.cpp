@@ -48,10 +48,10 @@ bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::u
     Entry entry;
     while ((entry = file->enter(kSlice)) == Entry::waiting || entry == Entry::foreign) {
     }
-    Turn turn;
-    while ((turn = file->await_space(kSlice)) == Turn::waiting) {
+    Space space;
+    while ((space = file->await_space(kSlice)) == Space::waiting) {
     }
-    const bool builds = turn == Turn::build;
+    const bool builds = space == Space::build;
     file->map();
     const Cells cells = Cells::of(worker * kShape.cell_bytes, kShape.cell_bytes, kShape.row_bytes, kShape.blocks);
     Population population(file, cells, builds ? Reserving::ahead : Reserving::not_at_all, 3);
@@ -90,12 +90,12 @@ void holders_at_once(std::uint64_t participants) {
 void a_waiter_takes_over() {
     const auto first = holder(), second = holder();
     CHECK(first->enter(0) == Entry::created);
-    CHECK(first->await_space(0) == Turn::build);
+    CHECK(first->await_space(0) == Space::build);
     CHECK(second->enter(0) == Entry::joined);
-    CHECK(second->await_space(0) == Turn::waiting);
+    CHECK(second->await_space(0) == Space::waiting);
     CHECK(second->builder() == os::own_pid());
     std::thread leaver([&] { CHECK(!first->leave(os::kSecond).removed_name); });
-    while (second->await_space(kSlice) != Turn::build) {
+    while (second->await_space(kSlice) != Space::build) {
     }
     leaver.join();
     CHECK(is_named());
@@ -106,7 +106,7 @@ void a_waiter_takes_over() {
 void a_population_is_stopped() {
     const auto file = holder();
     CHECK(file->enter(0) == Entry::created);
-    CHECK(file->await_space(0) == Turn::build);
+    CHECK(file->await_space(0) == Space::build);
     file->map();
     Population population(file, Cells::whole(kShape.total_bytes), Reserving::ahead, 3);
     population.stop();

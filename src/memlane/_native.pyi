@@ -412,14 +412,6 @@ class StoreWriter:
     ) -> StoreWriter:
         """Adds an object table to the ring's file."""
 
-    def refer(self, id: int, references: int) -> None:
-        """Sets how often every reader is to read it."""
-
-    def drop_reference(self, id: int, left: int) -> bool:
-        """
-        Takes one reference back; False, and nothing has changed, if a reader has read it already.
-        """
-
     def is_read(self, id: int, view: object, references: int) -> bool:
         """Has every reader read the object with these count bytes so often?"""
 
@@ -518,6 +510,14 @@ class ObjectIndex:
 
     def claim(self, size: int, is_free: Callable[[int, int, int], bool] | None) -> Claim | NoRoom:
         """The place of an object, to be filled step by step."""
+
+    def refer(self, id: int, references: int) -> None:
+        """Sets how often every reader is to read it."""
+
+    def drop_reference(self, id: int, left: int) -> bool:
+        """
+        Takes one reference back; False, and nothing has changed, if a reader has read it already.
+        """
 
     def free(self, is_free: Callable[[int, int, int], bool] | None) -> list[int]:
         """

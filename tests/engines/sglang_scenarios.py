@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import tests.engines.scenario  # noqa: F401  # spawned processes find SGLang's modules, too
 from memlane import MessageQueue
+from tests.engines.ports import free_ports
 from tests.harness import PATIENCE
 
 spawn = multiprocessing.get_context("spawn")
@@ -53,9 +53,7 @@ def _rank(rank: int, size: int, port: int, switched: str) -> None:
 
 
 def _ranks(*switched: str) -> list[Any]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    size = len(switched)
+    port, size = free_ports(1), len(switched)
     ranks = [spawn.Process(target=_rank, args=(n, size, port, switched[n])) for n in range(size)]
     for process in ranks:
         process.start()

@@ -18,6 +18,7 @@ import pytest
 import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's modules, too
 from memlane import InvalidArgument, RankTaken, ReaderDied, TimedOut
 from memlane.engines.vllm import register
+from tests.engines.ports import free_ports
 from tests.engines.sides import received_only_where_switched_on
 from tests.harness import PATIENCE
 
@@ -208,9 +209,7 @@ def _external_writer(MessageQueue: Any, world: Any, rank: int, size: int) -> Any
 
 def groups() -> None:
     """Three ranks, one writer and many readers or the reverse, over torch's groups and vLLM's."""
-    from vllm.utils.network_utils import get_open_port
-
-    port = get_open_port()
+    port = free_ports(2)
     ranks = [spawn.Process(target=_rank_of_group, args=(rank, 3, port)) for rank in range(3)]
     for process in ranks:
         process.start()

@@ -203,6 +203,38 @@ def waiting_for_space(_link: Link) -> None:
         assert len(reader.dequeue(timeout=0)) == 41 * MIB
 
 
+def an_array_that_is_kept_while_the_writer_waits(_link: Link) -> None:
+    """It waits for older messages, and never for what readers keep of them."""
+    with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
+        writer.enqueue(np.ones(14 * MIB, np.uint8))
+        blocked = Aside(writer.enqueue, np.ones(55 * MIB, np.uint8)).until_blocked()
+        kept = reader.dequeue()
+        exhausted(blocked.result)
+        assert kept.all()
+
+
+def space_of_others_while_the_writer_waits(_link: Link) -> None:
+    """What somebody else gives back is as good as an older message's."""
+    with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
+        writer.enqueue(np.ones(14 * MIB, np.uint8))
+        with full(leaving=20 * MIB):
+            blocked = Aside(writer.enqueue, np.ones(30 * MIB, np.uint8)).until_blocked()
+        blocked.result()
+        assert [len(reader.dequeue()) for _ in range(2)] == [14 * MIB, 30 * MIB]
+
+
+def waiting_for_the_space_of_a_chunk(_link: Link) -> None:
+    """A message that fits its chunk waits like a larger one, if the chunk has no space yet."""
+    with queue_of(1, max_chunk_bytes=10 * MIB) as (writer, (reader,)):
+        writer.enqueue(bytes(57 * MIB))
+        with refuses(TimeoutError, match=r"reader 0 \(pid"):
+            writer.enqueue(bytes(9 * MIB), timeout=0.05)
+        blocked = Aside(writer.enqueue, bytes(9 * MIB)).until_blocked()
+        assert len(reader.dequeue()) == 57 * MIB
+        blocked.result()
+        assert len(reader.dequeue(timeout=0)) == 9 * MIB
+
+
 def a_death_while_waiting_for_space(_link: Link) -> None:
     """The reader that keeps the space dies: nothing was sent; after release there is room."""
     with MessageQueue(2, 2, None, MIB) as writer:
@@ -270,6 +302,9 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (space_kept_for_large_messages, "64m"),
         (more_than_there_is, "64m"),
         (waiting_for_space, "64m"),
+        (an_array_that_is_kept_while_the_writer_waits, "64m"),
+        (space_of_others_while_the_writer_waits, "64m"),
+        (waiting_for_the_space_of_a_chunk, "64m"),
         (a_death_while_waiting_for_space, "64m"),
         (views_keep_space, "64m"),
     ],

@@ -5,11 +5,16 @@ are half updated lose objects, or their space, for ever.
 """
 
 import random
+import sys
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from memlane import StoreFull
+from memlane import InvalidArgument, StoreFull
 from tests.harness import Alarm, Link, alarm_after, start
 from tests.stores import BytesSerde, Ring, Storage, store_of
 
@@ -19,7 +24,7 @@ STEPS = 250
 
 def call_at_random(dice: random.Random, writer: Storage, reader: Storage, key: int) -> None:
     places = list(writer.key_index.values())
-    match dice.randrange(8):
+    match dice.randrange(9):
         case 0 if places:
             reader.get(*dice.choice(places))
         case 1 if places:
@@ -32,6 +37,9 @@ def call_at_random(dice: random.Random, writer: Storage, reader: Storage, key: i
             writer.get_cached(dice.choice(list(writer.key_index)))
         case 4 if dice.random() < 0.1:
             writer.clear()
+        case 5 if places:
+            with suppress(InvalidArgument):  # all its references have been read
+                writer.drop_reference(dice.choice(list(writer.key_index)))
         case _:
             writer.put(key, bytes([key % 256]) * dice.randrange(10, 200))
 
@@ -58,7 +66,7 @@ def read_all(writer: Storage, reader: Storage) -> None:
 def interrupted(_link: Link, seed: int) -> int:
     """Role: calls that are interrupted at random moments; how many were."""
     dice = random.Random(seed)
-    count = 0
+    interruptions = 0
     for _ in range(ROUNDS):
         with store_of(1, size=1024, max_object_size=256, max_objects=8) as (writer, (reader,)):
             for key in range(STEPS):
@@ -66,14 +74,17 @@ def interrupted(_link: Link, seed: int) -> int:
                     with alarm_after(dice.uniform(1e-6, dice.choice([2e-5, 5e-5]))):
                         call_at_random(dice, writer, reader, key)
                 except Alarm:
-                    count += 1
+                    interruptions += 1
                 except StoreFull:
                     read_all(writer, reader)
                 books_agree(writer)
             read_all(writer, reader)
+            for _ in range(4):  # by so much at a time that this is all
+                writer.free_unused()
+            assert not writer.key_index  # nobody owes a read, so the table and the books agree
             for key in range(STEPS, STEPS + 20):  # several times around
                 assert reader.get(*writer.put(key, bytes(200))) == bytes(200)
-    return count
+    return interruptions
 
 
 def test_interrupted_anywhere() -> None:
@@ -114,3 +125,46 @@ def test_interrupted_in_the_hash_of_a_key(n: int) -> None:
         assert list(writer.key_index) == keys[-len(writer.key_index) :]
         seen = writer.statistics()
         assert (seen.puts, seen.evictions) == (8, 8 - len(writer.key_index))
+
+
+@pytest.mark.parametrize("call", ["drop_reference", "get_cached"])
+def test_interrupted_at_every_line(call: str) -> None:
+    """The table has as many references of an object as the storage knows of."""
+    for line in count(1):
+        with store_of(1, size=1024, max_object_size=256) as (writer, (reader,)):
+            place = writer.put("key", b"x")
+            writer.get_cached("key")
+            has_come = raise_at(line, lambda call=call: getattr(writer, call)("key"))
+            for _ in range(writer.writer_flag[place[1]]):
+                reader.get(*place)
+            assert writer.statistics().readers[0].outstanding == 0
+            writer.free_unused()
+            assert not writer.key_index
+        if not has_come:
+            assert line > 3
+            return
+
+
+def raise_at(line: int, call: Callable[[], object]) -> bool:
+    """Raises at that line of Python that `call` executes; false if it has fewer.
+
+    A line that comes again is the end of a `with` block, where no signal handler is called.
+    """
+    seen: set[tuple[FrameType, int]] = set()
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        here = (frame, frame.f_lineno)
+        if event == "line" and here not in seen:
+            seen.add(here)
+            if len(seen) == line:
+                raise Alarm
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except Alarm:
+        return True
+    finally:
+        sys.settrace(None)
+    return False

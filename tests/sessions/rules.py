@@ -384,6 +384,36 @@ def a_relay_that_dies_with_the_end_in_its_hands() -> None:
 
 
 @example
+def a_relay_that_cannot_pass_on_a_message() -> None:
+    made = world(0, 0, 0, relay=True)
+    relay = next(reader for reader in made.readers if reader.is_relay)
+    made.send()
+    made.advance()
+    relay.is_slow = True
+    made.send()
+    made.advance(0.01)
+    made.fail_relay(relay)
+    assert relay.session.inbox
+    made.send()
+    end(made)
+
+
+@example
+def a_relay_that_cannot_pass_on_the_last_message() -> None:
+    made = world(0, 0, relay=True)
+    relay = next(reader for reader in made.readers if reader.is_relay)
+    relay.is_slow = True
+    made.send()
+    made.close_writer()
+    made.advance(0.1)
+    made.fail_relay(relay)
+    for _ in range(12):
+        made.advance()
+        made.drain()
+    end(made)
+
+
+@example
 def a_writer_that_closes_while_a_relay_is_lost() -> None:
     made = world(0, 0, relay=True)
     relay = next(reader for reader in made.readers if reader.is_relay)
@@ -536,8 +566,13 @@ RULES = [
     Rule("a relay goes on without its reader", "a_relay_whose_reader_closes", W, "_hear_report",
          "peer.stop_reading()", "peer.leave()"),
     Rule("a relay keeps the end until all is passed on",
-         "a_relay_that_dies_with_the_end_in_its_hands", R, "_confirm_end",
-         "and (self.ring is None or self.taken == self._end)", ""),
+         "a_relay_that_dies_with_the_end_in_its_hands", R, "_hear_end",
+         "if self.ring is None:", "if True:"),
+    Rule("to take the last message is not to pass it on",
+         "a_relay_that_cannot_pass_on_the_last_message", R, "acknowledge",
+         "self._acked = self.taken", "self._confirm_end(); self._acked = self.taken"),
+    Rule("what a relay could not pass on is given back", "a_relay_that_cannot_pass_on_a_message", R,
+         "put_back", "self.inbox.appendleft(message)", "pass"),
     Rule("a writer names who is behind a lost relay", "a_writer_that_closes_while_a_relay_is_lost",
          W, "missed", 'or (peer.via in owing and peer.state != "closed")', ""),
     Rule("a neighbour comes back as one", "a_neighbour_whose_connection_is_lost", W, "_greet",

@@ -25,7 +25,7 @@ def play(hosts: list[int], is_relayed: bool, pieces: int, steps: bytes) -> None:
     world = World(hosts, relay=is_relayed, pieces=pieces)
     world.check()
     for what, whom in zip(steps[::2], steps[1::2], strict=False):
-        step(world, what % 20, world.readers[whom % len(hosts)], whom // 8)
+        step(world, what % 21, world.readers[whom % len(hosts)], whom // 8)
         world.check()
     world.settle()
 
@@ -62,6 +62,8 @@ def step(world: World, what: int, reader: "World.Reader", how: int) -> None:
             world.close_writer()
         case 19 if how % 8 == 1:
             world.kill_writer()
+        case 20:
+            world.fail_relay(reader, holds_message=how % 2 == 0)
 
 
 @LONG

@@ -47,7 +47,7 @@ class Ring:
     messages: list[int] = field(default_factory=list)
     positions: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # who has died or closed
-    fate: str = ""  # dead, closed
+    fate: str = ""  # dead, closed, failed
 
 
 class Reader:
@@ -155,9 +155,22 @@ class World:
         reader.has_closed = True
         if reader.ring is not None:
             reader.ring.gone.add(reader.rank)
-        if not reader.is_relay:
+        if not reader.is_relay or (reader.ring is not None and reader.ring.fate == "failed"):
             reader.session.leave(self.now)
         self.read(reader)
+
+    def fail_relay(self, reader: Reader, *, holds_message: bool = True) -> None:
+        """Its host has no space, or no memory, perhaps for the message that it has just taken."""
+        ring, session = reader.ring, reader.session
+        if not reader.is_relay or not reader.runs or ring is None or ring.fate:
+            return
+        if reader.has_closed:
+            self.kill(reader)
+            return
+        if holds_message and session.inbox:
+            session.put_back(session.take(self.now))
+            self._flush_reader(reader)
+        ring.fate = "failed"
 
     def close_writer(self) -> None:
         if not self.is_writer_gone:
@@ -421,8 +434,9 @@ class World:
                 return True
             if ring.fate == "closed":
                 reader.outcome = "WriterClosed"
-            elif ring.fate == "dead" and reader.is_behind:
-                reader.is_behind, reader.ring = False, None
+            elif ring.fate == "failed" or (ring.fate == "dead" and reader.is_behind):
+                reader.is_behind = reader.is_relay = False
+                reader.ring = None
                 session.read_alone(place, self.now)
                 self._flush_reader(reader)
             elif ring.fate == "dead":

@@ -21,7 +21,7 @@ from memlane.broadcast.remote import joining, relaying
 from memlane.broadcast.remote.frames import ReportRow
 from memlane.broadcast.remote.reader import RemoteReader
 from tests.groups import groups_of, queues_over
-from tests.harness import PATIENCE, Aside, until
+from tests.harness import PATIENCE, Aside, Link, private_shm, start, unshare_refusal, until
 from tests.queues import SHM, refuses, segments
 from tests.relays import bytes_sent, connections_of, relayed_queue
 from tests.remotes import Cable, remote_queue, remote_writer
@@ -214,6 +214,55 @@ def test_end_of_a_relay_whose_reader_had_closed(take: Any) -> None:
         assert [take(readers[1]) for _ in range(2)] == ["in the ring", "behind it"]
         assert states(writer) == ["closed", "running"]
         assert readers[1].statistics().messages == 2
+
+
+def relay_without_space(_link: Link) -> None:
+    with relayed_queue(2) as (writer, readers):
+        sent = ["before", bytes(12 << 20), "after", "last"]
+        for message in sent[:3]:
+            writer.enqueue(message, PATIENCE)
+        for reader in readers:
+            assert [reader.dequeue(PATIENCE) for _ in sent[:3]] == sent[:3]
+        writer.enqueue(sent[3], PATIENCE)
+        assert states(writer) == ["running", "running"]
+        closing = Aside(writer.close)
+        for reader in readers:
+            assert list(reader) == [sent[3]]
+        closing.result()
+
+
+@pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+def test_relay_without_space() -> None:
+    """Every reader of that host, the relay's own included, goes on by itself, without loss."""
+    start(relay_without_space, method="spawn", command=private_shm("6m")).result()
+
+
+@pytest.mark.parametrize("where", ["_put", "_report", "_attend"])
+@pytest.mark.parametrize("is_closed", [False, True], ids=["relay's own reader", "others only"])
+def test_relay_that_fails(
+    where: str, is_closed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after its death, but that its own reader goes on, too."""
+    with relayed_queue(3, remote_window=4) as (writer, readers):
+        if is_closed:
+            readers.pop(0).close()
+            until(lambda: states(writer)[0] == "closed")
+        writer.enqueue(0)
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(relay.Relay, where, fail)
+            writer.enqueue(1, PATIENCE)
+            until(lambda: "a relay failed" in caplog.text)
+        sending = Aside(lambda: [writer.enqueue(number, PATIENCE) for number in range(2, 50)])
+        for reading in [
+            Aside(lambda r: [r.dequeue(PATIENCE) for _ in range(50)], reader) for reader in readers
+        ]:
+            assert reading.result() == list(range(50))
+        sending.result()
+        assert set(states(writer)[is_closed:]) == {"running"}
 
 
 def test_writer_closes_before_everybody_came() -> None:

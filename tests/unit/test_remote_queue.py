@@ -17,6 +17,7 @@ from memlane import (
     TimedOut,
     WrongRole,
 )
+from memlane.broadcast.remote import message
 from memlane.broadcast.remote.frames import PIECE, SMALL
 from memlane.testing import stalls
 from tests.harness import PATIENCE, Aside, until
@@ -419,3 +420,23 @@ def test_ready_though_the_writer_has_closed(local: int) -> None:
     reader.leave()
     if beside is not None:
         beside.leave()
+
+
+def test_no_memory_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that finds no memory is not consumed, whoever finds that: a call or the thread."""
+    with remote_queue() as (writer, (reader,)):
+        attempts: list[int] = []
+
+        def fail(size: int) -> bytes:
+            attempts.append(size)
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(message, "pooled", fail)
+            writer.enqueue(np.arange(1 << 18))
+            until(lambda: bool(attempts))
+            with pytest.raises(MemoryError):
+                reader.dequeue(PATIENCE)
+        assert (reader.dequeue(PATIENCE) == np.arange(1 << 18)).all()
+        writer.enqueue("next")
+        assert reader.dequeue(PATIENCE) == "next"

@@ -207,9 +207,15 @@ class NetworkReader(RemoteReader):
         return self.transport.socket
 
     def receive(
-        self, timeout: float | None, cancel: threading.Event | None, _lends: bool = False
+        self,
+        timeout: float | None,
+        cancel: threading.Event | None,
+        _lends: bool = False,
+        deadline: float | None = None,
     ) -> Any:
-        deadline = None if timeout is None else deadline_of(timeout)
+        """`deadline`: of a call of `timeout` seconds that has begun elsewhere."""
+        if deadline is None and timeout is not None:
+            deadline = deadline_of(timeout)
         with self.turn:
             return decode(self.take(timeout, cancel, deadline), self._codec)
 

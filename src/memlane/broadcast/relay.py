@@ -6,7 +6,8 @@ readers of the host read, that one included. It acknowledges nothing itself: it 
 for each reader behind it, who it is, whether it lives, and what it has taken. So the writer's
 window covers the whole way, and whoever lags or dies is named by the writer as if it was connected
 itself. Who relays, the writer decides (`remote/relaying.py`). When a relay ends, those behind it
-find its ring dead, and go on by connections of their own, which they have kept for that.
+find its ring dead, and go on by connections of their own, which they have kept for that. If it ends
+because it cannot go on, for want of memory here, its own reader goes on so, too.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from memlane.errors import (
     CorruptMessage,
     PeerDied,
     ReaderDied,
+    SystemFault,
     TimedOut,
     WriterClosed,
 )
@@ -123,6 +125,7 @@ class Relay:
         self._has_name = True
         self._pid = os.getpid()
         self._is_orphan = False  # the reader in this process has closed
+        self.has_failed = False  # the stream is that reader's own from now on
         self._leaving = threading.Event()  # it does so now
         self._has_told = threading.Event()  # and the writer was told
         self._codec = _Passing()
@@ -149,9 +152,12 @@ class Relay:
         except PeerDied as error:
             logger.warning("%s; the readers behind this relay go on by themselves", error)
             self.abandon()
+        except (MemoryError, SystemFault) as error:
+            logger.warning("%r; the readers behind this relay go on by themselves", error)
+            self._fail()
         except BaseException:  # nobody else would ever hear of it
-            logger.exception("a relay failed")
-            self.abandon()
+            logger.exception("a relay failed; its readers go on by themselves")
+            self._fail()
         finally:
             self._has_told.set()
 
@@ -182,7 +188,14 @@ class Relay:
             except Cancelled:
                 self._leaving.clear()
                 continue
-            self._put(message)
+            position = self.ring.native.position
+            try:
+                self._put(message)
+            except BaseException:
+                if self.ring.native.position == position:
+                    with self.stream.lock:
+                        self.stream.session.put_back(message)
+                raise
 
     def _is_report_due(self) -> bool:
         session = self.stream.session
@@ -210,6 +223,13 @@ class Relay:
         session = self.stream.session
         is_ready = session.is_ready and self._has_name
         return self._leaving.is_set() or is_ready or session.absent is not self._heard
+
+    def _fail(self) -> None:
+        """Ends the ring, but not the stream, if the reader in this process still needs it."""
+        self.has_failed = True  # before that reader finds its ring dead
+        self.ring.abandon()
+        if self._is_orphan:
+            self.stream.abandon()
 
     def _close(self) -> None:
         """The readers get what is in the ring, then `Closed`."""
@@ -336,6 +356,8 @@ class Relay:
                 self._has_told.wait(_LAST_WORDS)
             else:
                 self._thread.join(_LAST_WORDS)
+        if self.has_failed:
+            self.stream.close()
 
     def abandon(self) -> None:
         """Ends at once; to the readers, and to the writer, it looks like a death."""

@@ -61,7 +61,7 @@ def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd
                     return _reader_behind(stream, handle, ring, deadline, timeout)
                 relay = Relay(stream, handle, ring)
                 with undone_by(relay.ring.abandon):
-                    return RelayingReader(relay, ring.place)
+                    return RelayingReader(relay, ring.place, stream)
             except _NO_RING as error:
                 logger.warning("reader %d reads over a connection of its own: %s", rank, error)
                 stream.go_alone(0)
@@ -129,7 +129,7 @@ class SharedReader(LocalReader):
                 return self.native.receive(timeout, cancel, lends)
             except WriterDied as error:
                 alone = self._go_on(error)
-        return alone.receive(remaining(deadline), cancel)
+        return alone.receive(timeout, cancel, deadline=deadline)
 
     def receive_view(
         self, timeout: float | None, cancel: threading.Event | None
@@ -142,7 +142,7 @@ class SharedReader(LocalReader):
                 return self.native.receive_view(timeout, cancel)
             except WriterDied as error:
                 alone = self._go_on(error)
-        return alone.receive(remaining(deadline), cancel), None
+        return alone.receive(timeout, cancel, deadline=deadline), None
 
     def view(
         self, owner: object, timeout: float | None, cancel: threading.Event | None
@@ -174,29 +174,35 @@ class SharedReader(LocalReader):
         self._stream.abandon()
 
 
-class RelayingReader(LocalReader):
+class RelayingReader(SharedReader):
     """The reader in whose process the relay runs; it reads from the ring like the others."""
 
-    def __init__(self, relay: Relay, place: int) -> None:
-        super().__init__(relay.handle, place)
-        self.socket = relay.stream.transport.socket
+    def __init__(self, relay: Relay, place: int, stream: NetworkReader) -> None:
+        super().__init__(relay.handle, place, stream)
         self._relay = relay
-        self.receive = self._receive
         with undone_by(self.native.abandon):
             relay.start()
 
-    def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
-        try:
-            return self.native.receive(timeout, cancel, lends)
-        except WriterDied as error:
-            raise self._relay.stream.session.failure or error from None
+    def _go_on(self, error: WriterDied) -> NetworkReader:
+        if not self._relay.has_failed:  # then the stream has ended, too
+            raise self._stream.session.failure or error from None
+        return super()._go_on(error)
 
-    def close(self, _timeout: float | None = None) -> None:
+    def check(self) -> None:
+        if self._alone is None:
+            LocalReader.check(self)  # the relay may have closed the stream, with all of it here
+        else:
+            self._alone.check()
+
+    def close(self, timeout: float | None = None) -> None:
+        if self._alone is not None:
+            super().close(timeout)
+            return
         try:
-            super().close()
+            LocalReader.close(self)
         finally:
             self._relay.leave()
 
     def abandon(self) -> None:
-        super().abandon()
+        LocalReader.abandon(self)
         self._relay.abandon()

@@ -237,8 +237,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         references = self.writer_flag.get(id, 0) + 1
         if references > MAX_REFERENCES:
             raise InvalidArgument(f"object {id} has {MAX_REFERENCES} references; no more can be")
-        self._checked_writer().refer(id, references)
-        self.writer_flag[id] = references
+        self._checked_writer()
+        self._index.refer(id, references)
 
     def is_cached(self, key: Hashable) -> bool:
         """Whether an object is stored under `key`."""
@@ -265,9 +265,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
             left = self.writer_flag.get(number, 0) - 1
             if left < 0:
                 raise InvalidArgument(f"{key!r} has no reference to take back")
-            if not self._checked_writer().drop_reference(number, left):
+            if not self._index.drop_reference(number, left):
                 raise InvalidArgument(f"the last reference of {key!r} has been read by a reader")
-            self.writer_flag[number] = left
 
     def touch(self, key: Hashable) -> None:
         """Keeps the object from eviction until its next `get_cached` or `release_touches()`."""

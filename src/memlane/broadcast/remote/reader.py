@@ -266,7 +266,10 @@ class RemoteReader(RemoteEnd):
             if self._note_events(now):
                 self.wake()
             if not was_recent:
-                self._hear()
+                try:
+                    self._hear()
+                except MemoryError:  # of the next call, which raises it if that does not change
+                    self._served_at = now
             due = session.tick(now)
             self._flush()
             if session.failure is not None:

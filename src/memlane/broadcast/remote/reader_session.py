@@ -179,13 +179,19 @@ class ReaderSession(Watch):
             self.acknowledge()
         return message
 
+    def put_back(self, message: Message) -> None:
+        """The latest message was not taken after all."""
+        self.inbox.appendleft(message)
+        self.taken -= 1
+        self.bytes -= len(message.memory)
+
     def acknowledge(self) -> None:
         if self.ring is None:  # else it says what its host's readers have read
             self._say(What.ACK, self.taken)
+            self._confirm_end()
         self._acked = self.taken
         self._ack_at = self.taken + self._ack_messages
         self._ack_at_bytes = self.bytes + self._ack_bytes
-        self._confirm_end()
 
     def acknowledge_later(self, now: float) -> float | None:
         """Acknowledges if it is time, while the reader waits; when it will be."""
@@ -198,8 +204,9 @@ class ReaderSession(Watch):
         return None
 
     def _confirm_end(self) -> None:
-        """So that the writer may leave. A relay's readers must have it all."""
-        if self._end is not None and (self.ring is None or self.taken == self._end):
+        """So that the writer may leave. A relay does so when it looks for one more message: its
+        readers have all by then."""
+        if self._end is not None:
             self._say(What.END, self._end)
 
     # Hearing ----------------------------------------------------------------------------------
@@ -304,7 +311,8 @@ class ReaderSession(Watch):
                 f"the writer ends with message {header.sequence}, but {self.wanted} is wanted"
             )
         self._end = header.sequence
-        self._confirm_end()
+        if self.ring is None:
+            self._confirm_end()
 
     def _take_piece(self, header: Header, payload: memoryview) -> None:
         place = (header.sequence, header.piece)

@@ -1,0 +1,99 @@
+"""A writer of local and remote readers closes right after a call that raised: all get the same.
+
+What such a call has staged for the network is settled by where the ring ended.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from memlane import Closed, MessageQueue, ReaderDied, WriterClosed
+from memlane.broadcast.remote.writer import RemoteWriter
+from tests.harness import Aside
+from tests.queues import refuses, start_reader
+from tests.remotes import remote_queue, remote_writer
+
+SENT = [1, 2, 3, 4]  # as many as there are chunks
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[MessageQueue, MessageQueue, MessageQueue]]:
+    """A writer, its local reader, and its remote one."""
+    with remote_queue(1, 1) as (writer, (here, there)):
+        yield writer, here, there
+
+
+def rest_of(reader: MessageQueue) -> list[object]:
+    got = []
+    with refuses(WriterClosed):
+        while True:
+            got.append(reader.dequeue(timeout=10))
+    return got
+
+
+def test_after_a_timeout(ends: tuple[MessageQueue, MessageQueue, MessageQueue]) -> None:
+    writer, here, there = ends
+    for number in SENT:
+        writer.enqueue(number)
+    with refuses(TimeoutError):
+        writer.enqueue("never sent", timeout=0)
+    writer.close()
+    assert rest_of(here) == rest_of(there) == SENT
+
+
+def test_while_another_thread_sends(
+    ends: tuple[MessageQueue, MessageQueue, MessageQueue],
+) -> None:
+    writer, here, there = ends
+    for number in SENT:
+        writer.enqueue(number)
+    blocked = Aside(writer.enqueue, "never sent").until_blocked()
+    writer.close()
+    with refuses(Closed):
+        blocked.result()
+    assert rest_of(here) == rest_of(there) == SENT
+
+
+def test_after_a_block_that_raised(
+    ends: tuple[MessageQueue, MessageQueue, MessageQueue],
+) -> None:
+    writer, here, there = ends
+    writer.enqueue(1)
+    with pytest.raises(KeyError), writer.acquire_write():
+        raise KeyError
+    writer.close()
+    assert rest_of(here) == rest_of(there) == [1]
+
+
+def test_after_a_death() -> None:
+    with remote_writer(1, 1) as writer:
+        here = start_reader(writer.export_handle(0), 0)
+        with MessageQueue.create_from_handle(writer.export_handle(1), 1) as there:
+            for number in SENT:
+                writer.enqueue(number)
+            here.peer.kill()
+            with refuses(ReaderDied):
+                writer.enqueue("never sent")
+            writer.close()
+            assert rest_of(there) == SENT
+
+
+@pytest.mark.parametrize("before", [[], [1]], ids=["the first message", "a later one"])
+def test_interrupted_between_ring_and_network(
+    ends: tuple[MessageQueue, MessageQueue, MessageQueue],
+    before: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer, here, there = ends
+    for message in before:
+        writer.enqueue(message)
+
+    def interrupt(_self: RemoteWriter) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteWriter, "publish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.enqueue("the ring has it")
+    writer.close()
+    assert rest_of(here) == rest_of(there) == [*before, "the ring has it"]
