@@ -37,7 +37,7 @@ public:
     std::size_t slot() const noexcept { return 1 + place_; }
     bool has_open_block() const noexcept { return open_.has_value(); }
     // Of the message whose block is open, or of the next.
-    std::uint64_t position() { return is_closed() ? 0 : core().position() - (has_open_block() ? 1 : 0); }
+    std::uint64_t position() { return is_closed() ? last_position() : core().position() - (has_open_block() ? 1 : 0); }
 
     nb::object origin() const { return origin_; }
 

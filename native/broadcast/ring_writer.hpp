@@ -89,7 +89,8 @@ public:
     template <class Look>
     core::Taken<Claim> begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
         core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
-        while (outcome.status == core::Status::ok && !reserve(bytes)) outcome = wait_for_space(deadline, look);
+        while (outcome.status == core::Status::ok && !reserve(bytes))
+            outcome = wait_for_space(bytes, os::free_bytes(segment_->file()), deadline, look);
         if (outcome.status != core::Status::ok) return outcome;
         return start(os::monotonic_now());
     }
@@ -219,13 +220,18 @@ private:
         return {core::Status::ok};
     }
 
-    // Until an older turn or somebody else has given space back, or no older turn is left that could.
+    // While there are `free` bytes: until an older turn has given space back, or others have given enough, or no older turn
+    // is left that could. Not whenever others free a little, or that would keep the wait from looking around.
     template <class Look>
-    core::Outcome wait_for_space(os::Deadline deadline, Look&& look) {
-        const os::FileDescriptor& file = segment_->file();
-        const std::uint64_t free = os::free_bytes(file);
-        const auto is_news = [&] { return reclaim() || !extents_.in_use() || os::free_bytes(file) > free; };
+    core::Outcome wait_for_space(std::uint64_t bytes, std::uint64_t free, os::Deadline deadline, Look&& look) {
+        const std::uint64_t enough = std::max(bytes, free + 1);
+        const auto is_news = [&] { return reclaim() || !extents_.in_use() || os::free_bytes(segment_->file()) >= enough; };
         return wait_for_readers(is_news, deadline, look);
+    }
+
+    // Could older turns give back what is missing?
+    bool is_worth_waiting(int error, std::uint64_t bytes) const {
+        return extents_.in_use() && error == ENOSPC && bytes <= os::total_bytes(segment_->file());
     }
 
     // Has the next chunk space for `bytes` bytes now? False while older turns hold what there is; ShmExhausted if none does.
@@ -234,11 +240,11 @@ private:
             try {
                 space_.ensure(*segment_, ring_.chunk_at(position_), bytes);
                 return true;
-            } catch (const core::ShmExhausted&) {
+            } catch (const core::ShmExhausted& exhausted) {
                 // What is kept warm for large messages must not starve small ones.
                 const bool is_any_over = reclaim();
                 if (extents_.trim(segment_->file()) || is_any_over) continue;
-                if (!extents_.in_use()) throw;
+                if (!is_worth_waiting(exhausted.error, bytes)) throw;
                 return false;
             }
         }
@@ -279,9 +285,8 @@ private:
                 if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
             }
             if (extents_.trim(file)) continue;
-            const bool can_ever_fit = error == ENOSPC && bytes <= os::total_bytes(file);
-            if (!extents_.in_use() || !can_ever_fit) throw core::ShmExhausted(error, bytes, free);
-            const core::Outcome outcome = wait_for_space(deadline, look);
+            if (!is_worth_waiting(error, bytes)) throw core::ShmExhausted(error, bytes, free);
+            const core::Outcome outcome = wait_for_space(bytes, free, deadline, look);
             if (outcome.status != core::Status::ok) return outcome;
         }
     }

@@ -4,6 +4,7 @@ Fails without the guard: ftruncate instead of fallocate gives a segment without 
 """
 
 import os
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, ReaderDied, ShmExhausted, ShmRingBuffer, ViewInUse
-from tests.harness import Aside, Link, private_shm, start, unshare_refusal
+from tests.harness import Alarm, Aside, Link, alarm_after, private_shm, start, unshare_refusal
 from tests.queues import BOUND, drain, queue_of, refuses, ring_in, segments, start_reader
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
@@ -223,6 +224,31 @@ def space_of_others_while_the_writer_waits(_link: Link) -> None:
         assert [len(reader.dequeue()) for _ in range(2)] == [14 * MIB, 30 * MIB]
 
 
+def space_of_others_little_by_little(_link: Link) -> None:
+    """Somebody who gives back a page at a time does not keep a wait from ending for a signal."""
+    with queue_of(1, max_chunk_bytes=MIB) as (writer, _):
+        writer.enqueue(np.ones(14 * MIB, np.uint8))
+        with full(leaving=MIB):
+            stopped = threading.Event()
+
+            def shrink() -> None:
+                while not stopped.wait(0.02):
+                    os.truncate(FILLER, os.stat(FILLER).st_size - 4096)
+
+            shrinking = Aside(shrink)
+            with pytest.raises(Alarm), alarm_after(0.5):
+                writer.enqueue(np.ones(30 * MIB, np.uint8), timeout=30)
+            stopped.set()
+            shrinking.result()
+
+
+def a_chunk_that_cannot_be(_link: Link) -> None:
+    """Older messages are not waited for where all of them would not do."""
+    with queue_of(1, max_chunk_bytes=200 * MIB) as (writer, _):
+        writer.enqueue(np.ones(14 * MIB, np.uint8))  # lent, so it lies behind the ring
+        exhausted(lambda: writer.enqueue(bytes(100 * MIB)))
+
+
 def waiting_for_the_space_of_a_chunk(_link: Link) -> None:
     """A message that fits its chunk waits like a larger one, if the chunk has no space yet."""
     with queue_of(1, max_chunk_bytes=10 * MIB) as (writer, (reader,)):
@@ -304,6 +330,8 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (waiting_for_space, "64m"),
         (an_array_that_is_kept_while_the_writer_waits, "64m"),
         (space_of_others_while_the_writer_waits, "64m"),
+        (space_of_others_little_by_little, "64m"),
+        (a_chunk_that_cannot_be, "64m"),
         (waiting_for_the_space_of_a_chunk, "64m"),
         (a_death_while_waiting_for_space, "64m"),
         (views_keep_space, "64m"),

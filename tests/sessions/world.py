@@ -160,16 +160,16 @@ class World:
         self.read(reader)
 
     def fail_relay(self, reader: Reader, *, holds_message: bool = True) -> None:
-        """Its host has no space, or no memory, perhaps for the message that it has just taken."""
+        """Its host has no space or memory, perhaps for a message that it has taken already."""
         ring, session = reader.ring, reader.session
         if not reader.is_relay or not reader.runs or ring is None or ring.fate:
             return
-        if reader.has_closed:
-            self.kill(reader)
-            return
         if holds_message and session.inbox:
-            session.put_back(session.take(self.now))
-            self._flush_reader(reader)
+            session.take(self.now)
+        session.read_alone(ring.positions[reader.rank], self.now)
+        if reader.has_closed:
+            session.leave(self.now)
+        self._flush_reader(reader)
         ring.fate = "failed"
 
     def close_writer(self) -> None:
@@ -405,7 +405,7 @@ class World:
             rows.append(ReportRow(place, 100 + place, state, position))
         session.report(ring.name, "id", rows)
         try:
-            if not session.inbox:
+            if not session.inbox and not reader.is_slow:
                 session.check_writer(self.now)
         except WriterClosed:
             ring.fate = "closed"

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from memlane import (
     CorruptMessage,
     MessageQueue,
     RankTaken,
+    ReaderDied,
     ReaderGivenUp,
     WriterClosed,
 )
@@ -263,6 +265,77 @@ def test_relay_that_fails(
             assert reading.result() == list(range(50))
         sending.result()
         assert set(states(writer)[is_closed:]) == {"running"}
+
+
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on relays have no memory for a message."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(relay.Relay, "_put", fail)
+
+
+def test_relay_that_fails_before_its_reader_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever that reader does first, it misses nothing that is still in the ring."""
+    with relayed_queue(2) as (writer, readers):
+        for number in range(3):
+            writer.enqueue(number)
+        until(lambda: readers[1].statistics().readers[0].behind == 3)
+        broken(monkeypatch)
+        writer.enqueue(3)
+        until(lambda: readers[0]._reader._relay.has_failed)  # type: ignore[union-attr]
+        readers[0].wait_until_ready(PATIENCE)
+        for reader in readers:
+            assert [reader.dequeue(PATIENCE) for _ in range(4)] == list(range(4))
+
+
+def test_relay_that_fails_with_half_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it could not pass on is acknowledged once it is read, or the next would have no room."""
+    with relayed_queue(2, remote_window_bytes=4 << 20) as (writer, readers):
+        broken(monkeypatch)
+        sending = Aside(lambda: [writer.enqueue(bytes(3 << 20), PATIENCE) for _ in range(3)])
+        for reading in [
+            Aside(lambda r: [len(r.dequeue(PATIENCE)) for _ in range(3)], reader)
+            for reader in readers
+        ]:
+            assert reading.result() == [3 << 20] * 3
+        sending.result()
+
+
+def test_relay_that_fails_while_its_reader_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer knows at once, so the death of a neighbour is one, though nobody reports it."""
+    with relayed_queue(2, remote_window=2) as (writer, readers):
+        broken(monkeypatch)
+        writer.enqueue(0)
+        until(lambda: readers[0]._reader._relay.has_failed)  # type: ignore[union-attr]
+        readers[1]._reader.abandon()  # type: ignore[union-attr]
+        with refuses(ReaderDied) as death:
+            for number in range(1, 4):
+                writer.enqueue(number, PATIENCE)
+        assert death.value.rank == 1
+        assert states(writer) == ["running", "dead"]
+
+
+def test_relay_that_fails_while_its_reader_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That reader has closed, and has not died."""
+    with relayed_queue(2) as (writer, readers):
+        begun, go_on = Event(), Event()
+
+        def wait_and_fail(*_: object) -> None:
+            begun.set()
+            go_on.wait(PATIENCE)
+            raise MemoryError
+
+        monkeypatch.setattr(relay.Relay, "_put", wait_and_fail)
+        writer.enqueue("message")
+        assert begun.wait(PATIENCE)
+        closing = Aside(readers[0].close)
+        until(lambda: readers[0]._reader._relay._is_orphan)  # type: ignore[union-attr]
+        go_on.set()
+        closing.result()
+        assert readers[1].dequeue(PATIENCE) == "message"
+        until(lambda: states(writer) == ["closed", "running"])
 
 
 def test_writer_closes_before_everybody_came() -> None:

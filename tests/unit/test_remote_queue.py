@@ -435,6 +435,8 @@ def test_no_memory_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(message, "pooled", fail)
             writer.enqueue(np.arange(1 << 18))
             until(lambda: bool(attempts))
+            time.sleep(1.2)
+            assert len(attempts) == 1  # not again and again, with all that was sent
             with pytest.raises(MemoryError):
                 reader.dequeue(PATIENCE)
         assert (reader.dequeue(PATIENCE) == np.arange(1 << 18)).all()

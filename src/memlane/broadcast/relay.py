@@ -153,11 +153,11 @@ class Relay:
             logger.warning("%s; the readers behind this relay go on by themselves", error)
             self.abandon()
         except (MemoryError, SystemFault) as error:
+            self._fail()
             logger.warning("%r; the readers behind this relay go on by themselves", error)
-            self._fail()
         except BaseException:  # nobody else would ever hear of it
-            logger.exception("a relay failed; its readers go on by themselves")
             self._fail()
+            logger.exception("a relay failed; its readers go on by themselves")
         finally:
             self._has_told.set()
 
@@ -188,14 +188,7 @@ class Relay:
             except Cancelled:
                 self._leaving.clear()
                 continue
-            position = self.ring.native.position
-            try:
-                self._put(message)
-            except BaseException:
-                if self.ring.native.position == position:
-                    with self.stream.lock:
-                        self.stream.session.put_back(message)
-                raise
+            self._put(message)
 
     def _is_report_due(self) -> bool:
         session = self.stream.session
@@ -225,11 +218,19 @@ class Relay:
         return self._leaving.is_set() or is_ready or session.absent is not self._heard
 
     def _fail(self) -> None:
-        """Ends the ring, but not the stream, if the reader in this process still needs it."""
-        self.has_failed = True  # before that reader finds its ring dead
-        self.ring.abandon()
-        if self._is_orphan:
+        """Ends the ring, but not the stream, if the reader in this process still needs it. The
+        writer learns of it at once, and sends again what that reader has not taken."""
+        try:
+            own = participant(self.ring.native, 1 + self._plan.place)
+            self.stream.go_alone(own.position)
+            self.has_failed = True  # before that reader finds its ring dead
+            if self._is_orphan:
+                self.stream.close()
+        except BaseException:
             self.stream.abandon()
+            raise
+        finally:
+            self.ring.abandon()
 
     def _close(self) -> None:
         """The readers get what is in the ring, then `Closed`."""

@@ -99,7 +99,7 @@ class SharedReader(LocalReader):
         self.receive = self._receive
 
     def _go_on(self, error: WriterDied) -> NetworkReader:
-        """The ring is dead, and all that was complete in it was read."""
+        """The ring is dead; what was not read there comes again."""
         if self._alone is None:
             logger.warning("reader %d reads over a connection of its own: %s", self.rank, error)
             self._stream.go_alone(self.native.position)

@@ -70,7 +70,7 @@ class RemoteReader(RemoteEnd):
         self._bound = handle.remote_liveness
         self._recent = min(_RECENT, self._bound / 4)
         self._connection: Connection | None = None
-        self._has_news = self._is_torn = False
+        self._has_news = self._is_torn = self._lacks_memory = False
         self._asked_at = self._accepted_at = 0.0
         self._descriptor = -1
         with self._opening():
@@ -172,7 +172,7 @@ class RemoteReader(RemoteEnd):
                         logger.warning("reader %d asks for a frame again: %s", self.rank, error)
             if until_whole and session.inbox:
                 break
-        self._is_torn = False
+        self._is_torn = self._lacks_memory = False
         if session.out:
             self._flush()
         return bool(session.inbox)
@@ -262,14 +262,14 @@ class RemoteReader(RemoteEnd):
         session = self.session
         with self.lock:
             now = time.monotonic()
-            was_recent = now - self._served_at < self._recent
+            was_recent = self._lacks_memory or now - self._served_at < self._recent
             if self._note_events(now):
                 self.wake()
             if not was_recent:
                 try:
                     self._hear()
-                except MemoryError:  # of the next call, which raises it if that does not change
-                    self._served_at = now
+                except MemoryError:  # the next call tries again, and raises it if that fails, too
+                    self._lacks_memory = True
             due = session.tick(now)
             self._flush()
             if session.failure is not None:
@@ -381,7 +381,8 @@ class RemoteReader(RemoteEnd):
     def go_alone(self, taken: int) -> None:
         """Has the writer send to this reader whatever it sends to others, from that message on."""
         with self.turn, self.lock:
-            self._hear()  # what was said to it as long as it did not listen
+            with suppress(MemoryError):  # of a message that is asked for again
+                self._hear()  # what was said to it as long as it did not listen
             self.session.read_alone(taken, time.monotonic())
             self._flush()
 

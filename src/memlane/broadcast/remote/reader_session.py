@@ -151,10 +151,16 @@ class ReaderSession(Watch):
         self._is_behind, self._greet_at = True, None
 
     def read_alone(self, taken: int, now: float) -> None:
-        """Has the writer send to this reader whatever it sends, from that message on."""
+        """Has the writer send to this reader whatever it sends, from that message on. What a relay
+        has taken beyond that is wanted again."""
         self._host, self.ring, self._is_behind = "", None, False
-        if taken > self.taken:
-            self.taken, self.wanted = taken, (taken, 0)
+        while taken >= self.taken and self.inbox and self.inbox[0].sequence < taken:
+            self.inbox.popleft()
+        if taken < self.taken or self.wanted < (taken, 0):
+            self.inbox.clear()
+            self.wanted, self._assembly, self._end = (taken, 0), None, None
+        self.taken = self._acked = taken
+        self._ack_at = self._ack_at_bytes = 0
         self.greet(now)
 
     def tick(self, now: float) -> float | None:
@@ -179,12 +185,6 @@ class ReaderSession(Watch):
             self.acknowledge()
         return message
 
-    def put_back(self, message: Message) -> None:
-        """The latest message was not taken after all."""
-        self.inbox.appendleft(message)
-        self.taken -= 1
-        self.bytes -= len(message.memory)
-
     def acknowledge(self) -> None:
         if self.ring is None:  # else it says what its host's readers have read
             self._say(What.ACK, self.taken)
@@ -204,8 +204,8 @@ class ReaderSession(Watch):
         return None
 
     def _confirm_end(self) -> None:
-        """So that the writer may leave. A relay does so when it looks for one more message: its
-        readers have all by then."""
+        """So that the writer may leave. A relay does so in `check_writer` only, when it looks for
+        one more message: its readers have all by then."""
         if self._end is not None:
             self._say(What.END, self._end)
 
