@@ -44,12 +44,14 @@ def _rank(rank: int, size: int, port: int, switched: str) -> None:
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), MEMLANE_SGLANG=switched)
     dist.init_process_group("gloo", rank=rank, world_size=size)
-    end = queue_class().create_from_process_group(dist.group.WORLD, 1 << 22, 6)
-    for step in range(3):
-        sent = {"step": step, "ids": list(range(1000))}
-        assert end.broadcast_object(sent if rank == 0 else None) == sent
-    dist.barrier()
-    dist.destroy_process_group()
+    try:
+        end = queue_class().create_from_process_group(dist.group.WORLD, 1 << 22, 6)
+        for step in range(3):
+            sent = {"step": step, "ids": list(range(1000))}
+            assert end.broadcast_object(sent if rank == 0 else None) == sent
+        dist.barrier()
+    finally:  # or torch's threads may abort the interpreter while it ends
+        dist.destroy_process_group()
 
 
 def _ranks(*switched: str) -> list[Any]:
@@ -73,9 +75,9 @@ def half_switched() -> None:
     for words in (("queue", ""), ("", "queue")):
         ranks = _ranks(*words)
         ranks[1].join(PATIENCE)
-        assert ranks[1].exitcode == 1
         ranks[0].kill()
         ranks[0].join()
+        assert ranks[1].exitcode == 1
     MessageQueue(1, 1).close()  # sweeps the name of the one whose readers never came
 
 
