@@ -11,17 +11,20 @@ import resource
 import signal
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from memlane import Closed, MessageQueue, _threads
+from memlane import Closed, Handle, MessageQueue, WriterUnreachable, _threads
+from memlane.broadcast.remote.reader import RemoteReader
+from memlane.broadcast.remote.writer_session import WriterSession
 from memlane.groups import TcpGroup
 from tests.fault.starts import NETWORK
 from tests.fault.test_failed_starts import descriptors, until_nothing_is_left, with_limits
 from tests.groups import SECRET
-from tests.harness import PATIENCE, Link, holdings, start, until
+from tests.harness import PATIENCE, Aside, Link, holdings, start, until
 from tests.queues import refuses
 from tests.remotes import HERE, address_of, remote_queue, remote_writer
 
@@ -227,3 +230,47 @@ def name_of(descriptor: int) -> Any:
         return found.getsockname() if found.family == socket.AF_INET else None
     finally:
         found.detach()
+
+
+def attaches_late(link: Link, handle: Handle) -> list[object]:
+    """Its thread hears all that there is before the call that attaches comes to look."""
+    until_attached = RemoteReader._until
+
+    def late(self: RemoteReader, *arguments: Any) -> None:
+        link.tell()
+        link.hear()
+        until_attached(self, *arguments)
+
+    RemoteReader._until = late  # type: ignore[method-assign]
+    with MessageQueue.create_from_handle(handle, 0, timeout=10) as reader:
+        return list(reader)
+
+
+def test_writer_that_closes_while_a_reader_still_attaches() -> None:
+    """A reader that the writer has let in has attached, and gets everything."""
+    with remote_writer() as writer:
+        reader = start(attaches_late, writer.export_handle(0))
+        reader.hear()
+        writer.wait_until_ready(PATIENCE)
+        writer.enqueue("message")
+        writer.close()
+        reader.tell()
+        assert reader.result() == ["message"]
+
+
+def silent_writer(link: Link) -> None:
+    """Lets readers connect, and answers nobody."""
+    WriterSession._greet = lambda *_: None  # type: ignore[assignment, method-assign]
+    with remote_writer() as writer:
+        link.tell(writer.export_handle(0))
+        link.hear()
+
+
+def test_writer_that_dies_while_a_reader_attaches() -> None:
+    """It is not waited for."""
+    writer = start(silent_writer)
+    attaching = Aside(MessageQueue.create_from_handle, writer.hear(), 0)
+    time.sleep(0.5)
+    writer.kill()
+    with refuses(WriterUnreachable, match="nobody listens there any more"):
+        attaching.result(20)

@@ -94,7 +94,7 @@ class RemoteReader(RemoteEnd):
             self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
             self.transport.connect()
             self._start_thread()
-            self._until(lambda: self.session.is_welcome, deadline, timeout)
+            self._until(lambda: self.session.was_welcome, deadline, timeout)
 
     def _until(
         self, is_done: Callable[[], bool], deadline: float | None, timeout: float | None
@@ -107,9 +107,16 @@ class RemoteReader(RemoteEnd):
             self.check()
             if session.failure is not None:
                 raise session.failure
-            if not session.was_accepted and time.monotonic() >= patience:
+            now = time.monotonic()
+            if not session.was_accepted and now >= patience:
                 raise WriterUnreachable(self.endpoint.text, "nobody accepts a connection")
-            return True if is_done() else None
+            if is_done():
+                return True
+            if session.was_welcome:
+                self._check_writer()
+            elif (why := session.death(now)) is not None:
+                raise WriterUnreachable(self.endpoint.text, why)
+            return None
 
         def line(waited: float) -> str:
             who = f"{self.writer()} kept reader {self.rank} (pid {os.getpid()})"

@@ -346,6 +346,11 @@ class ReaderSession(Watch):
     # The writer's fate --------------------------------------------------------------------------
 
     @property
+    def was_welcome(self) -> bool:
+        """Has the writer let this reader in, whatever became of the connection since?"""
+        return self.epoch != 0
+
+    @property
     def is_ended(self) -> bool:
         """Has all come that there will be?"""
         return self._end is not None
