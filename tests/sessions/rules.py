@@ -16,7 +16,7 @@ from memlane.broadcast.remote.outbox import Outbox
 from memlane.broadcast.remote.peer import Peer
 from memlane.broadcast.remote.reader_session import ReaderSession
 from memlane.broadcast.remote.writer_session import WriterSession
-from tests.sessions.world import World
+from tests.sessions.world import Reader, World
 
 EXAMPLES: dict[str, Callable[[], None]] = {}
 
@@ -33,6 +33,10 @@ def world(*hosts: int, relay: bool = False, pieces: int = 1) -> World:
         made.advance(0.1)
     assert not made.writer.absent()
     return made
+
+
+def relay_of(made: World) -> Reader:
+    return next(reader for reader in made.readers if reader.is_relay)
 
 
 def end(made: World, *, missed: int = 0) -> None:
@@ -370,7 +374,7 @@ def a_relay_whose_reader_closes() -> None:
 @example
 def a_relay_that_dies_with_the_end_in_its_hands() -> None:
     made = world(0, 0, relay=True)
-    relay = next(reader for reader in made.readers if reader.is_relay)
+    relay = relay_of(made)
     relay.is_slow = True
     made.send()
     made.close_writer()
@@ -386,7 +390,7 @@ def a_relay_that_dies_with_the_end_in_its_hands() -> None:
 @example
 def a_relay_that_cannot_pass_on_a_message() -> None:
     made = world(0, 0, 0, relay=True)
-    relay = next(reader for reader in made.readers if reader.is_relay)
+    relay = relay_of(made)
     made.send()
     made.advance()
     relay.is_slow = True
@@ -400,8 +404,8 @@ def a_relay_that_cannot_pass_on_a_message() -> None:
 @example
 def a_relay_that_cannot_pass_on_the_last_message() -> None:
     made = world(0, 0, relay=True)
-    relay = next(reader for reader in made.readers if reader.is_relay)
-    made.close(next(reader for reader in made.readers if not reader.is_relay))
+    relay = relay_of(made)
+    made.close(next(reader for reader in made.readers if reader is not relay))
     made.advance()
     relay.is_slow = True
     made.send()
@@ -420,7 +424,7 @@ def a_relay_that_cannot_pass_on_the_last_message() -> None:
 @example
 def a_writer_that_closes_while_a_relay_is_lost() -> None:
     made = world(0, 0, relay=True)
-    relay = next(reader for reader in made.readers if reader.is_relay)
+    relay = relay_of(made)
     relay.is_stopped = True
     made.send()
     made.close_writer()

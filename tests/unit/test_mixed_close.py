@@ -10,14 +10,15 @@ import pytest
 from memlane import Closed, MessageQueue, ReaderDied, WriterClosed
 from memlane.broadcast.remote.writer import RemoteWriter
 from tests.harness import Aside
-from tests.queues import refuses, start_reader
+from tests.queues import fill, refuses, start_reader
 from tests.remotes import remote_queue, remote_writer
 
-SENT = [1, 2, 3, 4]  # as many as there are chunks
+CHUNKS = 4  # of the ring of `remote_writer`
+Ends = tuple[MessageQueue, MessageQueue, MessageQueue]
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[MessageQueue, MessageQueue, MessageQueue]]:
+def ends() -> Iterator[Ends]:
     """A writer, its local reader, and its remote one."""
     with remote_queue(1, 1) as (writer, (here, there)):
         yield writer, here, there
@@ -31,32 +32,25 @@ def rest_of(reader: MessageQueue) -> list[object]:
     return got
 
 
-def test_after_a_timeout(ends: tuple[MessageQueue, MessageQueue, MessageQueue]) -> None:
+def test_after_a_timeout(ends: Ends) -> None:
     writer, here, there = ends
-    for number in SENT:
-        writer.enqueue(number)
-    with refuses(TimeoutError):
-        writer.enqueue("never sent", timeout=0)
+    sent = fill(writer)  # the next one raises TimedOut
     writer.close()
-    assert rest_of(here) == rest_of(there) == SENT
+    assert rest_of(here) == rest_of(there) == list(range(sent))
 
 
-def test_while_another_thread_sends(
-    ends: tuple[MessageQueue, MessageQueue, MessageQueue],
-) -> None:
+def test_while_another_thread_sends(ends: Ends) -> None:
     writer, here, there = ends
-    for number in SENT:
+    for number in range(CHUNKS):
         writer.enqueue(number)
     blocked = Aside(writer.enqueue, "never sent").until_blocked()
     writer.close()
     with refuses(Closed):
         blocked.result()
-    assert rest_of(here) == rest_of(there) == SENT
+    assert rest_of(here) == rest_of(there) == list(range(CHUNKS))
 
 
-def test_after_a_block_that_raised(
-    ends: tuple[MessageQueue, MessageQueue, MessageQueue],
-) -> None:
+def test_after_a_block_that_raised(ends: Ends) -> None:
     writer, here, there = ends
     writer.enqueue(1)
     with pytest.raises(KeyError), writer.acquire_write():
@@ -69,18 +63,18 @@ def test_after_a_death() -> None:
     with remote_writer(1, 1) as writer:
         here = start_reader(writer.export_handle(0), 0)
         with MessageQueue.create_from_handle(writer.export_handle(1), 1) as there:
-            for number in SENT:
+            for number in range(CHUNKS):
                 writer.enqueue(number)
             here.peer.kill()
             with refuses(ReaderDied):
                 writer.enqueue("never sent")
             writer.close()
-            assert rest_of(there) == SENT
+            assert rest_of(there) == list(range(CHUNKS))
 
 
 @pytest.mark.parametrize("before", [[], [1]], ids=["the first message", "a later one"])
 def test_interrupted_between_ring_and_network(
-    ends: tuple[MessageQueue, MessageQueue, MessageQueue],
+    ends: Ends,
     before: list[object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,6 +16,7 @@ from memlane import (
     ReaderDied,
     ReaderGivenUp,
     WriterClosed,
+    WrongRole,
 )
 from memlane.broadcast import grouping, relay, sharing
 from memlane.broadcast.remote import frames as wire
@@ -315,6 +316,22 @@ def test_relay_that_fails_while_its_reader_computes(monkeypatch: pytest.MonkeyPa
                 writer.enqueue(number, PATIENCE)
         assert death.value.rank == 1
         assert states(writer) == ["running", "dead"]
+
+
+def test_chunk_of_a_relay_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block on it says what a remote reader is told, and not that the living writer died."""
+    with relayed_queue(2) as (writer, readers):
+        with writer.acquire_write() as chunk:
+            chunk[:3] = b"abc"
+        for reader in readers:
+            with reader.acquire_read(PATIENCE) as chunk, refuses(CorruptMessage):
+                raise CorruptMessage("of the block's own")
+        broken(monkeypatch)
+        writer.enqueue("object")
+        for reader in readers:
+            with refuses(WrongRole), reader.acquire_read(PATIENCE):
+                pass
+            assert reader.dequeue(PATIENCE) == "object"
 
 
 def test_relay_that_fails_while_its_reader_closes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -442,3 +444,27 @@ def test_no_memory_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (reader.dequeue(PATIENCE) == np.arange(1 << 18)).all()
         writer.enqueue("next")
         assert reader.dequeue(PATIENCE) == "next"
+
+
+@pytest.mark.parametrize("size", [10, 2 << 20], ids=["whole", "in pieces"])
+def test_no_memory_for_the_inbox(size: int) -> None:
+    """Not even then is a message lost."""
+
+    class Inbox(deque[message.Message]):
+        is_full = True
+
+        def append(self, item: message.Message) -> None:
+            if self.is_full:
+                self.is_full = False
+                raise MemoryError
+            super().append(item)
+
+    with remote_queue() as (writer, (reader,)):
+        reader._reader.session.inbox = Inbox()  # type: ignore[union-attr]
+        for sent in (bytes(size), b"next"):
+            writer.enqueue(sent)
+        with suppress(MemoryError):  # which the thread may meet instead
+            assert reader.dequeue(PATIENCE) == bytes(size)
+            assert reader.dequeue(PATIENCE) == b"next"
+            return
+        assert [reader.dequeue(PATIENCE) for _ in range(2)] == [bytes(size), b"next"]

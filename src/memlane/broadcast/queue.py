@@ -126,14 +126,14 @@ class MessageQueue:
         """Attaches reader `rank` to the queue; it gets every message from the first.
 
         A rank in `local_reader_ranks` reads from shared memory, any other over the network.
-        `timeout` applies to the latter; None waits `remote_liveness` seconds for an answer.
+        `timeout` applies to the latter; None waits for an answer as long as the writer is there.
 
         Raises:
             TimedOut: a writer on another host did not answer within `timeout` seconds.
             SegmentMissing: the queue is gone, on another host, or everybody has attached.
             RankTaken: the rank is or was attached, or all remote readers are.
             SegmentRefused, LayoutMismatch: the file of that name is not the queue's memory.
-            WriterUnreachable: nobody answers at the handle's address.
+            WriterUnreachable: nobody is, or is any more, at the handle's address.
             AccessRefused: the peer there is not the queue's writer, or does not accept this key.
             InvalidArgument: a negative rank, or one that the queue does not have.
         """

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from memlane._failures import participant
 from memlane._native import Encoder, Outgoing
 from memlane._segments import new_id
 from memlane._serialization import codec_of
+from memlane._undo import undone_by
 from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.remote.frames import Absent, Kind, ReportRow, Ring
@@ -220,17 +221,15 @@ class Relay:
     def _fail(self) -> None:
         """Ends the ring, but not the stream, if the reader in this process still needs it. The
         writer learns of it at once, and sends again what that reader has not taken."""
-        try:
+        # In this order: that reader finds its ring dead, and looks whether the relay has failed.
+        with ExitStack() as ending:
+            ending.callback(self.ring.abandon)
+            ending.enter_context(undone_by(self.stream.abandon))
             own = participant(self.ring.native, 1 + self._plan.place)
             self.stream.go_alone(own.position)
-            self.has_failed = True  # before that reader finds its ring dead
+            self.has_failed = True
             if self._is_orphan:
                 self.stream.close()
-        except BaseException:
-            self.stream.abandon()
-            raise
-        finally:
-            self.ring.abandon()
 
     def _close(self) -> None:
         """The readers get what is in the ring, then `Closed`."""
@@ -344,7 +343,7 @@ class Relay:
 
     # The end ----------------------------------------------------------------------------------
 
-    def leave(self) -> None:
+    def leave(self, timeout: float | None) -> None:
         """The reader in this process has closed; the relay ends with the last of the others."""
         if self._pid != os.getpid():
             self._close()  # of this child's copies
@@ -358,7 +357,7 @@ class Relay:
             else:
                 self._thread.join(_LAST_WORDS)
         if self.has_failed:
-            self.stream.close()
+            self.stream.close(timeout)
 
     def abandon(self) -> None:
         """Ends at once; to the readers, and to the writer, it looks like a death."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from memlane._deadlines import deadline_of, remaining
@@ -28,6 +29,7 @@ from memlane.errors import (
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from memlane._native import ViewLease
@@ -108,7 +110,10 @@ class SharedReader(LocalReader):
         return self._alone
 
     def check(self) -> None:
-        self._stream.check()
+        if self._alone is None:
+            super().check()
+        else:
+            self._alone.check()
 
     def wait_until_ready(self, timeout: float | None) -> None:
         deadline = deadline_of(timeout)
@@ -149,12 +154,23 @@ class SharedReader(LocalReader):
     ) -> AbstractContextManager[Any]:
         return ViewBlock(owner, self, timeout, cancel)
 
+    @contextmanager
     def block(
         self, owner: object, timeout: float | None, cancel: threading.Event | None
-    ) -> AbstractContextManager[memoryview]:
-        if self._alone is not None:
-            return self._alone.block(owner, timeout, cancel)
-        return super().block(owner, timeout, cancel)
+    ) -> Iterator[memoryview]:
+        with ExitStack() as stack:
+            yield self._entered(stack, owner, timeout, cancel)
+
+    def _entered(
+        self, stack: ExitStack, owner: object, timeout: float | None, cancel: threading.Event | None
+    ) -> memoryview:
+        alone = self._alone
+        if alone is None:
+            try:
+                return stack.enter_context(super().block(owner, timeout, cancel))
+            except WriterDied as error:
+                alone = self._go_on(error)
+        return stack.enter_context(alone.block(owner, timeout, cancel))
 
     @property
     def position(self) -> int:
@@ -167,7 +183,11 @@ class SharedReader(LocalReader):
         try:
             super().close()
         finally:
-            self._stream.close(timeout)
+            self._leave(timeout)
+
+    def _leave(self, timeout: float | None) -> None:
+        """This reader has closed."""
+        self._stream.close(timeout)
 
     def abandon(self) -> None:
         super().abandon()
@@ -188,21 +208,9 @@ class RelayingReader(SharedReader):
             raise self._stream.session.failure or error from None
         return super()._go_on(error)
 
-    def check(self) -> None:
-        if self._alone is None:
-            LocalReader.check(self)  # the relay may have closed the stream, with all of it here
-        else:
-            self._alone.check()
-
-    def close(self, timeout: float | None = None) -> None:
-        if self._alone is not None:
-            super().close(timeout)
-            return
-        try:
-            LocalReader.close(self)
-        finally:
-            self._relay.leave()
+    def _leave(self, timeout: float | None) -> None:
+        self._relay.leave(timeout)
 
     def abandon(self) -> None:
-        LocalReader.abandon(self)
+        super().abandon()
         self._relay.abandon()

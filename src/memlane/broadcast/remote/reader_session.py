@@ -225,11 +225,18 @@ class ReaderSession(Watch):
             or not self.is_welcome
         ):
             return False
-        message = Message(sequence, kind, part[HEADER_BYTES:])
-        # A signal handler may raise behind a call only: so all of this happens, or none.
-        self.wanted = (sequence + 1, 0)
-        self.inbox.append(message)
+        self._accept(Message(sequence, kind, part[HEADER_BYTES:]))
         return True
+
+    def _accept(self, message: Message) -> None:
+        """A whole message is here, and the next one wanted. A signal handler may raise behind a
+        call only: so all of this happens, or none."""
+        self.wanted, self._assembly = (message.sequence + 1, 0), None
+        try:
+            self.inbox.append(message)
+        except MemoryError:
+            self.wanted = (message.sequence, 0)
+            raise
 
     def receive(self, part: bytes, payload: memoryview | None, now: float) -> None:
         """One frame of the writer; CorruptMessage, and no change, for one that is wrong: then what
@@ -323,12 +330,10 @@ class ReaderSession(Watch):
         if place > self.wanted or header.piece >= header.pieces:
             raise CorruptMessage(f"frame {place} came where {self.wanted} was due")
         message = self._put(header, payload)
-        is_last = header.piece + 1 == header.pieces
-        # A signal handler may raise behind a call only: so all of this happens, or none.
-        self.wanted = (header.sequence + 1, 0) if is_last else (header.sequence, header.piece + 1)
-        if message is not None:
-            self._assembly = None
-            self.inbox.append(message)
+        if message is None:
+            self.wanted = (header.sequence, header.piece + 1)
+        else:
+            self._accept(message)
 
     def _put(self, header: Header, payload: memoryview) -> Message | None:
         if header.pieces == 1:
