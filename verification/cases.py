@@ -67,6 +67,8 @@ BASES = (
     Run("store", "READERS=1 OBJECTS=3 DIES CLEARS"),
     Run("store", "READERS=1 OBJECTS=2 DIES CLOSES CLEARS GET_CACHED"),
     Run("store", "READERS=2 OBJECTS=2 CLEARS"),
+    Run("store", "READERS=2 OBJECTS=1 GET_CACHED DROPS"),
+    Run("store", "READERS=1 OBJECTS=2 DIES GET_CACHED DROPS"),
 )
 
 RING = "CHUNKS=1 READERS=1"
@@ -77,6 +79,7 @@ CREATORS = "CREATORS=2 ATTACHERS=0 SWEEPERS=2"
 SURVIVORS = "CREATORS=1 ATTACHERS=2 SWEEPERS=1"
 OBSERVED = "CREATORS=1 ATTACHERS=0 SWEEPERS=1 OBSERVED"
 STORE = "READERS=1 OBJECTS=2"
+DROPS = "READERS=1 OBJECTS=1 GET_CACHED DROPS"
 EXTENTS = "CHUNKS=2 READERS=1 SPACE=2 MESSAGES=5"
 
 
@@ -310,4 +313,12 @@ VARIANTS = (
     store("unpin.store", "before the object is read", "UNPINNED_BEFORE_READ"),
     store("mark: full_fence", "left out behind `retired`", "CLOSES NO_FENCE_BEHIND_RETIRED"),
     store("is_valid", "not asked behind the read", "CLOSES NOT_VALIDATED_BEHIND"),
+    store(
+        "drop_reference",
+        "lowers before it looks",
+        "LOWERED_BEFORE_IT_LOOKS",
+        "reads_are_counted",
+        "READERS=2 OBJECTS=1 GET_CACHED DROPS",
+    ),
+    store("refer", "takes no read back", "SECONDS_STAY_READ", "evicted_when_read", DROPS),
 )

@@ -1,7 +1,7 @@
 /* Who reads an object and who evicts it (store/object_reader.hpp, store_reader.hpp, store_writer.hpp).
  *
  * Modelled: OBJECTS objects, one after the other, in one entry of the table and one place of the ring; their offer,
- * references (GET_CACHED: a second one at any moment), eviction, and clear(), which makes an orphan of it (CLEARS): nobody
+ * references (GET_CACHED: a second one at any moment; DROPS: taken back again), eviction, and clear(), which makes an orphan of it (CLEARS): nobody
  * owes reads of that, and it is retired when its place is wanted, as what is evicted is. READERS readers
  * pin any id at any moment, look whether it is live, read, look again, count the read and unpin. A reader may die between
  * any two steps (DIES), and then another one takes its place; or it closes while it reads (CLOSES), after which its pins
@@ -15,6 +15,7 @@
  *                       entry is valid still
  *   pinned_stays        an object that was granted stays valid until it is unpinned, also when it is cleared
  *   evicted_when_read   what is evicted has been read by every reader that is there, as often as it was referenced
+ *   reads_are_counted   a read is left out only if it was one too many at some moment while it lasted
  *   listed_is_complete  whoever finds the section finds it filled in
  */
 #define WRITER 0
@@ -40,7 +41,12 @@
 
 bit is_gone[READERS];           /* its lock is free, or it has said `closed`; absent is not gone */
 bit killed[READERS];
-byte finished[READERS];         /* reads of the object that is offered, counted or on the way to it */
+byte finished[READERS];         /* references of the object that is offered by which it was read */
+#ifdef DROPS
+byte referred;                  /* references of it, whatever of that has reached the memory */
+byte least[READERS];            /* of them, since that reader's get began */
+#endif
+bit reads_are_counted = 1;
 bit valid_is_whole = 1;
 bit pinned_stays = 1;
 bit evicted_when_read = 1;
@@ -101,6 +107,82 @@ inline look_for_debts() {
 #endif
 }
 
+inline refers_to_reader(r, count) {
+    if
+    :: finished[r] > count -> finished[r] = count
+    :: else
+    fi;
+    if
+    :: least[r] > count -> least[r] = count
+    :: else
+    fi
+}
+
+/* From now on there are so many; who has read more has read for nothing. */
+inline refers(count) {
+#ifdef DROPS
+    d_step {
+        referred = count;
+        refers_to_reader(0, count);
+#if READERS > 1
+        refers_to_reader(1, count)
+#endif
+    }
+#else
+    skip
+#endif
+}
+
+/* Leaves `owed`: has a reader read the second reference? */
+inline ask_seconds(r) {
+    load(WRITER, READS(r), reads);                  /* SYNC count.load */
+    was_there = !is_gone[r];
+    owed = owed || (reads > 1 && was_there);
+    reads = 0;
+    was_there = 0
+}
+
+inline look_for_seconds() {
+    owed = 0;
+    ask_seconds(0);
+#if READERS > 1
+    ask_seconds(1)
+#endif
+}
+
+/* One compare-exchange: it was of a reference that was dropped while it was read. */
+inline take_second_back(r) {
+    d_step {
+        buffer[WRITER].count == 0 ->
+        if
+        :: memory[READS(r)] == 2 -> memory[READS(r)] = 1    /* SYNC count.store */
+        :: else
+        fi
+    }
+}
+
+inline drop_reference() {
+#ifdef LOWERED_BEFORE_IT_LOOKS
+    store_release(WRITER, REFERENCES, 1);           /* SYNC refer.store */
+    full_fence(WRITER);
+    look_for_seconds();
+    if
+    :: owed -> store_release(WRITER, REFERENCES, 2)
+    :: else -> references = 1; refers(1)
+    fi;
+#else
+    look_for_seconds();
+    if
+    :: owed
+    :: else ->
+        references = 1;
+        refers(1);
+        store_release(WRITER, REFERENCES, 1)        /* SYNC refer.store */
+    fi;
+#endif
+    owed = 0
+}
+
 #define HAS_READ(r) (is_gone[r] || finished[r] >= references)
 
 inline check_eviction() {
@@ -130,6 +212,7 @@ proctype writer() {
             finished[1] = 0
 #endif
         }
+        refers(0);
         store_relaxed(WRITER, READS(0), 0);
 #if READERS > 1
         store_relaxed(WRITER, READS(1), 0);
@@ -137,16 +220,28 @@ proctype writer() {
         store_relaxed(WRITER, REFERENCES, 0);
         STORE_OFFER(WRITER, STAMP, LIVE(id));       /* SYNC offer.store */
         references = 1;
+        refers(1);
         store_release(WRITER, REFERENCES, 1);       /* SYNC refer.store */
         do
 #ifdef GET_CACHED
         :: references == 1 ->
             references = 2;
+            refers(2);
+#ifndef SECONDS_STAY_READ
+            take_second_back(0);
+#if READERS > 1
+            take_second_back(1);
+#endif
+#endif
             store_release(WRITER, REFERENCES, 2)    /* SYNC refer.store */
+#endif
+#ifdef DROPS
+        :: references == 2 -> drop_reference()
 #endif
 #ifdef CLEARS
         :: references > 0 ->
             references = 0;
+            refers(0);
             store_release(WRITER, REFERENCES, 0)    /* SYNC refer.store */
 #endif
         :: look_for_debts();
@@ -203,6 +298,15 @@ inline find_section() {
 
 inline get() {
     select_id();
+#ifdef DROPS
+    d_step {                                        /* an id goes to readers once its reference can be seen */
+        if
+        :: memory[STAMP] == LIVE(id) && memory[REFERENCES] == referred && buffer[WRITER].count == 0 ->
+            least[r] = referred
+        :: else -> least[r] = 0
+        fi
+    }
+#endif
     store_relaxed(READER(r), PINS(r), 1);           /* SYNC pin.store */
 #ifndef NO_FENCE_IN_PIN
     full_fence(READER(r));
@@ -241,8 +345,19 @@ inline get() {
                 if
                 :: memory[READS(r)] < seen ->
                     memory[READS(r)] = memory[READS(r)] + 1;    /* SYNC count.store */
+#ifdef DROPS
+                    if
+                    :: memory[READS(r)] <= referred -> finished[r] = finished[r] + 1
+                    :: else
+                    fi
+#else
                     finished[r] = finished[r] + 1
-                :: else
+#endif
+                :: else ->
+#ifdef DROPS
+                    reads_are_counted = memory[READS(r)] >= least[r];
+                    assert(reads_are_counted)
+#endif
                 fi
             }
         :: else

@@ -98,6 +98,7 @@ public:
             core::store_relaxed(stood_in, static_cast<std::uint32_t>(
                                               std::min<std::uint64_t>(had, owed(index, core::load_relaxed(entry.references)))));
         const std::uint32_t before = core::load_relaxed(entry.references);
+        for (std::size_t slot = 1; slot < table().participants(); ++slot) take_back_reads(index, slot, before);
         SYNC_STORE(refer);
         core::store_release(entry.references, references);
         StoreFacts& facts = table().facts();
@@ -105,18 +106,16 @@ public:
     }
 
     // Takes one reference back, so that `left` are there. False, and nothing has changed, if a reader has read it already.
+    // It looks first: a reader that met fewer references for a moment would not count its read, and owe it for ever. Who
+    // reads just now may count one too many, until refer() takes it back.
     bool drop_reference(std::uint32_t id, std::uint32_t left) {
         const std::uint64_t index = table().index_of(id);
-        std::uint32_t& references = table().entry(index).references;
-        SYNC_STORE(refer);
-        core::store_release(references, left);
-        core::full_fence();
         for (std::size_t slot = 1; slot < table().participants(); ++slot) {
             SYNC_LOAD(count);
-            if (core::load_acquire(table().claims(index, slot).reads) <= left || is_gone(slot)) continue;
-            core::store_release(references, left + 1);
-            return false;
+            if (core::load_acquire(table().claims(index, slot).reads) > left && !is_gone(slot)) return false;
         }
+        SYNC_STORE(refer);
+        core::store_release(table().entry(index).references, left);
         return true;
     }
 
@@ -219,6 +218,17 @@ private:
     StoreWriter(std::shared_ptr<core::Segment> own, ObjectTable table)
         : ObjectReader(std::move(own), std::move(table), kSlot) {
         participants().join(kSlot, os::own_identity());
+    }
+
+    // So many are left: what was read beyond that was read of a reference that was dropped meanwhile.
+    void take_back_reads(std::uint64_t index, std::size_t slot, std::uint32_t left) noexcept {
+        std::uint32_t& reads = table().claims(index, slot).reads;
+        SYNC_LOAD(count);
+        std::uint32_t seen = core::load_relaxed(reads);
+        while (seen > left) {
+            SYNC_STORE(count);
+            if (std::atomic_ref(reads).compare_exchange_weak(seen, left, std::memory_order_relaxed)) return;
+        }
     }
 
     bool is_orphan(std::uint32_t id) const {

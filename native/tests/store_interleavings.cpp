@@ -208,6 +208,40 @@ void references_while_a_reader_counts() {
     }
 }
 
+// A drop that is refused loses nobody's read, whichever look of the writer that comes between.
+void one_counts_while_a_drop_is_refused() {
+    for (int passes : {0, 1}) {
+        const Store s{4, 128};
+        s.put(kId);
+        const auto object = s.one->pin(s.address_of(kId), kId);
+        const auto other = s.two->pin(s.address_of(kId), kId);
+        s.two->count(*other);
+        at_point["count.load"] = {passes, [&] { s.one->count(*object); }};
+        CHECK(!s.writer->drop_reference(kId, 0));
+        CHECK(at_point.empty());
+        CHECK(s.writer->is_read(kId, 1));
+        s.one->unpin(*object);
+        s.two->unpin(*other);
+    }
+}
+
+// A read of a reference that is dropped meanwhile pays no later one.
+void a_reference_is_dropped_while_a_reader_counts() {
+    for (const char* point : {"refer.load", "count.store"}) {
+        const Store s{4, 128};
+        s.put(kId);
+        const auto object = s.one->pin(s.address_of(kId), kId);
+        at_point[point] = {0, [&] { CHECK(s.writer->drop_reference(kId, 0)); }};
+        s.one->count(*object);
+        CHECK(at_point.empty());
+        s.writer->refer(kId, 1);
+        CHECK(s.writer->blockers(kId, 1)[0].owes == 1);
+        s.one->count(*object);
+        CHECK(s.writer->blockers(kId, 1)[0].owes == 0);
+        s.one->unpin(*object);
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -220,6 +254,8 @@ int main() {
     one_reads_twice_while_another_reads();
     successor_comes_while_the_writer_retires();
     references_while_a_reader_counts();
+    one_counts_while_a_drop_is_refused();
+    a_reference_is_dropped_while_a_reader_counts();
     CHECK(at_point.empty());
-    std::puts("store_interleavings: 18 forced orders hold");
+    std::puts("store_interleavings: 22 forced orders hold");
 }
