@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,12 +20,11 @@ BOUND = 1.0
 
 @contextmanager
 def queue_of(
-    n_readers: int = 1, *, max_chunk_bytes: int = 4096, max_chunks: int = 4, ready: bool = True
+    n_readers: int = 1, *, ready: bool = True, **options: Any
 ) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
     """A block on a writer and its readers, all in this process."""
-    writer = MessageQueue(
-        n_readers, n_readers, max_chunk_bytes=max_chunk_bytes, max_chunks=max_chunks
-    )
+    options = {"max_chunk_bytes": 4096, "max_chunks": 4, **options}
+    writer = MessageQueue(n_readers, n_readers, **options)
     ends = [writer]
     try:
         for rank in range(n_readers):

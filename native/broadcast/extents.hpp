@@ -52,6 +52,13 @@ public:
     bool in_use() const noexcept { return oldest().has_value(); }
     bool has_any() const noexcept { return !used_.empty(); }
     std::uint64_t warm_bytes() const noexcept { return warm_bytes_; }
+    // Of messages whose turn is not over.
+    std::uint64_t awaited_bytes() const noexcept {
+        std::uint64_t bytes = 0;
+        for (const Used& one : used_)
+            if (!one.is_lent) bytes += one.extent.bytes;
+        return bytes;
+    }
     // Of extents that are lent, or may be.
     std::uint64_t lent_bytes() const noexcept {
         std::uint64_t bytes = 0;

@@ -28,6 +28,9 @@ public:
     // After so long without a large message the space of those that were is given back.
     static constexpr os::Nanoseconds kIdle = 10 * os::kSecond;
 
+    // After so long space is tried again that was refused although it is there.
+    static constexpr os::Nanoseconds kAgain = 100 * os::kMillisecond;
+
     // `reserved_bytes` of every chunk are reserved already; the rest is when it is first used. `pool_bytes` of
     // extents are kept for the messages to come. `first`: position of the first message; the end of
     // 64 bits is reached by no ring that begins at 0 (58,000 years at 10 million messages a second), and by tests.
@@ -90,7 +93,7 @@ public:
     core::Taken<Claim> begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
         core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
         while (outcome.status == core::Status::ok && !reserve(bytes))
-            outcome = wait_for_space(bytes, os::free_bytes(segment_->file()), deadline, look);
+            outcome = wait_for_space(bytes, deadline, look);
         if (outcome.status != core::Status::ok) return outcome;
         return start(os::monotonic_now());
     }
@@ -220,18 +223,22 @@ private:
         return {core::Status::ok};
     }
 
-    // While there are `free` bytes: until an older turn has given space back, or others have given enough, or no older turn
-    // is left that could. Not whenever others free a little, or that would keep the wait from looking around.
+    // Until an older turn has given space back, or others have given enough, or no older turn is left that could. If there
+    // is enough, though it was refused, somebody had taken it meanwhile, or a bound is met that nobody tells of: then not
+    // for long.
     template <class Look>
-    core::Outcome wait_for_space(std::uint64_t bytes, std::uint64_t free, os::Deadline deadline, Look&& look) {
-        const std::uint64_t enough = std::max(bytes, free + 1);
-        const auto is_news = [&] { return reclaim() || !extents_.in_use() || os::free_bytes(segment_->file()) >= enough; };
-        return wait_for_readers(is_news, deadline, look);
+    core::Outcome wait_for_space(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
+        const auto is_enough = [&] { return os::free_bytes(segment_->file()) >= bytes; };
+        const bool was_enough = is_enough();
+        const auto is_news = [&] { return reclaim() || !extents_.in_use() || (!was_enough && is_enough()); };
+        const os::Deadline soon = was_enough ? std::min(deadline, os::Deadline::after(kAgain)) : deadline;
+        const core::Outcome outcome = wait_for_readers(is_news, soon, look);
+        return outcome.status == core::Status::timed_out && soon < deadline ? core::Outcome{core::Status::ok} : outcome;
     }
 
     // Could older turns give back what is missing?
-    bool is_worth_waiting(int error, std::uint64_t bytes) const {
-        return extents_.in_use() && error == ENOSPC && bytes <= os::total_bytes(segment_->file());
+    bool is_worth_waiting(int error, std::uint64_t bytes, std::uint64_t free) const noexcept {
+        return extents_.in_use() && error == ENOSPC && bytes <= free + extents_.awaited_bytes();
     }
 
     // Has the next chunk space for `bytes` bytes now? False while older turns hold what there is; ShmExhausted if none does.
@@ -244,7 +251,7 @@ private:
                 // What is kept warm for large messages must not starve small ones.
                 const bool is_any_over = reclaim();
                 if (extents_.trim(segment_->file()) || is_any_over) continue;
-                if (!is_worth_waiting(exhausted.error, bytes)) throw;
+                if (!is_worth_waiting(exhausted.error, bytes, os::free_bytes(segment_->file()))) throw;
                 return false;
             }
         }
@@ -266,7 +273,7 @@ private:
             reclaim();
             // Asks before it writes: filling the file system to its brim only to fail would hurt everybody else.
             int error = ENOSPC;
-            const std::uint64_t free = os::free_bytes(file);
+            std::uint64_t free = os::free_bytes(file);
             if (bytes <= free || bytes - free <= extents_.warm_bytes()) {
                 if (extents_.fits_if_trimmed(bytes)) extents_.trim(file);
                 const Extent extent = extents_.take(bytes, position_, lends && may_lend(bytes));
@@ -285,8 +292,9 @@ private:
                 if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
             }
             if (extents_.trim(file)) continue;
-            if (!is_worth_waiting(error, bytes)) throw core::ShmExhausted(error, bytes, free);
-            const core::Outcome outcome = wait_for_space(bytes, free, deadline, look);
+            free = os::free_bytes(file);
+            if (!is_worth_waiting(error, bytes, free)) throw core::ShmExhausted(error, bytes, free);
+            const core::Outcome outcome = wait_for_space(bytes, deadline, look);
             if (outcome.status != core::Status::ok) return outcome;
         }
     }

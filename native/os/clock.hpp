@@ -3,6 +3,7 @@
 
 #include <ctime>
 
+#include <compare>
 #include <cstdint>
 
 namespace memlane::os {
@@ -33,6 +34,7 @@ public:
     constexpr bool passed(Nanoseconds now) const noexcept { return now >= at_; }
     // Already over when the call began: such a call is a poll, which looks once and neither spins nor sleeps.
     constexpr bool is_poll() const noexcept { return at_ == 0; }
+    friend constexpr auto operator<=>(const Deadline&, const Deadline&) = default;
 
 private:
     constexpr explicit Deadline(Nanoseconds at) noexcept : at_(at) {}

@@ -16,6 +16,7 @@ from memlane import MemlaneError, SegmentExists, SegmentRefused, ShmExhausted, S
 from tests.crash.test_every_point import ROOT, hooked
 from tests.fault.starts import SCENARIOS
 from tests.harness import (
+    PATIENCE,
     FailingCalls,
     Failure,
     Fault,
@@ -27,6 +28,7 @@ from tests.harness import (
     start,
     unshare_refusal,
 )
+from tests.queues import queue_of
 
 pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
 SHIM = ROOT / "build/hooks/libfailing_calls.so"
@@ -133,6 +135,21 @@ def test_the_first_start_of_a_process() -> None:
     failure = start(play_once, "ring", fault, method="spawn", command=preloaded()).result()
     assert isinstance(failure.error, MemoryError)
     assert fits(failure)
+
+
+def refused_once(_link: Link) -> None:
+    """Role: space for a large message is refused once, while an older one is unread."""
+    fault = Fault("enqueue", 1, "pwrite", errno.ENOSPC)
+    with queue_of(1, max_extent_bytes=0) as (writer, (reader,)):
+        writer.enqueue(bytes(11 << 20))
+        with calls().failing(fault)("enqueue"):
+            writer.enqueue(bytes(12 << 20), timeout=PATIENCE)
+        assert [len(reader.dequeue()) >> 20 for _ in range(2)] == [11, 12]
+
+
+def test_space_that_is_there_again() -> None:
+    """Somebody may have taken it meanwhile; then it is tried again, and no reader is waited for."""
+    start(refused_once, method="spawn", command=preloaded()).result()
 
 
 def symbols(library: Path, which: str) -> set[str]:

@@ -237,7 +237,7 @@ def space_of_others_little_by_little(_link: Link) -> None:
 
             shrinking = Aside(shrink)
             with pytest.raises(Alarm), alarm_after(0.5):
-                writer.enqueue(np.ones(30 * MIB, np.uint8), timeout=30)
+                writer.enqueue(np.ones(29 * MIB // 2, np.uint8), timeout=30)
             stopped.set()
             shrinking.result()
 
@@ -247,6 +247,15 @@ def a_chunk_that_cannot_be(_link: Link) -> None:
     with queue_of(1, max_chunk_bytes=200 * MIB) as (writer, _):
         writer.enqueue(np.ones(14 * MIB, np.uint8))  # lent, so it lies behind the ring
         exhausted(lambda: writer.enqueue(bytes(100 * MIB)))
+
+
+def a_message_that_cannot_be(_link: Link) -> None:
+    """The same behind the ring."""
+    with queue_of(1, max_chunk_bytes=MIB) as (writer, (reader,)):
+        writer.enqueue(bytes(2 * MIB))
+        with full(leaving=MIB):
+            exhausted(lambda: writer.enqueue(bytes(4 * MIB)))
+            assert len(reader.dequeue()) == 2 * MIB
 
 
 def waiting_for_the_space_of_a_chunk(_link: Link) -> None:
@@ -332,6 +341,7 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (space_of_others_while_the_writer_waits, "64m"),
         (space_of_others_little_by_little, "64m"),
         (a_chunk_that_cannot_be, "64m"),
+        (a_message_that_cannot_be, "64m"),
         (waiting_for_the_space_of_a_chunk, "64m"),
         (a_death_while_waiting_for_space, "64m"),
         (views_keep_space, "64m"),
