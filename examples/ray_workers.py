@@ -1,10 +1,11 @@
-"""A driver and its Ray actors: python examples/ray_workers.py (pip install memlane ray)
+"""A driver and its Ray actors: python examples/ray_workers.py (pip install . ray)
 
 The driver sends every step to the actors by one write into shared memory, and to each on another
 node by a stream; each answers through a queue of its own. Then an actor is killed:
 the driver hears who died, and goes on with the others.
 
-On a cluster set RAY_ADDRESS; `--workers 8` then spreads eight actors over its nodes.
+On a cluster set RAY_ADDRESS; `--workers 8` then spreads eight actors over its nodes, and none is
+killed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,11 @@
 """memlane: messages, objects and KV-cache blocks through shared memory, for Python engines.
 
+MessageQueue                  one writer, many readers: every message, once and in order
+SingleWriterShmObjectStorage  objects in a SingleWriterShmRingBuffer: put once, read by all
+SharedOffloadRegion           KV-cache blocks in host memory, which copy_blocks moves
+
+docs/guide.md has programs for each; all errors are MemlaneErrors.
+
 SIGTERM, SIGHUP and SIGQUIT end Python without finalizers, so nothing is closed, and a segment that
 still has a name in /dev/shm keeps it until the last attached process leaves, or until another one
 is created. (Queues have none once all have attached.) A region keeps its until the next start.
@@ -80,6 +86,8 @@ from memlane.store import (
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError("memlane needs the GIL: unset PYTHON_GIL, or set it to 1")
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AccessDenied",
     "AccessRefused",
@@ -133,6 +141,7 @@ __all__ = [
     "WriterUnreachable",
     "WrongProcess",
     "WrongRole",
+    "__version__",
     "copy_blocks",
     "in_the_same_node_as",
 ]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import operator
+from typing import TYPE_CHECKING, NoReturn
 
 from memlane.errors import InvalidArgument, InvalidType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # File offsets are signed 64-bit numbers; a segment beyond a quarter of their range is a mistake.
 MAX_SEGMENT_BYTES = 1 << 61
@@ -20,11 +24,13 @@ def integer(name: str, value: object) -> int:
         raise InvalidType(f"{name} must be an integer, not {type(value).__name__}") from None
 
 
-def integer_from(name: str, value: object, least: int) -> int:
-    """`value` as an int that is at least `least`."""
+def integer_from(name: str, value: object, least: int, most: int | None = None) -> int:
+    """`value` as an int that is at least `least`, and at most `most`."""
     number = integer(name, value)
     if number < least:
         raise InvalidArgument(f"{name} must be at least {least}, not {number}")
+    if most is not None and number > most:
+        raise InvalidArgument(f"{name} must be at most {most}, not {number}")
     return number
 
 
@@ -36,3 +42,12 @@ def segment_name(name: object) -> str:
     if not plain or len(name.encode(errors="surrogatepass")) > 255:
         raise InvalidArgument(f"{name!r} cannot be the name of a segment")
     return name
+
+
+def no_pickle(instead: str) -> Callable[[object], NoReturn]:
+    """A `__reduce__` that refuses, and says what to do instead."""
+
+    def refuse(end: object) -> NoReturn:
+        raise InvalidType(f"a {type(end).__name__} cannot be pickled or copied: {instead}")
+
+    return refuse

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
-from math import isnan
+from math import inf, isnan
 
 from memlane.errors import InvalidArgument, InvalidType
 
 
-def deadline_of(timeout: float | None) -> float | None:
-    """The time of `time.monotonic()` when `timeout` ends; None for never."""
+def seconds_of(timeout: float | None) -> float:
+    """`timeout` as a float, not below 0: what has passed already polls. Infinite for None."""
     if timeout is None:
-        return None
+        return inf
     try:
         if isnan(timeout):
             raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
+        return max(float(timeout), 0.0)
     except TypeError:
         raise InvalidType("timeout must be a number of seconds or None") from None
     except OverflowError:  # an integer beyond all floats
-        return None
-    return time.monotonic() + max(float(timeout), 0.0)
+        return inf
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """The time of `time.monotonic()` when `timeout` ends; None for never."""
+    seconds = seconds_of(timeout)
+    return None if seconds == inf else time.monotonic() + seconds
 
 
 def remaining(deadline: float | None) -> float | None:

@@ -33,7 +33,9 @@ SIZES = [
     {"total_size_bytes": 1 << 58},
     {"num_blocks": 1 << 40, "cpu_page_size": 1 << 40},
     {"participants": 0},
+    {"participants": 2**64},
     {"threads": 0},
+    {"threads": 257},
     {"pages": "2m"},
     {"timeout": float("nan")},
 ]

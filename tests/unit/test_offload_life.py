@@ -1,9 +1,12 @@
 """Holders of a region, and its file: joining, leaving, generations."""
 
+import copy
 import gc
 import itertools
 import logging
 import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,15 @@ def test_one_creates_the_others_join(method: str) -> None:
             other.leave()
         assert path_of(instance).exists()
     assert not path_of(instance).exists()
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy])
+def test_a_region_is_made_anew_elsewhere(send: Callable[[object], object]) -> None:
+    with (
+        region_of(new_id()) as region,
+        refuses(TypeError, match="make one in each process, with the same instance_id"),
+    ):
+        send(region)
 
 
 def mark(region: Region, value: int) -> None:

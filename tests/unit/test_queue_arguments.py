@@ -58,9 +58,10 @@ def test_ranks_and_counts_must_match() -> None:
 
 
 def test_absurd_numbers_of_readers() -> None:
-    """More readers than a host can have are refused before anything is reserved for them."""
-    with refuses(ValueError, MemoryError):
-        MessageQueue(2**40, 2**40)
+    """More readers than there can be are refused before anything is reserved for them."""
+    for local in (2**40, 1):
+        with refuses(ValueError, MemoryError):
+            MessageQueue(2**40, local)
 
 
 def test_defaults_and_positions() -> None:

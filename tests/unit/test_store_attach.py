@@ -1,7 +1,9 @@
 """Who may attach to a storage, the readers' places, and handles."""
 
+import copy
 import json
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -167,6 +169,15 @@ def test_no_ring() -> None:
         Storage(100, 1, "memlane-x")  # type: ignore[arg-type]
     with refuses(TypeError):
         Storage.create_from_handle("memlane-x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy])
+def test_a_storage_travels_by_its_handle(send: Callable[[object], object]) -> None:
+    """Neither it nor its ring can be pickled, and the error says what to send instead."""
+    with store_of() as (writer, (reader,)):
+        for end in (writer, reader, writer.ring_buffer, reader.ring_buffer):
+            with refuses(TypeError, match=r"cannot be pickled or copied: send handle\(\)"):
+                send(end)
 
 
 def test_handle() -> None:

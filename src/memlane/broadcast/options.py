@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 from memlane._checks import MAX_SEGMENT_BYTES, integer_from
 from memlane.errors import InvalidArgument, InvalidType
 
-LEAST_LIVENESS = 0.5
+LEAST_LIVENESS, MOST_LIVENESS = 0.5, 86_400.0
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,8 @@ class RemoteOptions:
     def __post_init__(self) -> None:
         if self.connect_ip is not None and not isinstance(self.connect_ip, str):
             raise InvalidType(f"connect_ip must be a string, not {type(self.connect_ip).__name__}")
-        integer_from("remote_window", self.window, 1)
-        if integer_from("remote_window_bytes", self.window_bytes, 1) > MAX_SEGMENT_BYTES:
-            raise InvalidArgument(f"a remote_window_bytes of {self.window_bytes} cannot be")
+        integer_from("remote_window", self.window, 1, MAX_SEGMENT_BYTES)
+        integer_from("remote_window_bytes", self.window_bytes, 1, MAX_SEGMENT_BYTES)
         checked_liveness(self.liveness)
         for name, value in (
             ("listen_on_all", self.listen_on_all),
@@ -45,8 +43,10 @@ def checked_liveness(seconds: object) -> float:
     """Keep-alives go out once a second, so shorter bounds would be no bounds."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise InvalidType(f"remote_liveness must be a number of seconds, not {seconds!r}")
-    if not isfinite(seconds) or seconds < LEAST_LIVENESS:
-        raise InvalidArgument(f"remote_liveness must be at least {LEAST_LIVENESS}, not {seconds}")
+    if not LEAST_LIVENESS <= seconds <= MOST_LIVENESS:
+        raise InvalidArgument(
+            f"remote_liveness must be {LEAST_LIVENESS} to {MOST_LIVENESS:.0f} s, not {seconds}"
+        )
     return float(seconds)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from math import ceil, isnan
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
-from memlane.errors import InvalidArgument, TimedOut
+from memlane._deadlines import seconds_of
+from memlane.errors import TimedOut
 
 if TYPE_CHECKING:
     import zmq
@@ -14,11 +15,8 @@ if TYPE_CHECKING:
 
 def receive_pickled(socket: zmq.Socket[bytes], timeout: float | None) -> Any:
     """The next message of the socket, unpickled. Does not change the socket's options."""
-    if timeout is not None and isnan(timeout):
-        raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
+    seconds = seconds_of(timeout)
     # ZeroMQ counts milliseconds in 32 bits; 24 days are the most.
-    longest = 0x7FFFFFFF
-    milliseconds = None if timeout is None else min(max(timeout, 0) * 1000, longest)
-    if not socket.poll(None if milliseconds is None else ceil(milliseconds)):
+    if not socket.poll(None if seconds == inf else ceil(min(seconds * 1000, 0x7FFFFFFF))):
         raise TimedOut(f"no message on the socket within {timeout} s", timeout)
     return pickle.loads(socket.recv())

@@ -34,7 +34,7 @@ def checked_timeout(timeout: object) -> float | None:
         raise InvalidType(f"timeout must be a number of seconds, not {type(timeout).__name__}")
     if not timeout >= 0:
         raise InvalidArgument(f"timeout must be a number of seconds from 0 on, not {timeout}")
-    return min(float(timeout), 3.2e7)
+    return float(min(timeout, 3.2e7))
 
 
 class Deadline:

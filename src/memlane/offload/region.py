@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import mmap
 import os
 import time
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from memlane._checks import integer, integer_from
+from memlane._checks import integer, integer_from, no_pickle
+from memlane._deadlines import seconds_of
 from memlane._native import await_bytes
 from memlane.errors import (
     Closed,
@@ -23,6 +23,7 @@ from memlane.errors import (
 )
 from memlane.offload import _pages, _start
 from memlane.offload._holding import Holding, file_name, share_of_cores
+from memlane.offload.copy import MOST_THREADS
 
 if TYPE_CHECKING:
     from typing import Self
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 _log = logging.getLogger("memlane.offload")
+
+MOST_PARTICIPANTS = 1 << 16  # as many locks of holders fit the file
 
 
 class SharedOffloadRegion:
@@ -108,7 +111,7 @@ class SharedOffloadRegion:
         self._row_stride = self.cpu_page_size * self.num_workers
         self._check_sizes()
         if participants is not None:
-            participants = integer_from("participants", participants, 1)
+            participants = integer_from("participants", participants, 1, MOST_PARTICIPANTS)
         if progress is not None and not callable(progress):
             raise InvalidType("progress must be callable with two numbers")
         name = file_name("instance_id", instance_id, prefix)
@@ -131,11 +134,11 @@ class SharedOffloadRegion:
             joiners_part=part,
             threads=share_of_cores(sharing)
             if threads is None
-            else integer_from("threads", threads, 1),
+            else integer_from("threads", threads, 1, MOST_THREADS),
             in_huge_pages=_pages.wants_huge(pages, where),
             participants=participants,
             progress=progress,
-            timeout=_seconds(timeout),
+            timeout=seconds_of(timeout),
         )
         self._hold(Holding(name, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
         if pages == "huge" and self.pages != "huge":
@@ -296,6 +299,8 @@ class SharedOffloadRegion:
     def __exit__(self, *_: object) -> None:
         self.cleanup()
 
+    __reduce__ = no_pickle("make one in each process, with the same instance_id and sizes")
+
     def __repr__(self) -> str:
         who = "whole" if self.rank is None else f"rank {self.rank} of {self.num_workers}"
         state = "" if self._is_open else " cleaned up"
@@ -310,16 +315,6 @@ def _absolute(directory: object) -> str:
     if not isinstance(directory, (str, os.PathLike)):
         raise InvalidType(f"directory must be a path, not {type(directory).__name__}")
     return os.path.abspath(os.fsdecode(directory))
-
-
-def _seconds(timeout: float | None) -> float:
-    if timeout is None:
-        return math.inf
-    if not isinstance(timeout, (int, float)):
-        raise InvalidType("timeout must be a number of seconds or None")
-    if math.isnan(timeout):
-        raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
-    return float(timeout)
 
 
 def _torch(what: str) -> Any:

@@ -48,10 +48,11 @@ class ObjectReads:
     def view(self, address: int, monotonic_id: int) -> ObjectView:
         """The same without copying arrays, as a block: `with storage.view(address, id) as value`.
 
-        The arrays are read-only and keep the object from eviction. Tensors are copies, because
-        torch has no read-only memory. The read is counted when the block ends, however it ends. If
-        anything but the name of `with ... as name` refers to an array then, leaving the block
-        raises `ViewInUse`, and the object is kept until that reference is dropped.
+        The arrays are read-only, `bytes` are read-only memoryviews, and both keep the object from
+        eviction. Tensors are copies, because torch has no read-only memory. The read is counted
+        when the block ends, however it ends. If anything but the name of `with ... as name` refers
+        to an array then, leaving the block raises `ViewInUse`, and the object is kept until that
+        reference is dropped.
 
         If a GPU reads the object, keep the block itself, and name the stream in it:
         `with (block := storage.view(address, id)) as value: ...; block.release_after(stream)`.

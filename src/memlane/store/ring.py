@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from, segment_name
+from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from, no_pickle, segment_name
 from memlane._native import ByteRingSegment, NoRoom, Turn
 from memlane._segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane.errors import InvalidArgument, StoreFull, WrongRole
@@ -140,6 +140,8 @@ class SingleWriterShmRingBuffer:
     def byte2int(self, byte_data: bytes | memoryview) -> int:
         """The integer in little-endian, signed bytes."""
         return int.from_bytes(byte_data, "little", signed=True)
+
+    __reduce__ = no_pickle("send handle(), and make another ring with its two values")
 
     # The writer -----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
-from memlane._checks import integer_from
+from memlane._checks import integer_from, no_pickle
 from memlane._native import NoRoom, ObjectIndex, StoreReader, StoreWriter, copy_parts
 from memlane._segments import released_after
 from memlane._undo import undone_by
@@ -314,6 +314,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def statistics(self) -> StoreStatistics:
         """Counters, and the state of every reader; takes a few system calls per reader."""
         return store_statistics(self._end)
+
+    __reduce__ = no_pickle("send handle(), and call create_from_handle(handle) where it arrives")
 
     def close(self) -> None:
         """Closes this end and its ring, and tells the peers. Idempotent.
