@@ -37,7 +37,8 @@ def is_published(point: str) -> bool:
 
 def has_closed(point: str) -> bool:
     """Whether an end that dies at that point of `close` has announced its end."""
-    return point not in ("unlink", "leave.store")
+    looks = ("join.load", "leave.load")  # who has come
+    return point not in (*looks, "unlink", "leave.store")
 
 
 def writing(_link: Link, begin: Begin) -> None:

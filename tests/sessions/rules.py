@@ -16,7 +16,7 @@ from memlane.broadcast.remote.outbox import Outbox
 from memlane.broadcast.remote.peer import Peer
 from memlane.broadcast.remote.reader_session import ReaderSession
 from memlane.broadcast.remote.writer_session import WriterSession
-from tests.sessions.world import Reader, World
+from tests.sessions.world import BOUND, Reader, World
 
 EXAMPLES: dict[str, Callable[[], None]] = {}
 
@@ -32,6 +32,18 @@ def world(*hosts: int, relay: bool = False, pieces: int = 1) -> World:
     for _ in range(15):
         made.advance(0.1)
     assert not made.writer.absent()
+    return made
+
+
+def one_of_two_is_here() -> World:
+    """And has taken the only message."""
+    made = World([0, 1], relay=False)
+    made.cut(1, "up")
+    for _ in range(3):
+        made.advance(0.05)
+    made.send()
+    made.dequeue(made.readers[0])
+    made.advance()
     return made
 
 
@@ -76,13 +88,7 @@ def a_slow_reader_and_a_fast_one() -> None:
 
 @example
 def a_reader_that_comes_late() -> None:
-    made = World([0, 1], relay=False)
-    made.cut(1, "up")
-    for _ in range(3):
-        made.advance(0.05)
-    made.send()
-    made.dequeue(made.readers[0])
-    made.advance()
+    made = one_of_two_is_here()
     made.check()
     end(made)
     assert made.readers[1].log == [0]
@@ -310,6 +316,31 @@ def a_writer_that_closes_while_its_readers_are_slow() -> None:
 
 
 @example
+def a_reader_that_comes_while_its_writer_closes() -> None:
+    made = one_of_two_is_here()
+    made.close_writer()
+    for _ in range(3):
+        made.advance(BOUND / 4)
+    made.heal(1)
+    for _ in range(8):
+        made.advance()
+        made.drain()
+    assert made.missed == []
+    assert made.readers[1].log == [0]
+    end(made)
+
+
+@example
+def a_reader_that_does_not_come_while_its_writer_closes() -> None:
+    made = one_of_two_is_here()
+    made.close_writer()
+    for _ in range(12):
+        made.advance()
+        made.drain()
+    assert made.missed == [made.writer.peers[1]]
+
+
+@example
 def a_reader_that_dies_while_its_writer_closes() -> None:
     made = world(0)
     made.send()
@@ -433,6 +464,37 @@ def a_writer_that_closes_while_a_relay_is_lost() -> None:
     assert made.missed is not None
     assert len(made.missed) == 2
     end(made, missed=2)
+
+
+@example
+def a_neighbour_that_computes_while_its_relay_ends() -> None:
+    made = world(0, 0, relay=True)
+    made.send()
+    made.kill(relay_of(made))
+    for _ in range(10):
+        made.advance()
+    made.close_writer()
+    for _ in range(4):
+        made.advance()
+    assert made.missed == []
+    end(made)
+
+
+@example
+def a_neighbour_without_a_connection_while_its_relay_ends() -> None:
+    made = world(0, 0, relay=True)
+    made.send()
+    relay = relay_of(made)
+    made.reset(next(reader for reader in made.readers if reader is not relay))
+    made.fail_relay(relay)
+    for _ in range(4):
+        made.advance()
+    made.close_writer()
+    for _ in range(4):
+        made.advance()
+        made.dequeue(relay)
+    assert made.missed == []
+    end(made)
 
 
 @example
@@ -567,6 +629,8 @@ RULES = [
          "True, 0.0", "True, 1e9"),
     Rule("progress keeps a writer from closing", "a_writer_that_closes_while_its_readers_are_slow",
          W, "stuck", "max(since, latest)", "since"),
+    Rule("who is absent misses what was sent", "a_reader_that_comes_while_its_writer_closes", W,
+         "unfinished", 'peer.state == "absent"', "False"),
     Rule("who is lost has a time of its own", "a_reader_that_dies_while_its_writer_closes", W,
          "stuck", "peer.lost_since is not None", "False"),
     Rule("a relay's end is noticed", "a_host_that_dies", W, "_part_orphans",
@@ -583,6 +647,11 @@ RULES = [
          "read_alone", "if taken < self.taken or ", "if "),
     Rule("a writer names who is behind a lost relay", "a_writer_that_closes_while_a_relay_is_lost",
          W, "missed", 'or (peer.via in owing and peer.state != "closed")', ""),
+    Rule("who reads behind a relay is told of its end",
+         "a_neighbour_that_computes_while_its_relay_ends", W, "_part_orphans", "peer.say(", "("),
+    Rule("who comes back hears of it, too",
+         "a_neighbour_without_a_connection_while_its_relay_ends", W, "_greet",
+         "What.SEEN if has_relay else What.REFUSED", "What.SEEN"),
     Rule("a neighbour comes back as one", "a_neighbour_whose_connection_is_lost", W, "_greet",
          "if hello.is_behind or peer.via is not None:", "if False:"),
     Rule("a relay speaks for its neighbours", "a_neighbour_that_stops_without_a_connection", Peer,

@@ -297,6 +297,8 @@ class World:
         for each in self._lines_of(reader):
             if each is line or not each.is_up:
                 self._take_frames(reader, each)
+        if session.is_parted and reader.ring is not None:
+            session.read_alone(reader.ring.positions[reader.rank], now)
         since = self._is_cut(reader)
         has_line = line is not None and line.is_up and line.is_let_in
         session.note_silence(has_line and since is not None and now - since >= BOUND)
@@ -482,7 +484,7 @@ class World:
                 assert self.is_writer_gone or reader.was_unreachable
                 if self.missed is not None and not reader.was_unreachable:
                     is_attaching = reader.ring is not None and not reader.is_behind
-                    is_named = peer in self.missed or peer.state == "absent" or is_attaching
+                    is_named = peer in self.missed or is_attaching or not self.sent
                     assert is_named, (
                         f"reader {reader.rank} was told nothing of the end: {self.story()}"
                     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from memlane import Closed, MessageQueue, WriterDied
-from tests.harness import PATIENCE, Aside
+from tests.harness import PATIENCE, Aside, Link, start
 from tests.queues import (
     drain,
     fill,
@@ -35,6 +35,29 @@ ON_WRITERS: dict[str, Call] = {
     "export_handle": lambda end: end.export_handle(),
     "with": lambda end: end.__enter__(),
 }
+
+
+def _close(_: Link, writer: MessageQueue, caplog: pytest.LogCaptureFixture) -> None:
+    """In a forked child that is nobody's loss."""
+    writer.close()
+    assert not caplog.records
+
+
+def test_before_a_reader_has_come(caplog: pytest.LogCaptureFixture) -> None:
+    """The log names those that what was sent has not reached, if anything was."""
+    for sent in range(2):
+        writer = MessageQueue(2, 2)
+        here = MessageQueue.create_from_handle(writer.export_handle(), 0)
+        for number in range(sent):
+            writer.enqueue(number)
+        start(_close, writer, caplog).result()
+        writer.close()
+        writer.close()
+        here.close()
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 1
+    assert "reader 1 (never attached)" in texts[0]
+    assert "reader 0" not in texts[0]
 
 
 @pytest.mark.parametrize("call", ON_READERS.values(), ids=ON_READERS.keys())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memlane import Closed, MessageQueue, ReaderDied, WriterClosed
+from memlane import Closed, MessageQueue, ReaderDied, TimedOut, WriterClosed
 from memlane.broadcast.remote.writer import RemoteWriter
 from tests.harness import Aside
 from tests.queues import fill, refuses, start_reader
@@ -30,6 +30,32 @@ def rest_of(reader: MessageQueue) -> list[object]:
         while True:
             got.append(reader.dequeue(timeout=10))
     return got
+
+
+def test_before_anybody_has_come(caplog: pytest.LogCaptureFixture) -> None:
+    """Who lives elsewhere may still come; then nobody says that all have everything."""
+    writer = remote_writer(1, 1, remote_liveness=0.5)
+    writer.enqueue("work")
+    with refuses(TimedOut, match=r"reader 1 \(never attached\)") as caught:
+        writer.close()
+    assert caught.value.ranks == (1,)
+    assert "reader 0 (never attached)" in caplog.text
+
+
+def test_while_a_reader_comes() -> None:
+    writer = remote_writer()
+    writer.enqueue("work")
+    handle = writer.export_handle(0)
+    closing = Aside(writer.close).until_blocked()
+    reader = MessageQueue.create_from_handle(handle, 0)
+    assert rest_of(reader) == ["work"]
+    closing.result()
+    reader.close()
+
+
+def test_without_a_message(caplog: pytest.LogCaptureFixture) -> None:
+    remote_writer(1, 1).close()
+    assert not caplog.records
 
 
 def test_after_a_timeout(ends: Ends) -> None:

@@ -364,9 +364,10 @@ def test_ready_waits_for_everybody() -> None:
     with remote_writer(2, 1) as writer:
         local = MessageQueue.create_from_handle(writer.export_handle(), 0)
         remote = MessageQueue.create_from_handle(writer.export_handle(), 1)
-        for end in (writer, remote):
-            with refuses(TimeoutError, match="reader 2"):
-                end.wait_until_ready(0.2)
+        with refuses(TimeoutError, match="reader 2"):
+            writer.wait_until_ready(0.2)
+        with refuses(TimeoutError, match="reader 2"):
+            remote.wait_until_ready(3)  # until then the writer's thread has answered
         with refuses(TimeoutError, match="1 readers on other hosts"):
             local.wait_until_ready(0.2)
         waits = [Aside(end.wait_until_ready, PATIENCE) for end in (local, remote)]

@@ -11,7 +11,7 @@ import os
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from memlane._failures import failure, participant
+from memlane._failures import failure, names_of, participant
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane._segments import name_of
 from memlane._serialization import Codec, codec_of
@@ -19,7 +19,7 @@ from memlane._undo import undone_by
 from memlane.broadcast.blocks import ViewBlock
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.statistics import QueueStatistics, queue_statistics
-from memlane.errors import Closed, InvalidArgument, RankTaken
+from memlane.errors import Closed, InvalidArgument, RankTaken, WrongProcess
 
 if TYPE_CHECKING:
     import threading
@@ -131,6 +131,19 @@ class LocalWriter(_LocalEnd[RingWriter]):
         super().__init__(segment, lambda: RingWriter(segment, ranks, codec, max_extent_bytes))
         self.send: Callable[[Any, float | None], None] = self.native.send
 
+    def close(self, _timeout: float | None = None) -> None:
+        """Returns at once; the log names the readers that have not come for what was sent."""
+        missed = self.absent() if self.position else []
+        super().close()
+        if missed:
+            from memlane._stalls import logger
+
+            logger.warning(
+                "the queue was closed with messages that did not reach %s; wait_until_ready() "
+                "waits for all readers",
+                names_of(missed),
+            )
+
     def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:
         return self.native.write_block(owner, timeout)
 
@@ -158,8 +171,8 @@ class LocalWriter(_LocalEnd[RingWriter]):
             self.native.set_absent_elsewhere(count)
 
     def _states(self) -> list[tuple[int, int, str]]:
-        """Rank, slot and state of each reader; of none, once this is closed."""
-        with suppress(Closed):
+        """Rank, slot and state of each reader; of none, once this is closed or forked."""
+        with suppress(Closed, WrongProcess):
             return [
                 (rank, slot, participant(self.native, slot).state)
                 for slot, rank in enumerate(self.native.ranks, start=1)

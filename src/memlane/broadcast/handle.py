@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from memlane._checks import integer_from, segment_name
 from memlane._serialization import codec_of
@@ -13,14 +12,6 @@ from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; the writer and its readers must have the same.
 FORMAT_VERSION = 3
-
-
-def no_pickle(queue: object) -> NoReturn:
-    """`__reduce__` of objects that must be passed on as a handle instead."""
-    raise InvalidType(
-        f"a {type(queue).__name__} cannot be pickled or copied: send export_handle(rank), and call "
-        f"create_from_handle(handle, rank) where it arrives"
-    )
 
 
 def checked_handle(handle: object) -> Handle:

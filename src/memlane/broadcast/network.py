@@ -188,7 +188,6 @@ def writer_with_remote_readers(
     handle.n_remote_reader = n_remote
     handle.remote_liveness = options.liveness
     handle.remote_server_key = writer.remote.keys.server_key
-    handle.remote_reader_keys = list(writer.remote.keys.reader_secrets)
     return writer
 
 

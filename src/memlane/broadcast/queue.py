@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from
+from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from, no_pickle
 from memlane._deadlines import deadline_of
 from memlane._exit import abandoned_at_exit
 from memlane._segments import new_id
 from memlane._serialization import codec_of
 from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
 from memlane.broadcast.grouping import create_from_process_group
-from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks, no_pickle
+from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
 from memlane.broadcast.options import RemoteOptions
-from memlane.broadcast.ring import ShmRingBuffer, ring_geometry
+from memlane.broadcast.ring import MAX_READERS, ShmRingBuffer, ring_geometry
 from memlane.broadcast.socket import receive_pickled
 from memlane.errors import Closed, InvalidArgument, WriterClosed, WrongRole
 
@@ -88,7 +88,7 @@ class MessageQueue:
         insecure_network: bool = False,
         relay: bool = False,
     ) -> None:
-        readers = integer_from("n_reader", n_reader, 0)
+        readers = integer_from("n_reader", n_reader, 0, MAX_READERS)
         local = integer_from("n_local_reader", n_local_reader, 0)
         if local > readers:
             raise InvalidArgument(f"{local} local readers are more than {readers} readers")
@@ -238,11 +238,12 @@ class MessageQueue:
         """Closes this end and tells the peers. Idempotent, from any thread.
 
         A writer waits until remote readers have everything, at most `timeout` seconds, and at most
-        `remote_liveness` without progress; then it raises `TimedOut`, naming those that may not.
+        `remote_liveness` without progress; then it raises `TimedOut`, naming those that may not,
+        but not those that died meanwhile. It does not wait for local readers: those that are
+        attached get what is still queued, then `WriterClosed`, and others can no longer attach.
 
-        Readers of a closed writer get what is still queued, then `WriterClosed`; a closed reader is
-        not waited for. A call blocked in another thread raises `Closed`. Everything is freed, but
-        views of a reader stay mapped, and may change.
+        A closed reader is not waited for. A call blocked in another thread raises `Closed`.
+        Everything is freed, but views of a reader stay mapped, and may change.
         """
         deadline_of(timeout)  # an invalid timeout closes nothing
         self._is_closed = True
@@ -269,7 +270,9 @@ class MessageQueue:
             f"readers {self.handle.local_reader_ranks}>"
         )
 
-    __reduce__ = no_pickle
+    __reduce__ = no_pickle(
+        "send export_handle(rank), and call create_from_handle(handle, rank) where it arrives"
+    )
 
     # The writer -----------------------------------------------------------------------------
 

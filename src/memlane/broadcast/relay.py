@@ -222,7 +222,7 @@ class Relay:
         """Ends the ring, but not the stream, if the reader in this process still needs it. The
         writer learns of it at once, and sends again what that reader has not taken."""
         # In this order: that reader finds its ring dead, and looks whether the relay has failed.
-        with ExitStack() as ending:
+        with suppress(Closed), ExitStack() as ending:  # closed: that reader has ended meanwhile
             ending.callback(self.ring.abandon)
             ending.enter_context(undone_by(self.stream.abandon))
             own = participant(self.ring.native, 1 + self._plan.place)
@@ -234,7 +234,7 @@ class Relay:
     def _close(self) -> None:
         """The readers get what is in the ring, then `Closed`."""
         with closing(self.stream):
-            self.ring.close()
+            self.ring.native.close()  # who has not come, the writer says
 
     def _put(self, message: Message) -> None:
         """Into the ring; meanwhile the writer is kept informed, because this may last."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memlane._deadlines import deadline_of, remaining
@@ -17,6 +18,7 @@ from memlane.broadcast.relay import Relay, ring_handle
 from memlane.broadcast.remote.frames import ReportRow, Ring
 from memlane.broadcast.remote.joining import attach
 from memlane.errors import (
+    Closed,
     InvalidArgument,
     LayoutMismatch,
     RankTaken,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from memlane._native import ViewLease
+    from memlane._native import RingReader, ViewLease
     from memlane.broadcast.ends import ReaderEnd
     from memlane.broadcast.handle import Handle
     from memlane.broadcast.statistics import QueueStatistics
@@ -90,6 +92,13 @@ def _reader_behind(
     return reader
 
 
+def _position(native: RingReader) -> int | None:
+    """How many messages that reader has taken from its ring; None once it is closed. Any thread."""
+    with suppress(Closed):
+        return participant(native, native.slot).position
+    return None
+
+
 class SharedReader(LocalReader):
     """Reads from its host's ring; when its relay ends, by the connection that it has kept."""
 
@@ -97,6 +106,7 @@ class SharedReader(LocalReader):
         super().__init__(handle, place)
         self.socket = stream.socket
         self._stream = stream
+        stream.position_behind = partial(_position, self.native)
         self._alone: NetworkReader | None = None
         self.receive = self._receive
 
@@ -104,7 +114,7 @@ class SharedReader(LocalReader):
         """The ring is dead; what was not read there comes again."""
         if self._alone is None:
             logger.warning("reader %d reads over a connection of its own: %s", self.rank, error)
-            self._stream.go_alone(self.native.position)
+            self._stream.go_alone(self.native.position, self.native.counters()[1])
             self._alone = self._stream
             self.native.abandon()
         return self._alone
@@ -212,5 +222,5 @@ class RelayingReader(SharedReader):
         self._relay.leave(timeout)
 
     def abandon(self) -> None:
+        self._relay.abandon()  # the ring first: its thread still uses the stream
         super().abandon()
-        self._relay.abandon()

@@ -22,7 +22,8 @@ class ReaderStatistics:
         rank: as in the handle.
         pid: None while absent.
         state: `closed` also after `release_reader`; `unknown` if the reader is alive but /proc
-            cannot say whether it is stopped (another pid namespace).
+            cannot say whether it is stopped (another pid namespace). On another host `running`
+            means connected, stopped or not, and `unknown` that the connection is lost.
         behind: number of published messages that it has not taken yet.
         last_progress: time of its last message, or of attaching, on the clock of
             `time.monotonic()` (seconds); None while absent.

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from memlane.broadcast.remote.peer import Peer
 
 
+NO_RELAY = Refused("no_relay", "the relay of that host has ended")
+
+
 def refusal(
     peers: Sequence[Peer], peer: Peer, hello: Hello, local_ranks: list[int], outbox: Outbox
 ) -> Refused | None:

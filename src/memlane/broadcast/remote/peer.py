@@ -187,11 +187,13 @@ class Peer:
         """Rank, pid and address, how far behind, and since when."""
         if self.state == "absent":
             return f"{self.name(ranks)} (never attached)"
-        facts = [f"pid {self.pid} at {self.address}", self.state]
-        if self.via is not None:
-            facts.append(f"behind {self.via.name(ranks)}'s relay")
+        facts = [f"pid {self.pid} at {self.address}"]
         if self.lost_since is not None:
             facts.append(f"without a connection for {now - self.lost_since:.1f} s")
+        else:  # whether it is stopped, only its own host knows
+            facts.append("connected" if self.state == "running" else self.state)
+        if self.via is not None:
+            facts.append(f"behind {self.via.name(ranks)}'s relay")
         facts.append(f"{sent - self.taken} behind")
         facts.append(f"last progress {now - self.last_progress:.1f} s ago")
         return f"{self.name(ranks)} ({', '.join(facts)})"

@@ -39,8 +39,7 @@ class RemoteReader(RemoteEnd):
         rank: of this reader.
         secret: of the place that it asks for.
         host: where it may share memory with other readers; empty: nowhere.
-        deadline: of attaching.
-        timeout: that it was made of.
+        deadline, timeout: of attaching.
 
     Raises:
         WriterUnreachable: nobody accepts a connection there.
@@ -67,6 +66,7 @@ class RemoteReader(RemoteEnd):
         self.endpoint = endpoint.endpoint_of(handle.remote_subscribe_addr or "")
         super().__init__(f"reader-{rank}")
         self.rank, self.waits = rank, 0
+        self.position_behind: Callable[[], int | None] = lambda: None  # in its relay's ring
         self._bound = handle.remote_liveness
         self._recent = min(_RECENT, self._bound / 4)
         self._connection: Connection | None = None
@@ -99,7 +99,7 @@ class RemoteReader(RemoteEnd):
     def _until(
         self, is_done: Callable[[], bool], deadline: float | None, timeout: float | None
     ) -> None:
-        """Hears the writer until `is_done`."""
+        """Hears the writer until `is_done`, which is a part of attaching."""
         session = self.session
         patience = time.monotonic() + max(self._bound, FIRST_CONTACT)
 
@@ -112,9 +112,7 @@ class RemoteReader(RemoteEnd):
                 raise WriterUnreachable(self.endpoint.text, "nobody accepts a connection")
             if is_done():
                 return True
-            if session.was_welcome:
-                self._check_writer()
-            elif (why := session.death(now)) is not None:
+            if (why := session.death(now)) is not None:
                 raise WriterUnreachable(self.endpoint.text, why)
             return None
 
@@ -277,6 +275,8 @@ class RemoteReader(RemoteEnd):
                     self._hear()
                 except MemoryError:  # the next call tries again, and raises it if that fails, too
                     self._lacks_memory = True
+            if session.is_parted and (position := self.position_behind()) is not None:
+                session.read_alone(position, now)  # the application may compute
             due = session.tick(now)
             self._flush()
             if session.failure is not None:
@@ -353,12 +353,12 @@ class RemoteReader(RemoteEnd):
             self._hear()
 
     def ask_who_is_absent(self) -> None:
-        with self.lock:
+        with self.locked():
             self._ask()
 
     def report(self, name: str, ring_id: str, rows: list[ReportRow]) -> None:
         """Of the readers of that ring. Without a connection it is lost, so it is told again."""
-        with self.lock:
+        with self.locked():
             self.session.report(name, ring_id, rows)
             self._flush()
 
@@ -385,14 +385,16 @@ class RemoteReader(RemoteEnd):
                 self.session.read_behind()
         return self.session.is_seen
 
-    def go_alone(self, taken: int) -> None:
-        """Has the writer send to this reader whatever it sends to others, from that message on."""
+    def go_alone(self, taken: int, nbytes: int = 0) -> None:
+        """Has the writer send to this reader from that message on; so many bytes were taken."""
         with self.turn, self.lock:
             with suppress(MemoryError):  # of a message that is asked for again
                 self._hear()  # what was said to it as long as it did not listen
-            self.session.read_alone(taken, time.monotonic())
+            self.session.read_alone(taken, time.monotonic(), nbytes)
             self._flush()
 
     def until_welcome(self, deadline: float | None, timeout: float | None) -> None:
+        """Or until there is something to take: the writer may have ended, or gone, behind it."""
+        s = self.session
         with self.turn:
-            self._until(lambda: self.session.is_welcome, deadline, timeout)
+            self._until(lambda: s.is_welcome or s.is_ended or bool(s.inbox), deadline, timeout)

@@ -96,6 +96,7 @@ class ReaderSession(Watch):
         self.ring: Ring | None = None
         self.absent: Absent | None = None  # the latest answer to ASK
         self.is_welcome = self.is_ready = self.is_seen = self.has_left = False
+        self.is_parted = False  # the relay that it reads behind has ended, says the writer
         self._is_behind = self._is_leaving = False
         self._end: int | None = None  # there is no message with this sequence
         self._greet_at: float | None = None
@@ -150,16 +151,17 @@ class ReaderSession(Watch):
         """From a relay's ring; the connection is for what comes after it."""
         self._is_behind, self._greet_at = True, None
 
-    def read_alone(self, taken: int, now: float) -> None:
-        """Has the writer send to this reader whatever it sends, from that message on. What a relay
-        has taken beyond that is wanted again."""
-        self._host, self.ring, self._is_behind = "", None, False
+    def read_alone(self, taken: int, now: float, nbytes: int = 0) -> None:
+        """Has the writer send to this reader whatever it sends, from that message on, of which it
+        has taken so many bytes. What a relay has taken beyond that is wanted again."""
+        self._host, self.ring, self._is_behind, self.is_parted = "", None, False, False
         while taken >= self.taken and self.inbox and self.inbox[0].sequence < taken:
             self.inbox.popleft()
         if taken < self.taken or self.wanted < (taken, 0):
             self.inbox.clear()
             self.wanted, self._assembly, self._end = (taken, 0), None, None
-        self.taken = self._acked = taken
+        self.taken, self.bytes = taken, nbytes
+        self._acked = taken
         self._ack_at = self._ack_at_bytes = 0
         self.greet(now)
 
@@ -295,6 +297,9 @@ class ReaderSession(Watch):
     def _be_refused(self, refused: Refused, now: float) -> None:
         rank, pid = self._identity[1:3]
         match refused.code:
+            case "no_relay" if self._is_behind:
+                self.is_parted = True  # who knows the position in its ring calls read_alone
+                return
             case "no_relay":
                 self._host, self.ring = "", None
                 self.greet(now)
@@ -365,7 +370,8 @@ class ReaderSession(Watch):
         stays so, whatever comes after."""
         if self.is_ended and self.failure is None:
             self._confirm_end()
-            raise WriterClosed("the writer closed the queue, and everything it sent has been read")
+            rest = "" if self.inbox else ", and everything it sent has been read"
+            raise WriterClosed(f"the writer closed the queue{rest}")
         why = self.death(now) if self.failure is None else None
         if why is not None:
             self.failure = WriterDied(self.writer_pid, f" at {self._where}: {why}")

@@ -143,7 +143,9 @@ class WriterSession:
                 self._part_orphans(now)
             self._connect(peer, route, hello, address)
             if hello.is_behind or peer.via is not None:
-                peer.say(self._frame(What.SEEN))
+                has_relay = peer.via is not None
+                body = None if has_relay else admission.NO_RELAY
+                peer.say(self._frame(What.SEEN if has_relay else What.REFUSED, body=body))
                 return
         if not peer.host:  # a relay takes what its readers may not have read
             self._take(peer, hello.taken, now)
@@ -267,8 +269,13 @@ class WriterSession:
             self.ending_since = now
 
     def unfinished(self) -> list[Peer]:
-        """Readers that do not know yet that there are no more."""
-        return [peer for peer in self.peers if peer.owes_end and not self._is_over(peer)]
+        """Readers that do not know yet that there are no more; absent ones, if there were any."""
+        return [
+            peer
+            for peer in self.peers
+            if (peer.owes_end and not self._is_over(peer))
+            or (peer.state == "absent" and self.outbox.next > 0)
+        ]
 
     def _is_over(self, peer: Peer) -> bool:
         """Is it a relay whose reader has closed, lost after everybody behind it had ended?"""
@@ -306,12 +313,11 @@ class WriterSession:
 
     def _part_orphans(self, now: float) -> None:
         """Readers behind a relay that has ended go on alone, and so do those that were joining."""
-        word = Refused("no_relay", "the relay of that host has ended")
         for peer in self.peers:
             if peer.via is None or relaying.is_relay(peer.via):
                 continue
+            peer.say(self._frame(What.REFUSED, body=admission.NO_RELAY))
             if peer.state == "absent":
-                peer.say(self._frame(What.REFUSED, body=word))
                 peer.forget()
             else:
                 peer.part(now)
