@@ -84,7 +84,7 @@ public:
         const os::Nanoseconds now = os::monotonic_now();
         if (now - last_look_ >= kLookInterval) look_at_readers(now);
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
-        if (!is_free() || !reserve(bytes)) return {core::Status::would_block};
+        if (!is_free() || reserve(bytes) > 0) return {core::Status::would_block};
         return start(now);
     }
 
@@ -92,8 +92,11 @@ public:
     template <class Look>
     core::Taken<Claim> begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
         core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
-        while (outcome.status == core::Status::ok && !reserve(bytes))
-            outcome = wait_for_space(bytes, deadline, look);
+        while (outcome.status == core::Status::ok) {
+            const std::uint64_t missing = reserve(bytes);
+            if (missing == 0) break;
+            outcome = wait_for_space(missing, deadline, look);
+        }
         if (outcome.status != core::Status::ok) return outcome;
         return start(os::monotonic_now());
     }
@@ -241,18 +244,19 @@ private:
         return extents_.in_use() && error == ENOSPC && bytes <= free + extents_.awaited_bytes();
     }
 
-    // Has the next chunk space for `bytes` bytes now? False while older turns hold what there is; ShmExhausted if none does.
-    bool reserve(std::uint64_t bytes) {
+    // How much the next chunk lacks of its space for `bytes` bytes, while older turns hold so much. ShmExhausted if they
+    // do not.
+    std::uint64_t reserve(std::uint64_t bytes) {
         for (;;) {
             try {
                 space_.ensure(*segment_, ring_.chunk_at(position_), bytes);
-                return true;
+                return 0;
             } catch (const core::ShmExhausted& exhausted) {
                 // What is kept warm for large messages must not starve small ones.
                 const bool is_any_over = reclaim();
                 if (extents_.trim(segment_->file()) || is_any_over) continue;
-                if (!is_worth_waiting(exhausted.error, bytes, os::free_bytes(segment_->file()))) throw;
-                return false;
+                if (!is_worth_waiting(exhausted.error, exhausted.need, os::free_bytes(segment_->file()))) throw;
+                return exhausted.need;
             }
         }
     }

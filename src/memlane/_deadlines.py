@@ -19,7 +19,7 @@ def seconds_of(timeout: float | None) -> float:
     except TypeError:
         raise InvalidType("timeout must be a number of seconds or None") from None
     except OverflowError:  # an integer beyond all floats
-        return inf
+        return inf if timeout > 0 else 0.0
 
 
 def deadline_of(timeout: float | None) -> float | None:

@@ -46,7 +46,6 @@ _WINDOW = struct.Struct("228xI")  # bytes that the peer would take; kernels sinc
 # because the kernel answers probes of a full window twice a second at most.
 DOUBT_SECONDS = 0.5
 _ENOUGH_PROBES = 2
-_MOVED = 4096  # bytes that count as progress
 _LOOKS = 8  # within the bound
 
 
@@ -95,13 +94,12 @@ class Connection:
         except OSError:
             return False
 
-    def has_moved(self) -> bool:
-        """Has the other host taken bytes since it had when this was true? More than those by which
-        it is told again and again of the end."""
+    def has_moved(self, least: int) -> bool:
+        """Has the other host taken so many bytes since it had when this was true?"""
         with suppress(OSError), self.copy() as copy:
             info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             (acked,) = _ACKED.unpack_from(info)
-            if acked >= self._acked + _MOVED:
+            if acked >= self._acked + least:
                 self._acked = acked
                 return True
         return False

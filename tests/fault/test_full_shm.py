@@ -258,6 +258,20 @@ def a_message_that_cannot_be(_link: Link) -> None:
             assert len(reader.dequeue()) == 2 * MIB
 
 
+def a_chunk_that_lacks_little(_link: Link) -> None:
+    """What counts is what the chunk lacks, not the message."""
+    with queue_of(1, max_chunk_bytes=12 * MIB, max_chunks=2) as (writer, (reader,)):
+        for _ in range(2):  # either chunk has 8 MiB now
+            writer.enqueue(bytes(8 * MIB))
+            reader.dequeue()
+        writer.enqueue(np.ones(3 * MIB, np.uint8))
+        with full(leaving=MIB):
+            blocked = Aside(writer.enqueue, bytes(10 * MIB)).until_blocked()
+            os.truncate(FILLER, os.stat(FILLER).st_size - 2 * MIB)
+            blocked.result()
+            assert [len(reader.dequeue()) >> 20 for _ in range(2)] == [3, 10]
+
+
 def waiting_for_the_space_of_a_chunk(_link: Link) -> None:
     """A message that fits its chunk waits like a larger one, if the chunk has no space yet."""
     with queue_of(1, max_chunk_bytes=10 * MIB) as (writer, (reader,)):
@@ -342,6 +356,7 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (space_of_others_little_by_little, "64m"),
         (a_chunk_that_cannot_be, "64m"),
         (a_message_that_cannot_be, "64m"),
+        (a_chunk_that_lacks_little, "64m"),
         (waiting_for_the_space_of_a_chunk, "64m"),
         (a_death_while_waiting_for_space, "64m"),
         (views_keep_space, "64m"),

@@ -16,7 +16,7 @@ from memlane.broadcast.remote.outbox import Outbox
 from memlane.broadcast.remote.peer import Peer
 from memlane.broadcast.remote.reader_session import ReaderSession
 from memlane.broadcast.remote.writer_session import WriterSession
-from tests.sessions.world import BOUND, Reader, World
+from tests.sessions.world import BOUND, WINDOW, Reader, World
 
 EXAMPLES: dict[str, Callable[[], None]] = {}
 
@@ -498,6 +498,26 @@ def a_neighbour_without_a_connection_while_its_relay_ends() -> None:
 
 
 @example
+def a_neighbour_that_reads_on_in_the_ring_of_a_dead_relay() -> None:
+    made = world(0, 0, relay=True)
+    relay = relay_of(made)
+    other = next(reader for reader in made.readers if reader is not relay)
+    for _ in range(WINDOW):
+        made.send()
+    for _ in range(3):
+        made.advance()
+    made.kill(relay)
+    for _ in range(10):
+        made.advance()
+    for _ in range(WINDOW):
+        made.dequeue(other)
+    for _ in range(3):
+        made.advance()
+    assert made.writer.outbox.has_room(5)
+    end(made)
+
+
+@example
 def a_neighbour_whose_connection_is_lost() -> None:
     made = world(0, 0, relay=True)
     neighbour = next(reader for reader in made.readers if reader.is_behind)
@@ -652,6 +672,9 @@ RULES = [
     Rule("who comes back hears of it, too",
          "a_neighbour_without_a_connection_while_its_relay_ends", W, "_greet",
          "What.SEEN if has_relay else What.REFUSED", "What.SEEN"),
+    Rule("who reads on behind a dead relay acknowledges",
+         "a_neighbour_that_reads_on_in_the_ring_of_a_dead_relay", R, "follow",
+         "position > self.taken", "False"),
     Rule("a neighbour comes back as one", "a_neighbour_whose_connection_is_lost", W, "_greet",
          "if hello.is_behind or peer.via is not None:", "if False:"),
     Rule("a relay speaks for its neighbours", "a_neighbour_that_stops_without_a_connection", Peer,

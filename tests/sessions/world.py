@@ -297,8 +297,8 @@ class World:
         for each in self._lines_of(reader):
             if each is line or not each.is_up:
                 self._take_frames(reader, each)
-        if session.is_parted and reader.ring is not None:
-            session.read_alone(reader.ring.positions[reader.rank], now)
+        if reader.ring is not None:
+            session.follow(reader.ring.positions[reader.rank], now)
         since = self._is_cut(reader)
         has_line = line is not None and line.is_up and line.is_let_in
         session.note_silence(has_line and since is not None and now - since >= BOUND)

@@ -53,6 +53,27 @@ def test_while_a_reader_comes() -> None:
     reader.close()
 
 
+@pytest.mark.parametrize("is_here", [True, False], ids=["and all are there", "local missing"])
+def test_who_comes_while_the_writer_closes_may_wait_for_all(is_here: bool) -> None:
+    """It hears that everybody is there, if that is so, and gets what was sent."""
+    writer = remote_writer(1, 1)
+    handles = [writer.export_handle(rank) for rank in range(2)]
+    here = MessageQueue.create_from_handle(handles[0], 0) if is_here else None
+    writer.enqueue("work")
+    closing = Aside(writer.close).until_blocked()
+    reader = MessageQueue.create_from_handle(handles[1], 1)
+    if here is None:
+        with refuses(WriterClosed):
+            reader.wait_until_ready(10)
+    else:
+        reader.wait_until_ready(10)
+        assert rest_of(here) == ["work"]
+        here.close()
+    assert rest_of(reader) == ["work"]
+    closing.result()
+    reader.close()
+
+
 def test_without_a_message(caplog: pytest.LogCaptureFixture) -> None:
     remote_writer(1, 1).close()
     assert not caplog.records

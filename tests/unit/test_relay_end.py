@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from memlane import MessageQueue, ShmExhausted, TimedOut, WriterClosed, WriterUnreachable
+from memlane import (
+    MessageQueue,
+    ReaderDied,
+    ShmExhausted,
+    TimedOut,
+    WriterClosed,
+    WriterUnreachable,
+)
 from memlane.broadcast import relay, sharing
 from memlane.broadcast.network import NetworkReader
 from memlane.broadcast.remote.reader import RemoteReader
@@ -58,6 +65,23 @@ def test_relay_that_fails_while_its_neighbour_computes(monkeypatch: pytest.Monke
         writer.close()
         for reader in readers:
             assert list(reader) == [1, 2, 3, 4, 5]
+
+
+def test_what_is_read_after_the_end_of_a_relay_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader that takes what is left in the ring, and no more, keeps the writer from nothing."""
+    with relayed_queue(2, remote_window=3) as (writer, readers):
+        for number in range(3):
+            writer.enqueue(number)
+        until(lambda: readers[1].statistics().readers[0].behind == 3)
+        readers[0]._end.abandon()
+        with refuses(ReaderDied):
+            writer.enqueue("never sent", PATIENCE)
+        writer.release_reader(0)
+        assert [readers[1].dequeue(PATIENCE) for _ in range(3)] == [0, 1, 2]
+        writer.enqueue(3, PATIENCE)
+        assert readers[1].dequeue(PATIENCE) == 3
 
 
 def test_what_a_reader_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ class NetworkWriter:
         """Both of them, also if one of them raises."""
         try:
             if self._local is not None:
+                self.remote.end_here(self._local.absent())
                 self._local.close()
         finally:
             self.remote.close(timeout)

@@ -326,7 +326,8 @@ class Relay:
                 self.ring.wait_until_ready(0)  # removes the ring's name
                 self._has_name = False
             return
-        self.stream.ask_who_is_absent()
+        if not session.is_ended:
+            self.stream.ask_who_is_absent()
         heard = session.absent
         if heard is not None and heard is not self._heard:
             self._give_up_all_but(heard.places)

@@ -275,8 +275,7 @@ class RemoteReader(RemoteEnd):
                     self._hear()
                 except MemoryError:  # the next call tries again, and raises it if that fails, too
                     self._lacks_memory = True
-            if session.is_parted and (position := self.position_behind()) is not None:
-                session.read_alone(position, now)  # the application may compute
+            session.follow(self.position_behind(), now)
             due = session.tick(now)
             self._flush()
             if session.failure is not None:

@@ -165,6 +165,13 @@ class ReaderSession(Watch):
         self._ack_at = self._ack_at_bytes = 0
         self.greet(now)
 
+    def follow(self, position: int | None, now: float) -> None:
+        """Its application has taken so many messages from its relay's ring, if it reads from one.
+        When the relay has ended, the writer learns of that here, too: it may wait for room."""
+        is_alone = not (self._host or self._is_behind)
+        if position is not None and (self.is_parted or (is_alone and position > self.taken)):
+            self.read_alone(position, now)
+
     def tick(self, now: float) -> float | None:
         """Repeats what is due; when that will be again."""
         if self._greet_at is not None and now >= self._greet_at:
@@ -298,7 +305,7 @@ class ReaderSession(Watch):
         rank, pid = self._identity[1:3]
         match refused.code:
             case "no_relay" if self._is_behind:
-                self.is_parted = True  # who knows the position in its ring calls read_alone
+                self.is_parted = True  # what it has not read in the ring is asked for by `follow`
                 return
             case "no_relay":
                 self._host, self.ring = "", None

@@ -30,6 +30,7 @@ RECENT = 0.1  # seconds since a call has read what readers said: they need not w
 UNHEARD = 1 << 20  # bytes: half of what a reader takes at most before it acknowledges
 _LOOKS = 6  # at every connection, within the bound
 _LONGEST_PAUSE = 0.5
+_MOVED = 2048  # bytes a second that a host takes: less is what it is told again and again
 
 
 class RemoteWriter(RemoteEnd):
@@ -263,6 +264,7 @@ class RemoteWriter(RemoteEnd):
             self.session.knock(place, now)
         if readers:
             self._hear()
+        self.session.announce_ready()  # before the end, of which the judging tells
         return self._judge()
 
     def _serve(self) -> None:
@@ -270,9 +272,8 @@ class RemoteWriter(RemoteEnd):
             now = time.monotonic()
             was_recent = now - self._served_at < RECENT
             due = self._answer(readers=not was_recent)
-            if not self.session.announce_ready() and not self.session.absent():
+            if not self.session.is_everybody_here and not self.session.absent():
                 due = now + SLICE  # local readers tell nobody here
-            self._flush()
             if was_recent:
                 due = now + RECENT if due is None else min(due, now + RECENT)
         pause = None if due is None else max(0.0, due - time.monotonic())
@@ -333,6 +334,11 @@ class RemoteWriter(RemoteEnd):
             self.session.announce_ready()
             self._flush()
 
+    def end_here(self, absent: list[str]) -> None:
+        """Their ring is about to close: the local readers that have not come do not any more."""
+        if not self._closing:
+            self.session.absent_here = lambda: absent
+
     def statistics(self) -> tuple[ReaderStatistics, ...]:
         """A row for each remote reader."""
         with self.locked():
@@ -360,12 +366,13 @@ class RemoteWriter(RemoteEnd):
         """Until every reader knows of the end, while any makes progress."""
         session, started = self.session, time.monotonic()
         dead = [peer for peer in session.peers if peer.state == "dead"]
+        moved = max(_MOVED, int(_MOVED * self.options.liveness))
         session.end(started)
 
         def over() -> bool | None:
             for peer in session.unfinished():
                 connection = self.transport.connections.get(peer.route or b"")
-                if connection is not None and connection.has_moved():
+                if connection is not None and connection.has_moved(moved):
                     peer.note_progress(time.monotonic())
             return not session.unfinished() or session.stuck(time.monotonic()) or None
 
@@ -379,7 +386,8 @@ class RemoteWriter(RemoteEnd):
             self.wait(over, self._deadline, None, str, stall=line, poller=poller)
         missed = [peer for peer in session.missed() if peer not in dead]
         if missed:
-            names, waited = names_of(session.texts(missed, started)), time.monotonic() - started
+            now = time.monotonic()
+            names, waited = names_of(session.texts(missed, now)), now - started
             ranks = tuple(peer.usual_rank(session.local_ranks) for peer in missed)
             raise TimedOut(f"closed after {waited:.1f} s; not confirmed by {names}", waited, ranks)
         return 0.0

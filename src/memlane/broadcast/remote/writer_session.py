@@ -368,13 +368,12 @@ class WriterSession:
         named = [self.text(peer, now) for peer in islice(absent, MOST_NAMED)]
         return self.absent_here() + named + ["another reader"] * (len(absent) - MOST_NAMED)
 
-    def announce_ready(self) -> bool:
+    def announce_ready(self) -> None:
         """Tells the readers once everybody has attached, here and elsewhere."""
         if not (self.is_everybody_here or self.absent() or self.absent_here()):
             self.is_everybody_here = True
             for peer in self.peers:
                 peer.say(self._frame(What.READY))
-        return self.is_everybody_here
 
     def place_for(self, rank: int) -> Peer:
         """The place that is kept for that rank from now on."""
