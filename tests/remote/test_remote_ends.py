@@ -90,7 +90,7 @@ def test_many_rounds() -> None:
     # Perhaps with a thread that was joined, and that the kernel still has.
     least: tuple[int, ...] = now()
     for number in range(ROUNDS):
-        with remote_queue(2, number % 2, remote_liveness=0.5) as (writer, readers):
+        with remote_queue(2, number % 2, remote_liveness=2.0) as (writer, readers):
             writer.enqueue(number)
             if number % 3:
                 assert [reader.dequeue(PATIENCE) for reader in readers] == [number] * len(readers)
