@@ -1,8 +1,9 @@
 /* Who reads an object and who evicts it (store/object_reader.hpp, store_reader.hpp, store_writer.hpp).
  *
  * Modelled: OBJECTS objects, one after the other, in one entry of the table and one place of the ring; their offer,
- * references (GET_CACHED: a second one at any moment; DROPS: taken back again), eviction, and clear(), which makes an orphan of it (CLEARS): nobody
- * owes reads of that, and it is retired when its place is wanted, as what is evicted is. READERS readers
+ * references (GET_CACHED: a second one at any moment; DROPS: taken back again), eviction, and clear(), which makes an
+ * orphan of it (CLEARS): nobody owes reads of that, and it is retired when its place is wanted, as what is evicted is.
+ * Not together: CLEARS and DROPS. READERS readers
  * pin any id at any moment, look whether it is live, read, look again, count the read and unpin. A reader may die between
  * any two steps (DIES), and then another one takes its place; or it closes while it reads (CLOSES), after which its pins
  * are void, though it looks on. Stores are buffered (memory.pml). The writer appends the table's section first.

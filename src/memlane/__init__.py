@@ -8,7 +8,8 @@ docs/guide.md has programs for each; all errors are MemlaneErrors.
 
 SIGTERM, SIGHUP and SIGQUIT end Python without finalizers, so nothing is closed, and a segment that
 still has a name in /dev/shm keeps it until the last attached process leaves, or until another one
-is created. (Queues have none once all have attached.) A region keeps its until the next start.
+is created. (Queues have none once they are ready.) A region's file stays until the next start with
+the same id.
 memlane installs no signal handlers; install one that raises SystemExit:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

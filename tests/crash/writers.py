@@ -37,8 +37,8 @@ def is_published(point: str) -> bool:
 
 def has_closed(point: str) -> bool:
     """Whether an end that dies at that point of `close` has announced its end."""
-    looks = ("join.load", "leave.load")  # who has come
-    return point not in (*looks, "unlink", "leave.store")
+    # Before that it looks who has come.
+    return point not in ("join.load", "leave.load", "unlink", "leave.store")
 
 
 def writing(_link: Link, begin: Begin) -> None:

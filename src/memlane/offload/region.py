@@ -55,7 +55,7 @@ class SharedOffloadRegion:
         directory, prefix: of the file.
         progress: called in this thread with (bytes populated, bytes to populate) as they grow.
         pages: "4k", "huge", or "auto" for huge pages if the file system offers them.
-        threads: that reserve and populate; by default this worker's share of the cores.
+        threads: that reserve and populate, 1 to 256; by default this worker's share of the cores.
         timeout: seconds to wait for others, or None for no limit. While the region's space is still
             growing, the wait goes on.
 

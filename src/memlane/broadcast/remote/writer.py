@@ -366,7 +366,7 @@ class RemoteWriter(RemoteEnd):
         """Until every reader knows of the end, while any makes progress."""
         session, started = self.session, time.monotonic()
         dead = [peer for peer in session.peers if peer.state == "dead"]
-        moved = max(_MOVED, int(_MOVED * self.options.liveness))
+        moved = int(_MOVED * max(1.0, self.options.liveness))
         session.end(started)
 
         def over() -> bool | None:
