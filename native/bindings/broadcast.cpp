@@ -23,8 +23,8 @@ namespace {
 const nb::sig kSeen("def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int]]");
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
 
-// The C library maps every allocation of so many bytes anew, whose pages are then faulted in one by one: for 64 MiB that
-// took longer than the copy into them.
+// The C library maps every allocation above this size afresh, and its pages are faulted in one by one: for 64
+// MiB that took longer than the copy into them.
 constexpr std::size_t kAlwaysMapped = 32u << 20;
 
 nb::tuple blank_bytes(std::size_t nbytes) {

@@ -1,5 +1,5 @@
-// Memory as a Python buffer: the one exporter, and the kinds of owners. A memoryview of it keeps its owner alive, so
-// whoever still holds one after close() reads and writes mapped memory.
+// Memory as a Python buffer: the one exporter, and the kinds of owners. A memoryview keeps its owner alive, so
+// one that is used after close() still reads and writes mapped memory.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -17,7 +17,7 @@ namespace nb = nanobind;
 
 class Buffer {
 public:
-    // `owner` ends with the last buffer and memoryview that share it, in whatever thread, with the GIL held.
+    // `owner` is released with the last buffer or memoryview that shares it, on any thread, with the GIL held.
     Buffer(std::shared_ptr<void> owner, void* memory, std::size_t bytes, bool is_readonly)
         : owner_(std::move(owner)), memory_(memory), bytes_(bytes), is_readonly_(is_readonly) {}
 
@@ -37,7 +37,7 @@ private:
     bool is_readonly_;
 };
 
-// The other way: what a Python object shows of its memory, which cannot go away or move while this is held.
+// The reverse: the memory that a Python object exports, which cannot be freed or moved while this is held.
 class HeldBuffer {
 public:
     HeldBuffer(nb::handle object, int flags) {
@@ -55,7 +55,7 @@ private:
     Py_buffer view_{};
 };
 
-// Not filled yet: before anybody else sees it.
+// Uninitialized: fill it before anybody else sees it.
 inline nb::bytes new_bytes(std::size_t size) {
     nb::bytes text = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
     if (!text.is_valid()) throw nb::python_error();
@@ -78,15 +78,15 @@ inline nb::object foreign_memory(nb::object owner, void* memory, std::size_t byt
     return nb::cast(Buffer(std::make_shared<nb::object>(std::move(owner)), memory, bytes, true));
 }
 
-// A part of a message that its reader keeps where it lies, as writable memory: the reader's own, because the mapping is
-// private. What is shared is the lease, which ends with the last buffer of the message.
+// A part of a message that its reader keeps in place, as writable memory. The mapping is private, so writes are
+// the reader's own. The buffers of a message share its lease, which ends with the last of them.
 class LentBuffer : public Buffer {
 public:
     LentBuffer(std::shared_ptr<void> lease, std::byte* memory, std::size_t bytes)
         : Buffer(std::move(lease), memory, bytes, false) {}
 };
 
-// The memory that a view was made of, and whether anything still refers to it.
+// The memory behind a view, and whether anything still refers to it.
 class ViewLease {
 public:
     ViewLease(std::weak_ptr<void> lease, const std::byte* base, std::uint64_t bytes)

@@ -1,7 +1,7 @@
-// Memory for arrays that readers own, used again when the last reference to an array goes.
+// Memory for arrays that readers own, recycled when the last reference to an array is dropped.
 //
-// The C library maps fresh pages for every large allocation and unmaps them at its end; faulting them in costs
-// more than the copy into them. Protected by the GIL.
+// The C library maps fresh pages for every large allocation and unmaps them when it is freed; faulting them in
+// costs more than the copy into them. Protected by the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -84,7 +84,7 @@ private:
     std::size_t kept_ = 0;
 };
 
-// Private, writable, aligned to 64 bytes; the base of the arrays that are made of it.
+// Private, writable, aligned to 64 bytes; the base of the arrays made from it.
 inline Buffer pooled_buffer(std::size_t bytes) {
     const BufferPool::Block block = BufferPool::instance().take(bytes);
     return {std::shared_ptr<void>(block.memory, [block](void*) { BufferPool::instance().give_back(block); }), block.memory,

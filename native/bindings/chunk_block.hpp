@@ -1,7 +1,7 @@
 // `with` on a chunk: what `acquire_write` and `acquire_read` return.
 //
-// In C++, because a signal handler may raise between any two steps of Python: then the block would stay open for ever,
-// and no other call could be made on its end.
+// Written in C++, because a signal handler may raise between any two steps of Python: the block would then stay
+// open for ever, and its end would refuse all other calls.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,7 +19,7 @@ public:
     using Begin = std::function<nb::object()>;
     using End = std::function<void(bool is_whole)>;
 
-    // `kept`: the queue and its end, which live as long as the block.
+    // `kept`: the queue and its end, which must live as long as the block.
     ChunkBlock(nb::object kept, Begin begin, End end)
         : kept_(std::move(kept)), begin_(std::move(begin)), end_(std::move(end)) {}
     ChunkBlock(ChunkBlock&&) noexcept = default;
@@ -30,7 +30,7 @@ public:
         const nb::error_scope others;
         try {
             leave(false);
-        } catch (const std::exception&) {  // there is nobody left to be told
+        } catch (const std::exception&) {  // nobody is left to catch it
         }
     }
 
@@ -39,7 +39,7 @@ public:
         return view_;
     }
 
-    // `kind`: of the error, or None.
+    // `kind`: the type of the exception, or None.
     void exit(nb::handle kind, nb::handle /*error*/, nb::handle /*traceback*/) {
         if (view_.is_valid()) leave(kind.is_none());
     }
@@ -50,7 +50,7 @@ private:
         end_(is_whole);
     }
 
-    // Before it is counted what still refers to the chunk. A view of which there is another view cannot be released.
+    // Called before references to the chunk are counted. A view that other views were made from cannot be released.
     void forget_view() {
         const nb::object view = std::move(view_);
         try {

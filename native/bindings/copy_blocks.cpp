@@ -1,7 +1,7 @@
-// copy_blocks for Python, on the host and to a GPU: arrays of blocks, and the array of pairs as the caller has it.
+// copy_blocks for Python, on the host and to or from a GPU: arrays of blocks, and the caller's array of pairs.
 //
-// A small move takes one crossing and keeps the GIL; one that costs more than 64 KiB of copying lets go of it, reading
-// and checking the pairs included. Whoever changes them meanwhile changes nothing: they are read once.
+// A small move takes one native call and keeps the GIL. One that costs as much as copying 64 KiB releases it,
+// also to read and check the pairs. Changing the pairs meanwhile does no harm: they are read once.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
@@ -32,7 +32,7 @@ using namespace nb::literals;
 
 namespace {
 
-// One side of a move. The Python face has looked at types and shapes; here it is memory.
+// One side of a move, as memory. The Python side has checked types and shapes.
 class BlockArray {
 public:
     static BlockArray of_buffer(nb::handle object) {
@@ -87,7 +87,7 @@ const char* name_of(offload::Fault fault) {
     }
 }
 
-// The caller's pairs, of one of four types: the Python face converts others.
+// The caller's pairs, of one of four integer types; the Python side converts others.
 class PairArray {
 public:
     explicit PairArray(nb::handle object) : buffer_(object, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) {
@@ -100,7 +100,7 @@ public:
     bool is_signed() const noexcept { return is_signed_; }
     std::size_t count() const noexcept { return static_cast<std::size_t>(buffer_->shape[0]); }
 
-    // Without the GIL, if it may be.
+    // May be called without the GIL.
     offload::Reading check(const BlockArray& from, const BlockArray& to) const {
         if (buffer_->itemsize == 4) return is_signed_ ? check_as<std::int32_t>(from, to) : check_as<std::uint32_t>(from, to);
         return is_signed_ ? check_as<std::int64_t>(from, to) : check_as<std::uint64_t>(from, to);
@@ -128,12 +128,12 @@ void raise_if_found(const offload::Finding& finding, const PairArray& pairs, con
     raise_refusal(name_of(finding.fault), from, to, finding.pair, id);
 }
 
-// What the move is worth, in bytes of copying.
+// The cost of the move, in bytes of copying.
 std::uint64_t cost_of(const PairArray& pairs, const BlockArray& from) {
     return pairs.count() * std::max(from.blocks().block_bytes, offload::kPairBytes);
 }
 
-// Bytes moved, and how many threads could not be started. `threads`: 0 is as many as pay.
+// Returns the bytes moved, and how many threads could not be started. 0 `threads`: as many as are worthwhile.
 std::pair<std::uint64_t, unsigned> copy_blocks(const BlockArray& from, const BlockArray& to, nb::handle pairs,
                                                unsigned threads) {
     require_movable(from, to);
@@ -142,7 +142,7 @@ std::pair<std::uint64_t, unsigned> copy_blocks(const BlockArray& from, const Blo
     std::uint64_t bytes = 0;
     unsigned missing = 0;
     const pid_t owner = ::getpid();
-    // Signal handlers are Python code, which may fork: in the child the helpers are not there, and their work is not done.
+    // Signal handlers run Python code, which may fork: the child has no helpers, so their work is missing there.
     const auto look = [&] {
         const WithGil gil;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -160,7 +160,7 @@ std::pair<std::uint64_t, unsigned> copy_blocks(const BlockArray& from, const Blo
     return {bytes, missing};
 }
 
-// The functions of a CUDA run time, by address; 0 where it has none.
+// Functions of a CUDA runtime, by address; 0 if it lacks one.
 class CudaCopies {
 public:
     CudaCopies(std::uintptr_t copy, std::uintptr_t copy_2d, std::uintptr_t batch, bool tells_index) {
@@ -172,7 +172,7 @@ public:
             cuda_.batch_13 = reinterpret_cast<offload::CudaRuntime::Batch13>(batch);
     }
 
-    // Bytes, copies that were queued, and CUDA's error.
+    // Returns the bytes, the number of copies queued, and CUDA's error.
     std::tuple<std::uint64_t, std::size_t, int> queue(const BlockArray& from, const BlockArray& to, nb::handle pairs,
                                                       bool to_device, std::uintptr_t stream) const {
         require_movable(from, to);
@@ -182,7 +182,7 @@ public:
         std::size_t queued = 0;
         int error = 0;
         {
-            const WithoutGil no_gil;  // a queue of the driver that is full makes its caller wait
+            const WithoutGil no_gil;  // a full queue of the driver blocks its caller
             const offload::Reading reading = array.check(from, to);
             finding = reading.finding;
             if (finding.fault == offload::Fault::none && from.blocks().block_bytes != 0) {

@@ -1,5 +1,5 @@
-// An object on its way to bytes: the codec's work, and the pieces that it left, all by reference. Encoded once, a
-// message can go to the ring and to sockets.
+// An object being encoded: calls the codec, and keeps the pieces of its output by reference. A message that is
+// encoded once can be sent to the ring and to sockets.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -25,8 +25,8 @@ public:
 
     // Until clear() the message refers to the memory of `object`.
     void encode(nb::handle object) {
-        message().clear();  // whatever an encoding that raised has left
-        if (PyBytes_CheckExact(object.ptr())) {  // who has a format of his own pays for the two copies and nothing else
+        message().clear();  // drops what a failed encoding left
+        if (PyBytes_CheckExact(object.ptr())) {  // callers with a format of their own pay for the two copies only
             message().write(object);
             kind_ = ChunkKind::bytes;
         } else if (!encode_plain_.is_none() && PlainObject::is_plain(object.ptr())) {
@@ -42,7 +42,7 @@ public:
     ChunkKind kind() const noexcept { return kind_; }
     std::uint64_t bytes() const { return kind_ == ChunkKind::frames ? message().table().total() : message().stream_bytes(); }
 
-    // A message that goes in one piece: `header`, and the whole message behind it.
+    // `header` and the whole message behind it, in one piece.
     nb::bytes joined(const nb::bytes& header) const {
         const std::uint64_t before = header.size();
         nb::bytes text = new_bytes(before + bytes());
@@ -52,7 +52,7 @@ public:
         return text;
     }
 
-    // The whole message in memory that nobody changes any more: the object itself if it is bytes, else one copy.
+    // The whole message in memory that nobody changes: the object itself if it is bytes, otherwise one copy.
     nb::object settled() const {
         if (kind_ == ChunkKind::bytes) return nb::borrow(message().first_piece());
         Buffer copy = pooled_buffer(bytes());
@@ -77,7 +77,7 @@ private:
     ChunkKind kind_ = ChunkKind::object;
 };
 
-// Lets go of the object when the message is sent, or was not.
+// Drops the references to the object, whether or not the message was sent.
 struct Cleared {
     const Encoder& encoder;
     ~Cleared() { encoder.message().clear(); }

@@ -1,8 +1,8 @@
-// One end of a queue as Python holds it: one call at a time, close() at any time from any thread, nothing at all
-// in a forked child but close().
+// One end of a queue as Python holds it: one call at a time, close() at any time from any thread, and in a
+// forked child close() only.
 //
-// Protected by the GIL, and only read or written with it.
-// (The extension does not declare itself free-threaded, so an interpreter without a GIL enables it.)
+// Protected by the GIL: read and written only with the GIL held. (The extension does not declare itself
+// free-threaded, so a free-threaded interpreter enables the GIL.)
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -26,7 +26,7 @@
 
 namespace memlane::bindings {
 
-// None: for ever; zero and less: over already; a number of seconds otherwise.
+// None: for ever; zero or less: has passed already; otherwise a number of seconds.
 inline os::Deadline to_deadline(nb::handle timeout) {
     constexpr double kForEver = 9e9;  // 285 years
     if (timeout.is_none()) return os::Deadline::never();
@@ -42,14 +42,14 @@ inline os::Deadline to_deadline(nb::handle timeout) {
     return os::Deadline::after(seconds <= 0 ? 0 : static_cast<os::Nanoseconds>(seconds * 1e9));
 }
 
-// What a wait does with the GIL when it looks around: signal handlers, the caller's cancel, and a word in the log if
-// it lasts (memlane._stalls). Waking Python up costs more than all else in a slice, so it happens once a second and
-// not at every slice, unless there is a cancel to look at: a signal ends the slice, anyway. Whatever Python runs may
-// have forked: in the child the call must not go on, or both would write to the same ring.
+// What a wait does with the GIL between slices: runs signal handlers, checks the caller's `cancel`, and logs a
+// wait that lasts (memlane._stalls). Entering Python costs more than the rest of a slice, so it happens once a
+// second and not at every slice, unless there is a `cancel` to check; a signal ends the slice anyway. Python
+// code may fork: the call must not go on in the child, or both would write to the same ring.
 class Interruption {
 public:
-    // `wait`: what for, as memlane._stalls knows it. `is_news`: is there anything to say of a wait that lasts? Asked
-    // here and not in Python, because idle readers would import the logging machinery only to be silent.
+    // `wait`: what is waited for, as memlane._stalls knows it. `is_news`: whether a wait that lasts is worth a
+    // line. Asked here and not in Python, because idle readers would import logging only to log nothing.
     Interruption(nb::object end, const core::Segment& segment, const char* wait, nb::handle cancel = nb::none(),
                  std::function<bool()> is_news = [] { return true; })
         : end_(std::move(end)), segment_(segment), wait_(wait), cancel_(cancel), is_news_(std::move(is_news)) {
@@ -80,7 +80,7 @@ public:
     }
 
 private:
-    // After the first slice it only learns when the first word is due; then each pause is twice the one before.
+    // The first call only learns when the first line is due. After that, each pause is twice the one before.
     void speak(os::Nanoseconds now) {
         if (interval_ == 0) {
             const nb::object ask = nb::module_::import_("memlane._settings").attr("warning_interval");
@@ -125,31 +125,31 @@ public:
         if (!core_) raise_failure(self(), "closed");
         return *core_;
     }
-    // For calls that only look, which may come while another one waits: not closed, not a parent's.
+    // For calls that only read, also while another call waits. Raises if this end is closed or a parent process's.
     Core& readable() {
         check_own();
         return core();
     }
     bool is_closed() const noexcept { return closed_; }
-    // That it had when it was closed.
+    // The position it had when it was closed.
     std::uint64_t last_position() const noexcept { return last_position_; }
-    // By place: what callers call the readers.
+    // The readers' ranks, by place.
     const std::vector<std::int64_t>& ranks() const noexcept { return ranks_; }
     nb::object self() { return nb::find(static_cast<Bound&>(*this)); }
 
-    // Python code has run in the middle of a call, and may have forked.
+    // Called after Python code has run in the middle of a call: it may have forked.
     void check_own() {
         if (!segment_->is_own()) raise_failure(self(), "wrong_process");
     }
 
-    // Of a call; asking a number for its value runs Python code, too.
+    // The deadline of a call. Converting `timeout` to a number runs Python code, too.
     os::Deadline deadline_of(nb::handle timeout) {
         const os::Deadline deadline = to_deadline(timeout);
         check_own();
         return deadline;
     }
 
-    // Around every call: there is one at a time, and none in the block of acquire_read or acquire_write but what ends it.
+    // Around every call: one at a time, and in the block of acquire_read or acquire_write only the call that ends it.
     class Call {
     public:
         explicit Call(End& end) : end_(end) {
@@ -171,16 +171,16 @@ public:
         End& end_;
     };
 
-    // Wakes a call that another thread is blocked in, which then raises Closed and frees everything on its way out.
-    // Waits for that if `wait`; but not in a signal handler of the very thread that is in the call.
+    // Wakes a call that is blocked in another thread; it then raises Closed and frees everything on its way
+    // out. With `wait`, waits for that, except in a signal handler of the thread that is in the call.
     void close(bool announce, bool wait) {
         if (closed_) return;
         announce_ |= announce;
         std::exception_ptr problem;
         try {
-            if (segment_->is_own()) segment_->remove_name();  // now, whatever becomes of the call that is under way
+            if (segment_->is_own()) segment_->remove_name();  // now, whatever happens to the call under way
         } catch (const std::system_error&) {
-            problem = std::current_exception();  // told when all the rest is done
+            problem = std::current_exception();  // rethrown when the rest is done
         }
         end_or_wait(wait);
         if (problem) std::rethrow_exception(problem);

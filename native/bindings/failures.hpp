@@ -1,5 +1,5 @@
-// The only place where what C++ found becomes a Python exception. Texts are made in Python (memlane._failures),
-// where the facts about the peers are at hand.
+// The only place where C++ errors become Python exceptions. Texts are made in Python (memlane._failures), where
+// the facts about the peers are at hand.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -48,7 +48,7 @@ inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
     }
 }
 
-// Before so many bytes are reserved: what no file system refuses the kernel answers by killing somebody.
+// Call before reserving: where the file system does not refuse, the kernel kills a process instead.
 inline void check_memory_for(std::uint64_t bytes) { nb::module_::import_("memlane._space").attr("check")(bytes); }
 
 // `end`: the endpoint object, which memlane._failures asks for its participants.

@@ -1,8 +1,8 @@
-// Letting go of the GIL for work that may outlast the interpreter.
+// Releasing the GIL for work that may outlast the interpreter.
 //
-// CPython up to 3.13 ends a thread that asks for the GIL of a finalizing interpreter by pthread_exit, which unwinds
-// its stack through destructors that may not be unwound, and so aborts the process. Such a thread, always a daemon,
-// parks here instead until the process is gone.
+// CPython up to 3.13 ends a thread that requests the GIL of a finalizing interpreter by pthread_exit. That
+// unwinds its stack through destructors that must not be unwound, which aborts the process. Such a thread,
+// always a daemon, parks here instead until the process is gone.
 #pragma once
 
 #include <Python.h>
@@ -17,7 +17,7 @@ template <class Acquire>
 auto acquire_gil_or_park(Acquire&& acquire) noexcept {
     try {
         return acquire();
-    } catch (...) {  // nothing else can come; and there is no object that a reference could be bound to
+    } catch (...) {  // the forced unwind, nothing else: it has no exception object to bind a reference to
         for (;;) ::pause();
     }
 }
@@ -35,7 +35,7 @@ private:
     PyThreadState* state_;
 };
 
-// The GIL back for a moment, inside WithoutGil.
+// Takes the GIL back for a moment, inside WithoutGil.
 class WithGil {
 public:
     WithGil() noexcept : state_(acquire_gil_or_park([] { return PyGILState_Ensure(); })) {}
@@ -47,10 +47,10 @@ private:
     PyGILState_STATE state_;
 };
 
-// Above this a copy takes longer than handing the GIL over and back.
+// From this size on, a copy takes longer than releasing and reacquiring the GIL.
 inline constexpr std::size_t kCopyWithoutGil = 64u << 10;
 
-// Runs `work` with or without the GIL, as is cheaper for so many bytes.
+// Runs `work` with or without the GIL, whichever is cheaper for `bytes` bytes.
 template <class Work>
 auto copying(std::uint64_t bytes, Work&& work) {
     if (bytes < kCopyWithoutGil) return work();

@@ -15,7 +15,7 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// Random bytes from Python, as many as there must be: a core::SegmentId, a store::Secret.
+// Random bytes from Python, of the length required: a core::SegmentId, a store::Secret.
 template <class Array>
 Array to_array(const nb::bytes& text) {
     Array array{};

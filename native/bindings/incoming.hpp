@@ -16,7 +16,7 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// A message that is being received: a sample, and what its writer says of it.
+// A message being received: a sample, and the writer's description of it.
 struct Message : broadcast::ChunkDescriptor {
     broadcast::RingReader::Sample sample;
 
@@ -29,7 +29,7 @@ public:
     Incoming(const core::Segment& segment, const Message& message, broadcast::Frame stream)
         : segment_(&segment), message_(&message), at_(stream.offset), end_(stream.offset + stream.bytes) {}
 
-    // The chunk is about to be given back: whoever kept this object gets the end of the file.
+    // Called before the chunk is given back: from then on, this file is at its end.
     void detach() noexcept { at_ = end_; }
 
     nb::bytes read(Py_ssize_t wanted) {
@@ -52,7 +52,7 @@ public:
 private:
     void copy(void* to, std::uint64_t bytes) {
         if (bytes == 0) return;
-        // Decoding may have forked, and then the writer no longer waits for this process.
+        // Decoding may have forked, and the writer does not wait for the child.
         if (!segment_->is_own())
             raise_error("WrongProcess", "the process that decodes this message was forked while it did so");
         const bool copied = copying(bytes, [&] { return message_->copy_out({at_, bytes}, to); });

@@ -1,5 +1,5 @@
-// What the msgpack serializer may send. msgspec would turn many other types silently into one that MessagePack has: sets into
-// lists, dataclasses into maps, enums, UUIDs, decimals and times into texts and numbers.
+// What the msgpack serializer may send. msgspec would silently convert many other types to one that MessagePack
+// has: sets to lists, dataclasses to maps, enums, UUIDs, decimals and times to text and numbers.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,9 +8,9 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// The first part of `object`, dict keys included, that would not arrive as what it is, but for tuples, which may come back as
-// lists, and mutable bytes. None if there is none. `extension`: msgspec's type for those of MessagePack. RecursionError if it
-// is nested too deeply, or in itself.
+// The first part of `object`, dict keys included, that would arrive as another type; None if there is none.
+// Allowed are tuples, which may come back as lists, and mutable bytes. `extension`: msgspec's type for
+// MessagePack extensions. RecursionError if `object` is nested too deeply, or contains itself.
 inline nb::object beyond_message_pack(nb::handle object, nb::handle extension) {
     PyObject* const p = object.ptr();
     if (object.is_none() || PyBool_Check(p) || PyUnicode_CheckExact(p) || PyLong_CheckExact(p) || PyFloat_CheckExact(p) ||
@@ -22,7 +22,7 @@ inline nb::object beyond_message_pack(nb::handle object, nb::handle extension) {
     struct Left {
         ~Left() { Py_LeaveRecursiveCall(); }
     } const left;
-    // No code of Python runs in here, so nothing changes meanwhile.
+    // No Python code runs in here, so nothing changes meanwhile.
     if (is_dict) {
         PyObject *key = nullptr, *value = nullptr;
         for (Py_ssize_t at = 0; PyDict_Next(p, &at, &key, &value);)

@@ -13,14 +13,14 @@
 #include "bindings/sync_hooks.hpp"
 #endif
 
-// Python calls the function of this name, which asks first.
+// Python calls the PyInit__native below, which checks the interpreter first.
 #define PyInit__native init_in_main_interpreter
 NB_MODULE(_native, m) {
     namespace nb = nanobind;
     using namespace memlane;
     using namespace nanobind::literals;
     m.doc() = "The native core of memlane: shared memory, atomics, waiting, liveness.";
-    // What is alive when the interpreter ends is the caller's (a queue in a global, a daemon thread): no news to print.
+    // Objects alive when the interpreter ends are the user's (a queue in a global, a daemon thread): no leak to report.
     nb::set_leak_warnings(false);
     nb::register_exception_translator(bindings::translate);
     bindings::bind_buffers(m);
@@ -49,7 +49,7 @@ NB_MODULE(_native, m) {
     m.def(
         "fork_generation",
         [] {
-            os::ClosedInChildren::all();  // whose handler counts
+            os::ClosedInChildren::all();  // installs the fork handler that counts
             return os::fork_generation().load(std::memory_order_relaxed);
         },
         "Another number in each forked child, also of forks by C code; costs no system call.");
@@ -63,8 +63,8 @@ NB_MODULE(_native, m) {
 }
 #undef PyInit__native
 
-// nanobind keeps what it knows of types once for the whole process, and begins anew with every interpreter: the module would
-// no longer work in the first.
+// nanobind keeps its types once for the whole process, and starts anew with every interpreter: a second one
+// would break the module in the first.
 extern "C" NB_EXPORT PyObject* PyInit__native() {
     if (PyInterpreterState_Get() == PyInterpreterState_Main()) return init_in_main_interpreter();
     PyErr_SetString(PyExc_ImportError, "memlane runs in the main interpreter of a process only");

@@ -1,8 +1,8 @@
-// What the writer of a storage knows about its objects, besides the table that all share: keys, references, touches; and
-// every step that changes these together with the table and the ring. No step of Python lies in between, so a signal
-// handler finds all of it done, or nothing.
+// What a storage's writer knows about its objects besides the shared table: keys, references, touches; and
+// every step that changes these together with the table and the ring. No Python code runs between the changes
+// of a step, so a signal handler finds all of it done, or nothing.
 //
-// Keys are Python's, so looking one up may run code, which may raise: while nothing has changed yet, or can be taken back.
+// Looking up a key may run Python code, which may raise: before anything has changed, or while it can be undone.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -21,7 +21,7 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// Protected by the GIL. The ring refers to it, but keeps it not: a storage that is dropped leaves its ring free.
+// Protected by the GIL. The ring holds a weak reference only, so dropping a storage leaves its ring usable.
 class StoredObjects final : public store::Tenant {
 public:
     StoredObjects(std::weak_ptr<store::StoreWriter> end, nb::dict key_index, nb::dict id_index, nb::dict writer_flag,
@@ -40,7 +40,7 @@ public:
         return writer;
     }
 
-    // None where the table is nobody's business any more: it is closed, or a parent process's.
+    // Null if the table must not be used: the storage is closed, or a parent process's.
     std::shared_ptr<store::StoreWriter> own_writer() const {
         const auto writer = writer_.lock();
         return writer && writer->segment().is_own() ? writer : nullptr;
@@ -51,19 +51,19 @@ public:
         return writer ? writer->obstacle(offset, bytes) : 0;
     }
 
-    // Evicts an object, unless it is touched or somebody reads it.
+    // Evicts an object, unless it is touched or being read.
     bool release(std::uint32_t id) override {
         const nb::int_ number(id);
         if (touched.contains(number)) return false;
         if (const auto writer = own_writer(); writer && writer->is_in_use(id)) return false;
-        if (!ids.contains(number)) {  // a chunk of the ring's owner
+        if (!ids.contains(number)) {  // allocated by the ring's owner
             forget(id);
             return true;
         }
         const nb::object key = ids[number];
         const nb::object place = keys[key];
         nb::del(keys[key]);
-        // Only now: a key may close the storage, or fork.
+        // Looked up only now: comparing the key may have closed the storage, or forked.
         if (const auto writer = own_writer(); writer && !writer->evict(id)) {  // pinned since
             keys[key] = place;
             return false;
@@ -82,7 +82,7 @@ public:
         touched.clear();
     }
 
-    // Of a put that did not come to its end.
+    // Undoes a put that did not finish.
     void take_back(std::uint32_t id) {
         if (const auto writer = own_writer()) writer->take_back(id);
         const nb::int_ number(id);
@@ -105,7 +105,7 @@ private:
     std::weak_ptr<store::StoreWriter> writer_;
 };
 
-// A place for an object, until it is published; dropped without, it was never there.
+// Space for an object until it is published. Dropped before that, the object was never there.
 class Claim {
 public:
     Claim(const ByteRingSegment& ring, std::shared_ptr<StoredObjects> objects, std::uint32_t id, store::Chunks::Place place,
@@ -117,25 +117,25 @@ public:
     ~Claim() { drop(); }
 
     std::uint32_t id() const noexcept { return id_; }
-    // Of the 4 count bytes, metadata and data; the chunk may be padded.
+    // The 4 count bytes, metadata and data, without the chunk's padding.
     nb::object view() const { return ring_.view(offset(), size_); }
 
     void fill(const Parts& metadata, std::size_t metadata_bytes, const Parts& data) const {
-        const auto mapping = ring_.segment()->mapping();  // another thread may close the ring while the GIL is gone
+        const auto mapping = ring_.segment()->mapping();  // another thread may close the ring while the GIL is released
         std::byte* const at = mapping->base() + offset();
         std::memset(at, 0, store::kCountBytes);
         metadata.copy_to(at + store::kCountBytes);
         data.copy_to(at + store::kCountBytes + metadata_bytes);
     }
 
-    // What was written is an object from now on, without a reference.
+    // Makes the bytes an object, with no references yet.
     void offer() {
         const auto writer = objects_->writer();
         is_offered_ = true;
         writer->offer(id_, place_.address, size_);
     }
 
-    // Its address and id, by which readers get it.
+    // Returns its address and id, by which readers get it.
     nb::object publish(nb::handle key) {
         const nb::object place = nb::make_tuple(place_.address, id_);
         objects_->keys[key] = place;
@@ -145,7 +145,7 @@ public:
         return place;
     }
 
-    // What a whole put does once its place is found.
+    // The rest of a put once its place is found.
     nb::object store(nb::handle key, const Parts& metadata, std::size_t metadata_bytes, const Parts& data) {
         fill(metadata, metadata_bytes, data);
         offer();
@@ -183,8 +183,8 @@ public:
         ring_.set_tenant(objects_);
     }
 
-    // Stores an object with one reference, evicting what is oldest as far as needed. Its address and id, or NoRoom.
-    // `is_free(id, offset, bytes)`, if any, is asked instead of the table.
+    // Stores an object with one reference, evicting the oldest objects as needed. Returns its address and id,
+    // or NoRoom. `is_free(id, offset, bytes)`, if given, decides in place of the table.
     nb::object put(nb::handle key, nb::handle metadata, std::size_t metadata_bytes, nb::handle parts, std::size_t bytes,
                    const nb::object& is_free) const {
         const Parts head(nb::make_tuple(metadata), metadata_bytes);
@@ -199,14 +199,14 @@ public:
         return claim ? nb::cast(std::move(*claim)) : nb::cast(why);
     }
 
-    // Every reader is to read it so often.
+    // Sets how many times every reader is to read it, in total.
     void refer(std::uint32_t id, std::uint32_t references) const {
         const auto writer = objects_->writer();
         objects_->references[nb::int_(id)] = nb::int_(references);  // first: it may raise
         if (writer->knows(id)) writer->refer(id, references);
     }
 
-    // The same with one less than before; false, and nothing has changed, if a reader has read the last one already.
+    // Takes one reference back, leaving `left`. Returns false, with nothing changed, if a reader has already read it.
     bool drop_reference(std::uint32_t id, std::uint32_t left) const {
         const auto writer = objects_->writer();
         const nb::int_ number(id), references(left);
@@ -215,14 +215,14 @@ public:
         return true;
     }
 
-    // Evicts up to 2 x max_object_size, oldest first; the ids.
+    // Evicts up to 2 x max_object_size, oldest first; returns the ids.
     nb::list free(const nb::object& is_free) const {
         const std::uint64_t most = 2 * objects_->writer()->table().geometry().max_object_size;
         if (!is_free.is_none()) return ring_.free_if(most, is_free);
         return ring_.free(most, [this](const store::Chunk& chunk) { return has_been_read(chunk); });
     }
 
-    // Whatever leads back here leads through these dicts, which can be cleared.
+    // Every reference cycle back to this object passes through these dicts, which can be cleared.
     static int traverse(PyObject* self, visitproc visit, void* arg) noexcept {
         Py_VISIT(Py_TYPE(self));
         if (!nb::inst_ready(self)) return 0;
@@ -256,13 +256,13 @@ private:
     }
 
     std::uint64_t most_objects() const { return objects_->writer()->table().geometry().max_objects; }
-    // None if there are as many objects as there may be, or somebody still reads those of all ids.
+    // None if the storage is full, or every entry holds a stored object or a pinned orphan.
     std::optional<std::uint32_t> next_id() const {
         if (objects_->ids.size() >= most_objects()) return std::nullopt;
         return objects_->writer()->admitted_from(ring_.chunks().id_end());
     }
 
-    // Chunks that are not the storage's have no references, and are not its to free.
+    // Chunks that do not belong to the storage have no references, and it must not free them.
     bool has_been_read(const store::Chunk& chunk) const {
         const nb::int_ number(chunk.id);
         if (!objects_->references.contains(number)) return false;

@@ -1,7 +1,7 @@
-// The bytes of one stored object on its way in, given out piece by piece: where they lie, or copied.
+// The bytes of one stored object while it is decoded, given out piece by piece: in place, or copied.
 //
-// Nothing here trusts what the object says of itself: a piece is given out once, and memory is taken for it only after
-// its length was compared with the bytes that are there.
+// Nothing here trusts the object's own lengths: a piece is given out once, and memory is allocated for it only
+// after its length was compared with the bytes that are there.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,8 +24,8 @@ namespace nb = nanobind;
 // Protected by the GIL.
 class ObjectMemory {
 public:
-    // The owner is a memoryview that nobody else has: it cannot be released, and is one more export of the object whose
-    // memory `shown` shows.
+    // The owner is a private memoryview: nobody else can release it. It is one more export of the
+    // object behind `shown`.
     ObjectMemory(nb::handle shown, bool is_view, bool allows_pickle) : lies_(is_view), allows_pickle_(allows_pickle) {
         const nb::object view = PyMemoryView_Check(shown.ptr()) ? nb::borrow(shown) : view_of(shown);
         const Py_buffer* buffer = PyMemoryView_GET_BUFFER(view.ptr());
@@ -47,8 +47,8 @@ public:
     // A private copy of the tree.
     nb::bytes tree() const { return nb::bytes(memory_ + sizeof(Header), tree_end_ - sizeof(Header)); }
 
-    // Memory for an array: of the next bytes, as many as its elements have. What may be written to is a copy, wherever the
-    // others lie: no write reaches another process.
+    // Memory for an array: the next bytes, as many as its elements take. A writable array is a copy even where
+    // the other pieces stay in place: no write reaches another process.
     nb::object array(std::size_t itemsize, nb::handle shape, bool is_writable) {
         const std::size_t bytes = bytes_of(itemsize, shape);
         std::byte* const at = take(bytes);
@@ -68,13 +68,13 @@ public:
         return new_byte_array(take(bytes), bytes);
     }
 
-    // Writable memory of one's own, wherever the others lie.
+    // A private, writable copy, even where the other pieces stay in place.
     nb::object copy(nb::handle length) {
         const std::size_t bytes = count_of(length);
         return copy_of(take(bytes), bytes);
     }
 
-    // Nothing is left to be taken, and nothing is kept by it: the traceback of an error refers to it.
+    // Drops the memory; nothing can be taken any more. The traceback of an error may keep this object.
     void release() {
         bytes_ = begin_ = next_ = 0;
         tree_end_ = sizeof(Header);
@@ -86,7 +86,7 @@ public:
     void set_lies(bool lies) noexcept { lies_ = lies; }
 
 private:
-    // As src/memlane/store/_wire.py has it.
+    // As in src/memlane/store/_wire.py.
     struct [[gnu::packed]] Header {
         char magic[4];
         std::uint64_t tree_bytes;
@@ -96,7 +96,7 @@ private:
     static constexpr std::size_t kAlignment = 64;
     static constexpr std::size_t kPreamble = 12;  // of a chunk, before the object
 
-    static constexpr std::size_t kLeastPooled = 4096;  // below, a copy costs less than looking for used memory
+    static constexpr std::size_t kLeastPooled = 4096;  // below this, a new bytearray costs less than the pool
     static constexpr Py_ssize_t kMostDimensions = 64;
     static constexpr std::size_t kTooMany = std::numeric_limits<std::size_t>::max();
 
@@ -113,7 +113,7 @@ private:
         return at;
     }
 
-    // A length from the tree; beyond 64 bits there are no bytes.
+    // A length from the tree. One beyond 64 bits is more than any object has.
     static std::size_t count_of(nb::handle number) {
         if (PyLong_CheckExact(number.ptr())) {
             int overflow = 0;

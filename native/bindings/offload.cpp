@@ -20,7 +20,7 @@ using offload::Reserving;
 
 namespace {
 
-// Python looks after signals and deadlines after each.
+// Python handles signals and deadlines after each slice.
 constexpr os::Nanoseconds kSlice = 100 * os::kMillisecond;
 
 os::Nanoseconds slice_of(double seconds) noexcept {
@@ -33,7 +33,7 @@ std::shared_ptr<RegionFile> new_region(std::string directory, const std::string&
                                         offload::RegionGeometry{total_bytes, blocks, row_bytes, cell_bytes});
 }
 
-// A signal handler, or `progress`, may fork in the middle of a start: what is under way is the parent's.
+// A signal handler, or `progress`, may fork in the middle of a start, which remains the parent's.
 void require_own(bool is_own) {
     if (!is_own)
         raise_error("WrongProcess", "this process was forked in the middle of a region's start: the region is its parent's");
@@ -100,7 +100,7 @@ const char* wait(Population& self, double seconds) {
 }
 
 nb::tuple leave(RegionFile& self, double patience) {
-    std::shared_ptr<os::Mapping> mapping = self.give_up_mapping();  // views are made under the GIL
+    std::shared_ptr<os::Mapping> mapping = self.give_up_mapping();  // before releasing the GIL: views are made under it
     const offload::Departure departure = [&] {
         const WithoutGil no_gil;
         offload::Departure told = self.leave(static_cast<os::Nanoseconds>(patience * 1e9));
@@ -114,7 +114,7 @@ std::shared_ptr<Population> populate(const std::shared_ptr<RegionFile>& region, 
                                      std::uint64_t stride, std::uint64_t count, bool is_builder, bool in_huge_pages,
                                      unsigned threads) {
     require_own(region->is_own());
-    const bool by_populating = is_builder && in_huge_pages;  // what is not populated is not reserved
+    const bool by_populating = is_builder && in_huge_pages;  // populating does the reserving, so it covers all pages
     const Cells cells =
         by_populating ? Cells::whole(region->geometry().total_bytes) : Cells::of(offset, bytes, stride, count);
     const Reserving reserving = !is_builder     ? Reserving::not_at_all

@@ -1,7 +1,7 @@
-// One call at a time: who comes second is refused, and does not wait; who ends something waits for the call that is under way.
+// One call at a time: a second call is refused, and does not wait; whoever closes an end waits for the call under way.
 //
-// Protected by the GIL, and only read or written with it: everything but the word that is waited for. In C++, because a
-// signal handler may raise between any two steps of Python: then the call would never end, and no other could be made.
+// Everything but the futex word is read and written only with the GIL held. Written in C++, because a signal
+// handler may raise between any two steps of Python: the call would then never end, and no other could begin.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,7 +24,7 @@ class OneCall {
 public:
     bool is_under_way() const noexcept { return core::load_relaxed(busy_) != 0; }
 
-    // The thread that is in it, as Python knows it; 0: none is.
+    // Python's ident of the thread that is in the call; 0 if none is.
     unsigned long caller() const noexcept { return caller_; }
 
     bool begin() noexcept {
@@ -33,7 +33,7 @@ public:
         caller_ = PyThread_get_thread_ident();
         return true;
     }
-    // What follows is nobody's call any more, but until end() there is no other.
+    // From here on the call belongs to no thread, but no other can begin before end().
     void disown() noexcept { caller_ = 0; }
     void end() noexcept {
         disown();
@@ -41,8 +41,8 @@ public:
         if (waiting_ > 0) os::futex_wake_all(&busy_);
     }
 
-    // Whether none is under way by then. The call may be in the caller's own code (pickling, decoding), so signals are
-    // looked after.
+    // Whether no call is under way by the deadline. The call may be in code of the user (pickling, decoding),
+    // so signals are handled meanwhile.
     bool wait(os::Deadline deadline) {
         const Waiting waiting{waiting_};
         while (core::load_acquire(busy_) != 0) {
@@ -71,10 +71,10 @@ private:
     unsigned long caller_ = 0;
 };
 
-// `with end.turn:` around each call on an end that is written in Python.
+// For ends written in Python: `with end.turn:` around each call.
 class Turn {
 public:
-    // `check` may refuse the call; `finish` comes after it, while no other can begin. None: there is nothing to do.
+    // `check` may refuse the call; `finish` runs after it, before another can begin. Either may be None.
     Turn(nb::object check, nb::object finish) : check_(std::move(check)), finish_(std::move(finish)) {}
 
     void enter() {
@@ -89,10 +89,10 @@ public:
         if (!finish_.is_none()) finish_();
     }
 
-    // Of the thread that is in a call; 0 if none is.
+    // The thread that is in a call; 0 if none is.
     unsigned long thread() const noexcept { return call_.caller(); }
 
-    // Keeps calls out until release(), when none is under way any more. A negative number of seconds: for ever.
+    // Waits until no call is under way, and keeps calls out until release(). A negative timeout waits for ever.
     bool acquire(double timeout) {
         const os::Deadline deadline =
             timeout < 0 ? os::Deadline::never() : os::Deadline::after(static_cast<os::Nanoseconds>(timeout * 1e9));

@@ -1,5 +1,5 @@
-// A message on its way out: the pieces of a pickle stream and the buffers beside it, all by reference. It is the
-// file that a Pickler writes to, and its buffer_callback.
+// A message on its way out: the pieces of a pickle stream and the buffers beside it, all by reference. A
+// Pickler writes to it as its file, and calls it as its buffer_callback.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -29,8 +29,8 @@ public:
     bool add_buffer(nb::handle pickle_buffer) {
         const Py_buffer* inside = PyPickleBuffer_GetBuffer(pickle_buffer.ptr());
         if (inside == nullptr) throw nb::python_error();
-        // What a reader gets is its own, so it is writable whatever the original was: the pickler asks this flag, and
-        // only then writes an opcode that would make the reader's array read-only. Set back in clear().
+        // Readers get memory of their own, which is writable whatever the original was. With this flag set, the
+        // pickler would write an opcode that makes the reader's array read-only. Restored in clear().
         if (inside->readonly) {
             const_cast<Py_buffer*>(inside)->readonly = 0;
             made_writable_.push_back(nb::borrow(pickle_buffer));
@@ -40,7 +40,7 @@ public:
         return false;
     }
 
-    // The object that was written first; there is one.
+    // The object written first; there must be one.
     nb::handle first_piece() const noexcept { return pieces_.front()->obj; }
 
     bool has_buffers() const noexcept { return !buffers_.empty(); }
@@ -52,7 +52,7 @@ public:
         return broadcast::FrameTable(stream_bytes_, std::move(sizes));
     }
 
-    // Calls put(offset in the message, bytes, from) for every part, in order; ends when it returns an error.
+    // Calls put(offset in the message, bytes, from) for every part, in order; stops at the first error and returns it.
     template <class Put>
     int for_each_part(const broadcast::FrameTable& table, Put&& put) const {
         if (!has_buffers()) return put_stream(0, put);
@@ -72,7 +72,7 @@ public:
         for (const nb::object& pickle_buffer : made_writable_) {
             const Py_buffer* inside = PyPickleBuffer_GetBuffer(pickle_buffer.ptr());
             if (inside != nullptr) const_cast<Py_buffer*>(inside)->readonly = 1;
-            PyErr_Clear();  // it was released meanwhile: there is no flag any more
+            PyErr_Clear();  // it was released meanwhile: the flag is gone
         }
         made_writable_.clear();
         stream_bytes_ = 0;

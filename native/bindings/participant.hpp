@@ -1,4 +1,4 @@
-// What a slot says of a process, as memlane._failures.Participant takes it.
+// A process as its slot describes it, in the form of memlane._failures.Participant.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -29,7 +29,7 @@ inline const char* to_text(core::Presence presence, const os::ProcessIdentity& w
     }
 }
 
-// What a slot said at one moment. What its process is doing then, /proc is asked by `to_tuple` only, which is slow.
+// A slot as it was at one moment. What its process is doing is read from /proc, which is slow, so only by `to_tuple`.
 struct Sighting {
     std::size_t slot;
     core::Presence presence;
@@ -59,7 +59,7 @@ struct Sighting {
 inline constexpr const char* kParticipant =
     "def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]";
 
-// Of a slot, and whether its process lives: costs system calls.
+// A slot, and whether its process lives; makes system calls.
 inline nb::tuple participant_of(const core::Participants& participants, std::size_t count, std::size_t own_slot,
                                 std::size_t slot) {
     if (slot >= count) raise_error("InvalidArgument", "no such slot");
@@ -67,7 +67,7 @@ inline nb::tuple participant_of(const core::Participants& participants, std::siz
     return Sighting(participants, slot, presence).to_tuple(os::monotonic_now());
 }
 
-// Whom a call waited for in vain, seen without a system call: the call has looked for the dead itself.
+// The peers that a call waited for in vain, without a system call: the call has already looked for deaths.
 class Sightings {
 public:
     Sightings(const core::Participants& participants, const std::vector<std::size_t>& slots) {
@@ -75,7 +75,7 @@ public:
         for (const std::size_t slot : slots) seen_.emplace_back(participants, slot, core::to_presence(participants.state(slot)));
     }
 
-    // By slot, each as `participant` has it, but doing what it does now.
+    // By slot, in the form of `participant`, but with what each process is doing now.
     nb::dict participants() const {
         nb::dict all;
         for (const Sighting& one : seen_) all[nb::int_(one.slot)] = one.to_tuple(at_);

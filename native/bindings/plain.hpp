@@ -1,10 +1,10 @@
-// Which objects come out of MessagePack exactly as they went in, so that nobody can tell that they were not pickled
-// (but by `is`: a text that occurs twice becomes two equal ones).
+// Which objects come out of MessagePack exactly as they went in, so that nobody can tell that they were not
+// pickled (except by `is`: a string that occurs twice becomes two equal ones).
 //
-// A scheduler's step is usually a small tree of dicts with text keys, lists, text, bytes and numbers. To encode and
-// decode it as MessagePack takes half the time that pickle takes, most of what a small message costs at all. The look
-// costs some 5 ns for each object and gives up early: on tuples and every other type, on a container that occurs
-// twice (pickle keeps it one object), on long texts, deep trees and many objects.
+// A scheduler's step is usually a small tree of dicts with string keys, lists, strings, bytes and numbers.
+// MessagePack encodes and decodes it in half the time of pickle, which is most of the cost of a small message.
+// The check costs about 5 ns per object and gives up early: on tuples and every other type, on a container that
+// occurs twice (pickle keeps it one object), on long strings, deep trees and many objects.
 #pragma once
 
 #include <Python.h>
@@ -21,7 +21,7 @@ public:
 private:
     static constexpr int kMostObjects = 512;
     static constexpr int kDeepest = 16;
-    static constexpr Py_ssize_t kLongest = 256;  // a text that occurs many times is pickled once
+    static constexpr Py_ssize_t kLongest = 256;  // pickle stores a string that occurs many times only once
 
     bool look(PyObject* object, int depth) noexcept {
         if (++objects_ > kMostObjects) return false;
@@ -49,7 +49,7 @@ private:
         return true;
     }
 
-    // Other than ASCII may have no UTF-8: left to pickle.
+    // Strings that are not ASCII may have no UTF-8: left to pickle.
     static bool is_short_text(PyObject* text) noexcept {
         return PyUnicode_IS_ASCII(text) && PyUnicode_GET_LENGTH(text) <= kLongest;
     }
@@ -60,7 +60,7 @@ private:
         return overflow == 0;
     }
 
-    // Who has one reference only is in the tree once; the few others are remembered. The root may be in itself.
+    // A container with one reference is in the tree once; the few others are remembered. The root may contain itself.
     bool is_first(PyObject* container) noexcept {
         if (Py_REFCNT(container) == 1) return true;
         for (std::size_t i = 0; i < shared_count_; ++i)

@@ -1,5 +1,5 @@
-// A region's memory as Python sees it: RegionMap, which is what mmap.mmap is to a file, and RegionRows, one row of bytes
-// for each block. Whatever is made of them owns the mapping.
+// A region's memory for Python: RegionMap, which is used like an mmap.mmap, and RegionRows, one row of bytes
+// per block. Everything made from them keeps the mapping.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,8 +16,8 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// Closed it lends nothing any more, but the memory stays mapped as long as it exists: torch.frombuffer keeps the object that
-// it was given, and no export of it.
+// Once closed it exports nothing, but the memory stays mapped while this object exists: torch.frombuffer keeps
+// the object that it was given, and no export of it.
 class RegionMap {
 public:
     explicit RegionMap(std::shared_ptr<os::Mapping> mapping) : mapping_(std::move(mapping)) {}
@@ -26,7 +26,7 @@ public:
     void close() noexcept { is_closed_ = true; }
     std::size_t size() const { return mapping().bytes(); }
 
-    // As mmap.mmap has it: bytes of a slice, the number of a single byte.
+    // Like mmap.mmap: bytes for a slice, an int for an index.
     nb::object get(const nb::object& key) const {
         const nb::object part = view_of(lender()).attr("__getitem__")(key);
         return PyMemoryView_Check(part.ptr()) ? part.attr("tobytes")() : part;

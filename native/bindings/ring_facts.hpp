@@ -1,4 +1,4 @@
-// What both ends of a ring have in common for Python: who takes part, counters, waiting for everybody.
+// What both ends of a ring have in common for Python: participants, counters, waiting for everybody.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,7 +11,7 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// Costs system calls.
+// Makes system calls.
 template <class Core>
 nb::tuple participant_of(Core& end, std::size_t slot) {
     return participant_of(end.participants(), 1 + end.ring().geometry().n_reader, end.slot(), slot);
@@ -31,15 +31,15 @@ template <class Bound, class Core>
         case core::Status::closed: raise_failure(end.self(), "closed");
         case core::Status::peer_closed: raise_failure(end.self(), "writer_closed");
         case core::Status::peer_died:
-            // The writer died before all had attached: nobody could join a queue without one, so nothing needs its name.
+            // The writer died before all had attached. Nobody can join a queue without one, so its name is of no use.
             if (outcome.slot == 0) end.core().segment().remove_name_as_peer();
             raise_failure(end.self(), "peer_died", outcome.slot);
         default: raise_failure(end.self(), "unexpected");
     }
 }
 
-// Has the call come to what it came for? If not the Python error is set, and not thrown: a throw takes longer than all the
-// rest of a poll that finds nothing.
+// Whether the call has succeeded. For a timeout the Python error is set and not thrown: a throw takes longer
+// than all the rest of a poll that finds nothing. Other failures throw.
 template <class Bound, class Core>
 [[nodiscard]] bool is_ok(End<Bound, Core>& end, const core::Outcome& outcome, nb::handle timeout) {
     if (outcome.status == core::Status::ok) return true;

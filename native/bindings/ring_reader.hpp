@@ -1,4 +1,4 @@
-// A reader of a ring for Python. A small message: one crossing, one copy into a bytes object, which is then decoded.
+// A reader of a ring for Python. A small message: one native call, one copy into a bytes object, which is then decoded.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -36,12 +36,12 @@ public:
     std::size_t place() const noexcept { return place_; }
     std::size_t slot() const noexcept { return 1 + place_; }
     bool has_open_block() const noexcept { return open_.has_value(); }
-    // Of the message whose block is open, or of the next.
+    // The position of the message whose block is open, or of the next one.
     std::uint64_t position() { return is_closed() ? last_position() : core().position() - (has_open_block() ? 1 : 0); }
 
     nb::object origin() const { return origin_; }
 
-    // With `lends` large arrays are left where they lie, as the reader's own.
+    // With `lends`, large arrays stay in their extent, mapped privately for this reader.
     nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
         const Call call(*this);
         std::optional<Sample> sample = try_begin(timeout, cancel);
@@ -52,7 +52,7 @@ public:
         return object;
     }
 
-    // The next object, its arrays left where they are, and the lease that they keep; None where there is no such array.
+    // The next object, with its arrays left in place, and the lease that they keep; None if there is no such array.
     nb::tuple receive_view(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
         Message message = described(begin(timeout, cancel));
@@ -69,7 +69,7 @@ public:
         return nb::make_tuple(object, lease);
     }
 
-    // Gives the chunk back, however the block ends; later if something still refers to it.
+    // Gives the chunk back, however the block ends, or later if something still refers to it.
     ChunkBlock read_block(nb::object owner, nb::object timeout, nb::object cancel) {
         return {nb::make_tuple(owner, self()), [this, timeout, cancel] { return begin_read(timeout, cancel); },
                 [this](bool is_whole) {
@@ -98,12 +98,12 @@ private:
         sample.ensure(bytes);
         const std::shared_ptr<void> lease = lease_of_chunk(sample, core().segment().mapping());
         nb::object view = view_of(nb::cast(Buffer(lease, sample.chunk(), bytes, false)));
-        sample.keep(bytes);  // last: whatever failed before has taken nothing
+        sample.keep(bytes);  // last: a failure before this has taken nothing
         open_ = lease;
         return view;
     }
 
-    // The chunk was given back by now, or is when what still refers to it goes: nobody ever sees it change.
+    // The chunk has been given back, or will be with the last reference to it: nobody ever sees it change.
     void end_read() {
         const auto lease = std::exchange(open_, std::nullopt);
         if (is_closed()) return;  // closed inside the block: given back with everything else
@@ -111,7 +111,7 @@ private:
         if (!lease->expired()) raise_failure(self(), "read_view_in_use");
     }
 
-    // Gives the sample's chunk back, if it is kept, when the last buffer goes; until then `memory` is there.
+    // A lease that gives the sample's chunk back, if kept, with its last buffer, and keeps `memory` mapped until then.
     std::shared_ptr<void> lease_of_chunk(const Sample& sample, std::shared_ptr<os::Mapping> memory) {
         return {nullptr, [memory = std::move(memory), end = std::weak_ptr(shared_core()), position = sample.position()](void*) {
                     if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->release_held(position);
@@ -140,8 +140,8 @@ private:
         return decode(stream);
     }
 
-    // No object becomes plain bytes that do not decode, so the chunk is broken: no MessagePack, nested without end, or
-    // a map with a key that no dict can have.
+    // No object is encoded to bytes that do not decode, so the chunk is corrupt: not MessagePack, nested too
+    // deeply, or a map with a key that no dict can have.
     nb::object receive_plain(Message& message) {
         try {
             return receive_small(message, decode_plain_);
@@ -159,8 +159,8 @@ private:
         return text;
     }
 
-    // Arrays are copied out or lent first. A small stream is decoded after the chunk is given back, a large one from it,
-    // so that large bytes are copied once only.
+    // Arrays are copied out or lent first. A small stream is decoded after the chunk is given back, a large one
+    // in the chunk, so that large bytes objects are copied only once.
     nb::object receive_parts(Message& message, bool lends) {
         broadcast::Frame stream{0, message.length};
         nb::list buffers;
@@ -192,7 +192,7 @@ private:
         ViewLease lease;
     };
 
-    // Consumes the message, but its chunk or extent is given back only when the last buffer goes.
+    // Consumes the message, but its chunk or extent is given back only with the last buffer.
     Lent lend(Message& message) {
         const broadcast::FrameTable table = table_of(message);
         const auto place = message.sample.place(message);
@@ -227,7 +227,7 @@ private:
     }
 
     nb::bytes copy_stream(Message& message, const broadcast::Frame& frame) {
-        nb::bytes text = new_bytes(frame.bytes);  // if there is no memory for it nothing is consumed
+        nb::bytes text = new_bytes(frame.bytes);  // first: without memory for it, nothing is consumed
         char* const to = PyBytes_AS_STRING(text.ptr());
         if (!copying(frame.bytes, [&] { return message.copy_out(frame, to); })) raise_corrupt(message.sample);
         return text;
@@ -266,7 +266,7 @@ private:
         if (core().holds_next()) raise_failure(self(), "next_chunk_held");
         core::Taken<Sample> taken = core().begin_nowait();
         if (taken.status == core::Status::would_block) {
-            // An idle queue is no news; a writer that cannot write any more is.
+            // An idle queue is not worth a line; a stopped writer is.
             const auto is_writer_stopped = [&participants = core().participants()] {
                 return os::activity_of(participants.identity(0)) == os::Activity::stopped;
             };

@@ -1,4 +1,4 @@
-// The shared memory of a ring as Python holds it: made, attached, looked at as memoryviews.
+// The shared memory of a ring as Python holds it: creating it, attaching to it, memoryviews of it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -47,7 +47,7 @@ public:
         if (id) segment_id = to_array<core::SegmentId>(*id);
         const WithoutGil no_gil;
         const auto segment = core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot);
-        // A header that says more than is there is not believed, or its reader would touch what has no space.
+        // A header that claims more space than the file has is not trusted: a reader would touch pages without space.
         const std::uint64_t each = std::min(segment->space_each(), g.max_chunk_bytes);
         return {segment, g, os::facts_of(segment->file()).allocated < each * g.max_chunks ? 0 : each};
     }
@@ -55,7 +55,7 @@ public:
     const RingGeometry& geometry() const noexcept { return geometry_; }
     std::uint64_t reserved() const noexcept { return reserved_; }
 
-    // Bytes of the ring, as Python knows them to lie in it. Every chunk of them has its space.
+    // A memoryview of bytes that Python knows to lie in the ring. Reserves the space of every chunk in them.
     nb::object view(std::uint64_t offset, std::uint64_t bytes) {
         check_open();
         const std::uint64_t end = std::min(offset + bytes, geometry_.metadata_offset());
@@ -64,7 +64,7 @@ public:
         return shared_view(segment_->mapping(), offset, bytes);
     }
 
-    // Without a queue on it nobody is told: such a ring has no participants.
+    // Tells nobody: a ring without a queue has no participants.
     void close() { segment_->close(); }
     void abandon() noexcept { segment_->abandon(); }
 

@@ -1,5 +1,5 @@
-// The writer of a ring for Python. A message that fits its chunk and finds it free: one crossing, one copy; the GIL
-// is kept for messages below 64 KiB.
+// The writer of a ring for Python. A message that fits its chunk and finds it free: one native call, one copy;
+// the GIL is kept for messages below 64 KiB.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -31,7 +31,7 @@ public:
 
     std::size_t slot() const noexcept { return RingWriter::kSlot; }
     bool has_open_block() const noexcept { return open_.has_value(); }
-    // Where it ended, once it is closed: what went to other hosts as well is settled by that.
+    // After close(), the last position: it settles what was sent to other hosts as well.
     std::uint64_t position() { return is_closed() ? last_position() : core().position(); }
 
     nb::object send(nb::handle object, nb::handle timeout) {
@@ -43,14 +43,14 @@ public:
         return put(encoder_, deadline, timeout);
     }
 
-    // A message that was encoded already, because it goes elsewhere, too. `watch` is asked like a `cancel`, as long as
-    // the call is blocked, so that it can raise what happened there.
+    // Sends a message that is encoded already, because it goes elsewhere, too. While the call is blocked,
+    // `watch` is checked like a `cancel`, so that it can raise what happened there.
     nb::object send_encoded(const Encoder& encoder, nb::handle timeout, nb::handle watch) {
         const Call call(*this);
         return put(encoder, deadline_of(timeout), timeout, watch);
     }
 
-    // False if it lasts longer.
+    // False on timeout.
     bool wait_until_read(std::uint64_t position, nb::handle timeout) {
         const Call call(*this);
         if (position >= core().position()) raise_error("InvalidArgument", "that message was not sent yet");
@@ -65,7 +65,7 @@ public:
         return true;
     }
 
-    // Publishes the chunk, unless the block raises, or leaves something that could change it.
+    // Publishes the chunk, unless the block raises, or leaves a reference that could change it.
     ChunkBlock write_block(nb::object owner, nb::object timeout) {
         return {nb::make_tuple(owner, self()), [this, timeout] { return begin_write(timeout); },
                 [this](bool is_whole) { end_write(is_whole); }};
@@ -98,11 +98,11 @@ private:
         if (!claim) throw nb::python_error();
         const auto lease = std::make_shared<std::shared_ptr<os::Mapping>>(core().segment().mapping());
         nb::object view = view_of(nb::cast(Buffer(lease, claim->chunk(), g.max_chunk_bytes, false)));
-        open_.emplace(std::move(*claim), lease);  // last: whatever failed before left no block to be ended
+        open_.emplace(std::move(*claim), lease);  // last: a failure before this leaves no block to be ended
         return view;
     }
 
-    // What still refers to the chunk could change the message after it is published, so nothing is published then.
+    // Nothing is published while something still refers to the chunk, because it could change the message later.
     void end_write(bool publish) {
         auto block = *std::exchange(open_, std::nullopt);
         if (is_closed() && !publish) return;  // closed inside the block, which then failed: nothing to take back
@@ -113,7 +113,7 @@ private:
         block.first.publish(ChunkKind::raw, core().ring().geometry().max_chunk_bytes);
     }
 
-    // None, or nothing and the Python error (see is_ok).
+    // Returns None, or a null object with the Python error set (see is_ok).
     nb::object put(const Encoder& encoder, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         const Outgoing& message = encoder.message();
         const broadcast::FrameTable table = message.table();
@@ -179,7 +179,7 @@ private:
 
     Encoder encoder_;
     std::optional<std::pair<Claim, std::weak_ptr<void>>> open_;  // the chunk whose block is open, and its memory
-    std::weak_ptr<void> refused_;              // that of a block that was left, while something still refers to it
+    std::weak_ptr<void> refused_;              // that of the last block, while something still refers to it
 };
 
 }  // namespace memlane::bindings

@@ -1,4 +1,4 @@
-// Memory for the serdes: an array's bytes where they lie, on the way out and on the way in, and private copies.
+// Memory for the serdes: an array's bytes in place, for encoding and for decoding, and private copies.
 #include <nanobind/nanobind.h>
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The object store for Python: ByteRingSegment (the ring), StoreWriter and StoreReader (the ends of a storage), ObjectIndex
-// (the writer's books).
+// The object store for Python: ByteRingSegment (the ring), StoreWriter and StoreReader (the ends of a storage),
+// ObjectIndex (the writer's index).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

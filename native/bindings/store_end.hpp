@@ -1,7 +1,7 @@
 // One end of a storage as Python holds it, and an object that it has pinned.
 //
-// `get`, `view` and their like may run in several threads at once: what they call in here takes turns by the GIL. The
-// writer's own calls are kept apart in Python (memlane.store.ring).
+// `get`, `view` and the like may run in several threads at once; the GIL serializes the calls that they make
+// here. The writer's own calls are kept apart in Python (memlane.store.ring).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -25,7 +25,7 @@ namespace nb = nanobind;
 using store::Object;
 using store::ObjectReader;
 
-// An address or id as Python code gives it: what has an index is a number, a bool is a mistake. None if it is negative or
+// An address or id as Python code gives it: anything with `__index__` but a bool. None if it is negative or
 // beyond 63 bits, where nothing is stored.
 inline std::optional<std::uint64_t> number_from(const char* name, nb::handle value) {
     if (!PyLong_CheckExact(value.ptr()))
@@ -35,7 +35,7 @@ inline std::optional<std::uint64_t> number_from(const char* name, nb::handle val
     return overflow == 0 && number >= 0 ? std::optional<std::uint64_t>(number) : std::nullopt;
 }
 
-// Its bytes stay what they are until this and every buffer that was made of it are gone.
+// An object whose bytes do not change until this and every buffer made from it are gone.
 class PinnedObject {
 public:
     PinnedObject(const std::shared_ptr<ObjectReader>& end, std::shared_ptr<os::Mapping> shown, const Object& object)
@@ -55,7 +55,7 @@ public:
     ViewLease lease() const { return {lease_, shown_->base() + object_.offset, object_.size}; }
     const Object& object() const noexcept { return object_; }
 
-    // Buffers that still exist keep it.
+    // Buffers that still exist keep the pin.
     void release() noexcept { lease_.reset(); }
 
 private:
@@ -82,19 +82,19 @@ public:
     std::weak_ptr<Core> weak() const noexcept { return core_; }
     bool is_closed() const noexcept { return !core_; }
 
-    // None unless it is stored under that id at that address.
+    // None unless an object is stored under that id at that address.
     std::optional<PinnedObject> pin(nb::handle address, nb::handle id) const {
         Core& end = core();
         const auto at = number_from("address", address);
         const auto number = number_from("monotonic_id", id);
         if (!at || !number || *at / 2 >= end.table().ring_bytes() || *number >= store::kIdEnd) return std::nullopt;
-        std::shared_ptr<os::Mapping> shown = end.shown();  // first: whatever fails here leaves nothing pinned
+        std::shared_ptr<os::Mapping> shown = end.shown();  // first: a failure here leaves nothing pinned
         const auto object = end.pin(*at, static_cast<std::uint32_t>(*number));
         if (!object) return std::nullopt;
         return PinnedObject(core_, std::move(shown), *object);
     }
 
-    // Was all that was read of it until now its own?
+    // Whether all bytes read so far were the object's own.
     bool is_valid(const PinnedObject& pinned) const { return core().is_valid(pinned.object()); }
 
     void note_progress() const { core().note_progress(); }
@@ -122,7 +122,7 @@ public:
                               core::load_relaxed(facts.objects), core::load_relaxed(facts.bytes));
     }
 
-    // Reads that each reader has not done yet, by place, of all that is stored now. A look at the whole table.
+    // The reads that each reader still owes, by place, of all stored objects. Scans the whole table.
     std::vector<std::uint64_t> outstanding() const {
         const store::ObjectTable& table = core().table();
         std::vector<std::uint64_t> sums(table.geometry().n_readers, 0);
@@ -138,15 +138,15 @@ public:
         return sums;
     }
 
-    // `announce`: tell the peers; otherwise this looks like a death to them.
+    // `announce` tells the peers; otherwise this looks like a death to them.
     void finish(bool announce) noexcept {
         if (!core_) return;
         if (announce && core_->segment().is_own()) core_->announce_close();
         core_->segment().abandon();
-        core_.reset();  // the only owner: what is pinned still cannot touch the pins of a successor
+        core_.reset();  // the only owner, so a late unpin cannot touch the pins of a successor
     }
 
-    // A read is over; counted if it `counts`. False, and nothing has changed, if it was not all the object's.
+    // Ends a read, and counts it if `counts`. False, with nothing changed, if it read any bytes not the object's own.
     bool finish_read(const PinnedObject& pinned, bool counts) const {
         if (!is_valid(pinned)) return false;
         if (counts) core().count(pinned.object());
@@ -154,7 +154,7 @@ public:
         return true;
     }
 
-    // One more read, of the object whose read count `view` shows.
+    // Counts one more read of the object whose read count `view` shows.
     void count(nb::handle view) const {
         const ByteView bytes(view, ByteView::Access::write);
         if (bytes.size() < store::kCountBytes) raise_error("InvalidArgument", "a read count has 4 bytes");
@@ -167,7 +167,7 @@ public:
     }
 
 private:
-    // The object whose read count `bytes` is, pinned.
+    // Pins the object whose read count `bytes` is.
     std::optional<Object> object_of(const ByteView& bytes) const {
         const store::ObjectTable& table = core().table();
         const std::byte* const ring = table.ring_mapping()->base();
@@ -190,17 +190,17 @@ class BoundStoreWriter : public StoreEnd<store::StoreWriter> {
 public:
     using StoreEnd::StoreEnd;
 
-    // Have the reads of object `id` reached `references` of every reader? The table knows; of bytes that are no object
-    // of it, the count in them does.
+    // Whether every reader has read object `id` `references` times. The table decides; for bytes that are no
+    // object of it, the count in them does.
     bool is_read(std::uint32_t id, nb::handle view, std::uint64_t references) const {
         const ByteView bytes(view, ByteView::Access::read);
         if (bytes.size() < store::kCountBytes) raise_error("InvalidArgument", "a read count has 4 bytes");
         return core().is_read_at(id, static_cast<const std::byte*>(bytes.data()), references);
     }
 
-    // (slot, reads that it owes, pins) of everybody who keeps object `id`.
+    // (slot, reads that it owes, pins) of every participant that keeps object `id`.
     nb::list blockers(std::uint32_t id, std::uint32_t references) const { return to_list(core().blockers(id, references)); }
-    // The same of orphans.
+    // The same for orphans.
     nb::list orphan_blockers() const { return to_list(core().orphan_blockers()); }
 
 private:

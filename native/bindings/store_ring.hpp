@@ -1,4 +1,4 @@
-// A byte ring as Python holds it: made, attached, looked at as memoryviews, and written to by one end.
+// A byte ring as Python holds it: creating it, attaching to it, memoryviews of it, and the calls of its one writer.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -21,12 +21,12 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// Why a chunk has no place, for who makes an error of it.
+// Why a chunk has no place, for the caller, which raises the error.
 struct NoRoom {
-    bool is_obstructed;  // where it would lie somebody still reads what was cleared
+    bool is_obstructed;  // by orphans that are still pinned
 };
 
-// Offsets and sizes come from Python, which knows them to lie in the ring.
+// Python passes only offsets and sizes that lie in the ring.
 class ByteRingSegment : public HeldSegment {
 public:
     static ByteRingSegment create(std::uint64_t bytes, const nb::bytes& id, const std::string& name) {
@@ -52,7 +52,7 @@ public:
 
     std::uint64_t ring_bytes() const noexcept { return bytes_; }
 
-    // Raises unless it may be used: not closed, not a parent's.
+    // Raises if the ring is closed or a parent process's.
     void check() const {
         if (!segment_->is_own()) raise_failure(nb::none(), "wrong_process");
         check_open();
@@ -71,7 +71,7 @@ public:
         return nb::make_tuple(header.id, has_space ? header.size : 0);
     }
 
-    // The calls of the writer, each one step to a signal handler.
+    // The calls of the writer. To a signal handler, each is one step.
 
     store::Chunks& chunks() const noexcept { return writer_->chunks; }
     void set_tenant(const std::shared_ptr<store::Tenant>& tenant) const { writer_->tenant = tenant; }
@@ -87,14 +87,14 @@ public:
             check();
         });
     }
-    // What is Python's may have closed the ring since it was asked for last: a key, a signal handler.
+    // Checks again: Python code (a key, a signal handler) may have closed the ring since the last check.
     void write_header(std::uint64_t address, std::uint32_t id, std::uint64_t bytes) const {
         check();
         store::write_header(segment_->mapping()->base() + address % bytes_,
                             {static_cast<std::int32_t>(id), static_cast<std::int32_t>(bytes)});
     }
 
-    // A new chunk of so many bytes, header included: its address and id; or NoRoom.
+    // Allocates a chunk of `bytes` bytes, header included. Returns its address and id, or NoRoom.
     nb::object allocate(std::uint64_t bytes) const {
         check();
         const store::Room room = room_for(bytes);
@@ -108,14 +108,14 @@ public:
         return nb::cast(NoRoom{room.is_obstructed});
     }
 
-    // The ids of what was freed. `is_free(chunk)` may be Python's.
+    // Returns the ids of the chunks freed. `is_free(chunk)` may run Python code.
     template <class IsFree>
     nb::list free(std::uint64_t most, IsFree&& is_free) const {
         nb::list freed;
         writer_->free(most, is_free, [&](std::uint32_t id) { freed.append(id); });
         return freed;
     }
-    // Asks `is_free(id, offset of the data, bytes of the data)`.
+    // Calls `is_free(id, offset of the data, bytes of the data)`.
     nb::list free_if(std::uint64_t most, const nb::object& is_free) const {
         check();
         return free(most, [&](const store::Chunk& chunk) {
@@ -147,12 +147,12 @@ private:
           space_(std::make_shared<store::RingSpace>(*segment_, bytes, reserved)),
           writer_(std::make_shared<store::ByteRingWriter>(bytes)) {}
 
-    // With the GIL, so that nobody begins meanwhile. A child's copy of the lock may be held by a thread that it has not.
+    // Called with the GIL, so that nobody begins meanwhile. In a forked child a thread that it lacks may hold the lock.
     std::unique_lock<std::mutex> until_unused() const {
         return segment_->is_own() ? std::unique_lock(*in_use_) : std::unique_lock<std::mutex>();
     }
 
-    std::shared_ptr<std::mutex> in_use_ = std::make_shared<std::mutex>();  // while it grows, without the GIL
+    std::shared_ptr<std::mutex> in_use_ = std::make_shared<std::mutex>();  // held while the ring grows without the GIL
     std::uint64_t bytes_;
     std::shared_ptr<store::RingSpace> space_;
     std::shared_ptr<store::ByteRingWriter> writer_;

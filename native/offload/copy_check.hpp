@@ -1,12 +1,12 @@
-// What is looked at before the first byte moves.
+// The checks made before the first byte moves.
 //
-// The ids are read once, into memory of our own: the caller's array may be written to meanwhile, and an id that was
-// checked must be the id that is used. After that three things must hold: every id is a block's; no destination comes
-// twice; no destination shares a byte with a source. Then the order of the copies cannot matter, and they may be
-// reordered, merged and given to several threads. The result is that of numpy's `dst[to] = src[from]`.
+// The ids are read once, into private memory: the caller's array may be written to meanwhile, and the id that was
+// checked must be the id that is used. Then three things must hold: every id names a block; no destination
+// appears twice; no destination shares a byte with a source. If they do, the order of the copies does not matter,
+// and they may be reordered, merged and split among threads. The result is that of numpy's `dst[to] = src[from]`.
 //
-// A pair costs about 5 ns to read and 4 ns to look up, so the bits of a set of ids are kept while they are cheaper to
-// clear than the ids are to sort: 8 million blocks are a megabyte, which the second cache holds.
+// A pair costs about 5 ns to read and 4 ns to look up. So a set of ids is kept as a bitmap while clearing one
+// is cheaper than sorting the ids: 8 million blocks take a megabyte, which fits the L2 cache.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct IdRange {
 
 enum class Fault { none, no_such_source, no_such_target, target_twice, overlap, tangled };
 
-// What is wrong with which pair; `id` is as the caller wrote it (the bits of an unsigned number, if it is one).
+// What is wrong with which pair. `id` is the caller's value, as the bits of a 64-bit number of the same signedness.
 struct Finding {
     Fault fault = Fault::none;
     std::size_t pair = 0;
@@ -45,11 +45,11 @@ struct Reading {
     std::vector<Pair> pairs;
     IdRange from;
     IdRange to;
-    bool ascending = true;  // strictly, in the destination: nothing can be there twice
+    bool ascending = true;  // strictly, by destination: then none appears twice
     Finding finding;
 };
 
-// Int: how the caller's ids are stored. Each is loaded once.
+// `Int`: the type of the caller's ids. Each is loaded once.
 template <class Int>
 Reading read_pairs(const Int* ids, std::size_t count, const Blocks& from, const Blocks& to) {
     Reading reading;
@@ -73,11 +73,11 @@ Reading read_pairs(const Int* ids, std::size_t count, const Blocks& from, const 
     return reading;
 }
 
-// The ids on one side of the pairs: bits where that is cheap, else sorted.
+// The ids on one side of the pairs: a bitmap where that is cheap, otherwise sorted.
 class IdSet {
 public:
     IdSet(const std::vector<Pair>& pairs, std::uint32_t Pair::* id, IdRange range) : first_(range.first) {
-        constexpr std::uint64_t kWordsPerPair = 16;  // to clear them takes as long as to sort one id
+        constexpr std::uint64_t kWordsPerPair = 16;  // clearing them takes as long as sorting one id
         const std::uint64_t words = range.ids() / 64 + 1;
         if (words <= kWordsPerPair * pairs.size()) {
             bits_.resize(words);
@@ -100,7 +100,7 @@ public:
 
     bool has_twice() const noexcept { return has_twice_; }
 
-    // Is one of [low, high] there?
+    // Whether it contains an id of [low, high].
     bool has_any(std::int64_t low, std::int64_t high) const noexcept {
         if (bits_.empty()) {
             const auto at = std::lower_bound(sorted_.begin(), sorted_.end(), low);
@@ -126,7 +126,7 @@ namespace detail {
 
 constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
-// The first pair whose destination an earlier pair has, too.
+// The first pair whose destination an earlier pair already has.
 inline std::size_t first_repeat(const std::vector<Pair>& pairs) {
     std::vector<std::pair<std::uint32_t, std::size_t>> by_target;
     for (std::size_t i = 0; i < pairs.size(); ++i) by_target.emplace_back(pairs[i].to, i);
@@ -151,9 +151,9 @@ inline bool is_same_layout(const Blocks& a, const Blocks& b) {
 
 }  // namespace detail
 
-// Does a destination share a byte with a source? Told exactly where blocks have one extent each, or both sides are one
-// array (a pool that is compacted, the cells of two workers in one region); else memory that is far apart is told from
-// memory that is not, and the latter refused as `tangled`.
+// Finds a destination that shares a byte with a source. Exact if each block has one extent (such as the cells
+// of two workers in one region), or if both sides are the same array (a pool that is compacted). Otherwise it
+// only compares the ranges that the blocks span, and refuses ranges that overlap as `tangled`.
 inline Finding find_overlap(const Reading& reading, const Blocks& from, const Blocks& to) {
     const Hull source = detail::absolute(from, reading.from);
     const Hull target = detail::absolute(to, reading.to);
@@ -168,7 +168,7 @@ inline Finding find_overlap(const Reading& reading, const Blocks& from, const Bl
     }
     const auto bytes = static_cast<std::int64_t>(from.block_bytes);
     if (!from.is_contiguous() || !to.is_contiguous() || std::abs(from.stride) < bytes) return {Fault::tangled, 0, 0};
-    // Source i covers [i * stride, i * stride + bytes); those that reach into [x, x + bytes) are at most two ids.
+    // Source i covers [i * stride, i * stride + bytes); at most two of them reach into [x, x + bytes).
     const IdSet sources(pairs, &Pair::from, reading.from);
     const std::int64_t between = to.base - from.base;
     for (std::size_t i = 0; i < pairs.size(); ++i) {
@@ -183,7 +183,7 @@ inline Finding find_overlap(const Reading& reading, const Blocks& from, const Bl
     return {};
 }
 
-// All of it. `finding.fault` is `none` where the pairs may be moved in any order.
+// All checks. `finding.fault` is `none` if the pairs may be moved in any order.
 template <class Int>
 Reading check_pairs(const Int* ids, std::size_t count, const Blocks& from, const Blocks& to) {
     Reading reading = read_pairs(ids, count, from, to);

@@ -1,10 +1,10 @@
-// Moving blocks between this host and a GPU: copies that are queued on a stream, by the functions of CUDA's run time
-// that torch has loaded. Known by address alone, so nothing here needs CUDA to be built.
+// Moving blocks between this host and a GPU: queues copies on a stream, by the functions of the CUDA runtime
+// that torch has loaded. They are called by address, so nothing here needs CUDA to build.
 //
-// Each queued copy costs the caller one to two microseconds, whatever its size, so neighbours are made one: pairs whose
-// bytes are neighbours on both sides are one copy, pairs that step regularly on both sides (the rows of a region to the
-// blocks of a cache) one two-dimensional copy, and what is left goes down in one call where the run time can
-// (cudaMemcpyBatchAsync, CUDA 12.8 and later; not on the legacy default stream).
+// Queuing a copy costs the caller one to two microseconds, whatever its size, so copies are merged. Pairs whose
+// bytes are adjacent on both sides become one copy. Pairs with a constant step on both sides (the rows of a
+// region to the blocks of a cache) become one two-dimensional copy. The rest are queued in one call where the
+// runtime has one (cudaMemcpyBatchAsync, CUDA 12.8 and later; not on the legacy default stream).
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace memlane::offload {
 
-// `rows` pieces of `bytes`, each so many bytes behind the one before it.
+// `rows` pieces of `bytes` bytes, a pitch apart on each side.
 struct DeviceCopy {
     std::byte* to;
     const std::byte* from;
@@ -29,7 +29,7 @@ struct DeviceCopy {
 // cudaMemcpyKind.
 enum class Direction : int { to_device = 1, to_host = 2 };
 
-// What stands behind cudaMemcpyAttributes: read in the order of the stream, no hints, no flags.
+// The layout of cudaMemcpyAttributes: source accessed in stream order, no hints, no flags.
 struct BatchAttributes {
     int source_access_order = 1;
     int hints[4] = {};
@@ -47,13 +47,13 @@ struct CudaRuntime {
 
     Copy copy = nullptr;
     Copy2D copy_2d = nullptr;
-    Batch13 batch_13 = nullptr;  // at most one of the two: their parameters differ, their name does not
+    Batch13 batch_13 = nullptr;  // at most one of the two: same name, different parameters
     Batch12 batch_12 = nullptr;
 };
 
-// The copies of a move, as few as can be.
+// The copies of a move, merged as far as possible.
 inline std::vector<DeviceCopy> device_copies(const Blocks& from, const Blocks& to, const std::vector<Pair>& pairs) {
-    constexpr std::int64_t kMostPitch = 0x7fffffff;  // CUDA's, at least
+    constexpr std::int64_t kMostPitch = 0x7fffffff;  // CUDA's limit is at least this
     std::vector<DeviceCopy> copies;
     for (const Segment& s : segments_of(from, to)) {
         const auto width = static_cast<std::int64_t>(s.bytes);
@@ -74,7 +74,7 @@ inline std::vector<DeviceCopy> device_copies(const Blocks& from, const Blocks& t
     return copies;
 }
 
-// Queues them; returns CUDA's error, 0 if there is none. `queued` counts the copies that were taken before it.
+// Queues the copies; returns CUDA's error, or 0. `queued` counts those accepted before the error.
 inline int queue_copies(const CudaRuntime& cuda, std::vector<DeviceCopy> copies, Direction direction, void* stream,
                         std::size_t& queued) {
     const int kind = static_cast<int>(direction);
@@ -84,7 +84,7 @@ inline int queue_copies(const CudaRuntime& cuda, std::vector<DeviceCopy> copies,
         if (const int error = cuda.copy_2d(c->to, c->to_pitch, c->from, c->from_pitch, c->bytes, c->rows, kind, stream))
             return error;
     const auto left = static_cast<std::size_t>(copies.end() - flat);
-    const bool is_legacy = reinterpret_cast<std::uintptr_t>(stream) <= 1;  // by each of its two handles
+    const bool is_legacy = reinterpret_cast<std::uintptr_t>(stream) <= 1;  // it has two handles, 0 and 1
     if (left > 1 && !is_legacy && (cuda.batch_13 != nullptr || cuda.batch_12 != nullptr)) {
         std::vector<void*> to;
         std::vector<const void*> from;

@@ -1,16 +1,16 @@
 // Where the bytes of blocks lie.
 //
-// An array of blocks is one base, one stride from block to block, and the extents of a block: the pieces of memory
-// that hold its bytes, in the C order of its elements, relative to where the block begins. A row of an offload region
-// has one extent; a block of a cache with keys and values apart, shape (2, blocks, ...) seen block first, has two:
+// An array of blocks is one base, one stride from block to block, and the extents of a block: the pieces of memory that
+// hold its bytes, in the C order of its elements, relative to the start of the block. A row of an offload region has
+// one extent; a block of a cache that keeps keys and values apart, shape (2, blocks, ...) viewed block first, has two:
 //
 //     base                    + stride                + 2 * stride
 //     | K of block 0          | K of block 1          | ...   |
 //     | V of block 0          | V of block 1          | ...   |
 //       ^ extent 1 = {offset of V from K, bytes}
 //
-// Two arrays whose blocks have the same number of bytes can be moved into each other, whatever their extents: the
-// boundaries of both cut a block into segments, each contiguous on both sides.
+// Blocks can be moved between any two arrays whose blocks have the same number of bytes, whatever their
+// extents: the boundaries of both cut a block into segments, each contiguous on both sides.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ struct Pair {
 static_assert(sizeof(Pair) == 8);
 inline constexpr std::uint64_t kMostBlocks = std::uint64_t{1} << 32;
 
-// A block in more pieces than this is refused: their table would be larger than the block.
+// A block of more pieces than this is refused: their table would be larger than the block.
 inline constexpr std::uint64_t kMostExtents = 1u << 20;
 
 // Bytes of memory, relative to the array's base: [low, high).
@@ -58,12 +58,12 @@ struct Blocks {
     std::int64_t stride = 0;
     std::uint64_t block_bytes = 0;
     std::vector<Extent> extents;
-    Hull block;         // all of a block
+    Hull block;         // of one block
     bool apart = true;  // no two blocks, and no two elements of a block, share a byte
 
     bool is_contiguous() const noexcept { return extents.size() <= 1; }
 
-    // Of the blocks from `first` to `last`.
+    // The hull of the blocks from `first` to `last`.
     Hull hull(std::uint64_t first, std::uint64_t last) const noexcept {
         const std::int64_t a = static_cast<std::int64_t>(first) * stride;
         const std::int64_t b = static_cast<std::int64_t>(last) * stride;
@@ -78,8 +78,8 @@ struct Dimension {
     std::int64_t stride;
 };
 
-// The test of numpy and torch, which may say no of odd arrays that are free of overlaps, but never yes of others:
-// sorted by stride, each dimension steps over all that the smaller ones reach.
+// The test that numpy and torch use: sorted by stride, each dimension must step over all that the smaller ones
+// reach. It may reject unusual arrays without overlaps, but never accepts an array with one.
 inline bool steps_apart(std::vector<Dimension> dimensions, std::int64_t item_bytes) {
     std::sort(dimensions.begin(), dimensions.end(),
               [](const Dimension& a, const Dimension& b) { return std::abs(a.stride) < std::abs(b.stride); });
@@ -101,7 +101,7 @@ inline void append(std::vector<Extent>& extents, std::int64_t offset, std::uint6
 
 }  // namespace detail
 
-// The array of that shape, its first axis the blocks; strides in bytes. None if a block has more than kMostExtents.
+// An array whose first axis counts the blocks; strides in bytes. None if a block has more than kMostExtents pieces.
 inline std::optional<Blocks> blocks_of(void* base, std::span<const std::int64_t> shape,
                                        std::span<const std::int64_t> strides, std::int64_t item_bytes) {
     using detail::Dimension;
@@ -117,7 +117,7 @@ inline std::optional<Blocks> blocks_of(void* base, std::span<const std::int64_t>
     }
     blocks.block_bytes = static_cast<std::uint64_t>(block_bytes);
     if (block_bytes == 0 || blocks.count == 0) return blocks;
-    if (blocks.count == 1) blocks.stride = block_bytes;  // steps nowhere, so it may say anything
+    if (blocks.count == 1) blocks.stride = block_bytes;  // of a single block it may be anything
     std::vector<Dimension> all = inner;
     all.push_back({shape[0], strides[0]});
     blocks.apart = detail::steps_apart(std::move(all), item_bytes);
@@ -149,7 +149,7 @@ inline std::optional<Blocks> blocks_of(void* base, std::span<const std::int64_t>
     return blocks;
 }
 
-// Both cut at the boundaries of both. Their blocks have the same number of bytes.
+// Cuts the blocks of both at the extent boundaries of both. The blocks must have the same number of bytes.
 inline std::vector<Segment> segments_of(const Blocks& from, const Blocks& to) {
     std::vector<Segment> segments;
     std::size_t f = 0;

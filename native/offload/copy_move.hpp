@@ -1,19 +1,19 @@
 // Moving blocks within the memory of this host, on one thread or several.
 //
-// What a move costs, and what is done about it:
+// What bounds a move, and what is done about it:
 //
-//   blocks of      what one waits for                    done
-//   64 B .. 1 KiB  a page walk and a line, at random     pairs sorted by destination page; the source asked for ahead
-//   4 KiB          the start of each page                eight pages side by side, past the caches (copy_streaming.hpp)
-//   64 KiB ..      memory                                the same; more threads
-//   any, cached    nothing                               memcpy
+//   blocks of      bounded by                          remedy
+//   64 B .. 1 KiB  a page walk and a line, at random   pairs sorted by destination page; sources prefetched
+//   4 KiB          the start of each page              eight pages side by side, past the caches (copy_streaming.hpp)
+//   64 KiB ..      memory                              the same; more threads
+//   any, cached    nothing                             memcpy
 //
-// Pairs that are neighbours on both sides are one copy if their bytes are. They are found while copying: a list of
-// such runs would cost more than it saves where there are none.
+// Pairs that are neighbours on both sides become one copy if their bytes are adjacent. They are found while
+// copying: a list of such runs would cost more than it saves where there are none.
 //
-// The work is cut into units of a mebibyte that the threads take from one counter, so a thread that is kept from its
-// core delays the end by one unit. Threads are started for each call, which should cost
-// little beside a mebibyte each (100 us; not measured), and a pool would have to be thought of at every fork.
+// The work is cut into units of a mebibyte that the threads take from one counter, so a preempted thread delays
+// the end by one unit. Threads are started for each call: that should cost 100 us (not measured), little beside
+// a mebibyte each, and a pool would have to be handled at every fork.
 #pragma once
 
 #include <algorithm>
@@ -36,18 +36,18 @@ using core::kLine;
 using core::prefetch;
 using core::StreamingCopy;
 
-// Bytes that one thread takes at a time, and for which one more thread is worth its start.
+// Bytes that a thread takes at a time, and the least work for which one more thread is started.
 inline constexpr std::uint64_t kUnitBytes = 1u << 20;
-// More do not make memory faster.
+// More threads do not make memory faster.
 inline constexpr unsigned kMostThreads = 8;
-// A pair costs at least as much as so many bytes.
+// A pair costs at least as much as copying this many bytes.
 inline constexpr std::uint64_t kPairBytes = 512;
-// A caller who waits looks around so often.
+// How often run() calls `look`.
 inline constexpr os::Nanoseconds kLookInterval = 50 * os::kMillisecond;
 
 class Move {
 public:
-    // Of pairs that check_pairs has found good, between arrays that outlive the move.
+    // Moves pairs that check_pairs has accepted, between arrays that outlive the move.
     Move(const Blocks& from, const Blocks& to, Reading reading)
         : from_(from.base), to_(to.base), from_stride_(from.stride), to_stride_(to.stride), block_bytes_(from.block_bytes),
           segments_(segments_of(from, to)), pairs_(std::move(reading.pairs)) {
@@ -66,14 +66,14 @@ public:
 
     std::uint64_t bytes() const noexcept { return pairs_.size() * block_bytes_; }
 
-    // How many threads pay, of `cores`; the work itself bounds what was asked for.
+    // How many threads are worthwhile on `cores` cores; run() caps a larger request by the amount of work.
     unsigned threads(unsigned cores) const noexcept {
         const std::uint64_t cost = pairs_.size() * std::max(block_bytes_, kPairBytes);
         return static_cast<unsigned>(std::clamp<std::uint64_t>(cost / kUnitBytes, 1, std::min(cores, kMostThreads)));
     }
 
-    // Runs on that many threads, the caller's included. `look()` is called by the caller alone, now and then; what it
-    // throws ends the move where it is. Returns how many threads could not be started.
+    // Runs on that many threads, the caller's included. Only the caller's calls `look()`, from time to time; an
+    // exception from it ends the move where it is. Returns how many threads could not be started.
     template <class Look>
     unsigned run(unsigned threads, Look&& look) {
         const auto wanted = static_cast<unsigned>(std::min<std::uint64_t>(threads, units_));
@@ -95,14 +95,14 @@ public:
     }
 
 private:
-    // Blocks of which several share a page.
+    // Up to this size, several blocks share a page.
     static constexpr std::uint64_t kSmallBlock = 1024;
     static constexpr std::size_t kSortedPairs = 1u << 14;
     static constexpr std::size_t kAhead = 16;
 
-    // Stable, by the high bits of the destination, into a thousand parts. A random cell costs two page walks, in a
-    // virtual machine each up to 90 ns; with the destinations of a part within reach of the TLB it costs one. The sort
-    // is 11 ns a pair. Neighbours stay neighbours.
+    // A stable sort by the high bits of the destination, into 1024 parts. A random cell costs two page walks,
+    // each up to 90 ns in a virtual machine; if the TLB covers the destinations of a part, it costs one. The
+    // sort takes 11 ns a pair. Neighbours stay neighbours.
     void sort(IdRange range) {
         constexpr std::size_t kParts = 1024;
         unsigned shift = 0;
@@ -163,7 +163,7 @@ private:
         }
     }
 
-    // Every line of it: a block of 64 bytes that begins anywhere has two.
+    // Prefetches every line of the block's first segment: an unaligned block of 64 bytes has two.
     void ask_for(const std::byte* block) const noexcept {
         const std::byte* const start = block + segments_[0].from;
         const std::byte* const end = start + segments_[0].bytes;
@@ -180,8 +180,8 @@ private:
     std::vector<Pair> pairs_;
     bool streams_;
     bool merges_;
-    std::uint64_t parts_;     // of a block larger than a unit, each a unit
-    std::uint64_t per_unit_;  // pairs, of smaller ones
+    std::uint64_t parts_;     // per block, each a unit, if blocks are larger than a unit
+    std::uint64_t per_unit_;  // pairs per unit, if blocks are smaller
     std::uint64_t units_;
     std::atomic<std::uint64_t> next_unit_{0};
     std::atomic<bool> ended_{false};

@@ -1,11 +1,11 @@
-// Start-up's long part: the space of the whole region is reserved, pages of the caller's own part are populated. By
-// threads that need no interpreter; the caller looks in from time to time.
+// The long part of a start: reserves the space of the whole region, and populates the pages of the caller's own
+// part, on threads that need no interpreter. The caller looks in from time to time.
 //
-// Reserving (fallocate) only finds the pages: about a third of the work, and one thread at a time, because it holds the
-// inode's lock. Zeroing and mapping them happens in populating, which threads do side by side. So one thread reserves piece
-// after piece, and the others populate behind it: together hardly more processor time than populating alone.
+// Reserving (fallocate) only allocates the pages. That is about a third of the work, and single-threaded, because
+// it holds the inode's lock. Populating zeroes and maps them, and runs in parallel. So one thread reserves piece
+// after piece, and the others populate behind it, for hardly more processor time than populating alone.
 //
-// fallocate does not know that a mapping wants huge pages. Where they are wanted, populating is what reserves.
+// fallocate does not know that a mapping wants huge pages. Where they are wanted, populating does the reserving.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +25,12 @@
 
 namespace memlane::offload {
 
-inline constexpr std::uint64_t kPiece = 32u << 20;  // between two looks at whether to stop
+inline constexpr std::uint64_t kPiece = 32u << 20;  // between two checks of `stopping_`
 
 enum class Reserving { not_at_all, ahead, by_populating };
 enum class Progress { working, reserved, done };
 
-// Ranges of the region: `count` of them, a stride apart; nothing of them lies behind `end`.
+// `count` ranges of the region, `stride` bytes apart, cut off at `end`.
 struct Cells {
     std::uint64_t offset;
     std::uint64_t bytes;
@@ -42,7 +42,7 @@ struct Cells {
         return {from, kPiece, kPiece, (end - from + kPiece - 1) / kPiece, end};
     }
     static Cells whole(std::uint64_t end) noexcept { return run(0, end); }
-    // What lies without a gap goes by pieces, so that threads share it.
+    // A range without gaps is divided into pieces, so that threads can share it.
     static Cells of(std::uint64_t offset, std::uint64_t bytes, std::uint64_t stride, std::uint64_t count) noexcept {
         const std::uint64_t end = count == 0 ? offset : offset + (count - 1) * stride + bytes;
         if (count <= 1 || stride == bytes) return run(offset, end);
@@ -55,20 +55,20 @@ struct Cells {
 
 class Population {
 public:
-    // The region is mapped. With a reservation the caller builds it.
+    // Needs the region mapped. To reserve its space, the caller must be its builder.
     Population(std::shared_ptr<RegionFile> region, const Cells& cells, Reserving reserving, unsigned threads)
         : region_(std::move(region)),
           mapping_(region_->mapping()),
           cells_(cells),
           reserving_(reserving),
           total_(region_->geometry().total_bytes) {
-        // Reserving makes the file grow; populating needs it grown. But its whole length is to be seen last, so it is one
-        // byte short, unless that byte has a page of its own.
+        // Reserving grows the file; populating needs it grown already. But its full length must be seen last,
+        // so it is left one byte short, unless that byte has a page of its own.
         const std::uint64_t grown = (total_ - 1) % os::Mapping::page_bytes() == 0 ? total_ : total_ - 1;
         if (reserving == Reserving::by_populating && os::facts_of(region_->file()).bytes < grown)
             os::resize(region_->file(), grown);
         if (reserving != Reserving::ahead) reserved_ = total_;
-        const std::lock_guard guard(mutex_);  // none begins before all are counted
+        const std::lock_guard guard(mutex_);  // no helper begins before all are counted
         const unsigned wanted = std::max(threads, 1u);
         helpers_.emplace(wanted, [this] { work(); });
         running_ = wanted - helpers_->missing();
@@ -78,7 +78,7 @@ public:
     Population& operator=(const Population&) = delete;
     ~Population() { stop(); }
 
-    // What is new after at most a slice; `reserved` comes once, unless it comes with `done`. Throws what went wrong.
+    // Waits for news for at most a slice. Returns `reserved` at most once, before `done`. Rethrows a failure.
     Progress wait(os::Nanoseconds slice) {
         std::unique_lock lock(mutex_);
         changed_.wait_for(lock, std::chrono::nanoseconds(slice),
@@ -99,16 +99,16 @@ public:
         return done_;
     }
     std::uint64_t bytes() const noexcept { return cells_.sum(); }
-    // The kernel did not know how to populate: every page was written to instead.
+    // Whether the kernel could not populate, so that pages were written to instead.
     bool was_touched() const {
         const std::lock_guard guard(mutex_);
         return touched_;
     }
 
-    // A forked child has not got the threads. It may stop this, but not destroy it: what they waited for has no end there.
+    // False in a forked child: it has no threads, may call stop(), but must not destroy this, which would hang.
     bool is_own() const noexcept { return helpers_->are_here(); }
 
-    // Ends what is under way, at the latest after a piece for each thread.
+    // Stops the work; each thread finishes the piece that it is working on.
     void stop() noexcept {
         if (is_own()) {
             const std::lock_guard guard(mutex_);
@@ -116,7 +116,7 @@ public:
             changed_.notify_all();
         }
         helpers_->join();
-        mapping_.reset();  // a traceback may refer to this for long
+        mapping_.reset();  // a traceback may keep this object for long
     }
 
 private:
@@ -139,7 +139,7 @@ private:
         return reserving_ == Reserving::ahead && reserved_ == total_ && !told_reserved_;
     }
 
-    // One piece of work; false when there is none left.
+    // Does one piece of work; false if none is left.
     bool step(std::unique_lock<std::mutex>& lock) {
         if (!is_reserving_ && reserved_ < total_) {
             is_reserving_ = true;
@@ -157,7 +157,7 @@ private:
             changed_.wait(lock);
             return true;
         }
-        // As many cells as make a piece, if they have their space.
+        // As many cells as make up a piece, once they have their space.
         const std::uint64_t from = next_;
         const std::uint64_t to = std::min(cells_.count, from + std::max<std::uint64_t>(1, kPiece / cells_.bytes));
         if (cells_.end_of(to - 1) > reserved_) {
@@ -192,7 +192,7 @@ private:
             const bool again = reserving_ == Reserving::not_at_all && mapping_->was_populated(from);
             if (again ? mapping_->populate_again(from, bytes) : mapping_->populate(from, bytes)) return true;
         } catch (const std::system_error& error) {
-            // So it says that a page has no space and can get none.
+            // EFAULT means that a page has no space and can get none.
             if (error.code().value() == EFAULT) throw core::ShmExhausted(ENOSPC, total_, os::free_bytes(region_->file()));
             throw;
         }
@@ -209,9 +209,9 @@ private:
 
     mutable std::mutex mutex_;  // protects everything below
     std::condition_variable changed_;
-    std::uint64_t reserved_ = 0;  // from the beginning
+    std::uint64_t reserved_ = 0;  // bytes, from the beginning
     bool is_reserving_ = false;
-    std::uint64_t next_ = 0;  // cell
+    std::uint64_t next_ = 0;  // the next cell
     std::uint64_t done_ = 0;
     bool touched_ = false;
     bool told_reserved_ = false;

@@ -1,12 +1,12 @@
-// The file of a region: who creates it and who joins, who reserves its space, who removes its name.
+// The file of a region: creating it, joining it, reserving its space, removing its name.
 //
-// A start goes through `enter`, `await_space` and `mark_mapped`; an end is `leave`. The first three never block longer than
-// the slice they are given: the caller looks after deadlines and signals in between, and asks again.
+// A start calls `enter`, `await_space` and `mark_mapped`; an end calls `leave`. The first three never block longer
+// than the slice they are given: in between, the caller handles deadlines and signals, and then calls again.
 //
-// Alive is a region whose geometry somebody holds. Locks of the geometry are taken before the file has its name (by its
-// creator), or under the lock of the name after it was seen alive (by who joins). The name is removed under the same
-// lock. So a file that is found without geometry under that lock is dead for good, and what is dead is never joined; or it
-// is none of memlane's, and left alone as long as anybody has it open.
+// A region is alive while somebody holds the locks of its geometry. They are taken before the file has its name
+// (by its creator), or under the name lock after seeing the region alive (by a process that joins). The name is
+// removed under the same lock. So a file found under that lock without them is dead for good, and nobody joins
+// it; or it is not memlane's, and is left alone as long as anybody has it open.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@
 
 namespace memlane::offload {
 
-// foreign: somebody has the file open and holds none of the locks; or somebody else is starting at this very moment.
+// foreign: another process has the file open without any of the locks, or is starting at this very moment.
 enum class Entry { waiting, foreign, created, joined };
 enum class Space { waiting, complete, build };
 enum class Naming { waiting, kept, removed };
@@ -53,14 +53,14 @@ public:
     bool is_open() const noexcept { return file_.is_open(); }
     bool is_own() const noexcept { return generation_ == os::fork_generation().load(std::memory_order_relaxed); }
 
-    // Tries once to create the region or to join it.
+    // Tries once to create or to join the region.
     Entry enter(os::Nanoseconds slice) {
         os::FileDescriptor found;
         try {
             found = os::open_existing(path_);
         } catch (const std::system_error& error) {
             if (error.code().value() == ENOENT) return create() ? Entry::created : Entry::waiting;
-            if (error.code().value() == EAGAIN) return wait(Entry::waiting, slice);  // somebody asks `is_open_elsewhere`
+            if (error.code().value() == EAGAIN) return wait(Entry::waiting, slice);  // a peer is in `is_open_elsewhere`
             core::throw_unopened(error, path_, "regions", kRemedy);
         }
         core::check_owner(path_, os::facts_of(found), kRemedy);
@@ -88,8 +88,8 @@ public:
         return Entry::joined;
     }
 
-    // Is all the space there, or is it on the caller to reserve it (because it created the region, or because who did
-    // has died or failed)?
+    // Whether all the space is there, or the caller has to reserve it, because it created the region or because
+    // the builder has died or failed.
     Space await_space(os::Nanoseconds slice) {
         if (const Space space = look_for_space(); space != Space::waiting) return space;
         const os::FileWatch watch(file_.get());
@@ -98,13 +98,13 @@ public:
         return space;
     }
 
-    // The process that reserves the space now, or 0.
+    // The pid of the process that is reserving the space, or 0.
     std::int64_t builder() const {
         const auto lock = lock_.held_by_other({kBuilder, kPidSpan});
         return lock ? lock->count : 0;
     }
 
-    // By the builder, when every byte has its space.
+    // Called by the builder once every byte has its space.
     void publish() {
         SYNC_STEP(complete);
         os::resize(file_, geometry_.total_bytes);
@@ -113,7 +113,7 @@ public:
         os::notify_watchers(file_);
     }
 
-    // What lies beyond the file's end must not be touched before the file grows.
+    // Bytes beyond the file's end must not be touched before the file grows.
     void map() {
         try {
             mapping_ = std::make_shared<os::Mapping>(file_, geometry_.total_bytes);
@@ -123,7 +123,7 @@ public:
         }
     }
 
-    // Removes the name once so many have mapped the region (0: never).
+    // Removes the name once `participants` holders have mapped the region (0: never).
     Naming mark_mapped(std::uint64_t participants, os::Nanoseconds slice) {
         lock_.take(os::LockKind::exclusive, mapped_lock(member_));
         if (participants == 0) return Naming::kept;
@@ -140,11 +140,11 @@ public:
         return removed ? Naming::removed : Naming::kept;
     }
 
-    // Whoever hands out views asks for the mapping in one thread while another leaves: his lock is over both.
+    // Call it with the lock held under which views are made (the GIL): another thread may be making one.
     std::shared_ptr<os::Mapping> give_up_mapping() noexcept { return std::exchange(mapping_, nullptr); }
 
-    // Gives everything up; the last to leave removes the name. Waits for at most `patience` for somebody who is joining
-    // or leaving at this moment. In a forked child only its copies go.
+    // Releases everything; the last holder to leave removes the name. Waits at most `patience` for a process
+    // that is joining or leaving at this moment. In a forked child it only closes the child's copies.
     Departure leave(os::Nanoseconds patience) noexcept {
         Departure departure;
         if (!is_open()) return departure;
@@ -157,14 +157,14 @@ public:
         }
         SYNC_STEP(unlock);
         lock_.release();
-        if (is_own()) os::notify_watchers(file_);  // whoever waits for one of the locks
+        if (is_own()) os::notify_watchers(file_);  // wakes processes that wait for one of the locks
         file_.close();
         mapping_.reset();
         return departure;
     }
 
 private:
-    // Locked as a whole before it has a name.
+    // Takes the locks of a holder and of the builder before the file has a name.
     bool create() {
         file_ = os::create_unnamed(directory_);
         lock_ = core::LivenessLock(file_);
@@ -179,31 +179,31 @@ private:
             forget();
             return false;
         }
-        // By its name, so that whoever looks at descriptors and mappings knows what it is.
+        // Reopened by its name, so that /proc shows that name for its descriptors and mappings.
         os::FileDescriptor named = os::open_existing(path_);
         if (os::facts_of(named).is_same_file(os::facts_of(file_))) file_ = std::move(named);
         os::try_lock(file_, os::LockKind::shared, ours_lock());
         return true;
     }
 
-    // Of a file that none of memlane's regions holds: is it somebody's nevertheless? Not if it is the mapping of a dead
-    // region that is left, in a child.
+    // Whether anybody else uses a file that no memlane region holds. A mapping of a dead region that survives
+    // in a forked child does not count.
     bool is_anothers() {
         if (lock_.held_by_other(ours_lock())) return false;
-        file_.close();  // the lock's is then all that is open here
+        file_.close();  // then only the lock's description is open here
         const bool is_used = os::is_open_elsewhere(lock_.file());
         file_ = os::reopen(lock_.file());
         return is_used;
     }
 
-    // Until somebody closes the file or removes its name. With nothing of it open here: of those who start at once, each
-    // is somebody who has the file open to the others.
+    // Waits until somebody closes the file or removes its name. Nothing of it is open here meanwhile: processes
+    // that start at the same time would take each other for foreign holders.
     Entry wait(Entry entry, os::Nanoseconds slice) const {
         os::FileWatch(path_).wait(slice);
         return entry;
     }
 
-    // Another look begins from nothing.
+    // Drops everything, so that the next attempt starts afresh.
     Entry forget() noexcept {
         lock_.release();
         if (file_.is_open()) os::notify_watchers(file_);
@@ -238,7 +238,7 @@ private:
         return RegionGeometry{seen[0], seen[1], seen[2], seen[3]};
     }
 
-    // A watch costs milliseconds when it ends, so there is one only if there is something to wait for.
+    // Closing a watch takes milliseconds, so there is one only if there is something to wait for.
     bool take_name(os::Nanoseconds slice) {
         if (lock_.take(os::LockKind::exclusive, name_lock())) return true;
         const os::FileWatch watch(file_.get());
@@ -249,7 +249,7 @@ private:
 
     Space look_for_space() {
         if (is_builder_) return Space::build;
-        // Asked in this order: while nobody else can build, nothing becomes complete.
+        // In this order: while this process holds the builder's lock, nobody else can complete the region.
         is_builder_ = lock_.take(os::LockKind::exclusive, builder_lock(os::own_pid()));
         if (learns_complete()) {
             if (is_builder_) stop_building();
@@ -270,7 +270,7 @@ private:
 
     void depart(Departure& departure, os::Nanoseconds patience) {
         const os::FileFacts facts = os::facts_of(file_);
-        // Who takes over needs the room. What has been complete may be in use, even if all who said so have died.
+        // A new builder needs the room. A file that was complete may be in use, even if all who knew that have died.
         if (is_builder_ && facts.bytes < geometry_.total_bytes) os::resize(file_, 0);
         if (!has_place_ || facts.links == 0) return;
         const os::Nanoseconds give_up_at = os::monotonic_now() + patience;
@@ -299,8 +299,8 @@ private:
     std::string path_;
     RegionGeometry geometry_;
     std::uint64_t generation_ = os::fork_generation().load();
-    os::FileDescriptor file_;     // mapped; bears no locks
-    core::LivenessLock lock_;     // all locks
+    os::FileDescriptor file_;     // mapped; has the kOurs lock only
+    core::LivenessLock lock_;     // all other locks
     std::shared_ptr<os::Mapping> mapping_;
     std::int64_t member_ = 0;
     bool has_place_ = false;

@@ -1,19 +1,19 @@
-// Bytes of a region, and the locks beyond its end that say what it is and who uses it.
+// Layout of a region, and the locks beyond its end that say what it is and who uses it.
 //
-//   0                     row 0: block 0 of all workers    | cell 0 | cell 1 | ... | bytes of no cell |
+//   0                     row 0: block 0 of all workers    | cell 0 | cell 1 | ... | unused bytes |
 //   row                   row 1                            a cell holds that block of all tensors of one worker
 //   ...
-//   blocks * row          bytes that nobody was promised, up to total_bytes
+//   blocks * row          unused bytes, up to total_bytes
 //
-// All of the file is its users'. So there is no header: what a header would say, locks say, and they die with
-// their holders. A lock is found with its length (F_OFD_GETLK), so a length can carry a number.
+// All bytes of the file belong to its users, so there is no header. Locks take its place, and are dropped when
+// their holders die. F_OFD_GETLK reports a lock with its length, so a length can encode a number.
 //
-//   kName                      exclusive   held for a moment by who joins, leaves, or removes the name
-//   kBuilder, pid bytes        exclusive   held by who reserves the space
-//   kReady                     shared      held by all who know that all the space is there
-//   member i, pid bytes        exclusive   held as long as that holder uses the region: the first free one
+//   kName                      exclusive   held briefly by a process that joins, leaves, or removes the name
+//   kBuilder, pid bytes        exclusive   held by the process that reserves the space
+//   kReady                     shared      held by every process that knows that all the space is there
+//   member i, pid bytes        exclusive   held while that holder uses the region; i is the first free number
 //   kMapped + i                exclusive   held by member i once it has mapped the region
-//   kOurs                      shared      held by the mapped description: it lives on in views and forked children
+//   kOurs                      shared      held by the mapped description, which survives in views and forked children
 //   number f, as many bytes    shared      the four numbers of the geometry: held by every holder
 #pragma once
 
@@ -39,12 +39,12 @@ inline constexpr std::int64_t kMembers = core::kLockBase + (std::int64_t{1} << 4
 inline constexpr std::int64_t kNumbers = core::kLockBase + (std::int64_t{1} << 61);
 inline constexpr std::int64_t kNumberSpan = std::int64_t{1} << 59;
 
-// What all holders have in common.
+// What all holders agree on.
 struct RegionGeometry {
     std::uint64_t total_bytes;
     std::uint64_t blocks;
     std::uint64_t row_bytes;
-    std::uint64_t cell_bytes;  // of one block of one worker; row_bytes if each holder divides rows as he likes
+    std::uint64_t cell_bytes;  // of one block of one worker; row_bytes if each holder divides rows as it likes
 
     std::array<std::uint64_t, 4> numbers() const noexcept { return {total_bytes, blocks, row_bytes, cell_bytes}; }
     bool operator==(const RegionGeometry&) const = default;

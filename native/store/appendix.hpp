@@ -1,6 +1,6 @@
-// Sections that come to a segment after its creation, on pages of their own behind all that is there.
+// Sections appended to a segment after its creation, on pages of their own behind everything that is there.
 //
-// The mapping of the segment stays where it is, because views refer to it; what is appended has its own.
+// They have a mapping of their own: the segment's mapping stays where it is, because views refer to it.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,12 @@ namespace memlane::store {
 
 class Appendix {
 public:
-    // By the only process that appends to this segment. `fill(appendix)` is called before anybody can find it.
-    // ShmExhausted leaves the segment as it was.
+    // Called by the only process that appends to this segment. `fill(appendix)` runs before anybody can find
+    // the sections. ShmExhausted leaves the segment unchanged.
     template <class Fill>
     static Appendix add(core::Segment& segment, const std::vector<core::PlannedSection>& plan, Fill&& fill) {
         core::SegmentHeader& header = segment.header();
-        const std::uint64_t begin = segment.bytes();  // not as the header says it: a peer may have been there
+        const std::uint64_t begin = segment.bytes();  // not from the header: a peer may have changed it
         std::vector<core::SectionEntry> entries;
         std::uint64_t end = begin;
         for (const core::PlannedSection& s : plan) {
@@ -54,8 +54,8 @@ public:
         return appendix;
     }
 
-    // What the directory lists of these kinds now; none if one of them is missing. Checked against the file, so that
-    // whatever the directory says, no byte beyond it is touched. A section may still be smaller than what it is read as.
+    // The sections of these kinds that the directory lists now; none if one is missing. Checked against the
+    // file, so no byte beyond it is touched. The caller checks that a section is as large as its type.
     static std::optional<Appendix> find(const core::Segment& segment, const std::vector<core::Section>& kinds) {
         const core::SegmentHeader& header = segment.header();
         SYNC_LOAD(append);
@@ -71,7 +71,7 @@ public:
                 const bool fits = entry.offset % core::kSectionAlignment == 0 && entry.offset >= segment.bytes() &&
                                   entry.offset <= file.bytes && entry.stride > 0 && entry.count > 0 &&
                                   entry.count <= (file.bytes - entry.offset) / entry.stride &&
-                                  entry.stride * entry.count <= file.allocated;  // nobody is made to allocate for holes
+                                  entry.stride * entry.count <= file.allocated;  // reading a hole would allocate it
                 if (!fits) throw core::LayoutMismatch(segment.name() + " has a damaged section directory");
                 entries.push_back(entry);
                 begin = std::min(begin, entry.offset);
@@ -98,7 +98,7 @@ private:
           mapping_(std::make_shared<os::Mapping>(file, end - begin_, begin_)),
           entries_(std::move(entries)) {}
 
-    std::uint64_t begin_;  // of the mapping, in the file
+    std::uint64_t begin_;  // of the mapping in the file
     std::shared_ptr<os::Mapping> mapping_;
     std::vector<core::SectionEntry> entries_;  // private copy, checked
 };

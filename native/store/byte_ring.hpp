@@ -1,4 +1,4 @@
-// Bytes of the byte ring: chunks of any size, one behind the other, one writer.
+// Layout of the byte ring: chunks of any size, one after the other, with one writer.
 //
 //   offset               length                 content
 //   0                    data_buffer_size       the ring; a chunk lies at `address % data_buffer_size`
@@ -11,7 +11,7 @@
 //   4   4          bytes of the whole chunk, these 8 included
 //   8   size - 8   data
 //
-// Where chunks lie is known to the writer alone; the others learn an address and an id from it.
+// Only the writer knows where chunks lie; other processes get an address and an id from it.
 #pragma once
 
 #include <cstddef>
@@ -31,13 +31,13 @@ struct ChunkHeader {
 static_assert(sizeof(ChunkHeader) == 8);
 static_assert(offsetof(ChunkHeader, size) == 4);
 
-inline constexpr std::uint64_t kIdEnd = std::uint64_t{1} << 31;  // after the last id comes 0
+inline constexpr std::uint64_t kIdEnd = std::uint64_t{1} << 31;  // the id after the last one is 0
 
 inline core::SegmentPlan plan_of(std::uint64_t data_buffer_size) {
     return {core::System::store, {data_buffer_size, 0, 0, 0}, data_buffer_size, {}};
 }
 
-// Chunks of the raw ring lie at any address, so never through a typed pointer.
+// Chunks of the raw ring may be unaligned, so headers are never accessed through a typed pointer.
 inline ChunkHeader read_header(const std::byte* at) noexcept {
     ChunkHeader header;
     core::copy_privately(&header, at, sizeof header);

@@ -1,4 +1,4 @@
-// The writer's side of a ring: its chunks, and whoever keeps something in them.
+// The writer's side of a ring: its chunks, and the tenant that keeps something in them.
 #pragma once
 
 #include <algorithm>
@@ -11,22 +11,22 @@
 
 namespace memlane::store {
 
-// Who keeps something in the chunks, and has a say in their end.
+// The user of the chunks, which is asked before they are freed or reused.
 class Tenant {
 public:
     virtual ~Tenant() = default;
-    // 0 if a new chunk may lie there; else the offset behind what is in its way.
+    // 0 if a new chunk may be placed there; otherwise the offset behind what is in its way.
     virtual std::uint64_t obstacle(std::uint64_t offset, std::uint64_t bytes) = 0;
-    // The chunk is about to be freed. False keeps it.
+    // The chunk is about to be freed; false keeps it.
     virtual bool release(std::uint32_t id) = 0;
     // All chunks are about to be forgotten.
     virtual void forget_all() = 0;
 };
 
-// Where a new chunk may lie; or why there is no such place.
+// Where a new chunk may be placed, or why it cannot be.
 struct Room {
     std::optional<Chunks::Place> place;
-    bool is_obstructed = false;                   // by what the tenant does not give away
+    bool is_obstructed = false;                   // by something that the tenant keeps
     std::optional<core::ShmExhausted> shortage;  // the ring cannot grow
 };
 
@@ -34,7 +34,7 @@ class ByteRingWriter {
 public:
     explicit ByteRingWriter(std::uint64_t ring_bytes) : chunks(ring_bytes) {}
 
-    // Changes nothing but the ring's space. `take(end)` takes it up to there, or throws ShmExhausted.
+    // Changes nothing but the ring's space. `take(end)` reserves it up to `end`, or throws ShmExhausted.
     template <class Take>
     Room room_for(std::uint64_t bytes, Take&& take) {
         const std::uint64_t size = chunks.size();
@@ -55,14 +55,14 @@ public:
             } else {
                 room.is_obstructed = true;
             }
-            // An empty ring has room everywhere, wherever its positions are.
+            // An empty ring has room everywhere, whatever its positions.
             room.place = chunks.place(bytes, goes_back ? 0 : room.place->address - at + std::min(behind, size));
         }
         return room;
     }
 
-    // From the oldest on, while `is_free(chunk)` and the tenant say so, until `most` bytes are freed. `freed(id)` is called
-    // behind each. What throws leaves whole chunks.
+    // Frees chunks, oldest first, while `is_free(chunk)` and the tenant allow it, until `most` bytes are freed.
+    // Calls `freed(id)` after each. An exception never leaves a chunk half freed.
     template <class IsFree, class Freed>
     void free(std::uint64_t most, IsFree&& is_free, Freed&& freed) {
         for (std::uint64_t sum = 0; sum < most && !chunks.empty();) {
@@ -81,7 +81,7 @@ public:
     }
 
     Chunks chunks;
-    std::weak_ptr<Tenant> tenant;  // none once its storage is closed: the ring may be used on without it
+    std::weak_ptr<Tenant> tenant;  // expired once its storage is closed: the ring stays usable without it
 };
 
 }  // namespace memlane::store

@@ -1,7 +1,7 @@
-// Where the chunks of a ring lie: its arithmetic, without the memory. Known to the writer alone.
+// Where the chunks of a ring lie: the arithmetic, without the memory. Known to the writer alone.
 //
-// A chunk lies at `address % size` and is contiguous. Positions grow until the start has gone once around; then start and
-// end move back by one ring, and addresses that were handed out keep their meaning. Ids grow, and some may be left out.
+// A chunk lies at `address % size` and is contiguous. Positions grow until the start has gone round once; then start
+// and end move back by one ring size. Addresses handed out before stay valid. Ids grow, and some may be skipped.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ public:
         std::uint64_t address;
     };
 
-    // None while there is no room. `at_least`: what lies between the newest chunk and this address is left out; on an empty
-    // ring, what lies before this offset.
+    // None if there is no room. `at_least` skips everything between the newest chunk and this address or, on an
+    // empty ring, everything before this offset.
     std::optional<Place> place(std::uint64_t bytes, std::optional<std::uint64_t> at_least = std::nullopt) const noexcept {
         if (bytes > size_) return std::nullopt;
         std::uint64_t start = at_least && empty() ? 0 : start_;
@@ -39,7 +39,7 @@ public:
         if (address % size_ + bytes > size_) address = (address / size_ + 1) * size_;
         if (address + bytes - start > size_) {
             if (!empty() || at_least) return std::nullopt;
-            start = address = 0;  // nothing is in the way, wherever the positions are
+            start = address = 0;  // nothing is in the way, whatever the positions
         }
         return Place{start, address};
     }
@@ -59,7 +59,7 @@ public:
         end_ -= size_;
     }
 
-    // Only the ids go on.
+    // Forgets all chunks; ids continue.
     void clear() noexcept {
         chunks_.clear();
         start_ = end_ = 0;
@@ -72,15 +72,15 @@ public:
     std::uint64_t size() const noexcept { return size_; }
     std::uint64_t start() const noexcept { return start_; }
     std::uint64_t end() const noexcept { return end_; }
-    // Of the oldest chunk, or of the next one if there is none.
+    // The id of the oldest chunk, or of the next one if there is none.
     std::uint32_t id_start() const noexcept { return empty() ? id_end_ : oldest().id; }
     std::uint32_t id_end() const noexcept { return id_end_; }
-    // On an empty ring.
+    // Only on an empty ring.
     void set_next_id(std::uint32_t id) noexcept { id_end_ = id; }
 
 private:
     std::uint64_t size_;
-    std::uint64_t start_ = 0;  // of the oldest chunk, or of what was skipped before it
+    std::uint64_t start_ = 0;  // of the oldest chunk, or of the gap before it
     std::uint64_t end_ = 0;
     std::uint32_t id_end_ = 0;
     std::deque<Chunk> chunks_;  // oldest first

@@ -1,10 +1,10 @@
 // How a participant reads objects: pin - validate - read - validate again - count the read - unpin.
 //
-// No lock and no system call; per object two additions to the participant's own pins, two looks at the entry, one at the
-// chunk's header, one addition to its reads and one to the documented count.
+// No lock, and no system call except to see that the ring has grown. Per object: two additions to the participant's own
+// pins, two checks of the entry, one of the chunk's header, one addition to its reads and one to the documented count.
 //
-// Several threads of a process may read at once; they take turns in here (the GIL), so only what other processes
-// write, too, is atomic.
+// Several threads of a process may read at once. The GIL serializes the calls made here, so only what other
+// processes write as well is atomic.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct Object {
     std::uint64_t serial;  // of the pin
 };
 
-// It says no more than the table, and stays where its sign would change. In a chunk that a storage allocated it is aligned.
+// Saturates: the sign must not change, and the table is authoritative. Aligned in chunks that a storage allocated.
 inline void add_to_documented_count(std::byte* at) noexcept {
     if (reinterpret_cast<std::uintptr_t>(at) % alignof(std::uint32_t) != 0) {
         std::uint32_t value;
@@ -44,7 +44,7 @@ inline void add_to_documented_count(std::byte* at) noexcept {
 
 class ObjectReader {
 public:
-    // `own`: holds the lock of the slot.
+    // `own` holds the lock of the slot.
     ObjectReader(std::shared_ptr<core::Segment> own, ObjectTable table, std::size_t slot)
         : segment_(std::move(own)),
           table_(std::move(table)),
@@ -58,7 +58,7 @@ public:
     core::ParticipantSlot& own_slot() const noexcept { return participants_.slot(slot_); }
     std::size_t slot() const noexcept { return slot_; }
 
-    // The ring for views of objects: read-only for everybody in this process, because other readers see them, too.
+    // The ring mapped for views of objects: read-only in this process, because other readers see them, too.
     const std::shared_ptr<os::Mapping>& shown() {
         if (!shown_)
             shown_ = segment_->with_memory(table_.ring_bytes(), [this] {
@@ -67,7 +67,7 @@ public:
         return shown_;
     }
 
-    // The object, if it is stored under that id at that address, kept from eviction until unpin().
+    // Pins the object if it is stored under that id at that address: it is not evicted until unpin().
     std::optional<Object> pin(std::uint64_t address, std::uint32_t id) {
         Object object{id, table_.index_of(id), table_.offset_of(address) + sizeof(ChunkHeader), 0, next_serial_++};
         held_.push_back({object.serial, os::monotonic_now()});
@@ -81,8 +81,8 @@ public:
         return object;
     }
 
-    // Still what it was when it was pinned? It always is, unless this end was closed meanwhile: the loads before this call
-    // then saw the object's bytes and no others.
+    // Whether the entry is still the pinned object's. It always is, unless this end was closed meanwhile. If it
+    // is, the loads before this call saw the object's bytes and no others.
     bool is_valid(const Object& object) const noexcept {
         std::atomic_thread_fence(std::memory_order_acquire);
         const std::uint64_t stamp = stamp_of(object.index);
@@ -95,7 +95,7 @@ public:
         drop_pin(object.index);
     }
 
-    // One more read by this participant, up to the object's references.
+    // Counts one more read by this participant, up to the object's references.
     void count(const Object& object) noexcept {
         std::uint32_t& reads = table_.claims(object.index, slot_).reads;
         SYNC_LOAD(refer);
@@ -109,14 +109,14 @@ public:
         add_to_documented_count(table_.at(object.offset));
     }
 
-    // Of finished reads, for statistics.
+    // Counts finished reads, for statistics.
     void note_progress() const noexcept {
         core::ParticipantSlot& own = own_slot();
         core::add_single_writer<std::uint64_t>(own.position, 1);
         core::store_relaxed(own.last_progress_ns, os::monotonic_now());
     }
 
-    // Nobody waits for it any more. Its pins are void from here on: its place may get another reader.
+    // From here on nobody waits for this reader, and its pins are void: another reader may take its place.
     void announce_close() noexcept { participants_.leave(slot_); }
 
 protected:
@@ -138,8 +138,8 @@ protected:
         return core::load_acquire(table_.entry(index).stamp);
     }
 
-    // After a pin: live or not. Closing lasts as long as the writer looks for pins, so some `looks` will do, unless it loses
-    // its core or its life just then; they are used up.
+    // After a pin: the stamp, once it is not closing. An entry is closing only while the writer looks for pins,
+    // so a few `looks` suffice, unless the writer is preempted or killed just then. Each look decrements `looks`.
     std::uint64_t settled_stamp(std::uint64_t index, int& looks) const noexcept {
         std::uint64_t stamp = stamp_of(index);
         for (; looks > 0 && is_closing(stamp); --looks) {
@@ -160,8 +160,8 @@ private:
         return settled_stamp(object.index, looks) == live_stamp(object.id);
     }
 
-    // Sets the object's size. Whatever the table says, nothing beyond the ring is read, nor where it has no space; and
-    // what the ring says of the chunk must agree with it.
+    // Sets the object's size. Whatever the table says, reads nothing beyond the ring, and nothing where the
+    // ring has no space. The chunk's header must agree with the table.
     bool fits(Object& object) {
         object.size = core::load_relaxed(entry(object).size);
         const std::uint64_t room = table_.ring_bytes() - (object.offset - sizeof(ChunkHeader));
@@ -173,7 +173,7 @@ private:
         return header.id == static_cast<std::int32_t>(object.id) && total >= object.size + sizeof(ChunkHeader) && total <= room;
     }
 
-    // In the order in which they were pinned, so the first is the oldest.
+    // `held_` is in the order of pinning, so the first is the oldest.
     void count_held() noexcept {
         core::store_relaxed<std::int64_t>(own_slot().views_since_ns, held_.empty() ? 0 : held_.front().since);
         core::store_relaxed(own_slot().views, static_cast<std::uint32_t>(held_.size()));

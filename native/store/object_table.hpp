@@ -1,4 +1,4 @@
-// Bytes of the object table, which a storage adds to the file of its ring, and who may do what with an object.
+// Layout of the object table, which a storage adds to the file of its ring, and the rules for accessing an object.
 //
 //   section store_facts      128                      what the storage was made for, and counters
 //   section participants     128 * (1 + n)            slot 0: writer, slot 1 + r: reader r
@@ -9,19 +9,19 @@
 //   0    64         ObjectEntry
 //   64   8 * (1+n)  Claims of every participant, by slot
 //
-// The capacity is a power of two, so it divides 2**31 and ids keep their places when they wrap. What an object
-// needs in the ring is a chunk at a multiple of 64: 8 bytes of header, 4 bytes of read count, metadata, data.
+// The capacity is a power of two, so it divides 2**31 and ids keep their entries when they wrap. In the ring,
+// an object is a chunk at a multiple of 64: 8 bytes of header, 4 bytes of read count, metadata, data.
 //
 //   entry       pins    meaning
-//   live        any     whoever pins it first may read
-//   closing     any     the writer is looking for pins; whoever had pinned a live entry reads on
-//   retired     any     nobody may read, whoever pins it is refused; the writer may use the entry and its space again
+//   live        any     may be read, once pinned
+//   closing     any     the writer is looking for pins; readers that pinned the live entry go on reading
+//   retired     any     may not be read: new pins are refused; the writer may reuse the entry and its space
 //
-// An orphan is live, but the writer's index has forgotten it, by clear(): nobody owes reads of it (its references are 0), and
-// the writer retires it when its entry or its space is wanted.
+// An orphan is a live entry that clear() has removed from the writer's index. Its references are 0, so no
+// reader owes reads of it. The writer retires it when it needs the entry or its space.
 //
-// A reader pins, then looks whether the entry is live; the writer marks it as closing, then looks whether anybody pins.
-// Between the two steps both have a full fence, so one of them sees the other. If there is a pin the entry is live again.
+// A reader pins, then checks that the entry is live; the writer marks it as closing, then looks for pins. Both have
+// a full fence between the two steps, so at least one sees the other. If there is a pin, the entry is live again.
 #pragma once
 
 #include <array>
@@ -50,7 +50,7 @@ static_assert(StoreGeometry{7, 100, 1}.stride() == 128);
 static_assert(StoreGeometry{7, 100, 1}.capacity() == 128);
 static_assert(kIdEnd % StoreGeometry{1, 65'536, 1}.capacity() == 0);
 
-// Random bytes that all ends of a storage share, and nobody who has no access to the segment: to sign what travels outside.
+// Random bytes known only to processes with access to the segment; they sign data that leaves it.
 using Secret = std::array<std::byte, 32>;
 
 struct StoreFacts {
@@ -58,13 +58,13 @@ struct StoreFacts {
     std::uint64_t max_objects;
     std::uint64_t max_object_size;
     Secret secret;
-    std::uint64_t unlink_when_complete;  // 1: once all readers have attached the name goes
+    std::uint64_t unlink_when_complete;  // 1: the name is unlinked once all readers have attached
 
-    std::uint64_t puts;  // by the writer, as all below
+    std::uint64_t puts;  // written by the writer, like all fields below
     std::uint64_t hits;  // references beyond the first
     std::uint64_t evictions;
     std::uint64_t objects;  // stored now
-    std::uint64_t bytes;    // of them
+    std::uint64_t bytes;    // of the stored objects
     std::uint64_t reserved_1[3];
 };
 static_assert(sizeof(StoreFacts) == 128);
@@ -83,7 +83,7 @@ constexpr bool is_closing(std::uint64_t stamp) noexcept { return (stamp & kClosi
 
 struct ObjectEntry {
     std::uint64_t stamp;
-    std::uint64_t address;  // as the ring gave it
+    std::uint64_t address;  // as returned by the ring
     std::uint64_t size;     // 4 count bytes, metadata and data
     std::uint32_t references;
     std::uint32_t reserved_0;
@@ -91,15 +91,15 @@ struct ObjectEntry {
 };
 static_assert(sizeof(ObjectEntry) == 64);
 
-// Of one participant on one object. `reads` counts up to the object's references; the writer's are those by which it
-// stood in for readers. `pins` counts who in that process is reading.
+// One participant's reads and pins of one object. `reads` counts up to the object's references; the writer's
+// counts those it made in place of readers. `pins` counts the reads in progress in that process.
 struct Claims {
     std::uint32_t reads;
     std::uint32_t pins;
 };
 static_assert(sizeof(Claims) == 8);
 
-inline constexpr std::uint32_t kMostReferences = INT32_MAX;  // as the documented read count has room for
+inline constexpr std::uint32_t kMostReferences = INT32_MAX;  // the most that the documented read count can hold
 inline constexpr std::uint64_t kCountBytes = 4;
 
 inline std::vector<core::PlannedSection> sections_of(const StoreGeometry& g) {
@@ -108,10 +108,10 @@ inline std::vector<core::PlannedSection> sections_of(const StoreGeometry& g) {
             {core::Section::object_table, static_cast<std::uint32_t>(g.stride()), g.capacity()}};
 }
 
-// The table by name, and the ring's bytes. Keeps both mappings: views may outlive close().
+// Typed access to the table and the ring's bytes. Keeps both mappings, because views may outlive close().
 class ObjectTable {
 public:
-    // The caller has asked exists_in() first.
+    // The caller has checked exists_in().
     static ObjectTable add(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g, const Secret& secret,
                            bool unlink_when_complete) {
         Appendix appendix = Appendix::add(ring, sections_of(g), [&](const Appendix& added) {
@@ -127,7 +127,7 @@ public:
 
     static bool exists_in(const core::Segment& ring) { return find_sections(ring).has_value(); }
 
-    // `max_objects` is what the writer chose; the rest must be as asked for.
+    // `max_objects` is the writer's choice; the other parameters must match.
     static ObjectTable find(const core::Segment& ring, std::uint64_t ring_bytes, std::uint64_t n_readers,
                             std::uint64_t max_object_size) {
         std::optional<Appendix> appendix = find_sections(ring);

@@ -1,7 +1,7 @@
-// The space of a ring, taken in pieces as the ring grows into it.
+// The space of a ring, reserved in pieces as the ring grows into it.
 //
-// Where the file has no space yet, touching the mapping would take some, or end in SIGBUS if the file system is full. So
-// the writer takes space before it writes, and nobody reads where there is none, whatever a peer says lies there.
+// Touching the mapping where the file has no space yet would allocate some, or end in SIGBUS if the file system is
+// full. So the writer reserves space before it writes, and nobody reads where there is none, whatever a peer claims.
 #pragma once
 
 #include <algorithm>
@@ -14,18 +14,18 @@ namespace memlane::store {
 
 class RingSpace {
 public:
-    // Some 3 ms of a put that needs a new one.
+    // A put that needs a new piece takes about 3 ms longer.
     static constexpr std::uint64_t kPiece = 4u << 20;
 
     static constexpr std::uint64_t first_piece(std::uint64_t ring_bytes) noexcept { return std::min(ring_bytes, kPiece); }
 
-    // `known`: what has its space for sure.
+    // `known`: bytes that are known to have their space.
     RingSpace(core::Segment& segment, std::uint64_t ring_bytes, std::uint64_t known = 0)
         : segment_(segment), ring_bytes_(ring_bytes), known_(known) {}
 
     bool is_taken(std::uint64_t end) const noexcept { return end <= known_; }
 
-    // By the writer. ShmExhausted changes nothing.
+    // Called by the writer. ShmExhausted changes nothing.
     void take(std::uint64_t end) {
         if (is_taken(end)) return;
         const std::uint64_t wanted = std::min(core::align_up(end, kPiece), ring_bytes_);
@@ -38,18 +38,18 @@ public:
         }
     }
 
-    // Do these bytes of the ring have their space? One system call when the ring has grown, none otherwise.
+    // Whether these bytes of the ring have their space. One system call when the ring has grown, none otherwise.
     bool has(std::uint64_t offset, std::uint64_t bytes) {
         if (offset + bytes <= known_) return true;
         known_ = std::min(os::space_end(segment_.file(), known_), ring_bytes_);
-        // Before Linux 5.14 there are holes between the chunks: what nobody has written to counts as one.
+        // Before Linux 5.14, bytes that nobody has written to count as a hole, so there are holes between the chunks.
         return offset + bytes <= known_ || os::has_space(segment_.file(), offset, bytes);
     }
 
 private:
     void grow(std::uint64_t end) {
         const std::uint64_t bytes = end - known_;
-        // Ask before taking: filling the file system to its brim only to fail would hurt everybody else meanwhile.
+        // Check first: a reservation that fills the file system before it fails would hurt everybody else meanwhile.
         if (const std::uint64_t free = os::free_bytes(segment_.file()); bytes > free)
             throw core::ShmExhausted(ENOSPC, bytes, free);
         segment_.reserve(known_, bytes);

@@ -1,4 +1,4 @@
-// A reader's end of the store: it takes a place, and then reads (store/object_reader.hpp).
+// A reader's end of the store: takes a place, then reads (store/object_reader.hpp).
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@ namespace memlane::store {
 
 class StoreReader : public ObjectReader {
 public:
-    // Looks at entries that seem to be closing, before a successor lets them be.
+    // How many times a successor looks at entries that are closing, over the whole table, before it skips them.
     static constexpr int kPatience = 1'000'000;
 
-    // Takes the first place that nobody has had; if there is none, one whose reader has closed or died.
+    // Takes the first place that was never used; if there is none, one whose reader has closed or died.
     static std::shared_ptr<StoreReader> join(const core::Segment& ring, const ObjectTable& table, int patience = kPatience) {
         core::ParticipantSlot* const slots = table.slots();
         for (const bool used : {false, true})
@@ -24,7 +24,7 @@ public:
                 try {
                     return std::shared_ptr<StoreReader>(new StoreReader(ring.join_same_mapping(slot), table, slot, patience));
                 } catch (const core::RankTaken&) {
-                    continue;  // somebody lives there
+                    continue;  // held by a living process
                 }
             }
         throw core::RankTaken("all " + std::to_string(table.geometry().n_readers) +
@@ -36,7 +36,7 @@ private:
         : ObjectReader(std::move(own), t, slot) {
         const bool is_successor = core::load_acquire(own_slot().state) != core::SlotState::absent;
         for (std::uint64_t i = 0; is_successor && i < table().capacity(); ++i)
-            core::store_relaxed<std::uint32_t>(table().claims(i, slot).pins, 0);  // of whoever was here before
+            core::store_relaxed<std::uint32_t>(table().claims(i, slot).pins, 0);  // left by the previous reader
         core::store_relaxed<std::uint64_t>(own_slot().position, 0);
         core::store_relaxed(own_slot().views, 0u);
         participants().join(slot, os::own_identity());
@@ -44,8 +44,8 @@ private:
         if (table().facts().unlink_when_complete == 1 && is_complete(slot)) segment().remove_name_as_peer();
     }
 
-    // Asked behind one's own join(), so that of two who come at once one sees both. The place of one that has left or
-    // died may be wanted by another.
+    // Called after this reader's join(), so that of two readers joining at once at least one sees both. A place
+    // whose reader has left or died may still be taken again, so it counts as missing.
     bool is_complete(std::size_t own) const {
         core::full_fence();
         for (std::size_t slot = 1; slot < table().participants(); ++slot) {
@@ -54,11 +54,11 @@ private:
         return true;
     }
 
-    // A successor owes no reads of what was stored before: nobody will tell it the addresses. Entry by entry, pinned, so
-    // that none becomes another object's in between; what is referenced later is owed.
+    // A successor owes no reads of what was stored before it joined: nobody will tell it the addresses. It pins
+    // each entry in turn, so that none becomes another object's meanwhile. It owes reads of later references.
     void mark_stored_as_read(int patience) noexcept {
-        // What is missed here would be owed for ever. But the writer closes one entry at a time: if many seem to be
-        // closing, that is not its doing.
+        // An entry missed here would be owed for ever, so closing entries are waited for. But the writer closes
+        // one entry at a time: if many appear to be closing, the table is damaged.
         for (std::uint64_t i = 0; i < table().capacity(); ++i) {
             add_pin(i);
             if (is_live(settled_stamp(i, patience)))

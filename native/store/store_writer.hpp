@@ -1,10 +1,10 @@
-// The writer's end of the store. An object: admit (its place is free) - fill in - offer - refer; in the end retire.
+// The writer's end of the store. An object's life: admit (its entry is free) - fill in - offer - refer - retire.
 //
-// It reads, too (slot 0 of the claims): its pins count like a reader's, and its `reads` of an object are those by which
-// it stood in for readers that still owed one.
+// The writer reads, too (slot 0 of the claims). Its pins count like a reader's. Its `reads` of an object are
+// those it made in place of readers that still owed one.
 //
-// No call waits. While every reader has read and nobody pins, no call makes a system call; otherwise each participant
-// that is in the way costs one question whether it lives.
+// No call waits. While every reader has read and nobody pins, no call makes a system call; otherwise each
+// participant in the way costs one liveness check.
 #pragma once
 
 #include <algorithm>
@@ -27,16 +27,16 @@ public:
 
     static std::shared_ptr<StoreWriter> create(core::Segment& ring, std::uint64_t ring_bytes, const StoreGeometry& g,
                                                const Secret& secret, bool unlink_when_complete = false) {
-        // First, so that a ring which has a storage is refused whatever became of that.
+        // First, so that a ring that has a storage is refused, whatever the state of that storage.
         if (ObjectTable::exists_in(ring)) throw core::RankTaken("the ring has a storage already");
-        // The table comes last, because a ring never loses it again; it costs nobody anything before that.
+        // The table comes last, because a ring never loses it again; a failure before that leaves nothing behind.
         std::shared_ptr<core::Segment> own = ring.join_same_mapping(kSlot);
         ObjectTable table = ObjectTable::add(ring, ring_bytes, g, secret, unlink_when_complete);
         return std::shared_ptr<StoreWriter>(new StoreWriter(std::move(own), std::move(table)));
     }
 
-    // Makes way in these bytes of the ring: the orphans there are retired. 0 if the bytes are free now; else somebody
-    // pins an orphan there, and this is where a new chunk may begin behind it.
+    // Retires the orphans in these bytes of the ring. Returns 0 if the bytes are free now; if an orphan there
+    // is pinned, where a new chunk may begin behind it.
     std::uint64_t obstacle(std::uint64_t offset, std::uint64_t bytes) {
         if (orphans_.empty()) return 0;
         auto orphan = orphans_.lower_bound(offset);
@@ -48,7 +48,7 @@ public:
         return 0;
     }
 
-    // Is the entry of object `id` nobody's? An orphan in it is retired, unless somebody pins it.
+    // Whether the entry of object `id` is free. Retires an orphan in it, unless it is pinned.
     bool admits(std::uint32_t id) {
         const ObjectEntry& entry = table().entry(table().index_of(id));
         if (!is_live(core::load_relaxed(entry.stamp))) return true;
@@ -58,17 +58,17 @@ public:
         return !is_live(core::load_relaxed(entry.stamp));
     }
 
-    // The first id from `id` on whose entry is nobody's: those of pinned orphans, and of what is stored, are left out.
+    // The first id from `id` on whose entry is free: skips the entries of stored objects and of pinned orphans.
     std::optional<std::uint32_t> admitted_from(std::uint32_t id) {
         for (std::uint64_t i = 0; i < table().capacity(); ++i, id = next_id(id))
             if (admits(id)) return id;
         return std::nullopt;
     }
 
-    // Does anybody read it just now?
+    // Whether anybody is reading it now.
     bool is_in_use(std::uint32_t id) { return knows(id) && is_pinned(table().index_of(id)); }
 
-    // What was written there is an object from now on, with no reference yet. `size`: count bytes, metadata and data.
+    // Makes the bytes at `address` an object, with no references yet. `size`: count bytes, metadata and data.
     void offer(std::uint32_t id, std::uint64_t address, std::uint64_t size) {
         const std::uint64_t index = table().index_of(id);
         for (std::size_t slot = 0; slot < table().participants(); ++slot)
@@ -88,11 +88,11 @@ public:
         return core::load_relaxed(table().entry(table().index_of(id)).stamp) == live_stamp(id);
     }
 
-    // Every reader is to read it so often, all in all.
+    // Sets how many times every reader is to read the object, in total.
     void refer(std::uint32_t id, std::uint32_t references) {
         const std::uint64_t index = table().index_of(id);
         ObjectEntry& entry = table().entry(index);
-        // Reads by which it stood in for others, and which they did themselves later, are nothing for new references.
+        // Reads made in place of readers that have since read themselves do not count towards new references.
         std::uint32_t& stood_in = table().claims(index, kSlot).reads;
         if (const std::uint32_t had = core::load_relaxed(stood_in); had > 0)
             core::store_relaxed(stood_in, static_cast<std::uint32_t>(
@@ -105,9 +105,9 @@ public:
         core::add_single_writer<std::uint64_t>(before == 0 ? facts.puts : facts.hits, 1);
     }
 
-    // Takes one reference back, so that `left` are there. False, and nothing has changed, if a reader has read it already.
-    // It looks first: a reader that met fewer references for a moment would not count its read, and owe it for ever. Who
-    // reads just now may count one too many, until refer() takes it back.
+    // Takes one reference back, leaving `left`. Returns false, with nothing changed, if a reader has read it
+    // already. Checks before it stores: a reader that saw fewer references for a moment would not count its
+    // read, and owe it for ever. A concurrent read may be counted once too often; refer() takes that back.
     bool drop_reference(std::uint32_t id, std::uint32_t left) {
         const std::uint64_t index = table().index_of(id);
         for (std::size_t slot = 1; slot < table().participants(); ++slot) {
@@ -119,13 +119,13 @@ public:
         return true;
     }
 
-    // Has every reader read it so often? Who has closed or died owes nothing.
+    // Whether every reader has read it `references` times. Readers that have closed or died owe nothing.
     bool is_read(std::uint32_t id, std::uint32_t references) {
         const std::uint64_t index = table().index_of(id);
         return owed(index, references) <= core::load_relaxed(table().claims(index, kSlot).reads);
     }
 
-    // The same of what lies at `count`, its 4 count bytes: the table knows; of bytes that are no object of it, the count does.
+    // The same, given its 4 count bytes. The table decides; for bytes that are no object of it, the count does.
     bool is_read_at(std::uint32_t id, const std::byte* count, std::uint64_t references) {
         const std::uint64_t address = core::load_relaxed(table().entry(table().index_of(id)).address);
         if (knows(id) && count == table().at(table().offset_of(address) + sizeof(ChunkHeader)))
@@ -143,7 +143,7 @@ public:
         add_to_documented_count(table().at(object.offset));
     }
 
-    // To make room: as retire(), and counted.
+    // Like retire(), to make room; counted as an eviction.
     bool evict(std::uint32_t id) {
         const bool is_here = knows(id);
         if (!retire(id)) return false;
@@ -151,8 +151,8 @@ public:
         return true;
     }
 
-    // Nobody reads it and nobody will: its entry and its space may be used again. False while somebody pins it, and
-    // nothing has changed then.
+    // Makes the object unreadable, so that its entry and its space can be reused. Returns false, with nothing
+    // changed, while it is pinned.
     bool retire(std::uint32_t id) {
         if (!knows(id)) return true;
         if (!close_entry(id)) return false;
@@ -160,7 +160,7 @@ public:
         return true;
     }
 
-    // Makes an orphan of it, which can be read until its entry or its space is wanted. May be done again.
+    // Makes the object an orphan, readable until its entry or its space is needed. May be repeated.
     void clear(std::uint32_t id) {
         const std::uint64_t index = table().index_of(id);
         if (!knows(id) || is_orphan(id)) return;
@@ -172,7 +172,7 @@ public:
         forget(index);
     }
 
-    // Of a put that did not come to its end: nobody knows the object, and it was never there.
+    // Undoes a put that did not finish, counters included: nobody knows the object yet.
     void take_back(std::uint32_t id) {
         if (!knows(id) || is_orphan(id)) return;
         StoreFacts& facts = table().facts();
@@ -186,7 +186,7 @@ public:
         std::uint64_t owes;
         std::uint32_t pins;
     };
-    // Who keeps an object from being retired.
+    // The participants that keep an object from being retired.
     std::vector<Blocker> blockers(std::uint32_t id, std::uint32_t references) {
         const std::uint64_t index = table().index_of(id);
         std::vector<Blocker> found;
@@ -197,7 +197,7 @@ public:
         }
         return found;
     }
-    // Who pins orphans.
+    // The participants that pin orphans.
     std::vector<Blocker> orphan_blockers() {
         std::vector<Blocker> found;
         for (std::size_t slot = 0; slot < table().participants(); ++slot) {
@@ -220,7 +220,7 @@ private:
         participants().join(kSlot, os::own_identity());
     }
 
-    // So many are left: what was read beyond that was read of a reference that was dropped meanwhile.
+    // Limits a reader's reads to `left`: any beyond that were of a reference that has been dropped since.
     void take_back_reads(std::uint64_t index, std::size_t slot, std::uint32_t left) noexcept {
         std::uint32_t& reads = table().claims(index, slot).reads;
         SYNC_LOAD(count);
@@ -237,7 +237,7 @@ private:
         return orphan != orphans_.end() && orphan->second.id == id;
     }
 
-    // The entry is retired, unless somebody pins it: then it is live, as it was.
+    // Retires the entry, unless it is pinned: then it stays live.
     bool close_entry(std::uint32_t id) {
         const std::uint64_t index = table().index_of(id);
         if (!knows(id)) return true;
@@ -252,7 +252,7 @@ private:
         return true;
     }
 
-    // Before it looks for pins, and before anything is written where the object lay.
+    // The fence orders the mark before the search for pins, and before any write to the object's space.
     void mark(std::uint64_t index, std::uint64_t stamp) noexcept {
         SYNC_STORE(retire);
         core::store_relaxed(table().entry(index).stamp, stamp);
@@ -265,8 +265,8 @@ private:
         core::store_relaxed(facts.bytes, core::load_relaxed(facts.bytes) - core::load_relaxed(table().entry(index).size));
     }
 
-    // Pins of who has closed or died are void. Should a successor take the place meanwhile, it pins later than the entry
-    // was marked, sees that, and is refused.
+    // Pins of participants that have closed or died are void. A successor that takes such a place meanwhile
+    // pins after the entry was marked, sees the mark, and is refused.
     bool is_pinned(std::uint64_t index) {
         for (std::size_t slot = 0; slot < table().participants(); ++slot) {
             SYNC_LOAD(pin);
@@ -276,7 +276,7 @@ private:
         return false;
     }
 
-    // Absent is not gone: it may come, and owes every read from the first.
+    // An absent reader is not gone: it may still attach, and owes every read from the first.
     bool is_gone(std::size_t slot) {
         if (slot == kSlot) return false;
         const core::Presence presence = participants().presence(slot);
@@ -296,7 +296,7 @@ private:
         return sum;
     }
 
-    std::map<std::uint64_t, Orphan> orphans_;  // by where they begin in the ring
+    std::map<std::uint64_t, Orphan> orphans_;  // by offset in the ring
 };
 
 }  // namespace memlane::store

@@ -1,4 +1,4 @@
-"""A block on a message whose arrays stay in shared memory, as `dequeue_view` returns it."""
+"""The `with` block that `dequeue_view` returns: a message whose arrays stay in shared memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ViewSource(Protocol):
-    """A reader's end. If it returns no lease, the object is a copy of the reader's own."""
+    """A reader's end. It returns None in place of a lease if the object is a private copy."""
 
     def receive_view(
         self, timeout: float | None, cancel: threading.Event | None
@@ -22,7 +22,7 @@ class ViewSource(Protocol):
 
 
 class ViewBlock:
-    """An object whose arrays stay in shared memory, and keep its chunk or extent.
+    """Receives an object whose arrays stay in shared memory, with a lease on its chunk or extent.
 
     `owner` is the queue, kept alive so that its end is not freed during the block.
     """
@@ -47,7 +47,7 @@ class ViewBlock:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         box, self._value = [self._value], None
         if kind is not None or self._lease is None:
-            return  # the error matters more, and its traceback refers to objects of the block
+            return  # an error takes precedence, and its traceback refers to the block's objects
         found = survivor(box, self._lease)
         box.clear()
         if found is not None and self._lease.is_held:

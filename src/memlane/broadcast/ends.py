@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from memlane.broadcast.handle import Handle
 
-# This much of each chunk is reserved when the queue is made, the rest when a message needs it: with
-# small messages a default queue (10 chunks of 10 MiB) must fit a container's 64 MiB.
+# Reserved of each chunk when the queue is created; the rest follows when a message needs it. With
+# small messages, a default queue (10 chunks of 10 MiB) must fit a container's 64 MiB.
 RESERVED_CHUNK_BYTES = 64 * 1024
 
 
@@ -39,7 +39,7 @@ Native = TypeVar("Native", RingWriter, RingReader)
 
 
 class End(Protocol):
-    """What all ends have. Without a ring `segment` is None and `position` 0."""
+    """Common to all ends. Without a ring, `segment` is None and `position` is 0."""
 
     @property
     def segment(self) -> RingSegment | None: ...
@@ -82,7 +82,7 @@ class ReaderEnd(End, Protocol):
 
 
 class _LocalEnd(Generic[Native]):
-    """What writers and readers of a ring have in common."""
+    """Common to writers and readers of a ring."""
 
     socket: zmq.Socket[bytes] | None = None
 
@@ -124,7 +124,7 @@ class LocalWriter(_LocalEnd[RingWriter]):
         codec: Codec,
         max_extent_bytes: int,
     ) -> None:
-        """Creates a segment and the writer's end of it, or nothing."""
+        """Creates a segment and its writer's end; leaves neither behind if it raises."""
         segment = RingSegment.create(
             geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
         )
@@ -132,7 +132,7 @@ class LocalWriter(_LocalEnd[RingWriter]):
         self.send: Callable[[Any, float | None], None] = self.native.send
 
     def close(self, _timeout: float | None = None) -> None:
-        """Returns at once; the log names the readers that have not come for what was sent."""
+        """Returns at once; logs which readers never attached, if messages were sent."""
         missed = self.absent() if self.position else []
         super().close()
         if missed:
@@ -152,7 +152,7 @@ class LocalWriter(_LocalEnd[RingWriter]):
             raise no_such_reader(rank, self.native.ranks)
         return []
 
-    # For a writer that has remote readers besides; its thread may ask while the ring closes.
+    # For a writer that also has remote readers; its thread may call these while the ring closes.
 
     def absent(self) -> list[str]:
         """The readers that have not attached."""
@@ -160,18 +160,18 @@ class LocalWriter(_LocalEnd[RingWriter]):
         return [f"reader {rank} (never attached)" for rank, _, state in rows if state == "absent"]
 
     def raise_death(self) -> None:
-        """ReaderDied, if one of them died."""
+        """Raises ReaderDied if a reader died."""
         for _, slot, state in self._states():
             if state == "dead":
                 raise failure(self.native, "peer_died", slot, None)
 
     def note_absent_elsewhere(self, count: int) -> None:
-        """So many remote readers have not attached; nobody here is ready before."""
+        """Stores how many remote readers have yet to attach; local ends are not ready until 0."""
         with suppress(Closed):
             self.native.set_absent_elsewhere(count)
 
     def _states(self) -> list[tuple[int, int, str]]:
-        """Rank, slot and state of each reader; of none, once this is closed or forked."""
+        """(rank, slot, state) of each reader; empty once this end is closed or forked."""
         with suppress(Closed, WrongProcess):
             return [
                 (rank, slot, participant(self.native, slot).state)
@@ -196,7 +196,7 @@ class LocalReader(_LocalEnd[RingReader]):
     """A reader of a ring."""
 
     def __init__(self, handle: Handle, place: int) -> None:
-        """Attaches to the handle's ring as the reader at `place`, or not at all."""
+        """Attaches to the handle's ring as the reader at `place`; stays detached if it raises."""
         *numbers, name = handle.buffer_handle  # type: ignore[misc]  # checked: it has local readers
         geometry = ring_geometry(*numbers)
         ranks, origin = handle.local_reader_ranks, handle.relay_of
@@ -225,7 +225,7 @@ class LocalReader(_LocalEnd[RingReader]):
 
 
 class LonelyWriter:
-    """The writer of a queue without readers: it keeps nothing and never waits."""
+    """The writer of a queue without readers: it discards messages and never waits."""
 
     segment = socket = None
     position = 0

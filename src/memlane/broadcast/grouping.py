@@ -1,4 +1,4 @@
-"""A queue over a group of processes; it finds out by trying which of them share memory."""
+"""Builds a queue over a group of processes, after probing which of them share memory."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def in_the_same_node_as(
 ) -> list[bool]:
     """Returns, for each rank of the group, whether it can see the shared memory of `source_rank`.
 
-    This is tried, not inferred: `source_rank` makes a segment and the others look for it, so
-    containers with separate /dev/shm do not count as one node, whatever their host names. All ranks
-    must call it, and all get the same list.
+    This is probed, not inferred from host names: `source_rank` creates a segment and the others
+    look for it, so containers with separate /dev/shm do not count as one node. All ranks must call
+    it, and all get the same list.
 
     Args:
-        pg: a process group of torch (whatever its backend), a `memlane.groups.TcpGroup`, or any
-            object with `rank`, `world_size` and `broadcast_obj(obj, src)`.
-        source_rank: a position in the group, even in a sub-group of torch's.
+        pg: a torch process group (any backend), a `memlane.groups.TcpGroup`, or any object with
+            `rank`, `world_size` and `broadcast_obj(obj, src)`.
+        source_rank: a position in the group, not a global rank, even in a sub-group of torch.
         timeout: seconds for the whole call.
 
     Raises:
-        RankMissing: some ranks, which it names, did not call in time.
+        RankMissing: the ranks that it names did not call in time.
         GroupFailed: another rank failed, or the group itself.
         InvalidArgument: there is no such rank.
     """
@@ -62,20 +62,20 @@ def create_from_process_group(
     """Builds a queue over a group: the writer's end on `writer_rank`, a reader's on all others.
 
     All ranks must call it with the same arguments; it returns when the queue is ready on all ranks.
-    Readers that see the writer's /dev/shm attach to its memory, the others over TCP. Of the readers
-    on one remote host only the first gets a stream, and passes it on through that host's memory.
+    Readers that see the writer's /dev/shm attach to its memory, the others over TCP. With `relay`,
+    only the first reader on each remote host gets a stream, and relays it through shared memory.
 
     Args:
         pg: as for `in_the_same_node_as`.
         max_chunk_bytes, max_chunks: as for `MessageQueue`, like all `options`.
-        writer_rank: a position in the group; a reader's rank is its position too.
+        writer_rank: a position in the group; readers' ranks are positions, too.
         timeout: seconds for the whole call.
         relay: as for `MessageQueue`, but True by default.
 
     Raises:
-        RankMissing: some ranks, which it names, did not call in time.
-        GroupFailed: another rank failed, or the group itself. This rank's own error is raised as
-            it is. Nothing is left behind on any rank.
+        RankMissing: the ranks that it names did not call in time.
+        GroupFailed: another rank failed, or the group itself. This rank's own error is raised
+            unchanged. Nothing is left behind on any rank.
         InvalidArgument: there is no such rank.
     """
     with collectives_of(pg, timeout) as group, ExitStack() as failing:
@@ -111,7 +111,7 @@ def create_from_process_group(
 
         text = group.scatter(writer, make)
         group.gather(attach)
-        # Collectively: or a writer that closes at once could close before all ranks are ready.
+        # A collective step: otherwise a writer could return and close before all ranks are ready.
         group.gather(lambda: ends[0].wait_until_ready(group.deadline.timeout_left()))
         failing.pop_all()
         return ends[0]
@@ -137,7 +137,7 @@ def _checked_rank(name: str, rank: object, group: Collectives) -> int:
 
 
 def _same_node(group: Collectives, source: int) -> list[bool]:
-    """Keeps the probe until all ranks have looked for it; it is swept if its creator is killed."""
+    """Keeps the probe until all have looked for it; a sweep removes it if its creator is killed."""
     if group.size == 1:
         return [True]
     with ExitStack() as probing:

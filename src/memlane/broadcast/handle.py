@@ -10,12 +10,12 @@ from memlane._serialization import codec_of
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
-# Of the handle and of the messages; the writer and its readers must have the same.
+# Of the handle and of the messages; the writer and its readers must use the same.
 FORMAT_VERSION = 3
 
 
 def checked_handle(handle: object) -> Handle:
-    """`handle`, if a queue can have made it; else raises."""
+    """Returns `handle` if a queue can have made it; raises otherwise."""
     if not isinstance(handle, Handle):
         hint = "; Handle.from_json() makes one of its text" if isinstance(handle, str) else ""
         raise InvalidType(f"a Handle is needed, not {type(handle).__name__}{hint}")
@@ -33,16 +33,16 @@ class Handle:
             local readers.
         local_subscribe_addr: always None; local readers need no socket.
         remote_subscribe_addr: `tcp://host:port` for readers on other hosts; None without any.
-        remote_addr_ipv6: the host of that address is an IPv6 address.
+        remote_addr_ipv6: whether that host is an IPv6 address.
         format_version: of the handle and of the messages.
         queue_id: 32 hexadecimal digits; a segment of another queue is refused.
         serializer: "pickle" or "msgpack", as the writer chose.
         n_remote_reader: number of readers on other hosts.
-        remote_liveness: seconds after which a remote peer that cannot be reached counts as dead.
-        remote_server_key: the writer's public key, without which no handshake with it can begin;
-            empty if the network is plaintext.
+        remote_liveness: seconds after which an unreachable remote peer counts as dead.
+        remote_server_key: the writer's public key, which readers need to begin a handshake; empty
+            if the network is plaintext.
         remote_reader_keys: secret keys of all remote readers, or of one.
-        relay_of: (pid, address) of the writer, in handles that a relay gives to its host's readers.
+        relay_of: (pid, address) of the writer, in the handle of a relay's ring; else None.
 
     The keys are left out of the repr.
     """
@@ -69,7 +69,7 @@ class Handle:
 
     @staticmethod
     def from_json(text: str | bytes) -> Handle:
-        """The handle in `text`; raises InvalidArgument (a ValueError) if it is not one."""
+        """Parses a handle; raises InvalidArgument (a ValueError) if `text` is not one."""
         from memlane._msgspec import msgspec
 
         try:
@@ -85,7 +85,7 @@ class Handle:
         return handle
 
     def validate(self) -> None:
-        """Raises unless every field has a value that a queue can have written."""
+        """Raises unless every field has a value that a queue could have written."""
         try:
             self._validate()
         except (TypeError, ValueError, AttributeError) as error:
@@ -138,7 +138,7 @@ class Handle:
 
 
 def checked_rank(rank: object) -> int:
-    """`rank` as an int that fits 63 bits; else raises."""
+    """Returns `rank` as an int below 2**63; raises if it is not one."""
     number = integer_from("a rank", rank, 0)
     if number >= 1 << 63:
         raise InvalidArgument(f"a rank must be below 2**63, not {number}")

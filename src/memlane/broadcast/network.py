@@ -1,4 +1,4 @@
-"""The ends of a queue that has readers on other hosts, alone or beside those on this one."""
+"""The ends of a queue with readers on other hosts, with or without local ones."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class NetworkWriter:
-    """Sends to remote readers, and through a ring to local ones, if there are any: one encoding.
+    """Sends to remote readers and, through a ring, to any local ones; encodes each message once.
 
-    Room is found everywhere before anything is sent. What was reserved in the windows stays free,
-    because nobody else sends, so the ring can be waited for last.
+    It finds room everywhere before it sends anything. Room in the windows stays free, because
+    nobody else sends, so it can wait for the ring last.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class NetworkWriter:
         self.remote = RemoteWriter(n_remote, local_ranks, options, queue_id, geometry, local)
 
     def close(self, timeout: float | None = None) -> None:
-        """Both of them, also if one of them raises."""
+        """Closes both, even if one of them raises."""
         try:
             if self._local is not None:
                 self.remote.end_here(self._local.absent())
@@ -96,7 +96,7 @@ class NetworkWriter:
                     remote.publish_small(encoder, size)
                     return
                 has_waited = size > remote.room and remote.reserve(size, deadline, timeout)
-                # What may fail comes before the ring.
+                # Whatever may fail happens before the ring publishes.
                 remote.stage(
                     pieces_of(encoder, remote.session.epoch, remote.outbox.next, size), size
                 )
@@ -109,7 +109,7 @@ class NetworkWriter:
 
     @contextmanager
     def block(self, owner: object, timeout: float | None) -> Iterator[memoryview]:
-        """Of the raw bytes remote readers learn only that there were some (`CorruptMessage`)."""
+        """Remote readers do not get the raw bytes; they raise `CorruptMessage` instead."""
         deadline = deadline_of(timeout)
         remote = self.remote
         with remote.turn:
@@ -166,7 +166,7 @@ def writer_with_remote_readers(
     n_remote: int,
     options: RemoteOptions,
 ) -> NetworkWriter:
-    """The writer's end, and the rest of its handle. Fails whole."""
+    """Creates the writer's end and completes its handle; leaves nothing open if it raises."""
     if not options.insecure:
         need_curve()
     ranks = handle.local_reader_ranks
@@ -193,7 +193,7 @@ def writer_with_remote_readers(
 
 
 class NetworkReader(RemoteReader):
-    """A reader on another host than its writer, as `MessageQueue` uses it: it decodes."""
+    """A `RemoteReader` that decodes, as `MessageQueue` uses it."""
 
     segment = geometry = None
     position = 0
@@ -213,7 +213,7 @@ class NetworkReader(RemoteReader):
         _lends: bool = False,
         deadline: float | None = None,
     ) -> Any:
-        """`deadline`: of a call of `timeout` seconds that has begun elsewhere."""
+        """`deadline`: when a call of `timeout` seconds that began on another end times out."""
         if deadline is None and timeout is not None:
             deadline = deadline_of(timeout)
         with self.turn:
@@ -223,7 +223,7 @@ class NetworkReader(RemoteReader):
     def view(
         self, _owner: object, timeout: float | None, cancel: threading.Event | None
     ) -> Iterator[Any]:
-        """What came over the network is the reader's own, so nothing has to be given back."""
+        """Messages from the network are private memory, so there is no lease to end."""
         yield self.receive(timeout, cancel)
 
     def block(
@@ -234,7 +234,7 @@ class NetworkReader(RemoteReader):
         )
 
     def statistics(self) -> QueueStatistics:
-        """A remote reader knows of itself alone."""
+        """Lists this reader only: it knows nothing of the others."""
         self.check()
         taken = self.session
         own = ReaderStatistics(

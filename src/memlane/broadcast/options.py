@@ -1,4 +1,4 @@
-"""What a writer may say about its readers on other hosts; checked also if it has none."""
+"""A writer's options for readers on other hosts; checked even if it has none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RemoteOptions:
 
 
 def checked_liveness(seconds: object) -> float:
-    """Keep-alives go out once a second, so shorter bounds would be no bounds."""
+    """Keep-alives are sent once a second, so a shorter bound could not be kept."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise InvalidType(f"remote_liveness must be a number of seconds, not {seconds!r}")
     if not LEAST_LIVENESS <= seconds <= MOST_LIVENESS:
@@ -51,7 +51,7 @@ def checked_liveness(seconds: object) -> float:
 
 
 def check_security(insecure: bool, serializer: str) -> None:
-    """What arrives without proof of its origin must not be able to execute anything."""
+    """Decoding unauthenticated messages must not execute code."""
     if insecure and serializer != "msgpack":
         raise InvalidArgument(
             f'insecure_network=True needs serializer="msgpack", not {serializer!r}: whoever '

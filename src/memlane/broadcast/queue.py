@@ -35,38 +35,38 @@ class MessageQueue:
     """The writer's end of a queue, or a reader's (`create_from_handle`).
 
     Args:
-        n_reader: number of all readers. With 0, `enqueue` returns at once and keeps nothing.
-        n_local_reader: number of those on this host.
+        n_reader: number of readers. With 0, `enqueue` returns at once and discards the object.
+        n_local_reader: number of readers on this host.
         local_reader_ranks: their ranks; `range(n_local_reader)` if None.
         max_chunk_bytes: larger messages are stored in an extent behind the ring, in the same order.
         max_chunks: number of messages that the writer may be ahead of the slowest reader.
-        connect_ip: this host's address for remote readers. None: the one its packets are sent from.
+        connect_ip: this host's address for remote readers; None: the source address of its packets.
         max_extent_bytes: space behind the ring (at most half of /dev/shm) that is kept for large
             messages, until space is short or ten seconds pass without one. 0 keeps none.
-        serializer: "pickle", or "msgpack", which executes nothing when decoding: tuples become
-            lists, and `enqueue` refuses types that msgpack does not have.
+        serializer: "pickle", or "msgpack", which executes no code when decoding: tuples become
+            lists, and `enqueue` refuses types that msgpack lacks.
         keep_readonly: with pickle, read-only arrays arrive read-only.
-        remote_window: unacknowledged messages per remote reader, at most.
-        remote_window_bytes: unacknowledged bytes, at most; a larger message is sent alone.
-        remote_liveness: seconds after which a remote peer that cannot be reached counts as dead.
+        remote_window: most unacknowledged messages per remote reader.
+        remote_window_bytes: most unacknowledged bytes per reader; a larger message is sent alone.
+        remote_liveness: seconds after which an unreachable remote peer counts as dead.
         listen_on_all: listen on all interfaces, not on `connect_ip` only.
         insecure_network: neither encrypt nor authenticate; needs serializer="msgpack".
-        relay: the first reader of each host passes the messages on to the others there.
+        relay: the first reader of each remote host relays messages to the others there.
 
     Attributes:
-        handle: of this queue; on the writer without the readers' keys.
-        local_socket: None; engines ask for it.
+        handle: of this queue; on the writer, without the readers' keys.
+        local_socket: None; engines read it.
         n_local_reader, n_remote_reader: number of readers on the writer's host, and elsewhere.
 
     Raises:
-        InvalidArgument: negative counts, more local readers than readers, ranks that do not fit,
+        InvalidArgument: negative counts, more local readers than readers, ranks that do not match,
             or an address that is not this host's.
-        ShmExhausted: /dev/shm does not have the space.
+        ShmExhausted: /dev/shm has no space for it.
         Unsupported: there are remote readers, and libzmq was built without CURVE.
 
     One thread at a time may use an end; `close()` may be called from any thread. Dropping the last
     reference frees everything but looks like a death to the peers: only `close()`, or leaving a
-    `with` block without an exception, announces the end. On SIGTERM see `help(memlane)`.
+    `with` block without an exception, announces the end. For SIGTERM, see `help(memlane)`.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class MessageQueue:
         """Attaches reader `rank` to the queue; it gets every message from the first.
 
         A rank in `local_reader_ranks` reads from shared memory, any other over the network.
-        `timeout` applies to the latter; None waits for an answer as long as the writer is there.
+        `timeout` applies to the latter; None waits as long as the writer can be reached.
 
         Raises:
             TimedOut: a writer on another host did not answer within `timeout` seconds.
-            SegmentMissing: the queue is gone, on another host, or everybody has attached.
+            SegmentMissing: the queue is gone or on another host, or all readers have attached.
             RankTaken: the rank is or was attached, or all remote readers are.
             SegmentRefused, LayoutMismatch: the file of that name is not the queue's memory.
-            WriterUnreachable: nobody is, or is any more, at the handle's address.
+            WriterUnreachable: nobody answers at the handle's address (any more).
             AccessRefused: the peer there is not the queue's writer, or does not accept this key.
             InvalidArgument: a negative rank, or one that the queue does not have.
         """
@@ -174,7 +174,7 @@ class MessageQueue:
         self._is_writer = writer is not None
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
-        self._is_closed = False  # by this object; the end may have been closed by its ring
+        self._is_closed = False  # through this object
         self._finalizer = None if end is None else abandoned_at_exit(self, end.abandon)
 
     # Both ends ------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class MessageQueue:
 
     @property
     def buffer(self) -> ShmRingBuffer | None:
-        """The ring, for a look at its bytes; None without one. Closing it closes the queue."""
+        """The ring, to inspect its bytes; None without one. Closing it closes the queue."""
         segment = self._end.segment
         if segment is None or self._geometry is None:
             return None
@@ -196,7 +196,7 @@ class MessageQueue:
 
     @property
     def remote_socket(self) -> zmq.Socket[bytes] | None:
-        """The socket to other hosts, or None. It is in use: do not send, receive or close."""
+        """The socket to other hosts, or None. memlane uses it: do not send, receive or close."""
         return self._end.socket
 
     @property
@@ -215,7 +215,7 @@ class MessageQueue:
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when the writer and all readers have attached.
 
-        On the writer it also removes the segment's name: from then on nothing can be left behind.
+        On the writer it also removes the segment's name; after that, nothing can be left behind.
 
         Raises:
             TimedOut: after `timeout` seconds; it names the missing readers.
@@ -238,12 +238,12 @@ class MessageQueue:
         """Closes this end and tells the peers. Idempotent, from any thread.
 
         A writer waits until remote readers have everything, at most `timeout` seconds, and at most
-        `remote_liveness` without progress; then it raises `TimedOut`, naming those that may not,
-        but not those that died meanwhile. It does not wait for local readers: those that are
-        attached get what is still queued, then `WriterClosed`, and others can no longer attach.
+        `remote_liveness` without progress. Then it raises `TimedOut`, which names the readers that
+        may not, except those known to be dead. It does not wait for local readers: attached ones
+        get what is still queued, then `WriterClosed`; others can no longer attach.
 
-        A closed reader is not waited for. A call blocked in another thread raises `Closed`.
-        Everything is freed, but views of a reader stay mapped, and may change.
+        The writer no longer waits for a closed reader. A call blocked in another thread raises
+        `Closed`. Everything is freed, but a reader's views stay mapped, and may change.
         """
         deadline_of(timeout)  # an invalid timeout closes nothing
         self._is_closed = True
@@ -260,7 +260,7 @@ class MessageQueue:
             self.close()
         elif self._finalizer is not None:
             self._is_closed = True
-            self._finalizer()  # frees everything unannounced: to the peers this is a death
+            self._finalizer()  # frees everything unannounced: peers see a death
 
     def __repr__(self) -> str:
         role = "writer" if self._reader is None else f"reader {self._reader.rank}"
@@ -282,7 +282,7 @@ class MessageQueue:
         return self._writer
 
     def export_handle(self, rank: int | None = None) -> Handle:
-        """The handle with which readers attach; with a rank it carries that reader's key only."""
+        """The handle that readers attach with; with `rank`, it has only that reader's key."""
         writer = self._must_be_writer("export_handle")
         writer.check()
         keys = writer.secrets_for(None if rank is None else checked_rank(rank))
@@ -290,26 +290,26 @@ class MessageQueue:
         return replace(self.handle, local_reader_ranks=ranks, remote_reader_keys=keys)
 
     def enqueue(self, obj: Any, timeout: float | None = None) -> None:
-        """Sends `obj` to all readers; blocks while the ring is full.
+        """Sends `obj` to all readers; blocks while the ring or a remote window is full.
 
         Raises:
             TimedOut: after `timeout` seconds; it names the readers that are behind.
             ReaderDied: a reader died, until `release_reader` is called for it.
             ShmExhausted: /dev/shm has no space for it, and no older message will free enough.
-            InvalidType: it cannot be pickled, or msgpack does not have its type.
+            InvalidType: it cannot be pickled, or msgpack lacks its type.
             Closed: this end was closed.
 
-        Whatever it raises, nothing was sent.
+        If it raises, nothing was sent.
         """
         writer = self._writer or self._must_be_writer("enqueue")
         writer.send(obj, timeout)
 
     def acquire_write(self, timeout: float | None = None) -> AbstractContextManager[memoryview]:
-        """A block on the next chunk, all of it; its end publishes the chunk.
+        """A `with` block on the whole next chunk; leaving it publishes the chunk.
 
-        For `acquire_read`: a `dequeue`, and a remote reader, gets `CorruptMessage` instead. Each
-        block takes `max_chunk_bytes` of /dev/shm. Raises as `enqueue`. An exception in the block
-        publishes nothing, nor does a slice that outlives it: `ViewInUse`.
+        Read it by `acquire_read`; `dequeue` and remote readers raise `CorruptMessage`. Each block
+        takes `max_chunk_bytes` of /dev/shm. Raises as `enqueue`. Nothing is published if the block
+        raises, or if a slice outlives it (`ViewInUse`).
         """
         return self._must_be_writer("acquire_write").block(self, timeout)
 
@@ -317,7 +317,7 @@ class MessageQueue:
         """Stops waiting for a reader that died or never attached; it can never attach again.
 
         Raises:
-            InvalidArgument: there is no such reader, or it is alive (stopped and slow ones are).
+            InvalidArgument: there is no such reader, or it is alive, even if stopped or slow.
         """
         self._must_be_writer("release_reader").release_reader(integer("rank", rank))
 
@@ -335,21 +335,21 @@ class MessageQueue:
         *,
         lend: bool = True,
     ) -> Any:
-        """Returns the next object, which then belongs to the caller.
+        """Returns the next object, which then belongs to you.
 
         With `lend`, arrays and tensors of 1 MiB and more are not copied: they are private, writable
-        memory, which the writer reuses when none of the message is left. A fork and `close()` copy.
+        memory, which the writer reuses once you drop all of them. A fork or `close()` copies them.
         If several outcomes are due, a message wins, then `cancel`, then the timeout (0 polls).
 
         Raises:
             TimedOut: after `timeout` seconds; nothing is consumed.
             Cancelled: `cancel` was set (noticed within 100 ms).
-            WriterDied: after all its messages. ReaderGivenUp: it continues without this reader.
+            WriterDied: after all its messages. ReaderGivenUp: it goes on without this reader.
             WriterClosed: the writer has closed, and everything has been read.
             Closed: this end was closed.
             ViewInUse: a view of an older message still holds the next message's chunk.
             MemoryError: there is no memory for the message; it is not consumed.
-            CorruptMessage, or whatever decoding raised: the message is consumed.
+            CorruptMessage, or whatever decoding raises: the message has been consumed.
         """
         reader = self._reader or self._must_be_reader("dequeue")
         return reader.receive(timeout, cancel, bool(lend))
@@ -357,24 +357,24 @@ class MessageQueue:
     def dequeue_view(
         self, timeout: float | None = None, cancel: threading.Event | None = None
     ) -> AbstractContextManager[Any]:
-        """A block on the next object; its arrays of 4 KiB and more are read-only, in shared memory.
+        """A `with` block on the next object; arrays of 4 KiB and more are read-only shared memory.
 
         The chunk stays in use until the last array, slice or buffer of it is dropped. If anything
         but the name of `with ... as name` refers to one when the block ends, leaving it raises
-        `ViewInUse`, which names the holder. Smaller arrays, everything else, tensors included, and
-        all that a remote reader gets, is private memory, which may be kept.
+        `ViewInUse`, which names the object's type. You may keep everything else, which is private:
+        smaller arrays, tensors, and all that a remote reader gets over its own connection.
 
-        Views of a reader that has closed, and those in a forked child, keep nothing in use: they
-        stay mapped, but may change, or cause SIGBUS where /dev/shm is full. Raises as `dequeue`.
+        Views do not keep the chunk once their reader has closed, or in a forked child: they stay
+        mapped, but may change, or cause SIGBUS where /dev/shm is full. Raises as `dequeue`.
         """
         return self._must_be_reader("dequeue_view").view(self, timeout, cancel)
 
     def acquire_read(
         self, timeout: float | None = None, cancel: threading.Event | None = None
     ) -> AbstractContextManager[memoryview]:
-        """A block on the next chunk as it is, all `max_chunk_bytes` of it; its end releases it.
+        """A `with` block on the raw next chunk (`max_chunk_bytes`); leaving it releases the chunk.
 
-        A slice that outlives the block raises `ViewInUse`; the last one to go releases the chunk.
+        If a slice outlives the block, leaving it raises `ViewInUse`; the slice keeps the chunk.
         """
         return self._must_be_reader("acquire_read").block(self, timeout, cancel)
 
@@ -394,6 +394,6 @@ class MessageQueue:
     def recv(socket: zmq.Socket[bytes], timeout: float | None = None) -> Any:
         """Returns one pickled object from a ZeroMQ socket that the caller trusts.
 
-        Unpickling executes what the sender wants: never use it on a socket that others can reach.
+        Unpickling runs any code the sender wants: never use it on a socket that others can reach.
         """
         return receive_pickled(socket, timeout)

@@ -1,13 +1,13 @@
-"""One stream of messages for all readers of a host: received once, passed on through a ring.
+"""Relays one stream of messages to all readers of a host: received once, passed on through a ring.
 
-The relay is a thread in the process of one of those readers. It takes messages from the network as
-they are, undecoded, and puts them into a ring of its own, in this host's memory, from which all
-readers of the host read, that one included. It acknowledges nothing itself: it tells the writer,
-for each reader behind it, who it is, whether it lives, and what it has taken. So the writer's
-window covers the whole way, and whoever lags or dies is named by the writer as if it was connected
-itself. Who relays, the writer decides (`remote/relaying.py`). When a relay ends, those behind it
-find its ring dead, and go on by connections of their own, which they have kept for that. If it ends
-because it cannot go on, for want of memory here, its own reader goes on so, too.
+The relay is a thread in the process of one of those readers. It takes messages from the network
+without decoding them and puts them into its own ring in this host's memory, from which all readers
+of the host read, that one included. It acknowledges nothing itself: it reports to the writer, for
+each reader behind it, its pid, its state and what it has taken. So the writer's window covers the
+whole path, and the writer names a slow or dead reader as if it were connected directly. The writer
+decides who relays (`remote/relaying.py`). When a relay ends, the readers behind it find its ring
+dead and continue over the connections that they have kept. If the relay cannot continue, for lack
+of memory on this host for example, its own reader does the same.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("memlane")
 
-# Seconds between two looks whether the readers live. Progress is reported like that of a connected
-# reader: after a quarter of the window, after ACK_DELAY, and at once if the writer waits for it.
+# Seconds between liveness checks of the readers. Progress is reported as a connected reader would
+# acknowledge: after a quarter of the window, after ACK_DELAY, and at once if the window is full.
 _LOOK = 0.25
-# The writer is told, and asked, again now and then, in case the connection was lost meanwhile.
+# Seconds after which an unchanged report is repeated: a lost connection may have dropped the last.
 _REPEAT = 1.0
-_LAST_WORDS = 2.0  # seconds for saying goodbye, before the process may end
+_LAST_WORDS = 2.0  # seconds for the last report, after which the process may end
 _KEEP_BYTES = 256 * 1024 * 1024
 
 
@@ -72,7 +72,7 @@ def ring_handle(handle: Handle, ring: Ring, writer_pid: int) -> Handle:
 
 
 class _Passing:
-    """A codec for an `Encoder` whose object is a message that was encoded long ago."""
+    """A codec that makes an `Encoder` hold a message that the writer has encoded already."""
 
     def __init__(self) -> None:
         self.outgoing = Outgoing()
@@ -92,9 +92,9 @@ class _Passing:
 
 
 class Relay:
-    """Makes the ring that the writer has asked for, and fills it. Fails whole.
+    """Creates the ring that the writer has requested, and fills it; leaves none if it raises.
 
-    The stream stays the caller's until `start`.
+    The caller owns the stream until `start`.
     """
 
     def __init__(self, stream: RemoteReader, handle: Handle, plan: Ring) -> None:
@@ -112,32 +112,32 @@ class Relay:
             ring_id.hex(),
         )
         self.handle = ring_handle(handle, self._plan, stream.session.writer_pid)
-        self._places = list(range(len(plan.ranks)))  # of readers here, or still to come
+        self._places = list(range(len(plan.ranks)))  # of readers that are here or may attach
         self._dead: set[int] = set()
-        self._sizes: deque[int] = deque()  # of the messages that somebody has still to read
+        self._sizes: deque[int] = deque()  # of the messages that some reader has yet to read
         self._unread_bytes = 0
-        self._behind = 0  # messages that the last reader has still to take, as of the last report
+        self._behind = 0  # messages that the slowest reader had yet to take at the last report
         self._unreported = 0  # messages since then, and their bytes
         self._unreported_bytes = 0
         self._report_at = 0.0
         self._told: list[ReportRow] | None = None
         self._told_at = 0.0
-        self._heard: Absent | None = None  # the latest answer that was acted upon
+        self._heard: Absent | None = None  # the latest answer that was handled
         self._has_name = True
         self._pid = os.getpid()
         self._is_orphan = False  # the reader in this process has closed
-        self.has_failed = False  # the stream is that reader's own from now on
-        self._leaving = threading.Event()  # it does so now
-        self._has_told = threading.Event()  # and the writer was told
+        self.has_failed = False  # if so, the stream belongs to that reader
+        self._leaving = threading.Event()  # that reader is closing
+        self._has_told = threading.Event()  # the writer has been told
         self._codec = _Passing()
         self._encoder = Encoder(self._codec)
         self._thread = threading.Thread(
             target=self._run, name=f"memlane-relay-{stream.rank}", daemon=True
         )
-        self.ring.native.set_absent_elsewhere(1)  # nobody is ready before the writer says so
+        self.ring.native.set_absent_elsewhere(1)  # no reader is ready until the writer says so
 
     def start(self) -> None:
-        """From now on readers may come, and messages are passed on."""
+        """Reports the ring to the writer, so that readers can attach, and starts to pass on."""
         self._report()
         _threads.start(self._thread)
 
@@ -156,7 +156,7 @@ class Relay:
         except (MemoryError, SystemFault) as error:
             self._fail()
             logger.warning("%r; the readers behind this relay go on by themselves", error)
-        except BaseException:  # nobody else would ever hear of it
+        except BaseException:  # it would go unnoticed otherwise
             self._fail()
             logger.exception("a relay failed; its readers go on by themselves")
         finally:
@@ -178,7 +178,7 @@ class Relay:
             pause = ACK_DELAY if self._behind or self._unreported else _LOOK
             if self._is_window_full():
                 native, pause = self.ring.native, 0.0
-                with suppress(ReaderDied):  # which the next report tells
+                with suppress(ReaderDied):  # the next report says so
                     if native.wait_until_read(native.position - self._behind, ACK_DELAY):
                         continue
             try:
@@ -201,8 +201,8 @@ class Relay:
         )
 
     def _is_window_full(self) -> bool:
-        """The writer sends nothing before one more message is read, or nothing as large as the
-        latest. So what is to be waited for is the ring, and not the network."""
+        """Whether the writer has no room for another message, or for one as large as the latest,
+        until a message is read. If so, the relay waits for the ring, not for the network."""
         behind = self._behind + self._unreported
         while len(self._sizes) > behind:
             self._unread_bytes -= self._sizes.popleft()
@@ -213,16 +213,16 @@ class Relay:
         return behind >= session.window or not has_room_for_it
 
     def is_set(self) -> bool:
-        """Asked while it waits for a message: is there something else to do?"""
+        """Lets the relay act as the `cancel` of `take`: is there something other than messages?"""
         session = self.stream.session
         is_ready = session.is_ready and self._has_name
         return self._leaving.is_set() or is_ready or session.absent is not self._heard
 
     def _fail(self) -> None:
-        """Ends the ring, but not the stream, if the reader in this process still needs it. The
-        writer learns of it at once, and sends again what that reader has not taken."""
-        # In this order: that reader finds its ring dead, and looks whether the relay has failed.
-        with suppress(Closed), ExitStack() as ending:  # closed: that reader has ended meanwhile
+        """Ends the ring, but not the stream if the reader in this process still needs it. Tells the
+        writer at once, which sends again what that reader has not taken."""
+        # The ring dies last: when that reader finds it dead, it checks `has_failed`.
+        with suppress(Closed), ExitStack() as ending:  # Closed: that reader has ended meanwhile
             ending.callback(self.ring.abandon)
             ending.enter_context(undone_by(self.stream.abandon))
             own = participant(self.ring.native, 1 + self._plan.place)
@@ -232,30 +232,30 @@ class Relay:
                 self.stream.close()
 
     def _close(self) -> None:
-        """The readers get what is in the ring, then `Closed`."""
+        """The readers get what is in the ring, then `WriterClosed`."""
         with closing(self.stream):
-            self.ring.native.close()  # who has not come, the writer says
+            self.ring.native.close()  # not `ring.close`: the writer reports absent readers
 
     def _put(self, message: Message) -> None:
-        """Into the ring; meanwhile the writer is kept informed, because this may last."""
+        """Puts the message into the ring; keeps reporting to the writer while that blocks."""
         native, encoder = self.ring.native, self._encoder
         try:
             if self._encode(message):
                 self._until_done(lambda: native.send_encoded(encoder, ACK_DELAY, None))
-            else:  # what is not an object; its readers raise CorruptMessage, each once
+            else:  # not an object: each reader raises CorruptMessage once
                 block = native.write_block(self.ring, ACK_DELAY)
                 self._until_done(block.__enter__)
                 block.__exit__(None, None, None)
         finally:
             encoder.clear()
-        nbytes = len(message.memory)  # now, because a report in between does not know of it
+        nbytes = len(message.memory)  # counted only now: reports during the wait do not cover it
         self._sizes.append(nbytes)
         self._unread_bytes += nbytes
         self._unreported += 1
         self._unreported_bytes += nbytes
 
     def _encode(self, message: Message) -> bool:
-        """Has the encoder hold the message's bytes as if it had made them."""
+        """Makes the encoder hold the message's bytes; False if it is not an object, or corrupt."""
         self._codec.message = message
         match message.kind:
             case Kind.PLAIN:
@@ -286,13 +286,13 @@ class Relay:
     # Who reads here ---------------------------------------------------------------------------
 
     def _report(self) -> None:
-        """Tells the writer what is new."""
+        """Reports the readers to the writer, if anything changed or a repeat is due."""
         native = self.ring.native
         rows, behind = [], 0
         for place in tuple(self._places):
             who = participant(native, 1 + place)
             if who.state == "dead" and place not in self._dead:
-                # The writer decides what becomes of the queue; the others here go on.
+                # The writer decides how the queue continues; the other readers here go on.
                 self._dead.add(place)
                 native.release_reader(place)
             state = "dead" if place in self._dead else who.state
@@ -309,20 +309,20 @@ class Relay:
             self.stream.report(self._plan.name, self._plan.ring_id, rows)
 
     def _is_awaited(self) -> bool:
-        """Does anybody read here, or may still come to do so?"""
+        """Whether any reader is here or may still attach."""
         native = self.ring.native
         states = (participant(native, 1 + place).state for place in tuple(self._places))
         return any(state not in ("dead", "closed") for state in states)
 
     def _attend(self) -> None:
-        """Until everybody is there: asks which readers are absent."""
+        """Until all readers have attached: asks the writer which are absent."""
         session, native = self.stream.session, self.ring.native
         if not self._has_name:
             return
         if session.is_ready:
             self._give_up_all_but([])
             native.set_absent_elsewhere(0)
-            with suppress(TimedOut, ReaderDied):  # of a death since; it is let go in a moment
+            with suppress(TimedOut, ReaderDied):  # died since: the next report releases it
                 self.ring.wait_until_ready(0)  # removes the ring's name
                 self._has_name = False
             return
@@ -335,7 +335,7 @@ class Relay:
         self._heard = heard
 
     def _give_up_all_but(self, free: list[int]) -> None:
-        """A reader that is neither here nor absent will not come here: nobody waits for it."""
+        """Releases places neither attached here nor in `free`: their readers never attach here."""
         native, kept = self.ring.native, set(free)
         for place in [place for place in self._places if place not in kept]:
             is_absent = participant(native, 1 + place).state == "absent"
@@ -345,9 +345,9 @@ class Relay:
     # The end ----------------------------------------------------------------------------------
 
     def leave(self, timeout: float | None) -> None:
-        """The reader in this process has closed; the relay ends with the last of the others."""
+        """After this process's reader has closed: the relay ends with the last of the others."""
         if self._pid != os.getpid():
-            self._close()  # of this child's copies
+            self._close()  # a forked child's copies
             return
         self._is_orphan = True
         self._leaving.set()
@@ -361,6 +361,6 @@ class Relay:
             self.stream.close(timeout)
 
     def abandon(self) -> None:
-        """Ends at once; to the readers, and to the writer, it looks like a death."""
+        """Ends at once; the readers and the writer see a death."""
         self.ring.abandon()
         self.stream.abandon()

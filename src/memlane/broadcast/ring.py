@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 RingHandle = tuple[int, int, int, str]
 
-# Far beyond any use: larger numbers are a mistake, and would take memory before anything could tell
-# that they do not fit.
+# Far beyond any use. Larger numbers are a mistake, and would allocate memory before any other check
+# could refuse them.
 MAX_READERS = 1 << 16
 MAX_CHUNKS = 1 << 22
 
@@ -106,7 +106,7 @@ class ShmRingBuffer:
         """Never raises: a handle may pass through a host that does not have the segment."""
         ring = cls.__new__(cls)
         ring._setup(RingGeometry(*handle[:3]), handle[3], None)
-        with suppress(MemlaneError, OSError):  # raised by the first use
+        with suppress(MemlaneError, OSError):  # raised again by the first use
             ring._attached()
         return ring
 
@@ -163,7 +163,7 @@ class ShmRingBuffer:
 
     @property
     def is_creator(self) -> bool:
-        """Did this object create the segment?"""
+        """Whether this object created the segment."""
         return self._segment is not None and self._segment.is_creator
 
     @property

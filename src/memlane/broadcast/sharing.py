@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("memlane")
 
-# Why a reader reads by a connection of its own, although others here might share one with it.
+# Errors that make a reader use its own connection instead of a ring shared on its host.
 _NO_RING = (
     SegmentMissing,
     SegmentRefused,
@@ -53,8 +53,8 @@ _NO_RING = (
 
 
 def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd:
-    """Reader `rank` on another host than its writer: by a connection of its own, or from its host's
-    ring, which it may have to fill. Fails whole."""
+    """Attaches a reader on another host than its writer: over its own connection, or to its host's
+    ring, for which it may have to relay. Stays detached if it raises."""
     deadline = deadline_of(timeout)
     stream = attach(NetworkReader, handle, rank, deadline, timeout)
     with undone_by(stream.abandon):
@@ -76,12 +76,12 @@ def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd
 def _reader_behind(
     stream: NetworkReader, handle: Handle, ring: Ring, deadline: float | None, timeout: float | None
 ) -> SharedReader:
-    """In the ring of another reader's relay; its writer knows of it."""
+    """Attaches to the ring of another reader's relay; returns once the writer knows of it."""
     there = ring_handle(handle, ring, stream.session.writer_pid)
     there.validate()
     try:
         reader = SharedReader(there, ring.place, stream)
-    except RankTaken as error:  # by a reader that died before the writer knew of it
+    except RankTaken as error:  # taken by a reader that died before the writer knew of it
         raise SegmentRefused(str(error)) from None
     with undone_by(reader.native.abandon):
         if participant(reader.native, 0).state == "dead":
@@ -93,14 +93,14 @@ def _reader_behind(
 
 
 def _position(native: RingReader) -> int | None:
-    """How many messages that reader has taken from its ring; None once it is closed. Any thread."""
+    """Messages that the reader has taken from its ring; None once closed. Thread-safe."""
     with suppress(Closed):
         return participant(native, native.slot).position
     return None
 
 
 class SharedReader(LocalReader):
-    """Reads from its host's ring; when its relay ends, by the connection that it has kept."""
+    """Reads from its relay's ring; when the relay ends, over the connection that it has kept."""
 
     def __init__(self, handle: Handle, place: int, stream: NetworkReader) -> None:
         super().__init__(handle, place)
@@ -111,7 +111,7 @@ class SharedReader(LocalReader):
         self.receive = self._receive
 
     def _go_on(self, error: WriterDied) -> NetworkReader:
-        """The ring is dead; what was not read there comes again."""
+        """The ring is dead: requests a stream from the first message not read there."""
         if self._alone is None:
             logger.warning("reader %d reads over a connection of its own: %s", self.rank, error)
             self._stream.go_alone(self.native.position, self.native.counters()[1])
@@ -149,7 +149,7 @@ class SharedReader(LocalReader):
     def receive_view(
         self, timeout: float | None, cancel: threading.Event | None
     ) -> tuple[Any, ViewLease | None]:
-        """As `RingReader` does; what came over the network is the reader's own."""
+        """As `RingReader` does; messages from the network are private and need no lease."""
         deadline = None if timeout is None else deadline_of(timeout)
         alone = self._alone
         if alone is None:
@@ -196,7 +196,7 @@ class SharedReader(LocalReader):
             self._leave(timeout)
 
     def _leave(self, timeout: float | None) -> None:
-        """This reader has closed."""
+        """Ends the connection after this reader has closed."""
         self._stream.close(timeout)
 
     def abandon(self) -> None:
@@ -205,7 +205,7 @@ class SharedReader(LocalReader):
 
 
 class RelayingReader(SharedReader):
-    """The reader in whose process the relay runs; it reads from the ring like the others."""
+    """The reader whose process runs the relay; it reads from the ring like the others."""
 
     def __init__(self, relay: Relay, place: int, stream: NetworkReader) -> None:
         super().__init__(relay.handle, place, stream)
@@ -214,7 +214,7 @@ class RelayingReader(SharedReader):
             relay.start()
 
     def _go_on(self, error: WriterDied) -> NetworkReader:
-        if not self._relay.has_failed:  # then the stream has ended, too
+        if not self._relay.has_failed:  # the stream has ended as well
             raise self._stream.session.failure or error from None
         return super()._go_on(error)
 
@@ -222,5 +222,5 @@ class RelayingReader(SharedReader):
         self._relay.leave(timeout)
 
     def abandon(self) -> None:
-        self._relay.abandon()  # the ring first: its thread still uses the stream
+        self._relay.abandon()  # the ring first: the relay's thread still uses the stream
         super().abandon()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def receive_pickled(socket: zmq.Socket[bytes], timeout: float | None) -> Any:
     """The next message of the socket, unpickled. Does not change the socket's options."""
     seconds = seconds_of(timeout)
-    # ZeroMQ counts milliseconds in 32 bits; 24 days are the most.
+    # ZeroMQ takes milliseconds as a 32-bit int, so 24 days at most.
     if not socket.poll(None if seconds == inf else ceil(min(seconds * 1000, 0x7FFFFFFF))):
         raise TimedOut(f"no message on the socket within {timeout} s", timeout)
     return pickle.loads(socket.recv())

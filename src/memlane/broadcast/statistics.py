@@ -29,7 +29,7 @@ class ReaderStatistics:
             `time.monotonic()` (seconds); None while absent.
         is_waiting: it is blocked in a call, waiting for the next message.
         views: number of chunks that it keeps for views.
-        views_since: time since when it keeps the oldest of them, on the same clock, or None.
+        views_since: time at which it took the oldest of them, on the same clock, or None.
         address: `host:port` of a reader on another host, else None.
     """
 
@@ -70,7 +70,7 @@ class QueueStatistics:
 
 
 def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
-    """What one end sees now; takes a few system calls per reader."""
+    """What `end` sees now; costs a few system calls per reader."""
     messages, size, waits, spills = end.counters()
     published = participant(end, 0).position
     is_writer = end.slot == 0
@@ -91,7 +91,7 @@ def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
 
 def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderStatistics:
     was_here = who.pid != 0
-    views = 0 if who.state == "closed" else who.views  # nobody waits for them any more
+    views = 0 if who.state == "closed" else who.views  # the writer no longer waits for them
     return ReaderStatistics(
         rank=rank,
         pid=who.pid if was_here else None,

@@ -1,8 +1,8 @@
-"""The board of a TcpGroup: keys and values in a thread of rank 0, and how a rank reaches it.
+"""The board of a TcpGroup: a key-value store in a thread of rank 0, and the ranks' client for it.
 
-All that is on the wire is MessagePack in CurveZMQ: authenticated both ways and encrypted, because
-handles carry secrets. A request is [number, verb, key, argument], the answer [number, value]; both
-go in parts of `_PART` bytes, because neither side lets a stranger announce larger ones.
+The wire format is MessagePack over CurveZMQ, encrypted and mutually authenticated, because handles
+carry secrets. A request is [number, verb, key, argument], its answer [number, value]; both are sent
+in parts of `_PART` bytes, because neither side accepts larger frames from an unknown peer.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _encode = msgspec.msgpack.encode
 _CLOSED = {"closed": True}
 _NONSENSE = (msgspec.MsgspecError, UnicodeError, TypeError, OverflowError, RecursionError)
 
-# A board that is closed waits so long for ranks in the middle of a call.
+# Seconds that a closing board waits for ranks in the middle of a call.
 _PARTING = 5.0
-_LONGEST = 3.0e6  # seconds, for `timeout=None`: more overflow in C
-_LONGEST_POLL = 3600.0  # milliseconds in an int end after 24 days
-_PART = MOST_BYTES - 96  # what CURVE adds is less
+_LONGEST = 3.0e6  # seconds, for `timeout=None`; larger values overflow in C
+_LONGEST_POLL = 3600.0  # seconds; poll() takes an int of milliseconds, at most 24 days
+_PART = MOST_BYTES - 96  # CURVE adds less than that
 HANDSHAKE = 10.0
-"""Seconds that whoever connects has to prove the key."""
+"""Seconds that a connecting peer has to prove its key."""
 
 
 def address_of(host: str, port: int) -> tuple[str, bool]:
-    """As ZeroMQ takes it, and whether it is IPv6."""
+    """Returns the address in ZeroMQ's form, and whether it is IPv6."""
     try:
         family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -82,7 +82,7 @@ class _Members(Listening):
         )
 
     def hear(self) -> Iterator[tuple[bytes, bytes]]:
-        """Clients and their requests; a client is known from the first one on."""
+        """Yields clients and requests; a client's first request registers its connection."""
         while True:
             try:
                 client = self.socket.recv(zmq.NOBLOCK)
@@ -96,7 +96,7 @@ class _Members(Listening):
             yield client, b"".join(part.bytes for part in parts)
 
     def send(self, client: bytes, message: bytes) -> None:
-        """Nothing, if it is gone."""
+        """Does nothing if the client is gone."""
         try:
             self.socket.send_multipart([client, *_parts(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -105,7 +105,7 @@ class _Members(Listening):
 
 
 class Board:
-    """Serves the keys and values of a group from a thread, to holders of the group's secret."""
+    """Serves a group's keys and values from a thread to those who hold the group's secret."""
 
     def __init__(self, host: str, port: int, keys: GroupKeys, size: int) -> None:
         self._values: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class Board:
         self._is_parting = False
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         with undone_by(lambda: os.close(self._end)):
-            self._context = new_context()  # its own: ZAP decides per context
+            self._context = new_context()  # its own, because ZAP works per context
             with undone_by(lambda: self._context.destroy(linger=0)):
                 self._open(host, port, keys, size)
 
@@ -130,7 +130,7 @@ class Board:
         _threads.start(self._thread)
 
     def close(self) -> None:
-        """Returns when nobody is in the middle of a call any more, or after some seconds."""
+        """Waits for ranks in the middle of a call, but at most `_PARTING` seconds."""
         if self._is_parting:
             return
         self._is_parting = True
@@ -151,11 +151,11 @@ class Board:
             for _ in members.let_in():
                 pass
             for client, request in members.hear():
-                # Of a member of another version, which learns by its deadline that nobody answers.
+                # Malformed: from a member of another version, which times out without an answer.
                 with suppress(*_NONSENSE):
                     self._take(client, request)
                 if client not in members.connections:
-                    self._forget(client)  # it was gone before it was heard
+                    self._forget(client)  # it has left, or was lost before its request was read
             for client in members.look_at_door():
                 self._forget(client)
             if self._is_parting and parting is None:
@@ -166,7 +166,7 @@ class Board:
                 self._send(client, number, _CLOSED)
 
     def _forget(self, client: bytes) -> None:
-        """Its connection has ended, and with it its call."""
+        """Drops the waits of a client whose connection has ended."""
         for key, waiting in list(self._waiting.items()):
             waiting.pop(client, None)
             if not waiting:
@@ -207,7 +207,7 @@ class Board:
 
 
 class BoardStore:
-    """The board as one rank sees it during one collective call; a connection of its own."""
+    """One rank's view of the board during one collective call, over its own connection."""
 
     def __init__(
         self,
@@ -264,13 +264,13 @@ class BoardStore:
     def close(self, over: bytes) -> None:
         if self._has_answered:
             self._send("bye", "", None)
-        self._connection.close(1000 if self._has_answered else 0)  # else nothing is worth a wait
+        self._connection.close(1000 if self._has_answered else 0)  # ms; none for a silent board
 
     def _ask(self, verb: str, key: str, argument: object) -> Any:
         self._send(verb, key, argument)
         deadline = self._deadline
         if self._has_answered:
-            # A board that lives answers a call whose time is up, too, and names who is missing.
+            # A live board answers even after the deadline, so the error can name missing ranks.
             deadline = Deadline(max(deadline.left(), 1.0))
         stall = stall_of(self._rank, lambda: [0])
         while (answer := self._receive(deadline.left(stall.due(SLICE)))) is None:
@@ -290,14 +290,14 @@ class BoardStore:
         message = _encode((self._number, verb, key, argument))
         try:
             self._connection.socket.send_multipart(_parts(message))
-        except BaseException:  # a signal handler's: what is half sent ends here, as nonsense
+        except BaseException:  # from a signal handler: ends a half-sent message, to be ignored
             self._connection.socket.send(b"")
             raise
 
     def _receive(self, timeout: float) -> tuple[Any] | None:
-        """The answer to the last request, None if it does not come; older ones are dropped."""
+        """Returns the answer to the last request, None if it times out; drops older ones."""
         end = time.monotonic() + timeout
-        while self._connection.socket.get(zmq.RCVMORE):  # a signal handler has raised in between
+        while self._connection.socket.get(zmq.RCVMORE):  # a signal handler interrupted
             self._connection.socket.recv()
         while self._has_news(max(0.0, end - time.monotonic())):
             number, value = self._decoded(b"".join(self._connection.socket.recv_multipart()))
@@ -309,8 +309,8 @@ class BoardStore:
         return None
 
     def _has_news(self, timeout: float) -> bool:
-        """An answer, within that time. What became of the connection is noted at once, because a
-        child may be forked."""
+        """Whether an answer comes in time. Handles connection events at once: a forked child must
+        close the right descriptors."""
         connection, end = self._connection, time.monotonic() + timeout
         poller = select.poll()
         for descriptor in (*connection.quiet, connection.news):

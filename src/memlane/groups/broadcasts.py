@@ -1,4 +1,4 @@
-"""Collective calls through a group that can do nothing but `broadcast_obj`."""
+"""Collective calls through a group that offers only `broadcast_obj`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memlane.groups.collectives import (
 
 
 class BroadcastGroup(Protocol):
-    """What any object must have to count as a group."""
+    """Any object with these attributes counts as a group."""
 
     @property
     def rank(self) -> int: ...
@@ -30,11 +30,11 @@ class BroadcastGroup(Protocol):
 
 
 class BroadcastCollectives(Collectives):
-    """One collective call that is made of broadcasts; a gather is one from each rank in turn.
+    """One collective call made of broadcasts; a gather is one broadcast from each rank in turn.
 
-    A broadcast of somebody else knows no deadline, so it runs in a thread, unless it takes a
-    `timeout`. If the deadline comes first, that thread stays in it for as long as the group lets
-    it, and the group is out of step: make a new one.
+    A foreign `broadcast_obj` has no deadline, so it runs in a thread unless it takes a `timeout`.
+    If the deadline passes first, the thread stays in the broadcast until the group ends it, and
+    the group is out of step: make a new one.
     """
 
     def __init__(self, group: BroadcastGroup, rank: int, size: int, deadline: Deadline) -> None:
@@ -42,7 +42,7 @@ class BroadcastCollectives(Collectives):
         self._group = group
         try:
             self._takes_timeout = "timeout" in inspect.signature(group.broadcast_obj).parameters
-        except (TypeError, ValueError):  # written in another language
+        except (TypeError, ValueError):  # not written in Python
             self._takes_timeout = False
 
     def _broadcast(self, src: int, outcome: Outcome | None) -> Outcome:
@@ -50,7 +50,7 @@ class BroadcastCollectives(Collectives):
         return value
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Nobody can be told; the others have their deadlines."""
+        """The other ranks cannot be told; they have their deadlines."""
 
     def _gather(self, outcome: Outcome) -> list[Outcome]:
         return [self._call(src, outcome if src == self.rank else None) for src in range(self.size)]

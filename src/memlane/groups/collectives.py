@@ -1,8 +1,8 @@
-"""One collective call: the ranks of a group exchange plain data, all of it within one deadline.
+"""One collective call: the ranks of a group exchange plain data within one deadline.
 
-What travels in a step is made by a callable. If that raises, its rank raises the error itself and
-all others raise `GroupFailed`, which names the rank: an error takes the way of the value, so nobody
-waits for a rank that has failed.
+A callable makes the value of each step. If it raises, its rank raises that error, and all others
+raise `GroupFailed`, which names the rank. The error is sent in place of the value, so nobody waits
+for a rank that has failed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from memlane.errors import GroupFailed, InvalidArgument, InvalidType, RankMissin
 if TYPE_CHECKING:
     from typing import Self
 
-# A wait looks around so often: for signals, for the others' failures, for the log.
+# Seconds between a wait's checks for signals, failures of other ranks, and a due log line.
 SLICE = 1.0
 
 Outcome = dict[str, Any]
-"""Of a step on one rank: {"value": ...} or {"error": text}."""
+"""The outcome of a step on one rank: {"value": ...} or {"error": text}."""
 
 
 def checked_timeout(timeout: object) -> float | None:
-    """Seconds, or None for ever; as much as a year is as good as that."""
+    """Seconds, at most about a year; None: no limit."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
@@ -38,23 +38,23 @@ def checked_timeout(timeout: object) -> float | None:
 
 
 class Deadline:
-    """The end of a call on the monotonic clock; None never comes."""
+    """The end of a call on the monotonic clock; with None it never comes."""
 
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def left(self, most: float = float("inf")) -> float:
-        """Seconds until it comes, 0 behind it, never more than `most`."""
+        """Seconds until the deadline, from 0 to `most`."""
         return most if self._end is None else min(most, max(0.0, self._end - time.monotonic()))
 
     def timeout_left(self) -> float | None:
-        """The same as a timeout for another call."""
+        """The same as the `timeout` of another call: None without a deadline."""
         return None if self._end is None else self.left()
 
 
 def stall_of(rank: int, missing: Callable[[], Sequence[int]]) -> Stall:
-    """Of a wait of that rank for those that `missing` names."""
+    """Reports a wait of `rank` for the ranks that `missing` returns."""
     return Stall(
         lambda waited: (
             f"{text_of_ranks(missing())} kept rank {rank} of the group (pid {os.getpid()}) waiting "
@@ -64,7 +64,7 @@ def stall_of(rank: int, missing: Callable[[], Sequence[int]]) -> Stall:
 
 
 def text_of_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 3, 5 and 7`; of many the first eight."""
+    """`rank 3`, or `ranks 3, 5 and 7`; names the first eight at most."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = [str(rank) for rank in ranks[:8]]
@@ -73,7 +73,7 @@ def text_of_ranks(ranks: Sequence[int]) -> str:
 
 
 def missing_error(size: int, missing: Sequence[int], timeout: float | None) -> RankMissing:
-    """This rank has waited long enough for those."""
+    """The error for a wait for the `missing` ranks that timed out."""
     return RankMissing(
         f"gave up after {timeout} s waiting for {text_of_ranks(missing)} of a group of {size}: "
         f"not started, dead, busy, or not in this collective call",
@@ -83,7 +83,7 @@ def missing_error(size: int, missing: Sequence[int], timeout: float | None) -> R
 
 
 class Collectives(ABC):
-    """A group in the middle of one collective call; all ranks make the same steps in one order.
+    """One collective call of a group; all ranks take the same steps in the same order.
 
     Attributes:
         rank: of this process, its position in the group.
@@ -97,7 +97,7 @@ class Collectives(ABC):
         self.deadline = deadline
 
     def broadcast(self, src: int, make: Callable[[], Any]) -> Any:
-        """What `make` has returned on rank `src`."""
+        """Returns the value of `make` on rank `src`."""
         if self.rank != src:
             return _value_of(src, self._broadcast(src, None))
         outcome, error = _attempt(make)
@@ -105,14 +105,14 @@ class Collectives(ABC):
         return _own_value(outcome, error)
 
     def gather(self, make: Callable[[], Any]) -> list[Any]:
-        """What `make` has returned on each rank, for everybody. Nobody returns before all came."""
+        """Returns the values of `make` on all ranks; nobody returns before all have called."""
         outcome, error = _attempt(make)
         outcomes = self._gather(outcome)
         _own_value(outcome, error)
         return [_value_of(rank, other) for rank, other in enumerate(outcomes)]
 
     def scatter(self, src: int, make: Callable[[], Sequence[Any]]) -> Any:
-        """This rank's item of what `make` has returned on rank `src`."""
+        """Returns this rank's item of the sequence that `make` returned on rank `src`."""
         if self.rank != src:
             return _value_of(src, self._scatter(src, None))
         outcome, error = _attempt(make)
@@ -129,7 +129,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """The end of the call, also for ranks that still wait in it."""
+        """Ends the call, also for ranks that still wait in it."""
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +138,7 @@ class Collectives(ABC):
 def _attempt(make: Callable[[], Any]) -> tuple[Outcome, Exception | None]:
     try:
         return {"value": make()}, None
-    except Exception as error:  # it travels to the others, and is raised here behind that
+    except Exception as error:  # sent to the others, then raised here
         return {"error": f"{type(error).__name__}: {error}"}, error
 
 

@@ -1,4 +1,4 @@
-"""The keys of a group that has a secret: all are derived from it."""
+"""The keys of a group, all derived from its secret."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from zmq.utils import z85
 from memlane._contexts import need_curve
 from memlane.errors import InvalidArgument, InvalidType
 
-# Keys of a guessable secret could be found by trying, without asking the group once.
+# Keys of a guessable secret could be brute-forced without contacting the group.
 LEAST_SECRET = 16
 
 
 class KeyPair(NamedTuple):
-    """Two Curve25519 keys in Z85, as ZeroMQ takes them."""
+    """A Curve25519 key pair in Z85, as ZeroMQ expects it."""
 
     public: bytes
     secret: bytes
@@ -26,14 +26,14 @@ class KeyPair(NamedTuple):
 
 
 class GroupKeys(NamedTuple):
-    """Of the board, which only members can reach, and of its clients, which only it accepts."""
+    """The key pairs with which the board and its members authenticate each other."""
 
     board: KeyPair
     member: KeyPair
 
 
 def group_keys(secret: str | bytes) -> GroupKeys:
-    """Curve25519 takes any 32 bytes for a secret key, so a hash of the group's secret is one."""
+    """Any 32 bytes are a Curve25519 secret key, so hashes of the group's secret serve as keys."""
     if isinstance(secret, str):
         secret = secret.encode()
     if not isinstance(secret, bytes):

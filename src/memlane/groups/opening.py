@@ -1,4 +1,4 @@
-"""From a caller's group to a collective call in it."""
+"""Begins a collective call in a caller's group."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from memlane.groups.tcp import TcpGroup
 
 
 def collectives_of(group: Any, timeout: float | None) -> Collectives:
-    """One collective call of `group`: torch's process group, a TcpGroup, or any like object.
+    """Begins a collective call of `group`: a torch process group, a TcpGroup, or a similar object.
 
     Raises:
-        InvalidType: it is no group, or not one that this process is in.
+        InvalidType: it is not a group, or this process is not in it.
         RankMissing: the group's store did not answer in time.
     """
     timeout = checked_timeout(timeout)
     if isinstance(group, TcpGroup):
         return group.collectives(timeout)
     deadline = Deadline(timeout)
-    if "torch.distributed" in sys.modules:  # else it cannot be one of torch's
+    if "torch.distributed" in sys.modules:  # otherwise it cannot be one of torch's
         from memlane.groups import torch_store
 
         if torch_store.is_process_group(group):

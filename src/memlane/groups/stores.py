@@ -1,7 +1,7 @@
-"""Collective calls through a store of keys and values that all ranks reach.
+"""Collective calls through a key-value store that all ranks can reach.
 
-A store names the missing ranks, and a wait in it that was given up harms nobody; a collective of a
-communication library does neither. Nothing from a store is ever unpickled.
+Unlike a communication library's collectives, a store shows which ranks are missing, and giving up a
+wait does no harm. Nothing read from a store is ever unpickled.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ _encode = msgspec.msgpack.encode
 
 
 class Store(Protocol):
-    """Keys and values, for one collective call on one rank."""
+    """A key-value store, as one rank uses it for one collective call."""
 
     def add(self, key: str, number: int) -> int: ...
     def set(self, key: str, value: bytes) -> None: ...
     def get(self, key: str, timeout: float) -> bytes | None:
-        """None if the key is not there in time."""
+        """Returns None if the key does not appear in time."""
 
     def has(self, key: str) -> bool: ...
     def delete(self, key: str) -> None: ...
     def close(self, over: bytes) -> None:
-        """A rank that still waits for a key that was given up gets `over`."""
+        """Ends a wait that was given up by setting its key to `over`, if nothing else ends it."""
 
 
 class StoreCollectives(Collectives):
     """One collective call through a store.
 
-    Every rank counts its calls in the store, and keys begin with that number, so that calls never
-    see each other's keys, whatever becomes of one. A rank that leaves a call by an error says so
-    under the number of that call: ranks that wait in it, or come later, learn it at once. A rank
-    deletes the keys that it has set as soon as a gather has shown that everybody has read them;
-    what stays of a call goes in the next, when that has shown that everybody is there.
+    Every rank counts its calls in the store, and keys begin with that number, so calls never see
+    each other's keys, even if one fails. A rank that leaves a call with an error says so under the
+    number of that call: ranks that wait in it, or join later, see it at once. A rank deletes its
+    keys once a gather has shown that everybody has read them. Keys that a call leaves behind are
+    deleted in the next one, once a gather has shown that everybody has joined it.
     """
 
     def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
         super().__init__(rank, size, deadline)
         self._store = store
         self._own: list[str] = []
-        self._rest = f"memlane/rest/{rank}"  # where the keys stand that the call before has left
-        self._is_joined = False  # everybody is in this call, and so in no other
+        self._rest = f"memlane/rest/{rank}"  # lists the keys that earlier calls left
+        self._is_joined = False  # everybody is in this call, so nobody is in an older one
         self._step = 0
-        self._is_over = False  # somebody has left this call, as all others learn
+        self._is_over = False  # somebody has left this call, which all others will see
         self._over: dict[str, Any] = {"over": [rank, (), f"rank {rank} has left the call"]}
         self._call = f"memlane/{store.add(f'memlane/calls/{rank}', 1)}"
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         try:
-            # What came from others they know, and a board that does not answer cannot be told.
+            # Errors of other ranks are known there; a store that does not answer cannot be told.
             if kind is not None and not issubclass(kind, (GroupFailed, RankMissing)):
                 self._leave((), f"rank {self.rank} of the group failed: {kind.__name__}: {error}")
             if self._is_over:
@@ -72,7 +72,7 @@ class StoreCollectives(Collectives):
             self._store.close(_encode(self._over))
 
     def deliver(self, src: int, make: Callable[[], Any]) -> Any:
-        """`broadcast` as the only step of a call: the last reader clears it away."""
+        """`broadcast` as the only step of a call; the last rank to read the value deletes it."""
         value = self.broadcast(src, make)
         self._own.clear()
         key = f"{self._call}/{self._step}"
@@ -103,7 +103,7 @@ class StoreCollectives(Collectives):
         return outcomes[src]
 
     def _gather(self, outcome: Outcome) -> list[Outcome]:
-        """Rank 0 collects: 2 * size messages, where everybody from everybody were size ** 2."""
+        """Rank 0 collects and redistributes, which takes 2 * size messages, not size ** 2."""
         key = self._begin()
         posts = [f"{key}/{rank}" for rank in range(self.size)]
 
@@ -134,7 +134,7 @@ class StoreCollectives(Collectives):
     # Keys -----------------------------------------------------------------------------------
 
     def _older(self) -> list[str]:
-        """Keys that calls before this one have left, and that nobody has deleted."""
+        """Keys that earlier calls of this rank left and that are not deleted yet."""
         if self._is_joined:
             return []
         rest = self._store.get(self._rest, 0)
@@ -150,8 +150,8 @@ class StoreCollectives(Collectives):
         self._store.set(key, _encode(value))
 
     def _take(self, key: str, src: int, missing: Callable[[], list[int]] = list) -> Any:
-        """The value of `key`, of rank `src`; whoever `missing` names keeps it waiting, or else
-        `src` itself."""
+        """Returns the value that rank `src` sets for `key`. While it waits, it blames the ranks
+        that `missing` returns, or `src` if there are none."""
         stall = stall_of(self.rank, lambda: missing() or [src])
         while True:
             left = self.deadline.left(stall.due(SLICE))
@@ -161,10 +161,10 @@ class StoreCollectives(Collectives):
             self._look_for_leavers()
             if self.deadline.left() == 0:
                 absent = missing() or [src]
-                value = self._store.get(key, 0)  # it may have come since, and those have moved on
+                value = self._store.get(key, 0)  # set meanwhile: those ranks have moved on
                 if value is not None:
                     return self._unless_over(_decoded(value, src), src)
-                self._look_for_leavers()  # the last may have put something under a missing key
+                self._look_for_leavers()  # a leaver may have set a missing key to `over`
                 error = missing_error(self.size, absent, self.deadline.timeout)
                 self._leave(absent, f"rank {self.rank} {error}")
                 raise error
@@ -177,7 +177,7 @@ class StoreCollectives(Collectives):
         self._is_over = True
 
     def _clear_after_leavers(self) -> None:
-        """The last rank of a call that has failed does so: nobody looks for leavers there now."""
+        """The last rank to leave a failed call deletes its marks: nobody looks for them now."""
         left = f"{self._call}/left"
         self._own.append(f"{left}/counted")
         if self._store.add(self._own[-1], 1) == self.size:
@@ -193,7 +193,7 @@ class StoreCollectives(Collectives):
             self._unless_over(_decoded(value, None), None)
 
     def _unless_over(self, value: Any, src: int | None) -> Any:
-        """`value`, unless somebody has left the call and says so in its place."""
+        """Returns `value`; raises if it says that somebody has left the call."""
         if not isinstance(value, dict) or "over" not in value:
             return value
         try:
@@ -209,11 +209,11 @@ class StoreCollectives(Collectives):
 
 
 _Over = tuple[int, tuple[int, ...], str]
-"""Who has left a call, whom it missed there, and what it says."""
+"""The rank that left a call, the ranks that it missed, and its error text."""
 
 
 def _decoded(value: bytes, rank: int | None, kind: Any = Any) -> Any:
-    """What that rank has written."""
+    """Decodes what `rank` has written."""
     try:
         return msgspec.msgpack.decode(value, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

@@ -26,22 +26,22 @@ class TcpGroup:
     """Processes that meet at rank 0's address, to build queues with each other.
 
     Args:
-        host: address, or name, of rank 0's host as all ranks reach it; rank 0 listens there only.
-        port: its port; 0 on rank 0 lets the kernel choose, and `port` tells which.
+        host: address or name at which all ranks reach rank 0's host; rank 0 listens there only.
+        port: rank 0's port; 0 on rank 0 lets the kernel choose one, which `port` then holds.
         rank: of this process, from 0 to world_size - 1.
-        world_size: processes in the group.
-        secret: at least 16 random bytes (`secrets.token_hex()`), the same on all ranks. Give it
-            as an environment variable or a file, not on a command line.
-        timeout: of `broadcast_obj`, in seconds.
+        world_size: number of processes in the group.
+        secret: at least 16 random bytes (`secrets.token_hex()`), the same on all ranks. Pass it in
+            an environment variable or a file, not on a command line.
+        timeout: of `broadcast_obj`, in seconds; None: no limit.
 
     Raises:
-        InvalidArgument: numbers that do not fit, or a short secret.
-        SystemFault: rank 0 cannot listen there; the host is not known.
+        InvalidArgument: numbers that are out of range, or a short secret.
+        SystemFault: rank 0 cannot listen there, or the host is not known.
 
-    Everything on the wire is encrypted, and authenticated both ways by the secret (CurveZMQ):
-    strangers can connect, but neither read, write nor be counted. What travels is plain data
-    (MessagePack), never pickled. Rank 0 keeps the others' data in a thread of its own; when it
-    closes, it waits some seconds for ranks in the middle of a call.
+    All traffic is encrypted, and authenticated both ways by the secret (CurveZMQ): strangers can
+    connect, but cannot read, write or be counted. Values are sent as plain data (MessagePack),
+    never pickled. Rank 0 keeps the others' data in its own thread; when it closes, it waits some
+    seconds for ranks in the middle of a call.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class TcpGroup:
         self._finalizer = weakref.finalize(self, _close, board, self._context, self._pid)
 
     def broadcast_obj(self, obj: Any, src: int, timeout: float | None = None) -> Any:
-        """Returns `obj` of rank `src` on all ranks. Plain data only: what MessagePack has.
+        """Returns rank `src`'s `obj` on all ranks. Plain data only: types that MessagePack has.
 
-        All ranks call it in one order. `src` does not wait for the others.
+        All ranks must make their calls in the same order. `src` does not wait for the others.
 
         Raises:
-            InvalidType: it is no plain data.
-            RankMissing: `src`, or rank 0, did not come within `timeout` seconds (None: the
+            InvalidType: `obj` is not plain data.
+            RankMissing: `src`, or rank 0, did not answer within `timeout` seconds (None: the
                 group's).
-            GroupFailed: rank 0 closed the group, or `src` sent what cannot be decoded.
+            GroupFailed: `src` failed or sent what cannot be decoded, or rank 0 closed the group.
         """
         src = integer_from("src", src, 0)
         if src >= self.world_size:
@@ -97,7 +97,7 @@ class TcpGroup:
             raise GroupFailed(f"rank {src} sent what cannot be decoded: {error}", src) from None
 
     def collectives(self, timeout: float | None) -> StoreCollectives:
-        """One collective call of this group."""
+        """Begins a collective call of this group."""
         if os.getpid() != self._pid:
             raise WrongProcess(
                 "this group belongs to the process that forked this one; make a new one"
@@ -110,7 +110,7 @@ class TcpGroup:
             return StoreCollectives(store, self.rank, self.world_size, deadline)
 
     def close(self) -> None:
-        """Idempotent. On rank 0 it ends the others' calls, too: close there last."""
+        """Idempotent. On rank 0 it also ends the others' calls, so close rank 0 last."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -132,7 +132,7 @@ def _packed(obj: object) -> bytes:
 
 
 def _close(board: Board | None, context: zmq.Context[zmq.Socket[bytes]], pid: int) -> None:
-    if os.getpid() != pid:  # a forked child has neither the threads nor a say
+    if os.getpid() != pid:  # a forked child does not own the group or its threads
         return
     if board is not None:
         board.close()

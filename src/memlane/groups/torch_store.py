@@ -17,17 +17,17 @@ from memlane.groups.collectives import Deadline
 
 
 def is_process_group(group: object) -> bool:
-    """Whatever its backend: only its store is used."""
+    """True for any backend, because only the group's store is used."""
     return dist.is_available() and isinstance(group, dist.ProcessGroup)
 
 
 def is_torch_store(store: object) -> bool:
-    """Of a group that is not torch's own, but keeps a store of torch's."""
+    """For groups that are not torch's own but have a torch store."""
     return dist.is_available() and isinstance(store, dist.Store)
 
 
 def store_of(group: Any) -> Any:
-    """The store by which the ranks of this very group have found each other."""
+    """The store through which the ranks of this very group found each other."""
     try:
         if hasattr(group, "get_group_store"):
             return group.get_group_store()
@@ -39,11 +39,11 @@ def store_of(group: Any) -> Any:
 class TorchStore:
     """A torch store for one collective call.
 
-    An operation of torch's cannot be given up, and lasts for as long as the process that keeps the
-    store is stopped. So they run in a thread, by a connection of their own, because others of the
-    group must not wait with it; and waits for a key in another one, because they lock theirs. A
-    wait that is given up prints warnings, so it goes on to its end, which comes when something is
-    put there.
+    A torch operation cannot be cancelled, and blocks while the process that hosts the store is
+    stopped. So operations run in a thread, over their own connection, so that other users of the
+    group's store are not blocked with them. Waits for a key lock their connection, so they have
+    another thread and connection. A wait that times out prints warnings, so an abandoned wait
+    continues until its key is set.
 
     Raises:
         RankMissing: the store has not answered by the deadline.
@@ -57,7 +57,7 @@ class TorchStore:
         self._waits: _Line | None = None
         self._wait: tuple[str, _Answer] | None = None
         with undone_by(self._operations.end):
-            # If it is gone, this says so; a new connection tries long.
+            # Fails at once if the store is gone; a new connection would retry for long.
             self._ask(lambda: store.check(["memlane"]))
             self._store = self._ask(lambda: _clone(store))
 
@@ -105,7 +105,7 @@ class TorchStore:
     def _ask_for(self, answer: _Answer) -> Any:
         left = self._deadline.left(_LONGEST)
         if self._has_answered:
-            # What works answers at once, behind the deadline, too: it then names the missing.
+            # A working store answers at once, even after the deadline, to name the missing ranks.
             left = max(left, _GRACE)
         ended = _ended(answer, left)
         if ended is None:
@@ -126,17 +126,17 @@ class TorchStore:
 
 
 _LONGEST = 3.0e6
-_GRACE = 3.0  # seconds; nothing but threads of torch's has to come to it, also where much else runs
-# So much longer than a call its waits may last; by then they were ended.
+_GRACE = 3.0  # seconds; enough for torch's threads to be scheduled even on a busy machine
+# Seconds that a wait may outlast its call; `close` ends it before that.
 _BEYOND = 60.0
 
 _Answer = SimpleQueue[tuple[Any, Exception | None]]
-"""Of an operation: its value, or its error, once it has ended."""
+"""Receives the value of an operation, or its error, once it has ended."""
 
 
 class _Line:
-    """A thread that calls the store, one operation after another. One that never ends keeps its
-    thread, and nobody else."""
+    """A thread that runs store operations one after another. An operation that never ends blocks
+    only this thread."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
@@ -151,7 +151,7 @@ class _Line:
         return answer
 
     def end(self) -> None:
-        """Behind what was begun; waits for the thread if nothing is."""
+        """Ends the thread after what was begun; waits for it if nothing is pending."""
         self._calls.put(None)
         if self._pending == 0:
             self._thread.join()
@@ -170,7 +170,7 @@ class _Line:
 
 
 def _ended(answer: _Answer, timeout: float) -> tuple[Any] | None:
-    """The value of an operation that ends within that time."""
+    """The value of an operation, as a tuple; None if it does not end in time."""
     try:
         value, error = answer.get(timeout=timeout)
     except Empty:
@@ -184,4 +184,4 @@ def _ended(answer: _Answer, timeout: float) -> tuple[Any] | None:
 
 
 def _clone(store: Any) -> Any:
-    return store.clone() if hasattr(store, "clone") else store  # torch 2.8
+    return store.clone() if hasattr(store, "clone") else store  # since torch 2.8

@@ -1,4 +1,4 @@
-"""Which readers may attach or come back: decided from the peers, and changes nothing."""
+"""Decides from the peers which readers may attach or reconnect. Changes nothing."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def refusal(
 
 
 def given_up(peer: Peer) -> Refused:
-    """What a reader that counts as dead is told."""
+    """The refusal for a reader whose place is dead or closed."""
     why = f": {peer.died}" if peer.died else ""
     return Refused("gone", f"reader {peer.rank} is {peer.state}{why}")
 
 
 def _may_replace(peer: Peer, other: Peer, hello: Hello) -> bool:
-    """A reader that was shown a ring may be gone; its place there tells the next from its host."""
+    """May this HELLO replace `other`? On its host, attaching to the ring tells if that one died."""
     if other is not peer or peer.state != "absent":
         return False
     return peer.session == hello.session or peer.host == hello.host

@@ -1,4 +1,4 @@
-"""What the handle of a queue with remote readers may say of their network."""
+"""Checks what a handle says about the network of its queue's remote readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_network(
     keys: object,
     serializer: str,
 ) -> None:
-    """Raises unless a queue with remote readers could have written that into its handle."""
+    """Raises unless a queue with remote readers could have put these values into its handle."""
     if not isinstance(address, str) or not isinstance(server_key, str):
         raise InvalidType("the handle's address and key must be text")
     endpoint_of(address)

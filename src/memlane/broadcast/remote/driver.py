@@ -1,11 +1,11 @@
-"""What both remote ends share: one call at a time, one thread that answers meanwhile, one wait.
+"""What both remote ends share: one call at a time, one background thread, one wait loop.
 
-Sockets of libzmq may change threads, but be used by one at a time: `lock` guards them and all
-state. A thread of its own (`_serve`) answers the peer while the application does something else;
-while the application is in a call, that call does it. Nobody waits with the lock held: a wait
-polls the descriptors that libzmq signals through.
+A libzmq socket may change threads, but only one thread may use it at a time: `lock` guards the
+sockets and all state. The end's own thread (`_serve`) answers the peer between the application's
+calls; during a call, the calling thread does. No thread waits with the lock held: a wait polls the
+descriptors that libzmq signals through.
 
-Which calls may come when is as in `native/bindings/end.hpp`: a second call raises `ConcurrentUse`,
+The rules for calls are those of `native/bindings/end.hpp`: a second call raises `ConcurrentUse`,
 `close()` may come from any thread and from a signal handler, a forked child may only `close()`.
 """
 
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("memlane")
 
 SLICE = 0.1
-"""Seconds that one sleep lasts at most: signals and `cancel` are looked after in between."""
+"""Longest sleep within a call, in seconds; signals and `cancel` are checked in between."""
 
 
 class Asked(Protocol):
-    """A `cancel`: a threading.Event, or like one."""
+    """The type of `cancel`: a threading.Event or a look-alike."""
 
     def is_set(self) -> bool: ...
 
@@ -63,8 +63,8 @@ class RemoteEnd(ABC):
     """An end with a transport of its own.
 
     Attributes:
-        turn: `with` it around every call, of which there is one at a time.
-        lock: `with` it around every use of the transport and of the session; see `locked`.
+        turn: held around every call; admits one at a time.
+        lock: held around every use of the transport and the session; see `locked`.
     """
 
     transport: Transport | None = None
@@ -75,7 +75,7 @@ class RemoteEnd(ABC):
         self.turn = Turn(self.check, self._end_call)
         self._closing = self._announce = self._closed = False
         self._deadline: float | None = None  # of the goodbye
-        self._ends_itself = False  # the thread, because nobody else can
+        self._ends_itself = False  # the thread closes this end, because nobody else can
         self._was_closed_here = False  # inside of `locked`
         self._ender = 0  # the thread that ends this end
         self._broken: BaseException | None = None  # what ended the thread
@@ -87,11 +87,11 @@ class RemoteEnd(ABC):
         self._call_poller: select.poll
         _ends.add(self)
 
-    # What it has ------------------------------------------------------------------------------
+    # Resources --------------------------------------------------------------------------------
 
     @contextmanager
     def _opening(self) -> Iterator[None]:
-        """Around the rest of a construction: if that fails, nothing stays."""
+        """Wraps the rest of a constructor: if it fails, everything is freed."""
         try:
             yield
         except BaseException as error:
@@ -113,21 +113,21 @@ class RemoteEnd(ABC):
         return self._events[-1]
 
     def _free(self, linger: float = 0.0) -> None:
-        """Closes everything that is still there; what was said goes out for so long."""
+        """Closes everything still open; unsent frames have `linger` seconds to go out."""
         self._closed = True
         if self.transport is not None:
             self.transport.close()
         self._context.destroy(linger=int(1000 * linger))
         if self.transport is not None:
             self.transport.descriptors.forget_all()
-        with self.lock:  # somebody may be about to write to one
+        with self.lock:  # another thread may be about to write to one
             while self._events:
                 os.close(self._events.pop())
 
     # Calls ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises if this end is closed or a parent process's."""
+        """Raises if this end is closed, its thread failed, or a parent process opened it."""
         if self._generation != fork_generation():
             raise WrongProcess(
                 "this object was opened by the process that forked this one; only close() may be "
@@ -142,8 +142,8 @@ class RemoteEnd(ABC):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Around what is no call, and may come beside one. If a signal handler closes the end in
-        it, nothing can end it before the lock is free."""
+        """Wraps an operation that may run beside a call. If a signal handler closes the end in
+        the middle of it, the end is closed once the lock is free."""
         try:
             with self.lock:
                 self.check()
@@ -153,12 +153,12 @@ class RemoteEnd(ABC):
                 self._close()
 
     def _end_call(self) -> None:
-        """After each call: ends the end itself if it was closed meanwhile."""
+        """Runs after each call: finishes closing the end if it was closed meanwhile."""
         if self._closing and self._generation == fork_generation():
             self._finish()
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends this end and says so to the peers."""
+        """Closes this end and tells the peers."""
         deadline = deadline_of(timeout)
         if not self._closing:
             self._deadline, self._announce = deadline, True
@@ -177,14 +177,14 @@ class RemoteEnd(ABC):
             os.eventfd_write(self._closing_event, 1)
         me = threading.get_ident()
         if me in (self.turn.thread, self._ender):
-            return  # in a signal handler: the call ends it
+            return  # in a signal handler: the interrupted call closes it
         if me == self._thread.ident:
-            self._ends_itself = True  # in a finalizer: nobody else knows of this end any more
+            self._ends_itself = True  # in a finalizer: nothing else refers to this end any more
             return
         if self.lock._is_owned():  # type: ignore[attr-defined]
             self._was_closed_here = True
             return
-        # In the end of the interpreter a thread may be in a call and never come out of it.
+        # At interpreter exit, another thread may be in a call that never returns.
         if self.turn.acquire(timeout=-1 if self._announce else 1.0):
             try:
                 self._finish()
@@ -192,7 +192,7 @@ class RemoteEnd(ABC):
                 self.turn.release()
 
     def _finish(self) -> None:
-        """With no call under way: ends the thread, and everything with it."""
+        """Ends the thread and frees everything. No call may be in progress."""
         if self._closed:
             return
         self._ender = threading.get_ident()
@@ -208,7 +208,7 @@ class RemoteEnd(ABC):
 
     @abstractmethod
     def _say_goodbye(self) -> float:
-        """Tells the peers, after the thread and all calls; so long goes out what was said last."""
+        """Tells the peers, once the thread and all calls have ended; returns `_free`'s `linger`."""
 
     # Waiting ----------------------------------------------------------------------------------
 
@@ -220,8 +220,8 @@ class RemoteEnd(ABC):
 
     @staticmethod
     def _sleep(poller: select.poll, seconds: float | None) -> None:
-        """Until a descriptor has news, or sooner; rounded up, or a wait would end before its
-        deadline. An hour at most: milliseconds in an int end after 24 days."""
+        """Sleeps until a descriptor is readable. Rounds up, or a wait would end before its
+        deadline; an hour at most, because an int of milliseconds overflows after 24 days."""
         poller.poll(None if seconds is None else int(min(seconds, 3600.0) * 1000) + 1)
 
     def wait(
@@ -234,10 +234,10 @@ class RemoteEnd(ABC):
         stall: Callable[[float], str | None] | None = None,
         poller: select.poll | None = None,
     ) -> T:
-        """Ticks until `ready` returns something, with the lock, and returns that.
+        """Ticks with the lock held until `ready` returns something other than None; returns that.
 
-        What is there wins, then `cancel`, then the deadline, of `timeout` seconds, whose error
-        names `who` was waited for. After a while the log says what `stall` says.
+        A result takes precedence over `cancel`, and `cancel` over the deadline (`timeout` seconds),
+        whose error names `who` was waited for. A long wait logs the line that `stall` returns.
         """
         voice = None if stall is None else Stall(stall)
         while True:
@@ -262,7 +262,7 @@ class RemoteEnd(ABC):
 
     @abstractmethod
     def _tick(self) -> float | None:
-        """Hears, and does what is due, with the lock; when there will be more."""
+        """Receives, and does what is due, with the lock held; returns when more is due."""
 
     # The thread -------------------------------------------------------------------------------
 
@@ -270,10 +270,10 @@ class RemoteEnd(ABC):
         try:
             while not self._closing:
                 self._serve()
-        except BaseException as error:  # nobody else would ever hear of it
+        except BaseException as error:  # it would go unnoticed otherwise
             self._broken = error
             logger.exception("the thread of a remote end failed")
-        # If a call is under way, or another thread ends this end, that does it.
+        # If a call or another thread holds the turn, it closes this end.
         if self._ends_itself and self.turn.acquire(timeout=0):
             try:
                 self._finish()
@@ -289,8 +289,8 @@ _ends: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    """Registered after pyzmq's collector registered its own end, and so called before that: what
-    libzmq still holds of lent memory must be given back while somebody takes it."""
+    """Registered after the exit handler of pyzmq's collector, so it runs before that: the collector
+    must still run when libzmq returns the memory it was lent."""
     for end in list(_ends):
         end.abandon()
 

@@ -14,7 +14,7 @@ _PROBE_SECONDS = 0.2
 
 
 class Endpoint(NamedTuple):
-    """Text for ZeroMQ, and what it says."""
+    """An address as text for ZeroMQ, and its parts."""
 
     text: str
     host: str
@@ -23,7 +23,7 @@ class Endpoint(NamedTuple):
 
 
 def checked_host(connect_ip: str | None) -> str:
-    """`connect_ip` if it is one address; None is this host's as its peers see it."""
+    """`connect_ip`, checked; for None, the address by which peers see this host."""
     if connect_ip is None:
         return own_address()
     try:
@@ -39,9 +39,9 @@ def checked_host(connect_ip: str | None) -> str:
 
 
 def own_address() -> str:
-    """The address that packets to other hosts leave from; the loopback's if none would.
+    """The source address of packets to other hosts; the loopback address if there is no route.
 
-    A UDP socket is connected, which asks the kernel for a route and sends nothing.
+    Connecting a UDP socket asks the kernel for a route and sends nothing.
     """
     for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -53,14 +53,14 @@ def own_address() -> str:
 def is_deserted(endpoint: Endpoint) -> bool:
     """Whether its host refuses a connection, because nobody listens there any more."""
     family = socket.AF_INET6 if endpoint.is_ipv6 else socket.AF_INET
-    with suppress(OSError), socket.socket(family) as probe:  # without descriptors nobody can tell
+    with suppress(OSError), socket.socket(family) as probe:  # False if out of descriptors
         probe.settimeout(_PROBE_SECONDS)
         return probe.connect_ex((endpoint.host, endpoint.port)) == errno.ECONNREFUSED
     return False
 
 
 def endpoint_of(text: str) -> Endpoint:
-    """What `tcp://host:port` says; InvalidArgument if it says nothing of the kind."""
+    """Parses `tcp://host:port`; InvalidArgument for anything else."""
     scheme, _, rest = text.partition("://")
     host, _, port = rest.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")

@@ -5,7 +5,7 @@ Every frame begins with a header, little-endian:
     offset  bytes
     0       3      "mlq"
     3       1      version
-    4       1      what it is (`What`)
+    4       1      type of frame (`What`)
     5       1      kind of a message, as in a ring's chunk (`Kind`)
     6       2      0
     8       8      epoch of the writer; 0 in a reader's first frame
@@ -16,9 +16,9 @@ Every frame begins with a header, little-endian:
     40      8      bytes of the message
 
 The payload of a message of at most `SMALL` bytes follows in the same ZeroMQ part. A larger message
-travels in pieces of at most `PIECE` bytes, so that libzmq encrypts one while its peer decrypts the
-one before; the payload of a piece is a second part, so that it can be sent from where it lies.
-Everything else (`What`) has a body in MessagePack.
+is sent in pieces of at most `PIECE` bytes, so that libzmq encrypts one while its peer decrypts the
+previous one; the payload of a piece is a second part, so that it can be sent without a copy.
+All other frames are control frames, whose body, if any, is MessagePack.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VERSION = 3
 SMALL = 8 * 1024
 PIECE = 512 * 1024
 MOST_CONTROL = 4 * 1024
-"""Bytes of a frame that is no message; a reader sends no others."""
+"""Size limit of control frames, in bytes; readers send no other frames."""
 
 _HEADER = Struct("<3sBBBHQQIIQQ")
 HEADER_BYTES = _HEADER.size
@@ -42,22 +42,22 @@ _MAGIC = b"mlq"
 
 
 class What(IntEnum):
-    """What a frame is. The writer sends those below 16, readers the others and END."""
+    """The type of a frame. The writer sends those below 16, readers the others and END."""
 
     MESSAGE = 1
-    WELCOME = 2  # answers HELLO; what follows begins where that asked for
+    WELCOME = 2  # answers HELLO; the stream begins where that asked for
     READY = 3  # everybody has attached
     ABSENT = 4  # answers ASK: the absent readers
-    END = 5  # there is no message with this sequence; repeated until the reader says it back
+    END = 5  # there is no message with this sequence; repeated until the reader returns it
     REFUSED = 6
     SEEN = 7  # answers REPORT: the writer knows that this reader reads from its relay's ring
     LEFT = 8  # answers BYE
-    AGAIN = 9  # an acknowledgement may have been lost: say it again
+    AGAIN = 9  # an acknowledgement may have been lost: send it again
     HELLO = 16  # repeated until it is answered
     ACK = 17  # everything before this sequence was taken
     ASK = 18  # repeated until READY
     BYE = 19  # repeated until it is answered
-    REPORT = 20  # of a relay, of the readers behind it; of one of these, that it is there
+    REPORT = 20  # a relay's, about its readers; or such a reader's, that it is in the ring
 
 
 class Kind(IntEnum):
@@ -71,7 +71,7 @@ class Kind(IntEnum):
 
 
 class Header(NamedTuple):
-    """Of one frame; the fields are those of the table above."""
+    """The header of one frame; its fields are those of the table above."""
 
     what: int
     epoch: int
@@ -99,7 +99,7 @@ class Header(NamedTuple):
 
 
 def whole_header(epoch: int, sequence: int, kind: int, total: int) -> bytes:
-    """Of a message that goes in one piece; `Header` is slower."""
+    """The packed header of a message in one piece; faster than `Header`."""
     return _HEADER.pack(_MAGIC, VERSION, 1, kind, 0, epoch, sequence, 0, 1, 0, total)
 
 
@@ -119,30 +119,30 @@ def header_of(part: bytes | memoryview) -> Header:
 
 
 QUICK = Struct("<5sBHQQIIQQ")
-"""A header with its first five bytes, those of a message being `MESSAGE`, as one."""
+"""A header with its first five bytes as one field, which equals `MESSAGE` for a message."""
 MESSAGE = _MAGIC + bytes((VERSION, What.MESSAGE))
 
 
 class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A reader introduces itself, and says where its stream shall begin."""
+    """A reader's introduction, and where its stream should begin."""
 
     queue_id: str
     rank: int
     pid: int
     session: bytes  # random; a reader that comes back has the same
-    token: str  # proves the place where the connection does not (without CURVE)
+    token: str  # proves the place if the connection does not (without CURVE)
     taken: int  # messages before this sequence were taken
     sequence: int  # the first frame that is wanted
     piece: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    host: str  # readers that say the same may share memory; empty: none to share
+    host: str  # readers with the same text may share memory; empty: shares none
     is_behind: bool = False  # it reads from a relay's ring, and wants no stream
-    number: int = 0  # of this hello; only what answers the latest one counts
+    number: int = 0  # of this HELLO; only the answer to the latest one counts
 
 
 class Ring(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The ring of a relay. Its places are those of all remote readers of the queue."""
 
-    place: int  # of the reader that is told
+    place: int  # of the reader that gets this
     ranks: list[int]  # by place, as far as they are known
     max_chunk_bytes: int
     max_chunks: int
@@ -160,7 +160,7 @@ class ReportRow(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Report(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What a relay knows of the readers behind it, its own among them; and where its ring is."""
+    """What a relay knows of the readers of its ring, its own included, and where that ring is."""
 
     name: str
     ring_id: str
@@ -173,20 +173,20 @@ class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     pid: int
     window: int
     window_bytes: int
-    number: int = 0  # of the hello that this answers
-    ring: Ring | None = None  # to be read from, or made; None: read from this connection
+    number: int = 0  # of the HELLO that this answers
+    ring: Ring | None = None  # to make or read from; None: messages come on this connection
 
 
 class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Why a reader may not attach, or not come back: `code` says what kind of reason it is."""
+    """Why a reader may not attach or reconnect; `code` is the kind of reason."""
 
     code: str
     text: str
 
 
 class Absent(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Who has not attached yet: some in words, the free places, and how many on the writer's
-    host."""
+    """The readers that have not attached: some by name, the free places, and how many on the
+    writer's host."""
 
     names: list[str]
     places: list[int]
@@ -194,12 +194,12 @@ class Absent(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def control(header: Header, body: msgspec.Struct | None = None) -> bytes:
-    """A frame that is no message."""
+    """Packs a control frame."""
     return header.pack() + (b"" if body is None else msgspec.msgpack.encode(body))
 
 
 def body_of(part: bytes | memoryview, kind: type[Any]) -> Any:
-    """The body of a frame that is no message; CorruptMessage if it is not one of `kind`."""
+    """Decodes the body of a control frame; CorruptMessage if it is not a `kind`."""
     try:
         return msgspec.msgpack.decode(memoryview(part)[HEADER_BYTES:], type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:

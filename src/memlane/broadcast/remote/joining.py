@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def attach(
     kind: type[R], handle: Handle, rank: int, deadline: float | None, timeout: float | None
 ) -> R:
-    """Reader `rank`, in the first place that is free for it, its usual one first.
+    """Attaches reader `rank` at the first free place, trying its usual one first.
 
     Raises as `RemoteReader` does.
     """
@@ -48,8 +48,8 @@ def attach(
 
 
 def where_memory_is_shared() -> str:
-    """The same for processes that may see each other's segments, which they then try: this boot of
-    a kernel, this /dev/shm, this user. Empty where that cannot be told."""
+    """A hash of the kernel's boot id, the device of /dev/shm and the user. Processes with equal
+    hashes may share segments, which attaching then tests. Empty if it cannot be determined."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         device = os.stat("/dev/shm").st_dev

@@ -1,8 +1,8 @@
-"""The keys: one place and one key for each expected reader, and nobody else.
+"""The keys of a queue: one place and one key pair for each expected reader, and no others.
 
-The writer has a key pair, made for this queue, and so has each place; a handle carries the secret
-of its reader's place, or all. libzmq asks the list of places (ZAP, RFC 27) before it lets any byte
-of a connection through, and tells of each frame which place sent it.
+The writer and each place have a key pair made for this queue. A handle carries the secret of its
+reader's place, or of all places. libzmq checks keys against the list of places (ZAP, RFC 27) before
+passing on any byte of the connection, and labels each frame with the place that sent it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memlane.errors import InvalidArgument
 
 
 class Keys:
-    """The secrets of a queue; with `insecure` mere tokens, which a listener learns."""
+    """The secrets of a queue; with `insecure` only tokens, which anyone on the network can read."""
 
     def __init__(self, places: int, *, insecure: bool) -> None:
         self.insecure = insecure
@@ -43,7 +43,7 @@ class Keys:
 
 
 def check_keys(server_key: str, keys: object, places: int) -> None:
-    """Raises unless a handle could carry those."""
+    """Raises unless a handle could carry these keys."""
     if not isinstance(keys, list) or len(keys) > places:
         raise InvalidArgument(f"the handle must have at most {places} keys of remote readers")
     if server_key and not all(is_key(key) for key in (server_key, *keys)):

@@ -1,9 +1,8 @@
-"""Memory that libzmq sends from where it lies.
+"""Lends memory to libzmq, which sends it without a copy.
 
-pyzmq keeps what was lent until libzmq is done with it; it does so with a thread and a context for
-the whole process. The first lender here starts them, so that no signal handler can raise in the
-middle of that during a send, and the last one ends them again, unless they ran before the first:
-then they are somebody else's.
+pyzmq keeps lent memory until libzmq is done with it, by one thread and one context per process. The
+first writer starts both here, so that no signal handler can raise while a send starts them. The
+last writer stops them, unless they ran before the first: then other code uses them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MOST_SECONDS = 1.0
 
 
 def begin() -> None:
-    """One writer more may send without a copy."""
+    """Registers a writer that sends without copying."""
     global _lenders, _is_foreign
     with _lock:
         if _lenders == 0:
@@ -32,13 +31,13 @@ def begin() -> None:
 
 
 def end() -> None:
-    """One writer less; its context is gone, and nothing of it on the way."""
+    """Unregisters a writer. Its context must be gone, and nothing of it in flight."""
     global _lenders
     with _lock:
         _lenders -= 1
         if _lenders or _is_foreign or not collector.is_alive():
             return
-        # What was given back is collected in order: when this is, all of ours is.
+        # Returned memory is collected in order: once this frame is, all of ours is.
         last = zmq.Frame(b"last", copy=False, track=True)
         tracker = last.tracker
         del last

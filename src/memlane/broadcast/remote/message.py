@@ -1,4 +1,4 @@
-"""A message that came over the network: its pieces put together, and the object in it."""
+"""Messages from the network: assembles their pieces and decodes their objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Message(NamedTuple):
 
 
 class Assembly:
-    """A message of which pieces are missing."""
+    """A message with pieces still missing."""
 
     def __init__(self, first: Header) -> None:
         self.first = first
@@ -37,7 +37,7 @@ class Assembly:
             self._whole = self._memory = memoryview(pooled(first.total))  # type: ignore[arg-type]
 
     def add(self, header: Header, payload: memoryview) -> Message | None:
-        """The whole message once its last piece is there."""
+        """Adds a piece; returns the complete message with the last one."""
         first, end = self.first, header.offset + len(payload)
         same = (first.kind, first.pieces, first.total) == (header.kind, header.pieces, header.total)
         if not same or end > first.total:
@@ -77,7 +77,7 @@ _BROKEN = "the message does not hold an object that memlane wrote; it was skippe
 
 
 def split(memory: memoryview) -> tuple[bytes, list[Buffer]]:
-    """The stream of a message and the buffers beside it, as `FrameTable` lays them out."""
+    """Splits a message into its stream and the buffers beside it, as `FrameTable` lays them out."""
     if len(memory) < _HEAD.size:
         raise CorruptMessage(_BROKEN)
     count, stream_bytes = _HEAD.unpack_from(memory)

@@ -1,7 +1,7 @@
-"""Messages that were sent and may be needed again, and how many may be on their way.
+"""Sent messages that may be needed again, and the windows that limit how many are in flight.
 
-No sockets and no clock. A message is staged before anything of it is sent, and then committed or
-dropped as a whole, so that an interruption in between leaves nothing half done.
+No sockets and no clock. A message is staged before any of it is sent, and then committed or dropped
+as a whole, so that an interruption in between leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """What is sent at once: a header and what it announces."""
+    """One frame: a header and its payload."""
 
     head: bytes  # with the payload behind it, if that is small
-    payload: memoryview | None = None  # of memory that nobody changes any more
+    payload: memoryview | None = None  # of memory that no longer changes
 
 
 class Message(NamedTuple):
-    """One message as it travels; its memory is private, and shared by all its readers."""
+    """One message as it is sent; its memory is private, and shared by all its readers."""
 
     sequence: int
     size: int
-    end: int  # bytes of all messages up to and with this one
+    end: int  # bytes of all messages up to and including this one
     pieces: Sequence[Piece]
 
 
 def pieces_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> list[Piece]:
-    """Of a large message: views of its bytes, which libzmq sends from where they lie. Bytes stay
-    the caller's object, which cannot change; everything else is copied, once."""
+    """The frames of a message. Those of a large one are views, which libzmq sends without a copy:
+    bytes stay the caller's object, which cannot change; everything else is copied once."""
     kind = encoder.kind
     if total <= SMALL:
         return [Piece(encoder.joined(whole_header(epoch, sequence, kind, total)))]
@@ -59,15 +59,15 @@ def pieces_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> list[P
 
 
 def raw_piece(epoch: int, sequence: int) -> list[Piece]:
-    """A message that says no more than that there was one."""
+    """A message without content, in place of a chunk that was filled by hand."""
     return [Piece(whole_header(epoch, sequence, Kind.RAW, 0))]
 
 
 class Outbox:
-    """The messages from the oldest that somebody has not taken, to the newest.
+    """The messages from the oldest that some reader has not taken to the newest.
 
-    Every reader has a window of messages and bytes; a message larger than that travels alone.
-    Absent readers have one, too: they get everything from the first message on.
+    Every reader has a window of messages and bytes; a message larger than that is sent alone.
+    Absent readers have one too, because they get everything from the first message on.
     """
 
     def __init__(self, peers: list[Peer], window: int, window_bytes: int) -> None:
@@ -87,26 +87,26 @@ class Outbox:
     # Messages ---------------------------------------------------------------------------------
 
     def stage(self, size: int, pieces: Sequence[Piece], mark: int = 0) -> None:
-        """The next message, which the ring gets first: it is at `mark` before that."""
+        """Stages the next message. The ring gets it first; its position before that is `mark`."""
         self.staged = Message(self.next, size, self.bytes + size, pieces), mark
 
     def commit(self) -> None:
-        """What is staged is a message from now on."""
+        """Makes the staged message, if there is one, the newest."""
         if self.staged is None:
             return
         message = self.staged[0]
-        # A signal handler may raise behind a call only: so all of this happens, or nothing does.
+        # A signal handler can raise only after a call, so either all of this happens or none.
         self.next, self.bytes, self.staged = message.sequence + 1, message.end, None
         self._messages.append(message)
 
     def settle(self, mark: int) -> None:
-        """After an interruption: the ring is at `mark`, and so has the message or has it not."""
+        """After an interruption: the ring's position, `mark`, tells whether it has the message."""
         if self.staged is not None and self.staged[1] != mark:
             self.commit()
         self.staged = None
 
     def frame_for(self, peer: Peer) -> tuple[Piece, Cursor | None] | None:
-        """What comes next for that reader, and its cursor behind that; None: nothing."""
+        """The next frame for `peer`; for a message, its cursor after that, too. None: no frame."""
         if peer.said:
             return Piece(peer.said[0]), None
         sequence, piece = peer.cursor
@@ -124,7 +124,7 @@ class Outbox:
         return message.end - message.size
 
     def drop_taken(self) -> None:
-        """Nobody needs any more what all have taken."""
+        """Drops the messages that every reader has taken."""
         taken = min((p.taken for p in self._peers if p.is_waited_for), default=self.next)
         for _ in range(taken - self.first):
             self._messages.popleft()
@@ -132,7 +132,7 @@ class Outbox:
     # Windows ----------------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
-        """May one more message of that size be on its way to everybody?"""
+        """Does one more message of `size` bytes fit every reader's window?"""
         return not any(self._is_in_the_way(peer, size) for peer in self._peers)
 
     def _is_in_the_way(self, peer: Peer, size: int) -> bool:
@@ -148,7 +148,7 @@ class Outbox:
         return sorted(found, key=lambda peer: (peer.lost_since is None, peer.last_progress))
 
     def room(self) -> tuple[int, int]:
-        """So many messages, of so many bytes together, have room everywhere; -1 bytes: none has."""
+        """How many messages, and bytes in total, fit every window; negative bytes: none fits."""
         messages, nbytes = self._window, self._window_bytes
         for peer in self._peers:
             if peer.is_waited_for:

@@ -1,6 +1,6 @@
-"""One remote reader as its writer sees it. Nobody else assigns its fields.
+"""One remote reader as its writer sees it. Only its own methods assign its fields.
 
-No sockets and no clock: times are arguments, on any clock that the caller keeps to.
+No sockets and no clock: times are arguments, always from the same clock of the caller.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Cursor = tuple[int, int]
 class Peer:
     """A place, and the reader that took it.
 
-    Absent, then running, then dead or closed for good. While it runs it may be without a
-    connection, and come back; connected, it gets a stream of messages, or reads behind a relay.
+    Absent, then running, then dead or closed for good. While running, it may lose its connection
+    and reconnect; while connected, it gets a stream of messages or reads behind a relay.
     """
 
     place: int
@@ -35,24 +35,24 @@ class Peer:
     address: str = "an unknown address"
     route: bytes | None = None  # of its latest connection
     is_connected: bool = False
-    lost_since: float | None = None  # since when there is no connection that it needs
-    knocked_at: float = 0.0  # when it proved its key again, and has not said hello yet
+    lost_since: float | None = None  # since when it lacks a connection that it needs
+    knocked_at: float = 0.0  # when it last proved its key, before its HELLO
     taken: int = 0  # messages before this sequence were taken
     taken_bytes: int = 0
     last_progress: float = 0.0
     died: str = ""  # why it counts as dead
-    is_silent: bool = False  # because its host does not answer: it may live
+    is_silent: bool = False  # dead because its host does not answer; it may be alive
     is_alone: bool = False  # nobody else is expected on its host
-    host: str = ""  # where it may share memory with others; empty: it shares none
+    host: str = ""  # readers with the same text may share memory; empty: shares none
     ring: tuple[str, str] | None = None  # name and id of the ring that it relays through
     via: Peer | None = None  # the relay that passes messages on to it
-    has_left: bool = False  # it has closed, but relays to others still
+    has_left: bool = False  # it has closed, but still relays to others
     has_heard_end: bool = False
-    is_streaming: bool = False  # messages are sent to it, from
-    cursor: Cursor = (0, 0)  # the frame that comes next, after
-    said: deque[bytes] = field(default_factory=deque)  # what is no message
-    greeting: int = 0  # the number of its latest hello
-    end_due: float = 0.0  # when it is told of the end, again
+    is_streaming: bool = False  # messages are sent to it
+    cursor: Cursor = (0, 0)  # the next frame of a message to send
+    said: deque[bytes] = field(default_factory=deque)  # control frames, to send first
+    greeting: int = 0  # the number of its latest HELLO
+    end_due: float = 0.0  # when END is sent again
 
     @property
     def is_waited_for(self) -> bool:
@@ -61,13 +61,13 @@ class Peer:
 
     @property
     def owes_end(self) -> bool:
-        """Must it still say that it knows of the end? A relay does so for those behind it."""
+        """Must it still confirm END? A relay does so for the readers behind it."""
         return self.state == "running" and self.via is None and not self.has_heard_end
 
-    # What happens to it -----------------------------------------------------------------------
+    # Events -----------------------------------------------------------------------------------
 
     def keep_for(self, rank: int | None, *, is_alone: bool = False) -> None:
-        """The place is that rank's from now on, or nobody's."""
+        """Keeps the place for that rank from now on; None: for no rank."""
         self.rank, self.is_alone = rank, is_alone or self.is_alone
 
     def ask(self, hello: Hello, host: str, via: Peer | None) -> None:
@@ -78,7 +78,7 @@ class Peer:
         self.state, self.last_progress = "running", now
 
     def connect(self, route: bytes, pid: int, address: str, greeting: int) -> None:
-        """By a new connection, or once more by the same."""
+        """On a new connection, or again on the same one."""
         self.greeting = greeting
         self.said.clear()
         self.is_streaming = False
@@ -86,40 +86,40 @@ class Peer:
         self.is_connected, self.lost_since = True, None
 
     def stream_from(self, cursor: Cursor, welcome: bytes) -> None:
-        """Messages are sent to it from that frame on, behind the welcome."""
-        # In this order: a reader that is welcome, and gets nothing, would wait for ever.
+        """It gets a WELCOME, then messages from that frame on."""
+        # In this order: a reader with a WELCOME but no stream would wait forever.
         self.cursor, self.is_streaming, self.end_due = cursor, True, 0.0
         self.said.append(welcome)
 
     def say(self, frame: bytes) -> None:
-        """What can get lost with its connection, and is then said again."""
+        """Queues a frame that may be lost with the connection, and is then sent again."""
         if self.is_connected:
             self.said.append(frame)
 
     def note_sent(self, cursor: Cursor | None) -> None:
-        """Its first frame was handed over; behind a piece of a message comes `cursor`."""
+        """Its next frame was handed over. After a piece of a message, `cursor` comes next."""
         if cursor is None:
             self.said.popleft()
         else:
             self.cursor = cursor
 
     def lose(self, now: float) -> None:
-        """Its connection is gone. What it said before is still to be heard."""
+        """Its connection is gone. Frames that it sent before may still arrive."""
         self.is_connected = self.is_streaming = False
         self.said.clear()
         if self.state == "running" and self.via is None and self.lost_since is None:
             self.lost_since = now
 
     def knock(self, now: float) -> None:
-        """It has proven its key again; the hello follows when its interpreter comes to it."""
+        """It has proven its key again; the HELLO follows once its interpreter runs."""
         self.knocked_at = now
 
     def take(self, sequence: int, nbytes: int, now: float) -> None:
-        """It has taken all messages before that one, so many bytes."""
+        """It has taken all messages before `sequence`, `nbytes` bytes in total."""
         self.taken_bytes, self.taken, self.last_progress = nbytes, sequence, now
 
     def note_progress(self, now: float) -> None:
-        """Its host has taken bytes, though no whole message."""
+        """Its host has received bytes, even if no complete message."""
         self.last_progress = now
 
     def relay_through(self, ring: tuple[str, str]) -> None:
@@ -133,7 +133,7 @@ class Peer:
         self.host, self.via, self.ring = "", None, None
 
     def part(self, now: float) -> None:
-        """Its relay has ended. It goes on by itself, once it notices."""
+        """Its relay has ended. It continues alone once it notices."""
         self.share_nothing()
         if not self.is_connected and self.state == "running":
             self.lost_since = now
@@ -147,12 +147,12 @@ class Peer:
         self.has_heard_end = True
 
     def tell_end(self, frame: bytes, due: float) -> None:
-        """Of the end, and again then."""
+        """Queues END; it is sent again when `due`."""
         self.said.append(frame)
         self.end_due = due
 
     def stop_reading(self) -> None:
-        """It has closed; as a relay it goes on."""
+        """It has closed as a reader, but goes on as a relay."""
         self.has_left = True
 
     def leave(self) -> None:
@@ -164,17 +164,17 @@ class Peer:
         self.is_silent = True
 
     def die(self, why: str, word: bytes) -> None:
-        """Its process is gone, or counts as gone, of which that word tells it. If its reader had
-        closed, only those behind it lost something."""
+        """Its process is gone, or counts as gone; `word` tells it so. If it had closed as a reader,
+        only the readers behind it lost something."""
         self.state, self.died, self.lost_since = "closed" if self.has_left else "dead", why, None
         self.is_streaming = False
-        self.say(word)  # if it lives, and is reached again by the same connection
+        self.say(word)  # in case it is alive, and the same connection reaches it again
 
-    # What is said of it -----------------------------------------------------------------------
+    # Descriptions -----------------------------------------------------------------------------
 
     def usual_rank(self, local_ranks: list[int]) -> int:
-        """Its rank, or that which its place has if nobody chooses others: those that are not local,
-        in turn."""
+        """Its rank. If none was chosen, the default of its place: places get the ranks that are
+        not local, in order."""
         if self.rank is not None:
             return self.rank
         usual = (rank for rank in count() if rank not in local_ranks)
@@ -190,7 +190,7 @@ class Peer:
         facts = [f"pid {self.pid} at {self.address}"]
         if self.lost_since is not None:
             facts.append(f"without a connection for {now - self.lost_since:.1f} s")
-        else:  # whether it is stopped, only its own host knows
+        else:  # only its own host knows whether it is stopped
             facts.append("connected" if self.state == "running" else self.state)
         if self.via is not None:
             facts.append(f"behind {self.via.name(ranks)}'s relay")
@@ -215,5 +215,5 @@ class Peer:
 
 
 def usual_place(rank: int, local_ranks: list[int]) -> int:
-    """Of a rank; beyond the last place for a rank that is higher than usual."""
+    """The default place of a rank; beyond the last place for a rank that is higher than usual."""
     return rank - sum(1 for local in set(local_ranks) if local < rank)

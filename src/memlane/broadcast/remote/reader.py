@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN = 1.0
 _RECENT = 0.5
-"""A reader that has not called for so long, or a fourth of the bound, is served by the thread, so
-that a writer may close meanwhile."""
+"""Seconds without a call, or a quarter of the bound if that is less, after which the thread
+receives, so that the writer can close meanwhile."""
 _GOODBYE = 1.0
 
 
@@ -38,18 +38,18 @@ class RemoteReader(RemoteEnd):
         handle: of the queue.
         rank: of this reader.
         secret: of the place that it asks for.
-        host: where it may share memory with other readers; empty: nowhere.
-        deadline, timeout: of attaching.
+        host: readers with the same text may share memory; empty: shares none.
+        deadline, timeout: for attaching.
 
     Raises:
-        WriterUnreachable: nobody accepts a connection there.
+        WriterUnreachable: nothing accepts a connection there, or the writer is dead.
         AccessRefused: the writer there does not know the key.
-        RankTaken: somebody has, or had, that rank or place.
-        TimedOut: the writer has not answered by then.
+        RankTaken: another reader has, or had, that rank or place.
+        TimedOut: the writer did not answer in time.
 
-    Acknowledgements go back a quarter of the window at a time, or when the reader has waited for
-    20 ms. While the application computes, libzmq's thread receives and the kernel proves that
-    this host lives; the thread here only says hello again after a connection was lost.
+    It acknowledges after a quarter of the window or 2 MiB, or when it has waited for 20 ms. While
+    the application computes, libzmq's thread receives, and the kernel proves that this host is
+    alive; the thread here sends HELLO after a lost connection, and reads frames after `_RECENT`.
     """
 
     transport: Connecting
@@ -99,7 +99,7 @@ class RemoteReader(RemoteEnd):
     def _until(
         self, is_done: Callable[[], bool], deadline: float | None, timeout: float | None
     ) -> None:
-        """Hears the writer until `is_done`, which is a part of attaching."""
+        """Receives until `is_done`, as a step of attaching."""
         session = self.session
         patience = time.monotonic() + max(self._bound, FIRST_CONTACT)
 
@@ -157,20 +157,20 @@ class RemoteReader(RemoteEnd):
     # The session and the transport --------------------------------------------------------------
 
     def _hear(self, *, until_whole: bool = False) -> bool:
-        """Reads what has come, with the lock; is there a whole message?"""
+        """Receives what has arrived, with the lock held; is there a complete message?"""
         session, transport = self.session, self.transport
-        if self._has_news:  # said by the thread, which has used the socket
+        if self._has_news:  # set by the thread, which has used the socket
             with suppress(BlockingIOError):
                 os.eventfd_read(self._news)
             self._has_news = False
         if self._is_torn:
             transport.rest()
-            session.greet(time.monotonic())  # from the frame that is wanted on, once more
+            session.greet(time.monotonic())  # requests the wanted frame again
         self._is_torn = True  # until this is over: a signal handler may raise anywhere
         while (part := transport.next_part()) is not None:
             if not session.receive_whole(part):
                 payload = transport.rest()
-                if part and (payload is None or len(payload)):  # else the writer has given it up
+                if part and (payload is None or len(payload)):  # an empty part voids the frame
                     try:
                         session.receive(part, payload, time.monotonic())
                     except CorruptMessage as error:
@@ -183,7 +183,7 @@ class RemoteReader(RemoteEnd):
         return bool(session.inbox)
 
     def _flush(self) -> None:
-        """A frame whose sending was interrupted goes out again."""
+        """Sends what is due. A frame whose sending was interrupted is sent again."""
         out = self.session.out
         while out:
             if not self.transport.send(out[0]):
@@ -202,7 +202,7 @@ class RemoteReader(RemoteEnd):
         due = session.tick(now)
         if session.out:
             self._flush()
-        if session.failure is not None:  # then the writer shall find that, too
+        if session.failure is not None:  # the writer should notice, too
             self.transport.hang_up()
         return min((end for end in (due, later) if end is not None), default=None)
 
@@ -216,7 +216,7 @@ class RemoteReader(RemoteEnd):
         return self.session.who(time.monotonic())
 
     def _line(self, waited: float) -> str | None:
-        """An idle queue is no news; a writer that is gone is."""
+        """What the log says of a long wait; nothing while connected, as the queue may be idle."""
         if self.session.is_connected:
             return None
         return (
@@ -280,7 +280,7 @@ class RemoteReader(RemoteEnd):
             self._flush()
             if session.failure is not None:
                 self.transport.hang_up()
-        # A call that sends may take the signal of what has come.
+        # A call that sends may consume the signal of frames that arrived, so look again after this.
         pause = None if session.is_ended else self._recent
         if due is not None:
             pause = min(self._recent, max(0.0, due - now))
@@ -292,7 +292,7 @@ class RemoteReader(RemoteEnd):
         self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
 
     def _note_events(self, now: float) -> bool:
-        """Is there news of the connection?"""
+        """Handles connection events; were there any?"""
         session, is_any = self.session, False
         for event, value in self.transport.events():
             is_any = True
@@ -300,7 +300,7 @@ class RemoteReader(RemoteEnd):
                 self._descriptor, self._accepted_at = value, now
                 session.accept()
             elif event == "connected":
-                with suppress(OSError):  # gone again already: another event tells
+                with suppress(OSError):  # gone already: another event follows
                     self._connection = Connection(self._descriptor)
                 session.connect(now)
             elif event == "lost":
@@ -309,18 +309,18 @@ class RemoteReader(RemoteEnd):
             elif event == "refused":
                 session.fail_handshake(is_key_unknown=True)
             elif event == "failed" and now - self._accepted_at < FIRST_CONTACT / 2:
-                session.fail_handshake(is_key_unknown=False)  # else a stopped writer's
+                session.fail_handshake(is_key_unknown=False)  # later: a stopped writer
         return is_any
 
     def wake(self) -> None:
-        """Has a call that another thread is blocked in look again."""
+        """Makes a call that is blocked in another thread look again."""
         with self.lock:
             if not self._closed:
                 self._has_news = True
                 os.eventfd_write(self._news, 1)
 
     def _say_goodbye(self) -> float:
-        """Until the writer knows; a lost connection may be made again meanwhile."""
+        """Waits until the writer knows; a lost connection may be restored meanwhile."""
         session, now = self.session, time.monotonic()
         if session.has_left or not session.writer_pid:
             return 0.0
@@ -347,7 +347,7 @@ class RemoteReader(RemoteEnd):
     # Readers that share a host ------------------------------------------------------------------
 
     def hear(self) -> None:
-        """What the writer has said; messages stay where they are."""
+        """Receives what the writer has sent; messages stay in the inbox."""
         with self.turn, self.lock:
             self._hear()
 
@@ -356,7 +356,7 @@ class RemoteReader(RemoteEnd):
             self._ask()
 
     def report(self, name: str, ring_id: str, rows: list[ReportRow]) -> None:
-        """Of the readers of that ring. Without a connection it is lost, so it is told again."""
+        """Reports on the readers of that ring. Lost without a connection, so callers repeat it."""
         with self.locked():
             self.session.report(name, ring_id, rows)
             self._flush()
@@ -364,8 +364,8 @@ class RemoteReader(RemoteEnd):
     def attach_at(
         self, ring: Ring, rows: list[ReportRow], deadline: float | None, timeout: float | None
     ) -> bool:
-        """Reports itself in that ring, and returns when the writer knows; False: the ring has no
-        relay any more."""
+        """Reports this reader in that ring, and waits until the writer knows; False: the ring's
+        relay has ended."""
         said_at = 0.0
 
         def is_seen() -> bool:
@@ -385,15 +385,15 @@ class RemoteReader(RemoteEnd):
         return self.session.is_seen
 
     def go_alone(self, taken: int, nbytes: int = 0) -> None:
-        """Has the writer send to this reader from that message on; so many bytes were taken."""
+        """Requests a stream of its own from message `taken` on; `nbytes` were taken before it."""
         with self.turn, self.lock:
             with suppress(MemoryError):  # of a message that is asked for again
-                self._hear()  # what was said to it as long as it did not listen
+                self._hear()  # frames that came while it did not listen
             self.session.read_alone(taken, time.monotonic(), nbytes)
             self._flush()
 
     def until_welcome(self, deadline: float | None, timeout: float | None) -> None:
-        """Or until there is something to take: the writer may have ended, or gone, behind it."""
+        """Waits for WELCOME, or for something to take: the writer may have closed or died since."""
         s = self.session
         with self.turn:
             self._until(lambda: s.is_welcome or s.is_ended or bool(s.inbox), deadline, timeout)

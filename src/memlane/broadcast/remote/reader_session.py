@@ -1,8 +1,8 @@
-"""A reader's side of the protocol: the order of frames, what it acknowledges, its writer's fate.
+"""The reader's side of the protocol: the order of frames, acknowledgements, the writer's end.
 
-Frames go in, with the time; what is to be sent stands in `out`. No sockets, no threads, no clock.
-Whatever is said may get lost with a connection, and is repeated until it is answered: HELLO, ASK,
-BYE and reports by the clock, an acknowledgement by the next HELLO.
+Takes frames and the time, and puts frames to send into `out`. No sockets, no threads, no clock.
+Any frame may be lost with a connection, and is repeated until it is answered: HELLO, ASK, BYE and
+REPORT after a time, an acknowledgement with the next HELLO.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
     from memlane.broadcast.remote.peer import Cursor
 
 ACK_DELAY = 0.02
-"""Seconds that an acknowledgement may wait for company, if the reader waits, too."""
+"""Seconds by which a waiting reader delays an acknowledgement, so that it covers more."""
 REPEAT = 1.0
-"""Seconds, at most, until what was not answered is said again."""
+"""Longest time, in seconds, before an unanswered frame is sent again."""
 _MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is in the cache
-_ROWS = 64  # of a report that fits a frame of a reader
+_ROWS = 64  # of a REPORT that fits a reader's frame
 
 
 class PlaceTaken(RankTaken):
-    """That key is of another reader; with more keys there may be another place."""
+    """The place of that key is another reader's; with more keys, another place may be free."""
 
 
 class ReaderSession(Watch):
     """One reader of one writer.
 
-    A stream begins with the WELCOME that answers the latest hello, at the frame that is wanted.
-    From there on each frame must be the next, or one that is known, which is left out.
+    A stream begins with the WELCOME that answers the latest HELLO, at the wanted frame. From there
+    on, each frame must be the next one; frames that are known already are ignored.
 
     Attributes:
-        wanted: the first frame that was not seen yet.
-        inbox: whole messages that nobody has taken.
+        wanted: the first frame not received yet.
+        inbox: complete messages that were not taken yet.
         out: frames for the writer, the oldest first.
-        ring: of this host's readers, to be made or read from; None: messages are for this one.
+        ring: of this host's readers, to make or read from; None: the stream is this reader's own.
     """
 
     def __init__(
@@ -91,20 +91,20 @@ class ReaderSession(Watch):
         self.taken = self.bytes = 0
         self.last_progress = now
         self._acked = self._ack_at = self._ack_at_bytes = 0
-        self._ack_messages = self._ack_bytes = 1  # so many more, and they are acknowledged
+        self._ack_messages = self._ack_bytes = 1  # acknowledged after this many more
         self.writer_pid = self.window = self.window_bytes = 0
         self.ring: Ring | None = None
         self.absent: Absent | None = None  # the latest answer to ASK
         self.is_welcome = self.is_ready = self.is_seen = self.has_left = False
-        self.is_parted = False  # the relay that it reads behind has ended, says the writer
+        self.is_parted = False  # the writer says that its relay has ended
         self._is_behind = self._is_leaving = False
         self._end: int | None = None  # there is no message with this sequence
         self._greet_at: float | None = None
-        self._greeting = 0  # the number of the latest hello
-        self._say_at: float | None = None  # ASK or BYE, again
+        self._greeting = 0  # the number of the latest HELLO
+        self._say_at: float | None = None  # when BYE is sent, again
 
     def connect(self, now: float) -> None:
-        """There is a new connection, on which to say hello."""
+        """Sends HELLO on a new connection."""
         super().connect(now)
         self.out.clear()
         self.greet(now)
@@ -116,10 +116,10 @@ class ReaderSession(Watch):
         self.is_welcome = False
         self.out.clear()
 
-    # Saying -----------------------------------------------------------------------------------
+    # Sending ----------------------------------------------------------------------------------
 
     def greet(self, now: float) -> None:
-        """Hello, or once more from the frame on that is wanted."""
+        """Sends HELLO, which requests the stream from the wanted frame on."""
         self.is_welcome = False
         self._greet_at = now + self._repeat
         place = (self.taken, *self.wanted)
@@ -128,7 +128,7 @@ class ReaderSession(Watch):
         self._say(What.HELLO, 0, hello)
 
     def _say(self, what: What, sequence: int = 0, body: object = None) -> None:
-        """Without a connection that is said again once there is one."""
+        """Queues a frame if connected; otherwise it is repeated once there is a connection."""
         if self.is_connected:
             epoch = 0 if what == What.HELLO else self.epoch
             self.out.append(control(Header(what, epoch, sequence), body))  # type: ignore[arg-type]
@@ -138,22 +138,22 @@ class ReaderSession(Watch):
         self._say(What.ASK)
 
     def leave(self, now: float) -> None:
-        """This reader takes no more; until the writer knows."""
+        """This reader takes no more messages; repeats BYE from now on."""
         self._is_leaving = True
         self._say_at = now
 
     def report(self, name: str, ring_id: str, rows: list[ReportRow]) -> None:
-        """Of the readers of that ring. Without a connection it is lost, so it is told again."""
+        """Reports on the readers of that ring. Lost without a connection, so callers repeat it."""
         for first in range(0, max(len(rows), 1), _ROWS):
             self._say(What.REPORT, 0, Report(name, ring_id, rows[first : first + _ROWS]))
 
     def read_behind(self) -> None:
-        """From a relay's ring; the connection is for what comes after it."""
+        """Reads from a relay's ring; the connection is kept for when the relay ends."""
         self._is_behind, self._greet_at = True, None
 
     def read_alone(self, taken: int, now: float, nbytes: int = 0) -> None:
-        """Has the writer send to this reader whatever it sends, from that message on, of which it
-        has taken so many bytes. What a relay has taken beyond that is wanted again."""
+        """Requests a stream of its own from message `taken` on; `nbytes` bytes were taken before
+        that message. What a relay took beyond it is requested again."""
         self._host, self.ring, self._is_behind, self.is_parted = "", None, False, False
         while taken >= self.taken and self.inbox and self.inbox[0].sequence < taken:
             self.inbox.popleft()
@@ -166,14 +166,14 @@ class ReaderSession(Watch):
         self.greet(now)
 
     def follow(self, position: int | None, now: float) -> None:
-        """Its application has taken so many messages from its relay's ring, if it reads from one.
-        When the relay has ended, the writer learns of that here, too: it may wait for room."""
+        """The application has taken `position` messages from its relay's ring; None: no ring.
+        Once the relay has ended, this also tells the writer, which may be waiting for room."""
         is_alone = not (self._host or self._is_behind)
         if position is not None and (self.is_parted or (is_alone and position > self.taken)):
             self.read_alone(position, now)
 
     def tick(self, now: float) -> float | None:
-        """Repeats what is due; when that will be again."""
+        """Repeats what is due; returns when more is due."""
         if self._greet_at is not None and now >= self._greet_at:
             self.greet(now)
         if self._say_at is not None and now >= self._say_at:
@@ -195,7 +195,7 @@ class ReaderSession(Watch):
         return message
 
     def acknowledge(self) -> None:
-        if self.ring is None:  # else it says what its host's readers have read
+        if self.ring is None:  # with a ring, a REPORT tells what the host's readers have taken
             self._say(What.ACK, self.taken)
             self._confirm_end()
         self._acked = self.taken
@@ -203,7 +203,7 @@ class ReaderSession(Watch):
         self._ack_at_bytes = self.bytes + self._ack_bytes
 
     def acknowledge_later(self, now: float) -> float | None:
-        """Acknowledges if it is time, while the reader waits; when it will be."""
+        """Acknowledges if that is due, while the reader waits; returns when it will be due."""
         if self.taken == self._acked:
             return None
         due = self.last_progress + ACK_DELAY
@@ -213,16 +213,16 @@ class ReaderSession(Watch):
         return None
 
     def _confirm_end(self) -> None:
-        """So that the writer may leave. A relay does so in `check_writer` only, when it looks for
-        one more message: its readers have all by then."""
+        """Confirms END, so that the writer may leave. A relay does so only in `check_writer`, when
+        it looks for another message: by then, its ring has all of them."""
         if self._end is not None:
             self._say(What.END, self._end)
 
-    # Hearing ----------------------------------------------------------------------------------
+    # Receiving --------------------------------------------------------------------------------
 
     def receive_whole(self, part: bytes) -> bool:
-        """What `receive` would do with the next message if it is all in that part, as most are, but
-        sooner; False for everything else, and no change."""
+        """Fast path of `receive` for the next message if `part` contains all of it, as is the case
+        for most. False for any other frame, and nothing is changed."""
         if len(part) <= HEADER_BYTES:
             return False
         begin, kind, _, epoch, sequence, _, _, _, total = QUICK.unpack_from(part)
@@ -238,8 +238,8 @@ class ReaderSession(Watch):
         return True
 
     def _accept(self, message: Message) -> None:
-        """A whole message is here, and the next one wanted. A signal handler may raise behind a
-        call only: so all of this happens, or none."""
+        """A complete message has arrived; the next one is wanted. A signal handler can raise only
+        after a call, so either all of this happens or none."""
         self.wanted, self._assembly = (message.sequence + 1, 0), None
         try:
             self.inbox.append(message)
@@ -248,9 +248,9 @@ class ReaderSession(Watch):
             raise
 
     def receive(self, part: bytes, payload: memoryview | None, now: float) -> None:
-        """One frame of the writer; CorruptMessage, and no change, for one that is wrong: then what
-        is wanted has been asked for again."""
-        if self._greet_at is not None:  # what was asked for is on its way behind this
+        """Handles one frame of the writer. A wrong one raises CorruptMessage and changes nothing,
+        except that the wanted frame is requested again."""
+        if self._greet_at is not None:  # the answer is on its way behind this frame
             self._greet_at = now + self._repeat
         try:
             self._receive(part, payload, now)
@@ -290,7 +290,7 @@ class ReaderSession(Watch):
         if self.epoch not in (0, header.epoch):
             raise CorruptMessage(f"another writer welcomes this reader (epoch {header.epoch:x})")
         if welcome.number != self._greeting:
-            return  # of a hello that was taken back
+            return  # answers a HELLO that was replaced
         place = (header.sequence, header.piece)
         if place != self.wanted:
             raise CorruptMessage(f"the writer goes on at {place}, but {self.wanted} is wanted")
@@ -305,7 +305,7 @@ class ReaderSession(Watch):
         rank, pid = self._identity[1:3]
         match refused.code:
             case "no_relay" if self._is_behind:
-                self.is_parted = True  # what it has not read in the ring is asked for by `follow`
+                self.is_parted = True  # `follow` requests what it has not read in the ring
                 return
             case "no_relay":
                 self._host, self.ring = "", None
@@ -324,7 +324,7 @@ class ReaderSession(Watch):
 
     def _hear_end(self, header: Header) -> None:
         if not self.is_welcome:
-            return  # what was lost comes again, with another end behind it
+            return  # what was lost is sent again, followed by another END
         if (header.sequence, 0) != self.wanted:
             raise CorruptMessage(
                 f"the writer ends with message {header.sequence}, but {self.wanted} is wanted"
@@ -336,7 +336,7 @@ class ReaderSession(Watch):
     def _take_piece(self, header: Header, payload: memoryview) -> None:
         place = (header.sequence, header.piece)
         if not self.is_welcome:
-            return  # of a stream that was given up; all that is wanted comes again
+            return  # of an abandoned stream; all that is wanted is sent again
         if place < self.wanted:
             return  # the writer did not know whether it had been sent
         if place > self.wanted or header.piece >= header.pieces:
@@ -360,7 +360,7 @@ class ReaderSession(Watch):
             raise CorruptMessage(f"frame {header.piece} of a message that has not begun")
         return self._assembly.add(header, payload)
 
-    # The writer's fate --------------------------------------------------------------------------
+    # The writer's end ---------------------------------------------------------------------------
 
     @property
     def was_welcome(self) -> bool:
@@ -369,12 +369,12 @@ class ReaderSession(Watch):
 
     @property
     def is_ended(self) -> bool:
-        """Has all come that there will be?"""
+        """Has everything arrived that will ever be sent?"""
         return self._end is not None
 
     def check_writer(self, now: float) -> None:
-        """Raises if nothing more will come; everything that came is taken. What it has raised once
-        stays so, whatever comes after."""
+        """Raises if no more messages will arrive. A failure that was raised once stays, whatever
+        arrives afterwards."""
         if self.is_ended and self.failure is None:
             self._confirm_end()
             rest = "" if self.inbox else ", and everything it sent has been read"
@@ -386,7 +386,7 @@ class ReaderSession(Watch):
             raise self.failure
 
     def is_over(self, now: float) -> bool:
-        """Will nobody attach any more?"""
+        """Can no reader attach any more?"""
         return self.is_ended or self.failure is not None or self.death(now) is not None
 
     def who(self, now: float) -> str:

@@ -1,14 +1,14 @@
 """Relays: readers that share a host share one stream of messages. Decided from peers only.
 
-A reader says in its HELLO where it may share memory with others. The first that says so relays: its
-WELCOME asks it for a ring, with a place for every remote reader, and its reports say where that is.
-A later one from there is told so. It tries to attach to the ring; if it can, it reports
-himself there, is SEEN, and keeps his connection for what may come; if he cannot, he says hello
-again, and that he shares nothing. So keys, ranks and places are judged by the writer alone, before
-anybody reads, and nobody has to meet anywhere else. Places of readers elsewhere are given up by the
-relays, who ask which are still free, as readers do that wait for everybody.
+A reader's HELLO tells which other readers it may share memory with. The first reader of a host
+relays: its WELCOME asks for a ring with a place for every remote reader, and its REPORT says where
+that ring is. The WELCOME of a later reader on that host names the ring. If that reader can attach
+to it, it sends a REPORT on itself, gets SEEN, and keeps its connection idle; otherwise it sends
+another HELLO, without a host. So the writer alone judges keys, ranks and places, before anyone
+reads, and readers need no other meeting point. A relay releases the places of readers on other
+hosts: it learns by ASK which places are still free.
 
-When a relay ends, those behind it find its ring dead, and say hello for a stream of their own.
+When a relay ends, the readers behind it find its ring dead and send HELLO for streams of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def behind(peers: Sequence[Peer], relay: Peer) -> Iterator[Peer]:
 def ring_of(
     peers: Sequence[Peer], peer: Peer, local_ranks: list[int], sizes: tuple[int, int]
 ) -> Ring:
-    """As `peer` has to make it, or to find it; of chunks of such bytes, so many."""
+    """The ring that `peer` makes or attaches to; `sizes` are bytes per chunk, and chunks."""
     ranks = [other.usual_rank(local_ranks) for other in peers]
     where = ("", "") if peer.via is None or peer.via.ring is None else peer.via.ring
     return Ring(peer.place, ranks, *sizes, *where)
@@ -50,8 +50,8 @@ def ring_of(
 def rows_of(
     peers: Sequence[Peer], teller: Peer, report: Report, sent: int
 ) -> list[tuple[Peer, ReportRow]]:
-    """A relay speaks for itself and those behind it, and these for themselves, of what was sent.
-    What it says of others is left out: their places in its ring were given up."""
+    """The rows that count: a relay's on itself and the readers behind it, or such a reader's on
+    itself. Others are ignored, because their places in that ring were given up."""
     for row in report.rows:
         if not 0 <= row.place < len(peers) or row.taken > sent:
             raise CorruptMessage(f"place {teller.place} reports of {row}")

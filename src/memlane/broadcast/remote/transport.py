@@ -1,7 +1,7 @@
-"""Everything of ZeroMQ that only a queue needs: what its ends send and hear, and what is half sent
-when a signal handler raises. It knows nothing of the protocol but where a hello is.
+"""The ZeroMQ code that only queues need: sending and receiving frames, and recovering from frames
+that a signal handler left half sent. All it knows of the protocol is how to recognise a HELLO.
 
-What groups need as well, and the rules of libzmq's sockets, are in `memlane/_sockets.py`.
+The code shared with groups, and the rules of libzmq's sockets, are in `memlane/_sockets.py`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _send: Callable[..., Any] = _Plain.send
 receive: Callable[..., Any] = _Plain.recv
 
 FIRST_CONTACT = 3.0
-"""Seconds at least, however small the bound: a packet that was lost comes again after one."""
+"""Seconds at least, however small the bound: a lost packet is sent again after one second."""
 _RECONNECT_MS = 50
 _CONNECT_MS = 1000
-_MOST_AT_ONCE = 1000  # frames that are read before somebody else gets the lock
+_MOST_AT_ONCE = 1000  # frames read before another thread gets the lock
 _HELLO = bytes((What.HELLO,))
 
 
 class Listening(_sockets.Listening):
-    """The writer's, whose readers prove their keys within the bound."""
+    """The writer's socket. Readers must prove their keys within the liveness bound."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Listening(_sockets.Listening):
         self.endpoint = Endpoint(f"tcp://{bracketed(host)}:{port}", host, port, is_ipv6)
 
     def hear(self) -> Iterator[tuple[bytes, bytes, int | None, Connection | None]]:
-        """Route and frame of what readers have said; of a hello also the place that was proven, and
+        """Yields the route and content of received frames; for a HELLO also the proven place and
         the connection."""
         for _ in range(_MOST_AT_ONCE):
             try:
@@ -83,7 +83,7 @@ class Listening(_sockets.Listening):
             if frame[4:5] == _HELLO:
                 connection = connection_of(parts[0])
                 if not self._is_insecure:
-                    place = int(parts[0].get("User-Id"))  # as `let_in` has said
+                    place = int(parts[0].get("User-Id"))  # set by `let_in`
             yield route, frame if len(parts) == 1 else b"", place, connection
 
     def send(self, route: bytes, head: bytes, payload: memoryview | None = None) -> bool:
@@ -102,14 +102,14 @@ class Listening(_sockets.Listening):
         return True
 
     def repair(self) -> None:
-        """What is half sent is given up, which an empty part tells; what is half heard is lost."""
+        """Ends a half-sent frame with an empty part, which voids it; drops a half-received one."""
         while self.socket.get(zmq.RCVMORE):
             receive(self.socket, _NOW)
         _send(self.socket, b"", _NOW)  # nothing, if nothing was half sent
 
 
 class Connecting(_sockets.Connecting):
-    """A reader's."""
+    """A reader's socket."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Connecting(_sockets.Connecting):
         return part
 
     def rest(self) -> memoryview | None:
-        """What follows in the same frame, the last part of it."""
+        """The last of the remaining parts of the same frame; None: there are none."""
         payload = None
         while self.socket.get(zmq.RCVMORE):
             payload = receive(self.socket, _NOW, False).buffer

@@ -9,12 +9,12 @@ _ENOUGH_HANDSHAKES = 3
 
 
 class Watch:
-    """Of one reader.
+    """The state of one reader's connection.
 
     Attributes:
         was_accepted: a connection was accepted, not necessarily by the writer.
         lost_since: None while there is a connection.
-        failure: what every call raises once all is taken.
+        failure: what every call raises once everything is taken.
     """
 
     def __init__(self, where: str, bound: float, now: float) -> None:
@@ -45,12 +45,12 @@ class Watch:
         return self._was_here and self.lost_since is not None
 
     def note_silence(self, is_silent: bool) -> None:
-        """Has the writer's host not answered for as long as it may be silent?"""
+        """Notes whether the writer's host has been silent for longer than the bound."""
         self._is_silent = is_silent
 
     def note_probe(self, is_refused: bool, now: float) -> None:
-        """Does the writer's host refuse connections? Once may be a firewall's, or a proxy's that
-        begins anew. All that had come is here by then."""
+        """Notes whether the writer's host refuses connections. One refusal proves nothing (a
+        firewall, a restarting proxy); by a later one, all that had arrived has been received."""
         if not is_refused or self.lost_since is None:
             self._refused_since = None
         elif self._refused_since is None:
@@ -59,7 +59,7 @@ class Watch:
             self._is_deserted = now - self._refused_since >= _REFUSED_SECONDS
 
     def fail_handshake(self, *, is_key_unknown: bool) -> None:
-        """What accepted the connection does not speak as the writer would."""
+        """Whatever accepted the connection does not behave like the writer."""
         if self._was_here:
             return
         self._failed += 1

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.statistics import ReaderStatistics
 
-RECENT = 0.1  # seconds since a call has read what readers said: they need not wake the thread
+RECENT = 0.1  # seconds after a call read readers' frames: these need not wake the thread yet
 UNHEARD = 1 << 20  # bytes: half of what a reader takes at most before it acknowledges
 _LOOKS = 6  # at every connection, within the bound
 _LONGEST_PAUSE = 0.5
-_MOVED = 2048  # bytes a second that a host takes: less is what it is told again and again
+_MOVED = 2048  # bytes a second that a host receives: less may be only repeated frames
 
 
 class RemoteWriter(RemoteEnd):
@@ -44,9 +44,9 @@ class RemoteWriter(RemoteEnd):
         geometry: of the rings of relays.
         local: the ring of readers on this host, which get every message first.
 
-    A message costs one copy (bytes none), shared by all readers, and each reader one handing over
-    to the I/O thread, which encrypts and sends. A reader that has a full window in flight is
-    waited for; nothing is ever dropped.
+    A message costs one copy (none for bytes), shared by all readers, and one handover per reader
+    to the I/O thread, which encrypts and sends. The writer waits for a reader that has a full
+    window in flight; nothing is ever dropped.
     """
 
     transport: Listening
@@ -63,12 +63,12 @@ class RemoteWriter(RemoteEnd):
         host = endpoint.checked_host(options.connect_ip)
         super().__init__("writer")
         self.options, self._local, self.waits = options, local, 0
-        self.is_torn = False  # a signal handler has raised in between
-        self._hears = False  # and a reader's word may have been dropped
+        self.is_torn = False  # a signal handler has interrupted sending or receiving
+        self._hears = False  # receiving, so a reader's frame may have been lost
         self._stages = False  # the call that is under way has staged a message
-        self._unheard = 0  # bytes that were sent since readers were heard
-        self._credit = 0  # messages, and
-        self.room = -1  # bytes that may be sent without another look, -1: none
+        self._unheard = 0  # bytes sent since readers' frames were last read
+        self._credit = 0  # messages that may be sent without another look
+        self.room = -1  # the same in bytes, -1: none
         self._lends = False
         with self._opening():
             keys = self.keys = Keys(places, insecure=options.insecure)
@@ -93,11 +93,11 @@ class RemoteWriter(RemoteEnd):
     # Sending ----------------------------------------------------------------------------------
 
     def reserve(self, size: int, deadline: float | None, timeout: float | None) -> bool:
-        """Returns when `size` bytes more may be in flight to every reader; whether it had to wait.
+        """Waits until `size` more bytes fit every reader's window. Returns whether it had to wait.
 
         Raises:
-            ReaderDied: one of them died.
-            TimedOut: it names those that are behind.
+            ReaderDied: a reader died.
+            TimedOut: names the readers that are behind.
         """
         with self.lock:
             if not self.session.has_dead() and self.outbox.has_room(size):
@@ -113,11 +113,11 @@ class RemoteWriter(RemoteEnd):
         return True
 
     def _mark(self) -> int:
-        """Where the ring is: what tells whether it has a message that was interrupted."""
+        """The ring's position, which tells whether it has an interrupted message."""
         return 0 if self._local is None else self._local.position
 
     def begin(self) -> None:
-        """The first in a call that sends."""
+        """Begins a call that sends."""
         self._stages = False
         if self.is_torn or self.outbox.staged:
             self.mend()
@@ -129,7 +129,7 @@ class RemoteWriter(RemoteEnd):
             self.outbox.stage(size, pieces, self._mark())
 
     def publish(self) -> None:
-        """Hands what is staged over to every reader that is there."""
+        """Hands the staged message over to every reader that has a stream."""
         with self.lock:
             self.is_torn = True  # until this is over: a signal handler may raise anywhere
             size = 0 if self.outbox.staged is None else self.outbox.staged[0].size
@@ -139,7 +139,7 @@ class RemoteWriter(RemoteEnd):
             self._settle(size)
 
     def publish_small(self, encoder: Encoder, size: int) -> None:
-        """The same for a message that fits `room` and goes in one piece, sooner."""
+        """Fast path of `stage` and `publish` for a message in one piece that fits `room`."""
         with self.lock:
             outbox, sequence = self.outbox, self.outbox.next
             frame = encoder.joined(whole_header(self.session.epoch, sequence, encoder.kind, size))
@@ -159,7 +159,7 @@ class RemoteWriter(RemoteEnd):
             self._settle(size)
 
     def mend(self) -> None:
-        """If a signal handler has raised while a message was sent, or frames were heard."""
+        """Recovers if a signal handler has raised while a message was sent or frames were read."""
         with self.lock:
             is_on_its_way = self._stages and self.turn.thread != 0
             if self.outbox.staged is not None and not is_on_its_way:
@@ -175,8 +175,8 @@ class RemoteWriter(RemoteEnd):
                 self.is_torn = False
 
     def _settle(self, size: int) -> None:
-        """After a message. What readers say can wait until room is short; but where the thread
-        sleeps, sending may have taken the signal that it sleeps for."""
+        """Accounts for a sent message. Readers' frames can wait until room is short, unless the
+        thread sleeps: sending may have consumed the signal that it sleeps for."""
         self._credit -= 1
         self.room -= size
         self._unheard += size
@@ -188,7 +188,7 @@ class RemoteWriter(RemoteEnd):
             self._credit, self.room = (0, -1) if self.session.has_dead() else self.outbox.room()
 
     def _flush(self) -> None:
-        """Sends what is due to be sent. A frame whose sending was interrupted goes out again."""
+        """Sends what is due. A frame whose sending was interrupted is sent again."""
         session, send = self.session, self.transport.send
         while session.answers:
             send(*session.answers[0])
@@ -200,10 +200,10 @@ class RemoteWriter(RemoteEnd):
                     break
                 peer.note_sent(found[1])
 
-    # Hearing ----------------------------------------------------------------------------------
+    # Receiving --------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Reads all that readers have said, and answers; with the lock."""
+        """Reads and answers the frames that readers have sent, with the lock held."""
         self.mend()
         self.is_torn = self._hears = True
         session, now = self.session, time.monotonic()
@@ -212,7 +212,7 @@ class RemoteWriter(RemoteEnd):
                 address = "an unknown address" if connection is None else connection.peer
                 session.receive(route, frame, now, place, address)
             except CorruptMessage:
-                continue  # a stranger's, or a listed reader's that is broken
+                continue  # from a stranger, or from an expected reader that is broken
             if connection is not None and session.is_known(route):
                 self.transport.connections[route] = connection
         session.outbox.drop_taken()
@@ -225,7 +225,7 @@ class RemoteWriter(RemoteEnd):
                 self._local.note_absent_elsewhere(absent)
 
     def _judge(self) -> float | None:
-        """Looks at every connection; when to look again."""
+        """Checks every connection; returns when to check again."""
         session, now, is_any = self.session, time.monotonic(), False
         connections = self.transport.connections
         for peer in session.peers:
@@ -241,20 +241,20 @@ class RemoteWriter(RemoteEnd):
         due = session.tick(now)
         self._flush()
         if session.has_dead():
-            self.room = -1  # the next call finds it
+            self.room = -1  # so that the next call looks, and raises
         pause = min(self.options.liveness / _LOOKS, _LONGEST_PAUSE)
         ends = [end for end in (due, now + pause if is_any else None) if end is not None]
         return min(ends, default=None)
 
     def _tick(self) -> float | None:
-        if self._closed:  # nobody else lets readers in that come back
+        if self._closed:  # the thread, which admits readers that reconnect, has ended
             return self._answer()
         self._served_at = time.monotonic()
         self._hear()
         return self._judge()
 
     def _answer(self, *, readers: bool = True) -> float | None:
-        """Does what is due; when there will be more."""
+        """Does what is due; returns when more is due."""
         self.mend()
         now = time.monotonic()
         lost = self.transport.look_at_door()
@@ -264,7 +264,7 @@ class RemoteWriter(RemoteEnd):
             self.session.knock(place, now)
         if readers:
             self._hear()
-        self.session.announce_ready()  # before the end, of which the judging tells
+        self.session.announce_ready()  # before END, which `_judge` sends
         return self._judge()
 
     def _serve(self) -> None:
@@ -273,7 +273,7 @@ class RemoteWriter(RemoteEnd):
             was_recent = now - self._served_at < RECENT
             due = self._answer(readers=not was_recent)
             if not self.session.is_everybody_here and not self.session.absent():
-                due = now + SLICE  # local readers tell nobody here
+                due = now + SLICE  # local readers do not notify this thread
             if was_recent:
                 due = now + RECENT if due is None else min(due, now + RECENT)
         pause = None if due is None else max(0.0, due - time.monotonic())
@@ -282,7 +282,7 @@ class RemoteWriter(RemoteEnd):
     # Waiting ----------------------------------------------------------------------------------
 
     def is_set(self) -> bool:
-        """Asked while the same call waits for the ring: raises if a local reader died meanwhile."""
+        """Polled while the same call waits for the ring: raises if a remote reader has died."""
         with self.lock:
             self._tick()
             self.check()
@@ -297,7 +297,7 @@ class RemoteWriter(RemoteEnd):
         culprits: Callable[[], list[str]],
         words: str,
     ) -> None:
-        """Until `is_ready` holds; a death ends it, too."""
+        """Waits until `is_ready` holds; raises if a reader dies."""
 
         def ready() -> bool | None:
             self.check()
@@ -329,13 +329,13 @@ class RemoteWriter(RemoteEnd):
     # The rest ---------------------------------------------------------------------------------
 
     def announce_ready(self) -> None:
-        """Now: the thread, which would, ends when this end closes."""
+        """At once, because the thread, which would do so, ends when this end closes."""
         with self.lock:
             self.session.announce_ready()
             self._flush()
 
     def end_here(self, absent: list[str]) -> None:
-        """Their ring is about to close: the local readers that have not come do not any more."""
+        """The local ring is about to close: local readers that are absent can no longer attach."""
         if not self._closing:
             self.session.absent_here = lambda: absent
 
@@ -347,13 +347,13 @@ class RemoteWriter(RemoteEnd):
             return tuple(peer.statistics(ranks, sent) for peer in self.session.peers)
 
     def secrets_for(self, rank: int | None) -> list[str]:
-        """The secret of that reader's place, which is its own from now on; without a rank all."""
+        """The secret of the place that is kept for `rank` from now on; None: all secrets."""
         secrets = self.keys.reader_secrets
         with self.locked():
             return list(secrets) if rank is None else [secrets[self.session.place_for(rank).place]]
 
     def expect_alone(self, rank: int) -> None:
-        """That reader shares its host with no other one, so it needs no relay."""
+        """That reader is alone on its host, so it needs no relay."""
         with self.locked():
             self.session.place_for(rank).keep_for(rank, is_alone=True)
 
@@ -363,7 +363,7 @@ class RemoteWriter(RemoteEnd):
             self.session.release(rank)
 
     def _say_goodbye(self) -> float:
-        """Until every reader knows of the end, while any makes progress."""
+        """Waits until every reader has confirmed END, as long as any of them makes progress."""
         session, started = self.session, time.monotonic()
         dead = [peer for peer in session.peers if peer.state == "dead"]
         moved = int(_MOVED * max(1.0, self.options.liveness))

@@ -1,8 +1,8 @@
 """The writer's side of the protocol: readers attach, reconnect, get lost, leave and die.
 
-Frames go in, with the time; what is to be sent stands in the peers and in `answers`. No sockets, no
-threads, no clock: the driver reports connections, and calls `tick` when it asked to be called.
-Every word of a reader is answered, or repeated by it, so each of them may be lost, and come twice.
+Takes frames and the time, and puts frames to send into the peers and `answers`. No sockets, no
+threads, no clock: the driver reports connections, and calls `tick` at the time that it returned.
+A reader's frame is answered, or the reader repeats it, so any frame may be lost or arrive twice.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from memlane.broadcast.options import RemoteOptions
 
 REPEAT = 0.5
-"""Seconds until what was not answered is said again."""
+"""Seconds until an unanswered END is sent again."""
 
 
 class WriterSession:
     """All readers of one writer.
 
     Attributes:
-        answers: frames for those that have no stream, by route, the oldest first.
+        answers: frames for readers that have no stream, with their routes, the oldest first.
         absent_here: names the readers on this host that have not attached.
     """
 
@@ -76,9 +76,9 @@ class WriterSession:
     def receive(
         self, route: bytes, frame: bytes, now: float, place: int | None = None, address: str = ""
     ) -> None:
-        """One frame of a reader; CorruptMessage, and nothing changed, if it is not one.
+        """Handles one frame of a reader. An invalid one raises CorruptMessage and changes nothing.
 
-        A hello comes with the place that its sender has proven, and the sender's address.
+        For a HELLO, `place` is the one that its sender has proven, `address` the sender's.
         """
         header = header_of(frame)
         if header.what == What.HELLO:
@@ -120,7 +120,7 @@ class WriterSession:
             return  # by a connection that has ended since
         refusal = admission.refusal(self.peers, peer, hello, self.local_ranks, self.outbox)
         if refusal is not None:
-            peer.knock(0.0)  # it was not the reader that was lost
+            peer.knock(0.0)  # not from the reader that lost its connection
             self.answers.append((route, self._frame(What.REFUSED, body=refusal)))
             return
         if peer.state == "absent":
@@ -147,7 +147,7 @@ class WriterSession:
                 body = None if has_relay else admission.NO_RELAY
                 peer.say(self._frame(What.SEEN if has_relay else What.REFUSED, body=body))
                 return
-        if not peer.host:  # a relay takes what its readers may not have read
+        if not peer.host:  # its readers may not have read what a relay has taken
             self._take(peer, hello.taken, now)
         peer.stream_from((hello.sequence, hello.piece), self._welcome(peer, hello))
         if self.is_everybody_here:
@@ -168,7 +168,7 @@ class WriterSession:
         self.answers.append((route, self._frame(What.LEFT)))
 
     def _hear_report(self, teller: Peer, report: Report, now: float) -> None:
-        """What a relay says of the readers behind it, or one of these of itself."""
+        """A relay's report on the readers behind it, or such a reader's on itself."""
         rows = relaying.rows_of(self.peers, teller, report, self.outbox.next)
         if relaying.is_relay(teller) and teller.ring is None:
             teller.relay_through((report.name, report.ring_id))
@@ -209,7 +209,7 @@ class WriterSession:
         return control(Header(what, self.epoch, sequence), body)
 
     def _welcome(self, peer: Peer, hello: Hello | None = None) -> bytes:
-        """What a reader hears first: where its stream begins, or which ring to read from."""
+        """The WELCOME: where the stream begins, or which ring to make or read from."""
         sequence, piece = (0, 0) if hello is None else (hello.sequence, hello.piece)
         ring = None
         if peer.host:
@@ -219,24 +219,24 @@ class WriterSession:
         return control(Header(What.WELCOME, self.epoch, sequence, piece=piece), body)
 
     def is_known(self, route: bytes) -> bool:
-        """Is that the connection of a reader that attaches, or has?"""
+        """Is that the connection of a reader that has attached or is attaching?"""
         peer = self._by_route.get(route)
         return peer is not None and peer.is_connected
 
     # Connections ------------------------------------------------------------------------------
 
     def knock(self, place: int, now: float) -> None:
-        """Somebody has proven the key of that place."""
+        """A connection has proven the key of that place."""
         self.peers[place].knock(now)
 
     def give_up(self, peer: Peer, why: str, now: float) -> None:
-        """Its host does not answer. Those behind a relay are spoken for by that."""
+        """Its host does not answer. For readers behind a relay, the relay's reports decide."""
         if peer.via is None:
             peer.fall_silent()
             self._die(peer, why, now)
 
     def say_again(self) -> None:
-        """A frame of some reader may have been dropped: each is asked for its state."""
+        """A reader's frame may have been lost: asks each to acknowledge again."""
         for peer in self.peers:
             if peer.is_streaming:
                 peer.say(self._frame(What.AGAIN))
@@ -244,8 +244,8 @@ class WriterSession:
     # Time -------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> float | None:
-        """Does what is due; when that will be again."""
-        self._part_orphans(now)  # an interruption may have come between that and its cause
+        """Does what is due; returns when more is due."""
+        self._part_orphans(now)  # an interruption may have skipped this
         due = None
         bound = self.options.liveness
         for peer in self.peers:
@@ -269,7 +269,7 @@ class WriterSession:
             self.ending_since = now
 
     def unfinished(self) -> list[Peer]:
-        """Readers that do not know yet that there are no more; absent ones, if there were any."""
+        """Readers that still have to confirm END; absent ones, too, if any message was sent."""
         return [
             peer
             for peer in self.peers
@@ -278,13 +278,13 @@ class WriterSession:
         ]
 
     def _is_over(self, peer: Peer) -> bool:
-        """Is it a relay whose reader has closed, lost after everybody behind it had ended?"""
+        """Is it a relay that has closed and lost its connection, with no readers left behind it?"""
         behind = relaying.behind(self.peers, peer)
         is_lost = peer.has_left and not peer.is_connected
         return is_lost and all(other.state in ("closed", "dead") for other in behind)
 
     def missed(self) -> list[Peer]:
-        """Readers that may live, but have not confirmed the end or received everything."""
+        """Readers that may be alive, but have not confirmed END or not taken everything."""
         owing = self.unfinished()
         return [
             peer
@@ -295,8 +295,8 @@ class WriterSession:
         ]
 
     def stuck(self, now: float) -> bool:
-        """Has none of those made any progress for too long? A reader without a connection has a
-        bound of its own, after which it counts as dead."""
+        """Has no unfinished reader made progress for too long? A reader without a connection has
+        its own bound, after which it counts as dead."""
         waiting = self.unfinished()
         if any(peer.lost_since is not None for peer in waiting):
             return False
@@ -312,7 +312,7 @@ class WriterSession:
         self._part_orphans(now)
 
     def _part_orphans(self, now: float) -> None:
-        """Readers behind a relay that has ended go on alone, and so do those that were joining."""
+        """Readers behind a relay that has ended continue alone, as do those that were attaching."""
         for peer in self.peers:
             if peer.via is None or relaying.is_relay(peer.via):
                 continue
@@ -326,7 +326,7 @@ class WriterSession:
         return any(peer.state == "dead" for peer in self.peers)
 
     def raise_death(self) -> None:
-        """ReaderDied until `release`."""
+        """Raises ReaderDied until the dead reader is released."""
         for peer in self.peers:
             if peer.state == "dead":
                 rank = peer.usual_rank(self.local_ranks)
@@ -338,7 +338,7 @@ class WriterSession:
                 )
 
     def release(self, rank: int) -> None:
-        """Nobody waits for that reader any more, and nobody can take its place."""
+        """Stops waiting for that reader; no other reader can take its place."""
         number = integer("rank", rank)
         usual = usual_place(number, self.local_ranks)
         found = [peer for peer in self.peers if peer.rank == number] or [
