@@ -1,15 +1,15 @@
-"""memlane: messages, objects and KV-cache blocks through shared memory, for Python engines.
+"""Moves messages, objects and KV-cache blocks between processes through shared memory.
 
-MessageQueue                  one writer, many readers: every message, once and in order
+MessageQueue                  one writer, many readers: each message once, in order
 SingleWriterShmObjectStorage  objects in a SingleWriterShmRingBuffer: put once, read by all
-SharedOffloadRegion           KV-cache blocks in host memory, which copy_blocks moves
+SharedOffloadRegion           KV-cache blocks in host memory; copy_blocks moves them
 
-docs/guide.md has programs for each; all errors are MemlaneErrors.
+docs/guide.md has a program for each. Every error is a MemlaneError.
 
-SIGTERM, SIGHUP and SIGQUIT end Python without finalizers, so nothing is closed, and a segment that
-still has a name in /dev/shm keeps it until the last attached process leaves, or until another one
-is created. (Queues have none once they are ready.) A region's file stays until the next start with
-the same id.
+SIGTERM, SIGHUP and SIGQUIT end Python without running finalizers, so nothing is closed. A segment
+that still has a name in /dev/shm keeps it until the last attached process leaves or the next
+segment is created. (A queue's name is removed once the queue is ready.) A region's file stays until
+the next start with the same id.
 memlane installs no signal handlers; install one that raises SystemExit:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -20,7 +20,7 @@ import sys
 
 if sys.platform != "linux":
     raise ImportError("memlane runs on Linux only: it is built on futexes and Linux file locks")
-# Python 3.13 asks the native module in the main interpreter, whoever imports it.
+# The native module cannot tell: Python 3.13 always initializes it in the main interpreter.
 if not getattr(_thread, "_is_main_interpreter", lambda: True)():
     raise ImportError("memlane runs in the main interpreter of a process only")
 
@@ -83,7 +83,7 @@ from memlane.store import (
     StoreStatistics,
 )
 
-# Only now: importing the native module enables the GIL, unless that is forbidden (PYTHON_GIL=0).
+# Checked last: importing the native module enables the GIL unless PYTHON_GIL=0 forbids that.
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError("memlane needs the GIL: unset PYTHON_GIL, or set it to 1")
 

@@ -15,7 +15,7 @@ MAX_SEGMENT_BYTES = 1 << 61
 
 
 def integer(name: str, value: object) -> int:
-    """`value` as an int; accepts anything with `__index__` (such as numpy integers) but bools."""
+    """`value` as an int; accepts anything with `__index__` (numpy integers, say) except bools."""
     if isinstance(value, bool):
         raise InvalidType(f"{name} must be an integer, not {value!r}")
     try:
@@ -45,7 +45,7 @@ def segment_name(name: object) -> str:
 
 
 def no_pickle(instead: str) -> Callable[[object], NoReturn]:
-    """A `__reduce__` that refuses, and says what to do instead."""
+    """Returns a `__reduce__` that raises InvalidType; the text says what to do instead."""
 
     def refuse(end: object) -> NoReturn:
         raise InvalidType(f"a {type(end).__name__} cannot be pickled or copied: {instead}")

@@ -10,10 +10,10 @@ import zmq
 from memlane import _threads
 from memlane.errors import Unsupported, system_fault
 
-# For a context of memlane's with all its sockets, and some to spare.
+# Enough for one of memlane's contexts with all its sockets, and some to spare.
 _DESCRIPTORS = 20
-# memlane's, which serves the sockets, and libzmq's two; and as many again, because pyzmq has a
-# context of its own to collect the messages that were not copied.
+# memlane's thread, which serves the sockets, and libzmq's two. The same again for pyzmq, which has
+# a context of its own to collect messages sent without copying.
 _THREADS = 6
 
 
@@ -27,10 +27,10 @@ def need_curve() -> None:
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context with one thread. Checked first: libzmq would abort the process for lack of room.
+    """A context with one I/O thread. Checks limits first: at one, libzmq would abort the process.
 
     Raises:
-        SystemFault: the process may not have that many more descriptors or threads.
+        SystemFault: the process cannot open enough descriptors or start enough threads.
     """
     spare: list[int] = []
     try:

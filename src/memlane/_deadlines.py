@@ -1,4 +1,4 @@
-"""Timeouts as callers give them, and as deadlines."""
+"""Converts timeouts to seconds and to deadlines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memlane.errors import InvalidArgument, InvalidType
 
 
 def seconds_of(timeout: float | None) -> float:
-    """`timeout` as a float, not below 0: what has passed already polls. Infinite for None."""
+    """`timeout` as a float; 0, which polls, if it is negative, and infinite if it is None."""
     if timeout is None:
         return inf
     try:
@@ -23,11 +23,11 @@ def seconds_of(timeout: float | None) -> float:
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """The time of `time.monotonic()` when `timeout` ends; None for never."""
+    """The value of `time.monotonic()` at which `timeout` expires; None if it never does."""
     seconds = seconds_of(timeout)
     return None if seconds == inf else time.monotonic() + seconds
 
 
 def remaining(deadline: float | None) -> float | None:
-    """Seconds until `deadline`, not below 0; None for ever."""
+    """Seconds until `deadline`, at least 0; None if there is no deadline."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())

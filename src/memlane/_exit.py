@@ -1,8 +1,8 @@
-"""Ends that were not closed are abandoned at interpreter exit, before children are joined.
+"""Abandons unclosed ends at interpreter exit, before multiprocessing joins its children.
 
-`weakref.finalize` alone may come too late: multiprocessing joins its children in an exit function
-that it registers when it first starts one, and `atexit` runs functions last in, first out. The join
-would never return for a child that waits for a queue of this process.
+`weakref.finalize` alone may run too late: multiprocessing registers the exit function that joins
+its children when it first starts one, and `atexit` runs functions last in, first out. The join
+never returns for a child that waits for a queue of this process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Turns a failed native call into one exception, with all that is known about the peers.
 
-`failure` is called by the bindings (`native/bindings/failures.hpp`), the rest by all who name a
-peer.
+The bindings call `failure` (`native/bindings/failures.hpp`); modules that name peers call the rest.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class Participant(NamedTuple):
     pid: int
     position: int
     last_progress_ns: int
-    is_waiting: bool  # in a call of memlane
-    views: int  # chunks that it keeps for views
+    is_waiting: bool  # blocked in a call of memlane
+    views: int  # number of chunks that its views keep
     views_since_ns: int  # when the oldest of them was taken
     seen_ns: int  # when all this was read
 
@@ -64,9 +63,9 @@ class End(Protocol):
 
 
 class Awaited:
-    """`prefix` and the peers that a call of `end` waits for, as text made when it is first read.
+    """`prefix` and the peers that a call of `end` waits for; formatted when first read.
 
-    So a poll pays nothing for it. Keeps a snapshot of the peers, not the end.
+    Polling therefore does not pay for the text. Keeps a snapshot of the peers, not the end.
     """
 
     __slots__ = ("_origin", "_peers", "_prefix", "_ranks", "_text")
@@ -153,7 +152,7 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
 
 
 def participant(end: End, slot: int) -> Participant:
-    """The participant in `slot`: 0 is the writer, 1 + place a reader. A few system calls."""
+    """The participant in `slot` (0: the writer, 1 + place: a reader). Makes a few system calls."""
     return Participant(*end.participant(slot))
 
 
@@ -174,7 +173,7 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
 
 
 def view_in_use(what: str) -> MemlaneError:
-    """The error of a zero-copy block at whose end an object of type `what` is still referred to."""
+    """The error for a zero-copy block that ends while an object of type `what` is still in use."""
     return ViewInUse(
         f"something besides the block's own name still refers to its {what} at the end of a view; "
         f"the memory is given back when that goes, and the writer waits for it"
@@ -196,7 +195,7 @@ def _death(end: RingEnd, slot: int) -> MemlaneError:
 
 
 def _writer(writer: Participant, origin: tuple[int, str] | None) -> str:
-    """The writer that a reader waits for; if it is waiting itself, another process is to blame."""
+    """Describes the writer that a reader waits for; one that is itself waiting is not to blame."""
     is_kept = writer.is_waiting and writer.state not in ("stopped", "dead", "closed")
     what = "itself waiting for a reader" if is_kept else doing(writer)
     who = f"(pid {writer.pid}, {what}, {writer.since()})"
@@ -207,7 +206,7 @@ def _writer(writer: Participant, origin: tuple[int, str] | None) -> str:
 
 
 def absent_readers(end: RingEnd) -> list[str]:
-    """Readers that have not attached; only the writer can tell those on other hosts apart."""
+    """Names readers that have not attached; only counts those on other hosts."""
     absent = [
         f"reader {rank} (never attached)"
         for slot, rank in enumerate(end.ranks, start=1)
@@ -222,9 +221,9 @@ def absent_readers(end: RingEnd) -> list[str]:
 def _blocking_readers(
     writer: Participant, seen: dict[int, Participant], ranks: Sequence[int]
 ) -> list[str]:
-    """The readers that a writer waits for: who, in what state, how far behind, since when.
+    """Describes the readers that a writer waits for: state, messages behind, last progress.
 
-    One of them may keep the others waiting (in a collective, say); the likeliest comes first.
+    One of them may be holding up the others (in a collective, say); the likeliest comes first.
     """
     readers = [(who, ranks[slot - 1]) for slot, who in seen.items()]
     readers.sort(key=lambda reader: _suspicion(reader[0]))
@@ -233,8 +232,8 @@ def _blocking_readers(
 
 
 def _suspicion(who: Participant) -> tuple[bool, bool, int]:
-    """A sort key: processes that cannot read at all first, then holders of views, then the one
-    without progress for longest."""
+    """Sort key: first processes that cannot read, then those with views, then by how long they
+    have made no progress."""
     can_read = who.state in ("running", "unknown")
     return can_read, can_read and not who.views, who.last_progress_ns
 
@@ -250,8 +249,8 @@ def _behind(who: Participant, rank: int, sent: int) -> str:
 
 
 def doing(who: Participant) -> str:
-    """`who.state`; for a running process also whether it is on a core, or asleep in which call."""
-    if who.state == "unknown":  # in another pid namespace, where the pid may be another process
+    """`who.state`; for a running process also whether it is on a core, or where it sleeps."""
+    if who.state == "unknown":  # in another pid namespace; here its pid may be another process
         return "alive but not visible from here"
     if who.state != "running":
         return who.state
@@ -259,7 +258,7 @@ def doing(who: Participant) -> str:
         # A process may give itself any name, in any encoding.
         stat = Path(f"/proc/{who.pid}/stat").read_text(errors="replace")
         where = Path(f"/proc/{who.pid}/wchan").read_text(errors="replace")
-    except OSError:  # gone, or not ours to look at
+    except OSError:  # ended, or not readable by this user
         return who.state
     if stat.rpartition(")")[2].split()[0] == "R":
         return "running on a core"
@@ -269,7 +268,7 @@ def doing(who: Participant) -> str:
 
 
 def names_of(waiting_for: list[str]) -> str:
-    """The first of them, and how many more; none are left if they have just arrived."""
+    """Joins the first names and counts the rest; the list is empty if all have just arrived."""
     if not waiting_for:
         return "nobody any more"
     more = len(waiting_for) - MOST_NAMED

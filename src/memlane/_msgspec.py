@@ -1,4 +1,4 @@
-"""msgspec, imported after datetime, which its C code imports without checking for an error.
+"""Imports msgspec after datetime, which msgspec's C code imports without checking for errors.
 
 If Ctrl-C interrupted that import, msgspec would continue without datetime, and crash.
 """

@@ -1,4 +1,4 @@
-"""Segments of all systems, as Python sees them: their names, and views of them."""
+"""Names of segments, and views of their memory, for all systems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME_PREFIX = "memlane-"
 
 
 def new_id() -> bytes:
-    """128 random bits, which also go into the name, so that names never collide."""
+    """128 random bits. The segment's name contains them, so names never collide."""
     return os.urandom(16)
 
 
@@ -21,7 +21,7 @@ def name_of(segment_id: bytes) -> str:
 
 
 class SharedMemoryInfo(NamedTuple):
-    """Attributes as of `multiprocessing.shared_memory.SharedMemory`; the size is in bytes."""
+    """Has the attributes of `multiprocessing.shared_memory.SharedMemory`; the size is in bytes."""
 
     name: str
     size: int
@@ -30,7 +30,7 @@ class SharedMemoryInfo(NamedTuple):
 
 @contextmanager
 def released_after(view: memoryview) -> Iterator[memoryview]:
-    """Releases `view` after the block. Slices may outlive it: they keep the memory mapped."""
+    """Releases `view` after the block. Slices that outlive it keep the memory mapped."""
     try:
         yield view
     finally:

@@ -1,12 +1,12 @@
 """Serialization of messages.
 
-A codec has `encode`, which fills its `outgoing`; `decode` for a message that is one small stream;
-and `decode_parts` for a large stream (then a file) and for buffers sent beside it.
+A codec has three methods: `encode` fills its `outgoing`, `decode` decodes a message that is one
+small stream, and `decode_parts` one with a large stream (then a file) or buffers beside it.
 
-`encode_plain` and `decode_plain` are a short cut for small trees of dicts, lists, strings, bytes
-and numbers of exactly these types, which MessagePack restores exactly, in half the time of pickle;
-`native/bindings/plain.hpp` defines which. The receiver can see a difference only by asking with
-`is` whether two equal strings or bytes were one object.
+`encode_plain` and `decode_plain` are a fast path for small trees of dicts, lists, strings, bytes
+and numbers of exactly these types. MessagePack restores them exactly, in half the time of pickle;
+`native/bindings/plain.hpp` defines which. The receiver sees a difference only if it compares equal
+strings or bytes with `is`: one object that occurs twice arrives as two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Codec(Protocol):
 
 
 def _msgpack() -> tuple[Callable[[object], bytes], Callable[[bytes], Any]]:
-    from msgspec import msgpack  # importing it costs as much as memlane; not everybody has a queue
+    from msgspec import msgpack  # as slow to import as memlane, and not every process has a queue
 
     return msgpack.Encoder().encode, msgpack.Decoder().decode
 
@@ -44,16 +44,16 @@ def _msgpack() -> tuple[Callable[[object], bytes], Callable[[bytes], Any]]:
 class PickleCodec:
     """Pickle, protocol 5: any picklable object. Arrays are sent beside the stream, uncopied.
 
-    The Pickler hands bytes of 64 KiB and more to `outgoing.write` uncopied. It is reused for every
-    message, because making one costs more than pickling a small dict. Decoding executes what the
-    writer wants.
+    The Pickler passes bytes of 64 KiB and more to `outgoing.write` uncopied. It is reused for every
+    message, because making one costs more than pickling a small dict. Decoding executes whatever
+    code the writer chose.
     """
 
     def __init__(self, *, keep_readonly: bool = False) -> None:
         self.outgoing = outgoing = Outgoing()
 
         def add_unchanged(buffer: pickle.PickleBuffer) -> bool:
-            # add_buffer marks its argument as writable; the pickler looks at the original.
+            # add_buffer marks its argument writable; the pickler reads that flag of the original.
             return outgoing.add_buffer(pickle.PickleBuffer(buffer))
 
         self._pickler = pickle.Pickler(
@@ -73,7 +73,7 @@ class PickleCodec:
         try:
             self._pickler.dump(obj)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            if isinstance(error, MemlaneError):  # from a __reduce__ of ours
+            if isinstance(error, MemlaneError):  # raised by a __reduce__ of memlane
                 raise
             raise InvalidType(
                 f"the message cannot be pickled, and was not sent: {error}; send what it consists "
@@ -92,12 +92,12 @@ class PickleCodec:
                 return pickle.loads(stream, buffers=views)
             return pickle.Unpickler(stream, buffers=views).load()
         finally:
-            del views, buffers  # of a chunk, perhaps, which the traceback of an error would keep
+            del views, buffers  # an error's traceback would keep them, and perhaps a chunk
 
 
 class MsgpackCodec:
     """MessagePack: only types that arrive unchanged, except that tuples become lists, and mutable
-    bytes become bytes. Decoding executes nothing.
+    bytes become bytes. Decoding executes no code.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Environment variables. Read when needed, so that they can be changed at any time."""
+"""Environment variables, read on every use, so that they can be changed at any time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def warning_interval() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    # A year at most, which is finite.
+    # At most a year: the setting may be infinite.
     if seconds > 0:
         return min(seconds, 3.2e7)
     if text in _complained_of:
         return DEFAULT_INTERVAL
     _complained_of.add(text)
-    import logging  # only here: a process that sets nothing need not import it
+    import logging  # imported late: only a wrong setting needs it
 
     logging.getLogger("memlane").warning(
         "%s=%r is no positive number of seconds; using %s", name, text, DEFAULT_INTERVAL

@@ -1,8 +1,8 @@
-"""ZeroMQ's sockets over TCP, as queues and groups use them: options, monitors, and who is let in.
+"""ZeroMQ sockets over TCP for queues and groups: options, monitors and admission.
 
-Nothing here knows what is said. A socket of libzmq may change threads, but only one may use it at a
-time. Its descriptor signals *changes*, so after each use of a socket its EVENTS are read until
-nothing is left.
+Nothing here depends on the content of messages. A libzmq socket may move between threads, but only
+one may use it at a time. Its descriptor signals *changes*, so after each use of a socket its EVENTS
+are read until nothing is left.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from memlane._tcp import KEEP_ALIVE, Connection, Descriptors
 AnySocket = zmq.Socket[bytes]
 
 MOST_BYTES = 4 * 1024
-"""Of a frame of somebody who may be a stranger: libzmq allocates what a frame announces."""
+"""Limit of a frame where peers may be unauthenticated: libzmq allocates what a frame announces."""
 MOST_AT_DOOR = 128
-"""Connections that may wait before they say anything, and two more for each that is expected."""
+"""Limit of connections that have not identified themselves; two more per expected peer."""
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"memlane"
 
@@ -37,7 +37,7 @@ _EVENTS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "failed",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "refused",
 }
-_numbers = count()  # libzmq unbinds a monitor some time after its socket was closed
+_numbers = count()  # a new address each: libzmq unbinds a monitor only some time after its socket
 _WATCHED_BY_LISTENER = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 
@@ -45,8 +45,8 @@ class Transport:
     """One socket with a monitor.
 
     Attributes:
-        descriptors: of libzmq's TCP sockets, as far as the monitor has told.
-        news: the descriptor that signals frames.
+        descriptors: of libzmq's TCP sockets, as far as the monitor has reported them.
+        news: the descriptor that signals incoming frames.
         quiet: the descriptors that signal everything else.
     """
 
@@ -59,15 +59,15 @@ class Transport:
         events: int,
         options: tuple[tuple[int, int], ...],
     ) -> None:
-        """Without limits of its own, unless `options` has some."""
+        """Sets no limits (libzmq's high-water marks) unless `options` has some."""
         self._is_closed = False
         self.descriptors = Descriptors()
         self.socket = context.socket(kind)
         unlimited = ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0))
         for option, value in (*unlimited, *KEEP_ALIVE, *options):
             self.socket.set(option, value)
-        # If the monitor were full, libzmq's thread would wait for its reader, and all connections
-        # with it.
+        # Unlimited, because a full monitor would block libzmq's thread, and with it all
+        # connections.
         address = f"inproc://monitor-{next(_numbers)}"
         self.socket.monitor(address, events)
         self._monitor = context.socket(zmq.PAIR)
@@ -77,7 +77,7 @@ class Transport:
         self.news = signal_of(self.socket)
 
     def events(self) -> Iterator[tuple[str, int]]:
-        """What became of connections: a name in `_EVENTS`, and libzmq's value."""
+        """Yields events of connections: a name in `_EVENTS`, or "", and libzmq's value."""
         while can_receive(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())
             name, value = _EVENTS.get(event["event"], ""), event["value"]
@@ -88,8 +88,8 @@ class Transport:
             yield name, value
 
     def close(self, linger: int | None = None) -> None:
-        """The monitor first: what libzmq says into one that is gone blocks it. With `linger` (ms)
-        the sockets as well, which otherwise go with their context."""
+        """Disables the monitor first: libzmq would block on one that is gone. With `linger` (ms),
+        closes the sockets too; otherwise their context closes them."""
         if not self._is_closed:
             self._is_closed = True
             self.socket.disable_monitor()
@@ -100,16 +100,16 @@ class Transport:
 
 
 class Listening(Transport):
-    """A ROUTER to which only known keys get through, and at whose door few may wait.
+    """A ROUTER that admits only known keys, and few connections of unidentified peers.
 
     Args:
-        secret: the CURVE key; empty: everybody gets through.
-        place_of_key: of who may; None: nobody's.
-        expected: how many may.
-        handshake: seconds.
+        secret: the CURVE key; if empty, every peer is admitted.
+        place_of_key: returns the place that belongs to a key, or None to refuse it.
+        expected: number of peers expected.
+        handshake: limit of a handshake in seconds.
 
     Attributes:
-        connections: of those that were let in and have said who they are, by route.
+        connections: of admitted peers that have identified themselves, by route.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Listening(Transport):
         self._place_of_key = place_of_key
         self._most = MOST_AT_DOOR + 2 * expected
         self.connections: dict[bytes, Connection] = {}
-        # Before the listener is bound, which asks it for every connection.
+        # Bound before the listener, which queries it for every connection.
         self._zap = context.socket(zmq.REP)
         self._zap.bind(_ZAP_ADDRESS)
         super().__init__(
@@ -146,15 +146,15 @@ class Listening(Transport):
         self.quiet = (signal_of(self._zap), *self.quiet)
 
     def bind(self, address: str, *, is_ipv6: bool) -> int:
-        """The port, of the kernel's choice if that is 0."""
+        """Binds, and returns the port, which the kernel chooses if `address` has port 0."""
         self.socket.set(zmq.IPV6, int(is_ipv6))
         self.socket.bind(address)
-        self.look_at_door()  # so that a child that is forked at once closes what listens, too
+        self.look_at_door()  # records the listening socket, so that forked children close it
         bound = cast("bytes", self.socket.get(zmq.LAST_ENDPOINT))
         return int(bound.rpartition(b":")[2].rstrip(b"\0"))
 
     def let_in(self) -> Iterator[int]:
-        """Answers libzmq (ZAP, RFC 27) which keys are accepted; yields their places."""
+        """Answers libzmq's authentication requests (ZAP, RFC 27); yields the places admitted."""
         while can_receive(self._zap):
             version, request, _domain, _address, _identity, mechanism, *credentials = (
                 self._zap.recv_multipart()
@@ -170,15 +170,15 @@ class Listening(Transport):
                 yield place
 
     def look_at_door(self) -> list[bytes]:
-        """Ends the oldest connections if too many have not said who they are. libzmq ends those
-        whose handshake takes too long, but does not count them. Returns the routes that were
-        lost."""
+        """Shuts down the oldest connections if too many have not identified themselves; libzmq
+        limits the time of a handshake, but not their number. Returns the routes of connections
+        that were lost."""
         for _ in self.events():
             pass
         if len(self.descriptors) > self._most:
             known = {connection.descriptor for connection in self.connections.values()}
             strange = [number for number in self.descriptors if number not in known][1:]
-            for number in strange[: -self._most]:  # the first one listens
+            for number in strange[: -self._most]:  # [1:] above: the first one listens
                 self.descriptors.shut(number)
         lost = [route for route, known in self.connections.items() if not known.is_open]
         for route in lost:
@@ -187,11 +187,11 @@ class Listening(Transport):
 
 
 class Connecting(Transport):
-    """A DEALER of one peer.
+    """A DEALER connected to one peer.
 
     Args:
-        server_key: of that peer, and
-        public, secret: the own ones; empty: no CURVE.
+        server_key: that peer's CURVE key; if empty, CURVE is not used.
+        public, secret: this end's own keys.
     """
 
     def __init__(
@@ -214,17 +214,17 @@ WATCHED_BY_DEALER = sum(_EVENTS) & ~zmq.EVENT_ACCEPTED
 
 
 def connection_of(part: zmq.Frame) -> Connection | None:
-    """By which that came; None if it has ended since."""
+    """The connection on which `part` arrived; None if it has been closed since."""
     with suppress(OSError):
         return Connection(part.get(zmq.SRCFD))
     return None
 
 
 def can_receive(socket: Any) -> bool:
-    """Is there a frame? Asking also takes back the signal of the socket's descriptor."""
+    """Whether a frame can be received. Asking also resets the signal of the socket's descriptor."""
     return bool(socket.get(zmq.EVENTS) & zmq.POLLIN)
 
 
 def signal_of(socket: AnySocket) -> int:
-    """The descriptor that tells of news: readable once after nothing was there to receive."""
+    """The socket's descriptor; becomes readable once after there was nothing to receive."""
     return cast("int", socket.get(zmq.FD))

@@ -1,6 +1,6 @@
-"""Checks, before space is reserved, that there is memory for a segment.
+"""Checks that there is memory for a segment before its space is reserved.
 
-A full tmpfs refuses to reserve more. A cgroup at its limit, and a machine without memory, do not:
+A full tmpfs refuses to reserve more. A cgroup at its limit or a machine without memory does not:
 the kernel kills a process instead.
 """
 
@@ -35,7 +35,7 @@ def check_all(directory: str, need: int, fs_free: int, root: Path = Path("/")) -
 def check(need: int, root: Path = Path("/"), *others: tuple[int, str]) -> None:
     """Raises ShmExhausted if the cgroup, memory or `others` (bytes, hint) lack `need` more bytes.
 
-    The bindings call it for every ring and store; their native side checks the file system.
+    The bindings call this for every ring and store; native code checks the file system.
     """
     cgroup_free, group = cgroup_room(root)
     free, hint = min(
@@ -56,7 +56,7 @@ def memory_room(root: Path = Path("/")) -> int:
     facts = {}
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:  # no /proc, or no descriptor for it
+    except OSError:  # no /proc, or no free descriptor
         return _UNLIMITED
     for line in lines:
         name, _, amount = line.partition(":")

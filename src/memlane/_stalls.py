@@ -1,7 +1,7 @@
 """Logs which process a long wait is waiting for.
 
-Native waits call `report` when a line is due (`native/bindings/end.hpp`), and import this module,
-and logging with it, only then. Waits in Python ask a `Stall` whether one is.
+Native waits (`native/bindings/end.hpp`) call `report` when a line is due, and import this module,
+and logging with it, only then. Waits in Python use a `Stall`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("memlane")
 
-_SHORT = 0.1  # seconds: most waits are over by then, and ask the environment for nothing
-_LONGEST_SILENCE = 60.0  # between two lines about one wait
+_SHORT = 0.1  # seconds: most waits are over by then, and never read the environment
+_LONGEST_SILENCE = 60.0  # seconds between two lines about one wait
 
 
 class Stall:
-    """One wait in Python. It says whom it waits for when a line is due, then ever more rarely.
+    """One wait in Python. Logs whom it waits for, at intervals that double up to a minute.
 
     Args:
-        line: of a wait of so many seconds; None: there is nobody to be named.
+        line: returns the text for a wait of that many seconds, or None if there is nobody to name.
     """
 
     def __init__(self, line: Callable[[float], str | None]) -> None:

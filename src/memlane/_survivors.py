@@ -1,12 +1,12 @@
 """Finds references to shared memory that outlive the block of a zero-copy read.
 
-The memory is safe whatever is found here: it is given back with its last reference. This module
-only decides whether the end of the block is an error, and what to name in it.
+The memory is safe whatever is found here: it is freed with its last reference. This module only
+decides whether the end of the block is an error, and what that error names.
 
-`with ... as name` leaves `name` behind, so one reference to the value is allowed. It is told from
-others by counting: each object in the block's value that leads to the memory must have exactly as
-many references as the value itself holds to it. What an object holds is asked of its type, as the
-garbage collector does.
+`with ... as name` leaves `name` bound, so one reference to the value is allowed. Counting tells it
+from others: each object in the block's value that leads to the memory must have exactly as many
+references as the value itself holds to it. What an object refers to is found through its type, as
+the garbage collector does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memlane._native import Buffer
 if TYPE_CHECKING:
     from memlane._native import ViewLease
 
-# Objects of exactly these types refer to nothing, and are most of what a message holds.
+# Objects of exactly these types refer to nothing; they are most of what a message contains.
 _LEAVES = frozenset((str, int, float, type(None), bool, bytes, bytearray, complex))
 _CONTAINERS = (dict, list, tuple, set, frozenset, memoryview, deque)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python
@@ -48,18 +48,18 @@ _LOCAL = _uses_of_a_local()
 
 
 def survivor(box: list[Any], lease: ViewLease) -> str | None:
-    """The type of an object that leads to the lease's memory and is used beyond the block, or None.
+    """The type of an object that leads to the lease's memory and outlives the block, or None.
 
     Args:
         box: its only element is the block's value, to which the caller has no other reference.
-        lease: of the memory.
+        lease: the lease of the memory.
     """
     others = _uses(box)[0] - _LISTED
     if others <= 1 and _is_array_alone(box[0]):
         return None
     parts, held = _survey(box[0])
     held[id(box[0])] += 1 + (others > 0)  # the box, and the name
-    if not others and isinstance(box[0], (tuple, list)):  # ... as (one, other)
+    if not others and isinstance(box[0], (tuple, list)):  # with ... as (one, other)
         for member in held.keys() & {id(one) for one in _held_by(box[0])}:
             held[member] += 1
     counts = zip(parts, _uses(parts), held.values(), strict=True)
@@ -73,7 +73,7 @@ def survivor(box: list[Any], lease: ViewLease) -> str | None:
 
 
 def _is_array_alone(part: Any) -> bool:
-    """Is it an array on memory that nothing else refers to, which needs no further search?"""
+    """Whether it is an array on memory without other references, which needs no further search."""
     if type(part) is not np.ndarray:
         return False
     while type(part) is np.ndarray:
@@ -82,7 +82,7 @@ def _is_array_alone(part: Any) -> bool:
         part = part.base
         if sys.getrefcount(part) - _LOCAL > 1:
             return False
-    if isinstance(part, Buffer):  # of the store
+    if isinstance(part, Buffer):  # an object of the store
         return True
     if type(part) is not memoryview:
         return False
@@ -91,7 +91,7 @@ def _is_array_alone(part: Any) -> bool:
 
 
 def _survey(value: Any) -> tuple[list[Any], dict[int, int]]:
-    """All objects the value leads to; by id, how many references each has from the others."""
+    """All objects reachable from the value; by id, how many references each has from the others."""
     parts, held = [value], {id(value): 0}
     for part in parts:  # grows in the loop
         if _is_array_alone(part):
@@ -124,7 +124,7 @@ def _held_by(part: Any) -> Iterable[Any]:
 def _leading(parts: list[Any], lease: ViewLease) -> set[int]:
     """Ids of the parts that lead to the lease's memory."""
     leading = {id(part) for part in parts if _is_alias(part, lease)}
-    # Holders mostly come before what they hold, so the second round rarely finds anything.
+    # Containers mostly precede what they contain, so the second round rarely finds anything.
     before = -1
     while len(leading) > before:
         before = len(leading)

@@ -1,10 +1,10 @@
-"""What the kernel knows of a TCP connection, and which descriptors belong to it.
+"""What the kernel knows about a TCP connection, and which descriptors belong to it.
 
-A connection lives as long as the kernel of the other host answers. That needs no heartbeat of
-anybody: both ends have keep-alives on (a probe a second while nothing else flows), which the peer's
-kernel answers whether its process runs, computes or is stopped; a process that is killed has its
-connection closed by its kernel. Neither keep-alives nor TCP_USER_TIMEOUT may end a connection here:
-the latter also ends one whose reader is stopped with its window full.
+A connection is alive as long as the kernel of the other host answers, so no process needs to send
+heartbeats. Both ends enable keep-alives (a probe a second while nothing else flows). The peer's
+kernel answers them whether its process runs, computes or is stopped, and closes the connection if
+the process is killed. Keep-alives and TCP_USER_TIMEOUT must not end a connection here: the latter
+also ends one whose reader is stopped with its window full.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from memlane._undo import undone_by
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Of libzmq's sockets: a probe after a second of silence, and never an end because of them.
+# A probe per second of silence; only 127 unanswered ones, the kernel's maximum, end a connection.
 KEEP_ALIVE = (
     (zmq.TCP_KEEPALIVE, 1),
     (zmq.TCP_KEEPALIVE_IDLE, 1),
@@ -34,23 +34,23 @@ KEEP_ALIVE = (
     (zmq.TCP_KEEPALIVE_CNT, 127),
 )
 
-# Of `struct tcp_info` (linux/tcp.h), by offset.
+# Fields of `struct tcp_info` (linux/tcp.h), by offset.
 _INFO_BYTES = 232
-_COUNTS = struct.Struct("2x2B")  # retransmits, probes: not answered, of the latest question
-_RETRY = struct.Struct("8xI")  # us until the next retransmission
-_RECEIVED = struct.Struct("52x2I")  # ms since data came, since anything was acknowledged
-_ACKED = struct.Struct("120xQ")  # bytes that the peer's kernel has taken
-_WINDOW = struct.Struct("228xI")  # bytes that the peer would take; kernels since 5.4
+_COUNTS = struct.Struct("2x2B")  # retransmits, probes: unanswered ones since the last answer
+_RETRY = struct.Struct("8xI")  # retransmission timeout in us
+_RECEIVED = struct.Struct("52x2I")  # ms since data, and since an acknowledgement, was received
+_ACKED = struct.Struct("120xQ")  # bytes that the peer's kernel has acknowledged
+_WINDOW = struct.Struct("228xI")  # the peer's receive window in bytes; kernels since 5.4
 
-# A question counts as unanswered once it was seen so for this long; and one probe may well be,
-# because the kernel answers probes of a full window twice a second at most.
+# Data and probes must be seen unanswered for this long before that counts. A single unanswered
+# probe is normal: the kernel answers probes of a full window at most twice a second.
 DOUBT_SECONDS = 0.5
 _ENOUGH_PROBES = 2
-_LOOKS = 8  # within the bound
+_LOOKS = 8  # looks at tcp_info within the bound
 
 
 def _inode_of(number: int) -> int:
-    """Of a socket. Other files, one of which the number may be by now, may have one for all."""
+    """The inode of a socket. OSError for any other file, because those may all have the same."""
     file = os.fstat(number)
     if not stat.S_ISSOCK(file.st_mode):
         raise OSError(errno.EBADF, "it was closed")
@@ -58,9 +58,9 @@ def _inode_of(number: int) -> int:
 
 
 class Connection:
-    """One TCP connection of libzmq, by its descriptor, which stays libzmq's.
+    """One TCP connection of libzmq, by its descriptor, which libzmq owns.
 
-    Raises OSError if libzmq has closed it, as far as can be told: the number may be another file's.
+    Raises OSError if libzmq has closed it, as far as that shows: the number may have been reused.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -72,10 +72,10 @@ class Connection:
         self.peer = self._peer()
 
     def copy(self) -> socket.socket:
-        """Another descriptor of it; OSError if it was closed."""
+        """Duplicates the descriptor; raises OSError if libzmq has closed it."""
         descriptor = os.dup(self.descriptor)
         with undone_by(lambda: os.close(descriptor)):
-            if os.fstat(descriptor).st_ino != self._inode:  # the number is another file's by now
+            if os.fstat(descriptor).st_ino != self._inode:  # the number has been reused
                 raise OSError(errno.EBADF, "it was closed")
             return socket.socket(fileno=descriptor)
 
@@ -88,14 +88,14 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """libzmq may have closed it; the number may be another file's by now."""
+        """Whether libzmq has not closed it; if it has, the number may have been reused."""
         try:
             return os.fstat(self.descriptor).st_ino == self._inode
         except OSError:
             return False
 
     def has_moved(self, least: int) -> bool:
-        """Has the other host taken so many bytes since it had when this was true?"""
+        """Whether the peer has acknowledged `least` more bytes since this last returned True."""
         with suppress(OSError), self.copy() as copy:
             info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             (acked,) = _ACKED.unpack_from(info)
@@ -105,9 +105,9 @@ class Connection:
         return False
 
     def is_silent(self, bound: float) -> bool:
-        """The other host has not answered for `bound` seconds, though it was asked.
+        """Whether the other host owes an answer, and has sent none for `bound` seconds.
 
-        Costs system calls now and then, and nothing if it was called a moment ago.
+        Makes system calls at most once in `bound` / 8 seconds.
         """
         now = time.monotonic()
         if now - self._asked_at < bound / _LOOKS:
@@ -116,7 +116,7 @@ class Connection:
         try:
             with self.copy() as copy:
                 info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        except OSError:  # closed meanwhile, which is_open tells
+        except OSError:  # closed meanwhile; is_open reports that
             return False
         silence = min(_RECEIVED.unpack_from(info)) / 1000
         if silence < bound / 2 or not _is_unanswered(info, silence):
@@ -128,10 +128,10 @@ class Connection:
 
 
 def _is_unanswered(info: bytes, silence: float) -> bool:
-    """Was something sent that the other kernel should have answered by now?
+    """Whether something was sent that the other kernel should have answered by now.
 
-    Questions to a reader whose window is full come ever more rarely: there silence alone says
-    nothing, only silence beyond the time of the next one.
+    Probes of a full window are sent at growing intervals, so there only a silence that outlasts
+    the current interval counts.
     """
     retransmits, probes = _COUNTS.unpack_from(info)
     is_full = len(info) >= _INFO_BYTES and _WINDOW.unpack_from(info)[0] == 0
@@ -141,9 +141,9 @@ def _is_unanswered(info: bytes, silence: float) -> bool:
 
 
 class Descriptors:
-    """Numbers of TCP sockets of libzmq's, the oldest first, with what tells them from other files
-    that may have the same numbers later. A forked child closes its copies, which would keep the
-    connections of a dead parent open; nothing is said on them."""
+    """Descriptors of libzmq's TCP sockets, oldest first, with inodes that show if one was reused.
+    A forked child closes its copies, which would keep a dead parent's connections open, and sends
+    nothing on them."""
 
     def __init__(self) -> None:
         self._inodes: dict[int, int] = {}
@@ -156,7 +156,7 @@ class Descriptors:
 
     def note(self, number: int) -> None:
         self.forget(number)
-        with suppress(OSError):  # closed again already
+        with suppress(OSError):  # closed already
             _inode_of(number)
             self._inodes[number] = close_in_children(number)
 
@@ -165,7 +165,7 @@ class Descriptors:
             keep_in_children(number, self._inodes.pop(number))
 
     def forget_all(self) -> None:
-        """libzmq has closed them."""
+        """Call it once libzmq has closed them."""
         for number in self:
             self.forget(number)
 
@@ -176,7 +176,7 @@ class Descriptors:
             return False
 
     def shut(self, number: int) -> None:
-        """libzmq then sees the end of that connection."""
+        """Shuts the connection down, so that libzmq sees its end."""
         if self._is_same(number):
             with suppress(OSError):
                 found = socket.socket(fileno=number)

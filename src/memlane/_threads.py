@@ -48,6 +48,6 @@ def need(count: int) -> None:
 
 
 def _until_gone(thread: threading.Thread) -> None:
-    """Waits for the kernel, which sees the thread's end a few microseconds after Python does."""
+    """Waits until the kernel has ended the thread, a few microseconds after Python reports it."""
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):
         os.sched_yield()

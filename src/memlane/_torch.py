@@ -1,4 +1,4 @@
-"""torch CPU tensors beside the pickle stream. Imported only once the caller has imported torch."""
+"""Sends torch CPU tensors beside the pickle stream. Imported only after torch itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Reducer = Callable[[Any], "tuple[Any, ...]"]
 
 
 class _Reducers(dict[type, Reducer]):
-    """Ours first, then those registered with copyreg, now or later."""
+    """memlane's reducers first, then those registered with copyreg, now or later."""
 
     def __missing__(self, kind: type) -> Reducer:
         reducer: Reducer = copyreg.dispatch_table[kind]  # type: ignore[assignment]
@@ -23,12 +23,12 @@ class _Reducers(dict[type, Reducer]):
 
 
 def tensor_reducers() -> dict[type, Reducer]:
-    """A dispatch table for a Pickler, with which plain CPU tensors are sent with one copy."""
+    """A dispatch table for a Pickler that sends plain CPU tensors with a single copy."""
     return _Reducers({torch.Tensor: _reduce_tensor})
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is nothing but the values in its memory."""
+    """Whether the values in its memory are all there is to the tensor."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
@@ -48,7 +48,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
         return tuple(tensor.__reduce_ex__(5))
     if tensor.numel() == 0:
         return _rebuild_empty, (tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
-    # As bytes: numpy has no bfloat16 and no float8. A tensor with gaps is gathered first.
+    # As bytes: numpy has no bfloat16 or float8. A tensor with gaps is made contiguous first.
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return (
         _rebuild_tensor,
@@ -65,14 +65,14 @@ def _rebuild_tensor(
 ) -> torch.Tensor:
     memory = buffer
     if isinstance(buffer, memoryview) and buffer.readonly:
-        # It is in shared memory, torch has no read-only memory, and no write may reach another
-        # process. Up to 16 MiB a copy costs less than a private mapping (ARCHITECTURE.md).
+        # Shared memory: torch has no read-only tensors, and no write may reach another process. Up
+        # to 16 MiB a copy costs less than a private mapping (ARCHITECTURE.md).
         memory = pooled(buffer.nbytes)
         copy_parts(memory, 0, [buffer], buffer.nbytes)
-    # In place: reshape() would give a view, which keeps a second tensor on the same storage.
+    # In place: reshape() would return a view, which keeps a second tensor on the same storage.
     tensor = torch.frombuffer(memory, dtype=dtype).resize_(shape)
     if tensor.data_ptr() % tensor.element_size():
-        tensor = tensor.clone()  # in a chunk of an odd size; torch's kernels rely on alignment
+        tensor = tensor.clone()  # the chunk's size is odd, and torch's kernels rely on alignment
     return tensor.requires_grad_() if requires_grad else tensor
 
 

@@ -1,4 +1,4 @@
-"""Undoing a step when a later one fails."""
+"""Undoes a step when a later one fails."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class MemlaneError(Exception):
 def _rebuild(
     kind: type[MemlaneError], args: tuple[object, ...], attributes: dict[str, object]
 ) -> MemlaneError:
-    """Without calling __init__, whose parameters are not those in `args`."""
-    # `__base__` is the one of the two bases whose memory layout the class has.
+    """Rebuilds an error without calling __init__, whose parameters are not those in `args`."""
+    # Of the two bases, `__base__` is the one that determines the memory layout.
     layout: Any = kind.__base__
     error: MemlaneError = layout.__new__(kind, *args)
     error.args = args
@@ -34,7 +34,7 @@ def _rebuild(
 
 
 class InvalidArgument(MemlaneError, ValueError):
-    """An argument has an impossible value; nothing was created or changed."""
+    """An argument has an invalid value; nothing was created or changed."""
 
 
 class InvalidType(MemlaneError, TypeError):
@@ -70,7 +70,7 @@ class OutsideCell(MemlaneError, ValueError, AssertionError):
 
 
 class ViewInUse(MemlaneError, BufferError):
-    """A reference to shared memory outlives its block; the text names it, as far as it is found."""
+    """A reference to shared memory outlives its block; the text names its type if it was found."""
 
 
 # The call --------------------------------------------------------------------------------------
@@ -84,14 +84,14 @@ class Cancelled(MemlaneError, RuntimeError):
 
 
 class TimedOut(MemlaneError, TimeoutError):
-    """`timeout` seconds have passed; nothing was sent or consumed. After `close` all is closed.
+    """`timeout` seconds passed; nothing was sent or consumed. If `close` raises it, all is closed.
 
-    A queue's text is made when it is first read, which keeps polling cheap, so it describes the
+    To keep polling cheap, a queue's text is formatted when it is first read. It describes the
     processes partly as they are at that moment.
 
     Attributes:
         timeout: in seconds.
-        ranks: after `close`, of the readers that may not have got everything.
+        ranks: if `close` raised it, the readers that may not have received everything.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class WriterClosed(Closed):
 
 
 class PeerDied(MemlaneError, RuntimeError):
-    """A process of the queue ended without close(), or counts as dead.
+    """A process of the queue ended without close(), or is considered dead.
 
     Attributes:
         pid: of that process.
@@ -129,7 +129,7 @@ class ReaderDied(PeerDied):
 
 
 class ReaderGivenUp(PeerDied):
-    """The writer took this reader for dead, and continues without it.
+    """The writer considers this reader dead, and continues without it.
 
     Attributes:
         rank, pid: of this reader.
@@ -161,9 +161,9 @@ class WriterUnreachable(MemlaneError, ConnectionError):
 
 
 class AccessRefused(MemlaneError, PermissionError):
-    """A network peer could not authenticate by the handle's keys; nothing was attached.
+    """A network peer could not authenticate with the handle's keys; nothing was attached.
 
-    If the operating system refuses a call, that is `AccessDenied`.
+    `AccessDenied` is raised if the operating system refuses a call.
     """
 
 
@@ -179,7 +179,7 @@ class RankMissing(TimedOut):
 
 
 class GroupFailed(MemlaneError, RuntimeError):
-    """A collective call failed because of another rank, or of the group itself.
+    """A collective call failed because of another rank or the group itself.
 
     Attributes:
         rank: the rank that failed; None if it was the group.
@@ -198,30 +198,30 @@ class CorruptMessage(MemlaneError, ValueError):
 
 
 class LayoutMismatch(MemlaneError, ValueError):
-    """A segment has another layout or geometry than requested; the text states both."""
+    """A segment's layout or geometry differs from the requested one; the text states both."""
 
 
 class ObjectGone(MemlaneError, ValueError):
-    """A storage has no object of that id at that address (any more); nothing was decoded."""
+    """A storage has no object of that id at that address (any more); no value was returned."""
 
 
 class UnknownKey(MemlaneError, KeyError):
     """A storage has no object under that key (any more)."""
 
-    __str__ = Exception.__str__  # a KeyError would show the text as it shows a key
+    __str__ = Exception.__str__  # KeyError's own shows the repr of the text
 
 
 # The store -------------------------------------------------------------------------------------
 
 
 class StoreFull(MemlaneError, MemoryError):
-    """A ring is full and `readers` keep what is in it, or it is too small; nothing was stored.
+    """A ring is too small, or full while its oldest chunk cannot be freed; nothing was stored.
 
     Attributes:
-        need: bytes that were requested.
-        key: of the object to be stored; None for a ring without a storage.
+        need: number of bytes requested.
+        key: key of the object to be stored; None for a ring without a storage.
         kept: key of the oldest object, which cannot be evicted; None if there is none.
-        readers: those that have not read it or hold a view of it, as `memlane.StoreBlocker`.
+        readers: a `memlane.StoreBlocker` for each that has not read it or holds a view of it.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class SegmentMissing(MemlaneError, FileNotFoundError):
         super().__init__(f"shared memory segment {name!r} is missing: {why}")
         self.name = name
 
-    # Not OSError's own fields: if errno was set in them, the text above would not be shown.
+    # Hides OSError's own fields: if they were set, str() would not show the text above.
     errno = errno.ENOENT
 
     @property
@@ -291,7 +291,7 @@ class SegmentMissing(MemlaneError, FileNotFoundError):
 
 
 class SegmentExists(MemlaneError, FileExistsError):
-    """A segment was to be created under a `name` that is in use; nothing was changed."""
+    """The `name` for a new segment is in use; nothing was changed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -308,7 +308,7 @@ class SegmentExists(MemlaneError, FileExistsError):
 
 
 class SegmentRefused(MemlaneError, PermissionError):
-    """A file is not one that memlane creates for this user (owner, mode or type)."""
+    """A file's owner, mode or type is not what memlane creates for this user."""
 
 
 def foreign_segment(path: str, owner: int, remedy: str) -> SegmentRefused:
@@ -319,7 +319,7 @@ def foreign_segment(path: str, owner: int, remedy: str) -> SegmentRefused:
 
 
 def _name_of(user: int) -> str:
-    import pwd  # reads the machine's list of users, which nobody else needs
+    import pwd  # imported late: only this text needs it
 
     try:
         return f"user {pwd.getpwuid(user).pw_name} (uid {user})"
@@ -334,7 +334,7 @@ class SystemFault(MemlaneError, OSError):
 class AccessDenied(SystemFault, PermissionError):
     """The operating system refused a call (EACCES, EPERM, EROFS).
 
-    A network peer that is not admitted gets `AccessRefused`.
+    `AccessRefused` is raised if a network peer is not admitted.
     """
 
 

@@ -34,9 +34,9 @@ _INTERVAL = INTERVAL_SETTINGS[0]
 def local_queue(
     n_reader: int = 1, **options: Any
 ) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
-    """A block on (writer, readers), all ready and in this process; its end closes them.
+    """Yields (writer, readers), all ready and in this process; closes them after the block.
 
-    `options` are those of `MessageQueue`. One thread can use all of them, if it takes the messages
+    `options` are those of `MessageQueue`. One thread can use all ends if it dequeues the messages
     before the ring is full.
     """
     with ExitStack() as stack:
@@ -51,11 +51,11 @@ def local_queue(
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment: of a queue, ring or store, or an offload region with the usual prefix.
+    """A segment: of a queue, ring or store, or an offload region with the default prefix.
 
     Attributes:
-        name: of the file in /dev/shm, even if it has been removed already.
-        is_named: the name is still in /dev/shm.
+        name: the file's name in /dev/shm, even if it has been removed already.
+        is_named: whether the name is still in /dev/shm.
         pids: processes of this user, in this pid namespace, that have it open.
     """
 
@@ -65,7 +65,7 @@ class Segment:
 
 
 def segments() -> list[Segment]:
-    """All of this user's segments, by name. Reads the descriptors of all processes."""
+    """All of this user's segments, sorted by name. Reads the descriptors of all processes."""
     named = {entry.name for entry in os.scandir(_FOLDER) if _is_own_segment(entry.path)}
     holders: dict[str, set[int]] = {name: set() for name in named}
     for process in Path("/proc").iterdir():
@@ -94,14 +94,14 @@ def _is_own_segment(path: str, reached_by: str | None = None) -> bool:
 
 @contextmanager
 def no_leaks() -> Iterator[None]:
-    """Fails if its block leaves a segment that has its name, or is open in this process.
+    """Fails if the block leaves a new segment that is named, or open in this process.
 
-    A name counts whichever process made the segment, so tests that run in parallel can make this
+    A name counts whichever process created the segment, so tests running in parallel can make this
     fail.
 
     Raises:
-        AssertionError: with the names, and the processes that have the segments open. Not if the
-            block itself raises.
+        AssertionError: there are such segments; names them, and the processes that have them open.
+            Not raised if the block itself raises.
     """
     before = {segment.name for segment in segments()}
     yield
@@ -126,7 +126,7 @@ def _left_since(before: set[str]) -> list[Segment]:
 
 
 def kill(pid: int, timeout: float = 10.0) -> None:
-    """Kills a process with SIGKILL; returns when its locks are dropped, so that it counts as dead.
+    """Kills a process with SIGKILL; returns once its locks are dropped, so that it counts as dead.
 
     Raises:
         TimedOut: it has not ended within `timeout` seconds.
@@ -142,7 +142,7 @@ def kill(pid: int, timeout: float = 10.0) -> None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A block during which a child process is stopped; it continues afterwards.
+    """Stops a child process for the duration of the block, then continues it.
 
     Raises:
         InvalidArgument: the process has ended.
@@ -160,14 +160,14 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def stalls(after: float) -> Iterator[list[str]]:
-    """A block that collects the warnings about waits of this process longer than `after` seconds.
+    """Collects, during the block, this process's warnings about waits longer than `after` seconds.
 
     Each begins with the process to blame: `reader 3 (pid 4711, stopped, ...) kept the writer
     waiting`. They are collected even if the logging configuration would drop them, unless logging
     is disabled altogether (`logging.disable`).
 
     Raises:
-        InvalidArgument: `after` is no positive number.
+        InvalidArgument: `after` is not a positive number.
     """
     if not isinstance(after, (int, float)) or not after > 0:
         raise InvalidArgument(f"after must be a positive number of seconds, not {after!r}")

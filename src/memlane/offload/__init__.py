@@ -1,4 +1,4 @@
-"""The offload region: KV-cache blocks that all workers of a host share, and moving them."""
+"""The offload region: KV-cache blocks shared by all workers of a host, and copies of blocks."""
 
 from memlane.offload.copy import copy_blocks
 from memlane.offload.cuda import BlockTransfer

@@ -1,4 +1,4 @@
-"""Arrays as blocks: their kind, their memory, and whether two of them fit."""
+"""Arrays as blocks: their kind, their memory, and whether two arrays match."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memlane.errors import InvalidArgument, InvalidType
 # Ids are kept in 32 bits (native/offload/copy_layout.hpp).
 MOST_BLOCKS = 1 << 32
 
-# Nothing but bytes: they fit every dtype of the same size.
+# Plain bytes, which match blocks of any dtype and the same size.
 _BYTES = frozenset(("int8", "uint8"))
 
 
@@ -26,7 +26,7 @@ class Side:
     def __init__(self, name: str, array: Any) -> None:
         self.name = name
         self.keeper = array
-        self.device: Any = None  # of torch; None is the memory of the host
+        self.device: Any = None  # torch's device; None for host memory
         torch = sys.modules.get("torch")
         if isinstance(array, np.ndarray):
             self._take_array(array)
@@ -87,7 +87,7 @@ class Side:
             raise InvalidArgument(f"{self.name} is read-only; nothing was moved")
 
     def require_fits(self, other: Side) -> None:
-        """Blocks of one size, of one dtype or bytes."""
+        """Raises unless blocks have the same size, and the same dtype or one dtype is bytes."""
         mine, theirs = self.blocks.block_bytes, other.blocks.block_bytes
         if mine != theirs:
             raise InvalidArgument(
@@ -107,7 +107,7 @@ class Side:
 
 @cache
 def _name_of(dtype: Any) -> str:
-    """One name for the same numbers in numpy and torch; byte order and fields count, too."""
+    """The same name for the same numbers in numpy and torch; byte order and fields matter too."""
     if not isinstance(dtype, np.dtype):
         return str(dtype).removeprefix("torch.")
     return dtype.name if dtype.isnative and dtype.kind != "V" else str(dtype)

@@ -1,4 +1,4 @@
-"""Processes that have a file open or mapped, as far as /proc tells: for error texts only."""
+"""Finds processes that have a file open or mapped, as far as /proc shows; for error texts only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def holders_of(path: str) -> str:
 
 
 def _files_of(pid: int) -> Iterator[tuple[int, int]]:
-    """Device and inode of each; none of what is gone meanwhile, or may not be looked at."""
+    """Device and inode of each file that is open or mapped; skips what is gone or unreadable."""
     with suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with suppress(OSError):

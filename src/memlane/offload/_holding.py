@@ -1,6 +1,6 @@
 """One holder of a region, from start to end: its file, memory and page locks.
 
-It knows nothing of what is in a row.
+It does not depend on what a row contains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger("memlane.offload")
 
 
 class Holding:
-    """Starts when it is created; ends with `end`, or with its last reference."""
+    """Starts when it is created; ends with `end`, or when its last reference is dropped."""
 
     def __init__(
         self, file_name: str, num_blocks: int, row_bytes: int, cell_bytes: int, plan: _start.Plan
@@ -63,7 +63,7 @@ class Holding:
             )
 
     def remove_name(self) -> None:
-        """To be called once all have mapped it: from then on nothing can be left behind."""
+        """Call it once all have mapped the file: from then on nothing can be left behind."""
         _start.remove_name(self.file, self._plan)
 
     def end(self) -> None:
@@ -73,7 +73,7 @@ class Holding:
 
 
 def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -> None:
-    """Page locks are released before the mapping, by the finalizer too."""
+    """Leaves the region; also as the finalizer. Releases page locks before the mapping."""
     if file.is_own:  # in a forked child CUDA cannot be used, and nothing is locked
         locks.unlock()
     locks.forget()

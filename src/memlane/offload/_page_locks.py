@@ -14,7 +14,7 @@ _log = logging.getLogger("memlane.offload")
 
 
 class PageLocks:
-    """The page locks of one mapping, in several parts; all of it or nothing."""
+    """The page locks of one mapping, in several registrations: all of it is locked, or nothing."""
 
     def __init__(self, address: int, size: int, row_bytes: int, name: str) -> None:
         self._address = address
@@ -22,7 +22,7 @@ class PageLocks:
         self._row_bytes = row_bytes
         self._name = name
         self._locked: list[int] = []
-        self._runtime: Runtime | None = None  # that has locked them
+        self._runtime: Runtime | None = None  # the one that locked them
         self._one_at_a_time = threading.RLock()
 
     @property
@@ -30,7 +30,7 @@ class PageLocks:
         return bool(self._locked)
 
     def chunks(self) -> list[tuple[int, int]]:
-        """(address, bytes) of each registration: as many whole rows as fit 64 GiB."""
+        """(address, bytes) of each registration: as many whole rows as fit in 64 GiB."""
         rows = max(1, MOST_AT_ONCE // self._row_bytes)
         step = min(rows * self._row_bytes, MOST_AT_ONCE)
         return [
@@ -38,7 +38,7 @@ class PageLocks:
         ]
 
     def lock(self) -> bool:
-        """Returns false, and logs one warning, if it fails; then nothing is locked."""
+        """Locks all pages; if that fails, locks none, logs one warning and returns False."""
         with self._one_at_a_time:
             if self.is_locked:
                 return True
@@ -66,13 +66,13 @@ class PageLocks:
                     error,
                 )
                 return False
-            except BaseException:  # of a signal handler, which may raise anything between two calls
+            except BaseException:  # a signal handler may raise anything between two calls
                 self.unlock()
                 raise
             return True
 
     def unlock(self) -> None:
-        """To be called before the memory is unmapped; a failure is logged as a warning."""
+        """Call it before the memory is unmapped; logs a failure as a warning."""
         cuda.forget_finished()
         with self._one_at_a_time:
             locked, self._locked = self._locked, []
@@ -88,11 +88,11 @@ class PageLocks:
                         _log.warning("%s: could not be unlocked: %s", self._name, error)
 
     def take_over(self) -> None:
-        """The caller has registered the whole mapping, from its beginning."""
+        """Call it after registering the whole mapping, from its beginning."""
         if not self._locked:
             self._runtime = loaded_runtime()
             self._locked = [self._address]
 
     def forget(self) -> None:
-        """The caller has unregistered it."""
+        """Call it after unregistering the mapping."""
         self._locked = []

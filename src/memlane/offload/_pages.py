@@ -16,7 +16,7 @@ def wants_huge(pages: str, directory: str) -> bool:
     """Whether to ask for huge pages.
 
     Raises:
-        InvalidArgument: `pages` is none of the three.
+        InvalidArgument: `pages` is none of the three values.
         Unsupported: "huge" was asked for, and the file system does not offer them.
     """
     if pages not in get_args(Pages):
@@ -34,7 +34,7 @@ def wants_huge(pages: str, directory: str) -> bool:
 
 
 def offers_huge(directory: str) -> bool:
-    """Whether a mapping there gets huge pages if it asks for them, as the mount options say."""
+    """Whether the mount options of `directory` give huge pages to mappings that request them."""
     try:
         facts = os.stat(directory)
     except OSError as error:

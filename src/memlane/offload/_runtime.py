@@ -1,6 +1,6 @@
-"""The few calls needed of CUDA's runtime, as torch has loaded it into this process.
+"""The few functions needed of CUDA's runtime, as torch has loaded it into this process.
 
-They are called by address, so building memlane does not need CUDA, and without the GIL.
+They are called by address, so building memlane does not require CUDA, and without the GIL.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     from memlane.offload._arrays import Side
 
-# From here on the runtime, and the driver below it, know cudaMemcpyBatchAsync.
+# The first version of runtime and driver that has cudaMemcpyBatchAsync.
 _FIRST_WITH_BATCHES = 12080
-# From here on it does not tell the index of a copy that it refuses: it has one parameter less.
+# The first version in which it lacks the parameter for the index of a copy that it refuses.
 _FIRST_WITHOUT_INDEX = 13000
-# As they have it on 64 bits: pinned for all GPUs, whichever is current, at the same address.
+# On 64-bit systems: pinned for all GPUs, whichever is current, at the same address.
 _REGISTER_DEFAULT = 0
 
 
 class CudaRefused(Exception):
-    """A call of the runtime failed. Its error is cleared, or the next call would report it."""
+    """A call of the runtime failed. Its error is cleared, so that later calls do not report it."""
 
 
 class Runtime:
@@ -50,7 +50,7 @@ class Runtime:
         )
 
     def _version(self, call: str) -> int:
-        """0 if it cannot tell."""
+        """Returns 0 if the version is unknown."""
         version = ctypes.c_int(0)
         self._library[call](ctypes.byref(version))
         return version.value
@@ -69,7 +69,7 @@ class Runtime:
     def queue(
         self, src: Side, dst: Side, pairs: np.ndarray[Any, Any], stream: int
     ) -> tuple[int, int]:
-        """Queues the copies; returns (bytes, copies). Those before a refused one stay queued."""
+        """Queues copies; returns (bytes, copies). The copies before a refused one stay queued."""
         nbytes, copies, code = self._copies.queue(
             src.blocks, dst.blocks, pairs, dst.device is not None, stream
         )
@@ -88,13 +88,13 @@ class Runtime:
 
 
 def loaded_runtime() -> Runtime | None:
-    """None where nothing in this process has loaded one."""
-    # Not splitlines(): for that a name may hold ends of lines. The kernel escapes what is one.
+    """The runtime that this process has loaded, or None."""
+    # Not splitlines(), which splits at more than newlines; the kernel escapes newlines in names.
     for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n"):
         path = line.split(maxsplit=5)[5] if line.count("/") else ""
         if Path(path).name.startswith("libcudart"):
             try:
                 return Runtime(path)
-            except OSError:  # what bears that name is mapped as something else
+            except OSError:  # a mapped file of that name that is not a loaded library
                 continue
     return None

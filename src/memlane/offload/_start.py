@@ -1,6 +1,6 @@
 """How a holder of a region starts: enter, wait for the space or reserve it, populate.
 
-A native call takes a tenth of a second at most; in between, Python handles signals, deadlines
+A native call takes at most a tenth of a second; in between, Python handles signals, deadlines
 and the caller's `progress`.
 """
 
@@ -19,15 +19,15 @@ from memlane.offload._holders import holders_of
 
 Progress = Callable[[int, int], object]
 _SLICE = 0.1
-# Processes that start at the same moment also have the file open without holding it, but not for
-# this long.
+# Grace period in seconds: processes that start at the same moment also have the file open without
+# holding it, but not for this long.
 _FOREIGN = 1.0
 _log = logging.getLogger("memlane.offload")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Parts of a region: `count` times `size` bytes, `stride` bytes apart."""
+    """Part of a region: `count` times `size` bytes, `stride` bytes apart."""
 
     offset: int
     size: int
@@ -43,9 +43,9 @@ class Plan:
     """A holder's request.
 
     Attributes:
-        part: what it populates.
-        joiners_part: the same if the space is reserved already. Only engines populate otherwise.
-        check: called before this process reserves the space, and may raise; engines have one.
+        part: what it populates if it reserves the space.
+        joiners_part: what it populates if the space is reserved already; differs only in engines.
+        check: called before this process reserves the space, and may raise; set by engines only.
     """
 
     directory: str
@@ -63,20 +63,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Started:
-    """How it started."""
+    """The result of a start."""
 
     is_creator: bool
     pages: _pages.Rung
 
 
 def start(file: RegionFile, plan: Plan) -> Started:
-    """Maps and populates `file`. If it raises, the caller calls `leave`."""
+    """Maps and populates `file`. If this raises, the caller must call `leave`."""
     is_creator = _enter(file, plan) == "created"
     is_builder = _await_space(file, plan) == "build"
     if is_builder:
         if plan.check is not None:
             plan.check(plan.total_bytes)
-        # Not counting what a builder that died has reserved already.
+        # Without what a builder that died has already reserved.
         _space.check_all(plan.directory, plan.total_bytes - file.allocated, file.free)
     file.map(plan.in_huge_pages)
     if not is_builder:
@@ -137,7 +137,7 @@ def _in_use(path: str) -> SegmentRefused:
 
 
 def _await_space(file: RegionFile, plan: Plan) -> str:
-    """Waits for the space while it grows, and at most `timeout` seconds without growth."""
+    """Waits for the space while it grows; gives up after `timeout` seconds without growth."""
     seen = -1
     deadline = 0.0
     while (turn := file.await_space(_SLICE)) == "waiting":
@@ -163,7 +163,7 @@ def _mark_mapped(file: RegionFile, plan: Plan) -> None:
 
 
 def remove_name(file: RegionFile, plan: Plan) -> None:
-    """To be called once all have mapped it; does nothing if the name is another region's by now."""
+    """Call it once all have mapped the file; does nothing if another region has the name by now."""
     if _remove_name_at(1, file, plan):
         _log.info("removed the name %s (%d bytes)", plan.path, plan.total_bytes)
 
@@ -181,7 +181,7 @@ def _remove_name_at(participants: int, file: RegionFile, plan: Plan) -> bool:
 
 
 def _populate(file: RegionFile, population: Population, plan: Plan, is_builder: bool) -> None:
-    """Lets the others in as soon as all the space is reserved."""
+    """Publishes the region to the others as soon as all the space is reserved."""
     total = population.bytes
     told = -1
     state = "working"

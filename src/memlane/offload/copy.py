@@ -74,7 +74,7 @@ def copy_blocks(
     Raises:
         PairRefused: an id is out of range, or a block of `dst` occurs twice or is also read.
         InvalidArgument: shapes, sizes, dtypes or memory do not fit, or `dst` is read-only.
-        InvalidType: an argument has a type that cannot be blocks, ids or a number of threads.
+        InvalidType: an argument's type cannot be blocks, ids or a number of threads.
         Unsupported: there is no GPU or no CUDA runtime, or both arrays are on GPUs.
         CopyFailed: CUDA refused a copy.
     """
@@ -106,7 +106,7 @@ def _threads(threads: object) -> int:
 
 
 def _ids(pairs: Any) -> np.ndarray[Any, Any]:
-    """`pairs` as an aligned array of shape (n, 2) and 32 or 64 bits; copied only if it is none."""
+    """`pairs` as an aligned array of shape (n, 2) and 32 or 64 bits; copied only if necessary."""
     torch = sys.modules.get("torch")
     if isinstance(pairs, np.ndarray):
         ids = pairs

@@ -1,7 +1,7 @@
-"""Blocks to and from a GPU: copies queued on a torch stream, and objects to wait for them.
+"""Copies blocks to and from a GPU: queues copies on a torch stream, and waits for them.
 
 This has not run on a GPU yet. The copies that it requests are tested against a library that has
-the functions of CUDA's runtime, checks their arguments as CUDA's manual says, and copies with
+the functions of CUDA's runtime, checks their arguments as CUDA's manual specifies, and copies with
 memcpy (`tests/cuda.py`).
 """
 
@@ -53,7 +53,7 @@ class BlockTransfer:
 
     @property
     def done(self) -> bool:
-        """Whether everything has been copied. If so, the arrays are no longer kept."""
+        """Whether everything has been copied; if so, drops the arrays."""
         is_done = bool(self.event.query())
         if is_done:
             self._let_go()
@@ -126,8 +126,8 @@ def transfer(
 
 
 def _with_batches(stream: torch.cuda.Stream, device: torch.device) -> torch.cuda.Stream:
-    """`stream`; or, as the legacy default stream (which has two handles) refuses batches, a stream
-    of our own in its place, which waits for the work queued there so far."""
+    """`stream`; for the legacy default stream (which has two handles, and refuses batches), a
+    stream of memlane's own that waits for the work queued there so far."""
     if stream.cuda_stream not in (0, 1):
         return stream
     import torch
@@ -142,7 +142,7 @@ def _with_batches(stream: torch.cuda.Stream, device: torch.device) -> torch.cuda
 def device_in_use() -> AbstractContextManager[object]:
     """A block in which CUDA calls create no context on a GPU that this process does not use.
 
-    Every new thread's current GPU is GPU 0, whatever the other threads have chosen.
+    In every new thread GPU 0 is current, whatever the other threads have chosen.
     """
     torch: Any = sys.modules.get("torch")
     has_context = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None)
@@ -152,7 +152,7 @@ def device_in_use() -> AbstractContextManager[object]:
         return nullcontext()
     in_use = (one for one in range(torch.cuda.device_count()) if has_context(one))
     device = next(in_use, None)
-    # torch leaves it again without touching the one before, as that has no context.
+    # On exit torch does not touch the previous GPU, because that has no context.
     return nullcontext() if device is None else torch.cuda.device(device)
 
 
@@ -162,7 +162,7 @@ def forget_finished() -> None:
 
 
 def finish_all() -> None:
-    """Waits for every transfer; none uses memory afterwards."""
+    """Waits for every transfer; afterwards none uses memory."""
     _ask_all(BlockTransfer.wait)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 _log = logging.getLogger("memlane.offload")
 
-MOST_PARTICIPANTS = 1 << 16  # as many locks of holders fit the file
+MOST_PARTICIPANTS = 1 << 16  # the number of holders for which the file has locks
 
 
 class SharedOffloadRegion:
@@ -45,19 +45,19 @@ class SharedOffloadRegion:
 
     Args:
         instance_id: part of the file's name; the same in all processes of the instance.
-        total_size_bytes: of the file; at least num_blocks * num_workers * cpu_page_size.
-        num_blocks: number of rows; a row holds one block of all workers.
-        rank: of this worker; None maps everything for a scheduler or a tier, without a cell.
+        total_size_bytes: size of the file; at least num_blocks * num_workers * cpu_page_size.
+        num_blocks: number of rows; a row contains one block of all workers.
+        rank: this worker's rank; None, for a scheduler or a tier, maps everything without a cell.
         num_workers: number of cells in a row.
-        cpu_page_size: bytes of a cell, which holds one block of all tensors of one worker.
-        participants: number of regions that will be made for this instance. Once that many have
-            mapped it, its name is removed, so that nothing is left behind however they end.
-        directory, prefix: of the file.
+        cpu_page_size: bytes of a cell, which contains one block of all tensors of one worker.
+        participants: number of these objects in all processes of the instance. Once that many have
+            mapped the file, its name is removed, so that nothing is left behind however they end.
+        directory, prefix: where the file is, and how its name begins.
         progress: called in this thread with (bytes populated, bytes to populate) as they grow.
         pages: "4k", "huge", or "auto" for huge pages if the file system offers them.
-        threads: that reserve and populate, 1 to 256; by default this worker's share of the cores.
-        timeout: seconds to wait for others, or None for no limit. While the region's space is still
-            growing, the wait goes on.
+        threads: how many reserve and populate, 1 to 256; default: this worker's share of the cores.
+        timeout: seconds to wait for others, or None for no limit. Applies anew whenever the
+            region's space has grown.
 
     Attributes:
         page_size: the system's, in bytes.
@@ -74,15 +74,15 @@ class SharedOffloadRegion:
         SegmentRefused: a PermissionError; the file of that name is not this user's, or is another
             implementation's region, in use.
         ShmExhausted: a MemoryError; the file system, the cgroup or the machine lacks the space.
-        TimedOut: others are joining or reserving, and do not finish.
+        TimedOut: others are joining or reserving and do not finish.
         Unsupported: pages="huge", and the file system does not offer them.
 
-    Cell `w` of block `b` lies at (b * num_workers + w) * cpu_page_size. The first process to start
+    Cell `w` of block `b` is at (b * num_workers + w) * cpu_page_size. The first process to start
     creates the file and reserves all its space; each populates the pages of its own cells. A file
     that nobody holds was left by a run that died, and is replaced.
 
-    There is no `numa=`: pages lie where the memory policy of the creator's process puts them (start
-    it with numactl), or that of the file system (mount -o mpol=...).
+    There is no `numa=`: the memory policy of the creator's process (start it with numactl) or of
+    the file system (mount -o mpol=...) places the pages.
     """
 
     def __init__(
@@ -179,11 +179,11 @@ class SharedOffloadRegion:
         """This worker's next tensor: int8, shape (num_blocks, tensor_page_size), in shared memory.
 
         Its stride is (num_workers * cpu_page_size, 1). Call it once for each of the worker's
-        tensors; each view begins in the cell where the one before ended.
+        tensors; each view begins where the previous one ended in the cell.
 
         Raises:
-            OutsideCell: a ValueError and an AssertionError; it would exceed the worker's cell, or
-                there is no rank. Nothing has changed.
+            OutsideCell: a ValueError and an AssertionError; the view would exceed the worker's
+                cell, or there is no rank. Nothing has changed.
         """
         as_strided = _torch("create_next_view").as_strided
         size = self._checked_next(tensor_page_size)
@@ -196,7 +196,7 @@ class SharedOffloadRegion:
         return self._advanced(view, size)
 
     def create_next_array(self, tensor_page_size: int) -> np.ndarray[Any, np.dtype[np.int8]]:
-        """As `create_next_view`, but a numpy array. Needs no torch."""
+        """Like `create_next_view`, but returns a numpy array and does not need torch."""
         size = self._checked_next(tensor_page_size)
         array: np.ndarray[Any, np.dtype[np.int8]] = np.ndarray(
             (self.num_blocks, size),
@@ -311,7 +311,7 @@ class SharedOffloadRegion:
 
 
 def _absolute(directory: object) -> str:
-    """Absolute, because the name is removed later, when the working directory may be another."""
+    """The absolute path, because the working directory may change before the name is removed."""
     if not isinstance(directory, (str, os.PathLike)):
         raise InvalidType(f"directory must be a path, not {type(directory).__name__}")
     return os.path.abspath(os.fsdecode(directory))
@@ -331,7 +331,7 @@ def _torch(what: str) -> Any:
 def _wait_for_file_size(fd: int, expected_size: int, timeout: float = 30.0) -> None:
     """Returns once the file has at least that many bytes; TimedOut after `timeout` seconds.
 
-    A name of vLLM's, for those that import it; nothing here needs it.
+    For code that imports vLLM's function of this name; memlane does not use it.
     """
     deadline = time.monotonic() + timeout
     while not await_bytes(fd, expected_size, max(0.0, deadline - time.monotonic())):

@@ -1,4 +1,4 @@
-"""The object store: keyed objects of one writer, by address, for all readers of a host."""
+"""The object store: one writer puts objects by key, readers on its host get them by address."""
 
 from memlane.store.full import StoreBlocker
 from memlane.store.handle import ShmObjectStorageHandle

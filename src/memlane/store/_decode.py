@@ -1,7 +1,7 @@
 """Decodes a value from its tree and data. See `_wire.py`.
 
-Nothing here trusts the bytes: names are looked up in tables only, and memory is allocated only for
-data that is there (`native/bindings/object_memory.hpp`).
+The bytes are not trusted: names are looked up in tables only, and memory is allocated only for data
+that is present (`native/bindings/object_memory.hpp`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def value_of(memory: ObjectMemory, node: Any) -> Any:
 
 
 def _hashable(memory: ObjectMemory, node: Any) -> Any:
-    """A key or a member of a set: bytes stay bytes, because a memoryview ends with its block."""
+    """A key or set member. Bytes stay bytes: a memoryview would be valid only in its block."""
     lies, memory.lies = memory.lies, False
     value = value_of(memory, node)
     memory.lies = lies
@@ -74,7 +74,7 @@ def _dict(memory: ObjectMemory, node: list[Any]) -> dict[Any, Any]:
 
 
 def _content(node: list[Any]) -> bytes:
-    """The last part of `node`, which must be bytes: many constructors take a number as a size."""
+    """The last part of `node`, which must be bytes: many constructors treat a number as a size."""
     if type(node[-1]) is not bytes:
         raise CorruptMessage(f"there is a {type(node[-1]).__name__} where bytes should be")
     return node[-1]
@@ -109,11 +109,11 @@ def _array(memory: ObjectMemory, node: list[Any]) -> np.ndarray[Any, Any]:
 
 def _scalar(memory: ObjectMemory, node: list[Any]) -> Any:
     dtype = dtype_of(_parts(node, 3)[1])
-    # A scalar with fields refers to its memory, and can be written to.
+    # A bytearray, because a scalar with fields is a writable alias of its memory.
     scalars = np.ndarray((1,), dtype, bytearray(_content(node)))
     try:
         return scalars[0]
-    except SystemError as error:  # so numpy says it of text
+    except SystemError as error:  # numpy's error for invalid text
         raise CorruptMessage(f"it is no {dtype}: {error}") from error
 
 

@@ -1,7 +1,7 @@
 """numpy's dtypes as nodes of a tree.
 
-Text (`<f4`), or for a dtype with fields [names, dtypes, offsets, titles, itemsize, is aligned], or
-for an array as a field [dtype, shape].
+A node is text (`<f4`), or for a dtype with fields [names, dtypes, offsets, titles, itemsize, is
+aligned], or for a field that is an array [dtype, shape].
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from memlane.errors import CorruptMessage
 
-# Numbers, times, and bytes of fixed length. Nothing that refers to objects, in any spelling; and no
-# time with a unit of zero seconds, by which numpy would divide.
+# Numbers, times, and text and bytes of fixed length. Excludes objects, however they are spelled,
+# and times with a unit of zero seconds, by which numpy would divide.
 _TEXT = re.compile(
     r"[<>|](?:[biufcSUV][0-9]{1,10}|[qQ]|[mM]8(?:\[(?:[1-9][0-9]{0,8})?[A-Za-z]{1,2}\])?)"
 )
 
 
-# numpy has a single object for each dtype of numbers in native byte order, which most arrays have.
+# numpy has a single object for each numeric dtype in native byte order, and most arrays use these.
 _NUMBERS: dict[int, tuple[np.dtype[Any], str]] = {}
 
 
@@ -37,7 +37,7 @@ def describe(dtype: np.dtype[Any]) -> str | list[Any] | None:
         return None if base is None else [base, dtype.subdtype[1]]
     if dtype.kind not in "biufcmMSUV" or dtype.isbuiltin == 2:
         return None
-    if dtype.char in "qQ":  # long long is no other number than long, but another type
+    if dtype.char in "qQ":  # long long has the same values as long, but is a different type
         return dtype.str[0] + dtype.char
     return dtype.str
 
@@ -65,8 +65,8 @@ def _checked(tree: Any) -> np.dtype[Any]:
         dtype = _dtype_of(tree)
     except (OverflowError, TypeError, ValueError) as error:
         raise CorruptMessage(f"an array's dtype is wrong: {error}") from error
-    # A field may have such a dtype. An array would get another one, or elements without memory,
-    # of which a few bytes can claim any number.
+    # Valid for a field only. An array would get another dtype, or elements of zero bytes, of which
+    # a few bytes can claim any number.
     if dtype.subdtype is not None or not dtype.itemsize:
         raise CorruptMessage(f"no array can have the dtype {dtype}")
     return dtype

@@ -20,7 +20,7 @@ from memlane.store._dtypes import describe
 Piece = bytes | bytearray | memoryview
 
 
-# Types stored as they are, and those among them that are text.
+# Types stored unchanged, and those among them that are text.
 _QUICK = (_wire.PLAIN, frozenset((str,)))
 _CLOSER = (frozenset((float, bool, NoneType)), frozenset[type]())
 
@@ -181,7 +181,7 @@ def _array(encoding: Encoding, array: np.ndarray[Any, Any]) -> list[Any]:
         else:
             array = np.ascontiguousarray(array)
     if array.nbytes:
-        if dtype.kind not in "biufc":  # the buffer protocol cannot express every other dtype
+        if dtype.kind not in "biufc":  # the buffer protocol cannot express all other dtypes
             array = array.view(f"V{dtype.itemsize}")
         memory = pickle.PickleBuffer(array).raw()  # type: ignore[arg-type]
         encoding.add(memory, array.nbytes)
@@ -195,7 +195,7 @@ def _numpy_scalar(encoding: Encoding, value: np.generic) -> list[Any]:
     return [_wire.SCALAR, described, value.tobytes()]
 
 
-# By exact type: a subclass is another type. torch's are added once torch is imported.
+# By exact type, not for subclasses. torch's types are added once torch is imported.
 ENCODERS: dict[type, Callable[[Encoding, Any], Any]] = {
     list: _sequence(_wire.LIST),
     tuple: _sequence(_wire.TUPLE),

@@ -34,7 +34,7 @@ def register(cls: type[T], name: str | None) -> type[T]:
     if not isinstance(cls, type):
         raise InvalidType(f"only a class can be registered, not {cls!r}")
     if name is None:
-        # In a process that multiprocessing has spawned the main module has another name.
+        # multiprocessing renames the main module in processes that it spawns.
         module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
         name = f"{module}.{cls.__qualname__}"
     if type(name) is not str or not name:
@@ -74,7 +74,7 @@ def _fields_and_builder(cls: type) -> tuple[tuple[str, ...], Callable[[dict[str,
 
     if issubclass(cls, msgspec.Struct):
         return cls.__struct_fields__, lambda values: cls(**values)
-    # A class that makes its instances by itself (a subclass of dict) holds more than its fields.
+    # A class with its own __new__ (a subclass of dict, say) has more state than its fields.
     if dataclasses.is_dataclass(cls) and cls.__new__ is object.__new__:
         names = tuple(field.name for field in dataclasses.fields(cls))
         return names, lambda values: _build_dataclass(cls, values)
@@ -82,7 +82,7 @@ def _fields_and_builder(cls: type) -> tuple[tuple[str, ...], Callable[[dict[str,
 
 
 def _build_dataclass(cls: type, values: dict[str, Any]) -> Any:
-    """Without __init__, like pickle and copy: fields may be frozen, or not its parameters."""
+    """Skips __init__, as pickle and copy do: fields may be frozen, or not among its parameters."""
     made: Any = object.__new__(cls)
     for name, value in values.items():
         object.__setattr__(made, name, value)

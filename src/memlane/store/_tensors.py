@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from memlane._native import ObjectMemory
     from memlane.store._encode import Encoding
 
-# Numbers of every size, to stand for the dtypes that numpy has not (bfloat16, float8).
+# A dtype of each size, to stand in for those that numpy lacks (bfloat16, float8).
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
-# Quantized tensors are more than their numbers.
+# Without quantized dtypes: such tensors are more than their numbers.
 _DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
@@ -42,7 +42,7 @@ def _read_as(name: str, dtype: torch.dtype) -> tuple[np.dtype[Any], int, torch.d
     return in_numpy, in_numpy.itemsize, None if name in _IN_BOTH else dtype
 
 
-# Name -> the dtype of numpy that has its numbers, their size, and the dtype where it is another.
+# Name -> (numpy's dtype to read it as, item size, torch's dtype to view it as or None).
 _READ_AS = {name: _read_as(name, dtype) for name, dtype in _DTYPES.items()}
 
 
@@ -84,5 +84,5 @@ def decode(memory: ObjectMemory, node: list[Any]) -> torch.Tensor:
         raise CorruptMessage(f"no tensor of {name} has the shape {shape}: {error}") from error
 
 
-# A parameter is a tensor that requires a gradient, and comes back as one that does not.
+# A Parameter is decoded as a plain tensor, which does not require a gradient.
 ENCODERS = {torch.Tensor: encode, torch.nn.Parameter: encode}

@@ -6,13 +6,13 @@
                   zeros, so that the data starts at a multiple of 64
     data       the bytes of an array (or large bytes object), zeros up to a multiple of 64; the next
 
-The storage puts an object after the 8 bytes of its chunk's header and 4 count bytes, in chunks that
-start at multiples of 64; so with PREAMBLE = 12 every array is aligned in memory.
+The storage places an object after its chunk's header (8 bytes) and 4 count bytes, and chunks start
+at multiples of 64. So with PREAMBLE = 12 every array is aligned in memory.
 
 The tree: text, numbers, bool, None and small bytes are stored as they are; a map is a dict whose
 keys are all text. Everything else is an array, a *node*, that starts with one of the tags below. A
-node does not say where its part of the data is: nodes are read in the order in which they were
-written, and each takes the next bytes.
+node does not record where its data is: nodes are read in the order in which they were written, and
+each takes the next bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The error of a full storage, which names the processes that keep it full."""
+"""The error for a full storage; it names the processes that keep it full."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class StoreBlocker:
         rank: the reader's place, from 0; None for the writer itself.
         pid: None while absent.
         state: absent, running or stopped; unknown if /proc cannot say.
-        owes: number of reads of that object that it has not done yet.
-        pins: number of reads and views of the object that it has open now.
+        owes: number of reads of that object that are outstanding.
+        pins: number of its reads and views of that object that are in progress.
         last_progress: time of its last read, or of attaching, on the clock of `time.monotonic()`
             (seconds); None while absent.
     """
@@ -39,10 +39,10 @@ class StoreBlocker:
 def store_full(
     storage: SingleWriterShmObjectStorage, key: Hashable, need: int, is_obstructed: bool
 ) -> StoreFull:
-    """The error for an object of `need` bytes, while the oldest chunk of the ring must stay.
+    """The error for an object of `need` bytes while the oldest chunk of the ring cannot be freed.
 
-    `is_obstructed`: the ring has room, or the table an entry, but a cleared object there is still
-    being read.
+    `is_obstructed`: the ring has room, or the table an entry, but an orphan there is still being
+    read.
     """
     what = f"no room for {key!r}, {need} bytes"
     end, ring = storage._checked_writer(), storage.ring_buffer

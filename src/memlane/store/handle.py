@@ -9,7 +9,7 @@ from memlane._checks import integer_from, segment_name
 from memlane.errors import InvalidArgument, InvalidType
 from memlane.store.serde import MsgpackSerde, ObjectSerde, PickleMsgpackSerde
 
-# Of the handle as text, and of the table.
+# Of the handle as JSON text.
 FORMAT_VERSION = 1
 
 _serdes: dict[str, type[ObjectSerde]] = {
@@ -20,7 +20,7 @@ _serdes: dict[str, type[ObjectSerde]] = {
 
 @dataclass
 class ShmObjectStorageHandle:
-    """The address of a storage. Give it to every reader: pickled, or as JSON text.
+    """The address of a storage. Send it to every reader, pickled or as JSON text.
 
     Attributes:
         max_object_size: the writer's, in bytes.
@@ -38,14 +38,14 @@ class ShmObjectStorageHandle:
 
     @staticmethod
     def register_serde(serde_class: type[ObjectSerde], name: str | None = None) -> None:
-        """Registers a serde for `to_json` and `from_json`, which never import one by name."""
+        """Registers a serde for `to_json` and `from_json`; neither imports one by name."""
         key = serde_class.__name__ if name is None else name
         if _serdes.setdefault(key, serde_class) is not serde_class:
             raise InvalidArgument(f"{key!r} names another serde already")
 
     def to_json(self) -> str:
         """The handle as JSON text, for channels that do not carry pickles."""
-        from memlane._msgspec import msgspec  # half of the cost of importing memlane
+        from memlane._msgspec import msgspec  # imported late: half the cost of importing memlane
 
         if self.reader_lock is not None:
             raise InvalidArgument("a handle with a reader_lock cannot be text; readers need none")
@@ -86,7 +86,7 @@ class ShmObjectStorageHandle:
         return handle
 
     def validate(self) -> None:
-        """Raises unless every field has a value that a storage can have written."""
+        """Raises InvalidArgument unless a storage can have made this handle."""
         try:
             size, name = self.ring_buffer_handle
             integer_from("data_buffer_size", size, 1)

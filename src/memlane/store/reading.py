@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ObjectReads:
-    """The calls of a storage that take an address and an id. Safe for several threads at once."""
+    """The calls of a storage that take an address and an id; several threads may make them."""
 
     ser_de: ObjectSerde
     _end: StoreWriter | StoreReader
@@ -30,7 +30,7 @@ class ObjectReads:
         return self._end.is_closed
 
     def get(self, address: int, monotonic_id: int) -> Any:
-        """Returns the object of that id at that address as a copy, and counts the read.
+        """Returns a copy of the object with that id at that address, and counts the read.
 
         Raises:
             ObjectGone: a ValueError; no object of that id is stored there (any more).
@@ -46,15 +46,15 @@ class ObjectReads:
         return value
 
     def view(self, address: int, monotonic_id: int) -> ObjectView:
-        """The same without copying arrays, as a block: `with storage.view(address, id) as value`.
+        """Like `get`, but does not copy arrays; use `with storage.view(address, id) as value`.
 
-        The arrays are read-only, `bytes` are read-only memoryviews, and both keep the object from
+        Arrays are read-only, `bytes` are read-only memoryviews, and both keep the object from
         eviction. Tensors are copies, because torch has no read-only memory. The read is counted
-        when the block ends, however it ends. If anything but the name of `with ... as name` refers
-        to an array then, leaving the block raises `ViewInUse`, and the object is kept until that
+        when the block ends, even by an exception. Keeping a reference to an array past the block,
+        other than the name of `with ... as name`, raises `ViewInUse`; the object is kept until that
         reference is dropped.
 
-        If a GPU reads the object, keep the block itself, and name the stream in it:
+        If a GPU reads the object, keep the block itself and pass it the stream:
         `with (block := storage.view(address, id)) as value: ...; block.release_after(stream)`.
         """
         return ObjectView(self, address, monotonic_id)
@@ -68,7 +68,7 @@ class ObjectReads:
     def _decoded_view(self, pinned: PinnedObject) -> Any:
         try:
             decode = self.ser_de.deserialize_view
-        except AttributeError:  # a serde made for vLLM's storage has no views of its own
+        except AttributeError:  # a serde written for vLLM's storage does not have it
             decode = self.ser_de.deserialize
         return self._decoded(decode, pinned)
 
@@ -77,14 +77,14 @@ class ObjectReads:
         data = pinned.data()
         try:
             return decode(data)
-        except BaseException:  # its traceback would keep the object from eviction
+        except BaseException:  # the traceback would keep the object from eviction
             with suppress(BufferError):
                 data.release()
             pinned.release()
             raise
 
     def _finish(self, pinned: PinnedObject) -> bool:
-        """Counts the read; false, without counting, if the bytes read were not the object's."""
+        """Counts the read; returns False, uncounted, if the bytes read were not the object's."""
         if type(self).increment_reader_flag is ObjectReads.increment_reader_flag:
             return self._end.finish_read(pinned, self._does_count)
         if not self._end.is_valid(pinned):
@@ -102,15 +102,15 @@ class ObjectReads:
     def increment_reader_flag(self, data_view: memoryview) -> None:
         """Counts a read by this reader of the object whose 4 count bytes are `data_view`.
 
-        On the writer it counts as the read of a reader that has not read it yet.
+        On the writer, it stands for the read of a reader that has not read the object yet.
         """
         self._end.count(data_view)
 
 
 class ObjectView:
-    """A block on an object, which stays stored until the last alias of its bytes is dropped.
+    """A `with` block on an object, which stays stored until the last alias of it is dropped.
 
-    It keeps `storage` alive, so that its end is not freed during the block.
+    Keeps `storage` alive, so that its end is not freed during the block.
     """
 
     __slots__ = ("_events", "_pinned", "_place", "_storage", "_value")
@@ -128,7 +128,7 @@ class ObjectView:
         return self._value
 
     def release_after(self, stream_or_event: Any) -> None:
-        """Makes the end of the block wait for work of a GPU on the object. Never run on a GPU yet.
+        """Makes the end of the block wait for GPU work on the object. Never run on a GPU yet.
 
         Args:
             stream_or_event: a `torch.cuda.Stream`, for all work queued on it so far, or a recorded
@@ -138,7 +138,7 @@ class ObjectView:
             Unsupported: this process has not imported torch, or torch finds no GPU.
             InvalidType: it is neither a stream nor an event.
         """
-        torch: Any = sys.modules.get("torch")  # who has a stream or an event has imported it
+        torch: Any = sys.modules.get("torch")  # imported, if the caller has a stream or an event
         if not hasattr(torch, "cuda"):
             raise Unsupported(
                 "release_after is for work that torch does on a GPU, and this process has not "

@@ -28,7 +28,7 @@ class SingleWriterShmRingBuffer:
 
     Args:
         data_buffer_size: size of the ring, in bytes.
-        name: of the segment to attach to; with `create`, the name to use, or None to choose one.
+        name: the segment to attach to; with `create`, the name to use, or None to choose one.
         create: create the segment instead of attaching. Its space is reserved in pieces, as the
             ring grows.
 
@@ -36,18 +36,18 @@ class SingleWriterShmRingBuffer:
         data_buffer_size: as above.
         is_writer: whether this object created the ring.
         ID_NBYTES, SIZE_NBYTES, MD_SIZE: bytes of a chunk's id, of its size, and of both.
-        ID_MAX: ids are below it, and start again at 0.
+        ID_MAX: ids are below this, and wrap to 0.
 
     Raises:
         InvalidArgument: a size below 1, or no name to attach to.
         SegmentExists: the name to create is in use.
-        ShmExhausted: /dev/shm has no space for it. Calls that allocate a chunk raise it too, if
-            others have taken the space since.
+        ShmExhausted: /dev/shm has no space for it. Calls that allocate a chunk raise it too if
+            other files have taken the space since.
         SegmentMissing, SegmentRefused, LayoutMismatch: the named segment cannot be attached to.
 
-    A chunk: 4 bytes of id, 4 bytes of size (these 8 included), data. Only the writer knows where
-    chunks lie; others get an address and an id from it. The ring alone does not protect a chunk
-    that is being read from being freed; a storage does.
+    A chunk is 4 bytes of id, 4 bytes of size (including these 8), and data. Only the writer knows
+    where chunks are; it gives others an address and an id. A ring alone does not keep a chunk that
+    is being read from being freed; a storage does.
     """
 
     ID_NBYTES = 4
@@ -111,7 +111,7 @@ class SingleWriterShmRingBuffer:
 
     @property
     def data_buffer_end(self) -> int:
-        """The position (in bytes) behind the newest chunk."""
+        """The position (in bytes) just past the newest chunk."""
         return self._segment.end
 
     @property
@@ -123,14 +123,14 @@ class SingleWriterShmRingBuffer:
     def shared_memory(self) -> SharedMemoryInfo:
         """(name, size, buf) of the whole segment.
 
-        Where the ring has not grown yet there is no space: touching it takes some, or causes SIGBUS
-        if there is none.
+        No space is reserved where the ring has not grown yet: touching that part takes space, or
+        causes SIGBUS if there is none.
         """
         size = self._segment.size
         return SharedMemoryInfo(self._segment.name, size, self._segment.view(0, size))
 
     def handle(self) -> tuple[int, str]:
-        """(data_buffer_size, name), with which another process attaches."""
+        """(data_buffer_size, name); another process attaches with these."""
         return self.data_buffer_size, self._name
 
     def int2byte(self, integer: int) -> bytes:
@@ -149,8 +149,8 @@ class SingleWriterShmRingBuffer:
         """Returns address and id of a new chunk for `size` bytes of data.
 
         Raises:
-            StoreFull: a MemoryError; there is no room, `free_buf` may make some.
-            InvalidArgument: `size` is below 1, or a chunk of it would exceed 4 signed bytes.
+            StoreFull: a MemoryError; there is no room. `free_buf` may make some.
+            InvalidArgument: `size` is below 1, or the chunk's size would exceed 4 signed bytes.
         """
         with self._only_writer("allocate_buf"):
             total = integer_from("size", size, 1) + self.MD_SIZE
@@ -180,8 +180,8 @@ class SingleWriterShmRingBuffer:
     def free_buf(self, is_free_fn: IsFree, nbytes: int | None = None) -> list[int]:
         """Frees chunks, oldest first, while `is_free_fn(id, data_view)` is true; returns their ids.
 
-        Stops once `nbytes` bytes (in whole chunks; default: the whole ring) are freed, which need
-        not be contiguous. If `is_free_fn` raises, the chunks freed before stay freed.
+        Stops once `nbytes` bytes (in whole chunks; default: the whole ring) are freed; they need
+        not be contiguous. If `is_free_fn` raises, chunks freed before that stay freed.
         """
         most = self.data_buffer_size
         if nbytes is not None:
@@ -199,12 +199,12 @@ class SingleWriterShmRingBuffer:
         return is_free
 
     def clear(self) -> None:
-        """Forgets all chunks; both positions are 0 again, but ids continue."""
+        """Forgets all chunks. Both positions return to 0; ids continue."""
         with self._only_writer("clear"):
             self._segment.clear()
 
     def _only_writer(self, call: str) -> Turn:
-        """One call of the writer at a time, in its own process."""
+        """Guards a call: by the writer only, in its own process, one at a time."""
         self._segment.check()
         if not self.is_writer:
             raise WrongRole(f"Only the writer can {call}")
@@ -214,12 +214,12 @@ class SingleWriterShmRingBuffer:
 
     @contextmanager
     def access_buf(self, address: int) -> Iterator[tuple[memoryview, tuple[int, int]]]:
-        """A block on the data of the chunk at `address`, writable, and its (id, size).
+        """Yields a writable view of the data of the chunk at `address`, and its (id, size).
 
         `size` is the stored one, 8 bytes more than the data.
 
         Raises:
-            InvalidArgument: the address is outside the ring, or there is no chunk at it.
+            InvalidArgument: the address is outside the ring, or no chunk is there.
         """
         address = integer("address", address)
         if not 0 <= address < 2 * self.data_buffer_size:

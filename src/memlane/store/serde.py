@@ -21,7 +21,7 @@ class ObjectSerde(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # A class that overrides deserialize has another format than the inherited deserialize_view.
+        # A class that overrides only deserialize must not inherit another format's view.
         for base in cls.__mro__:
             if "deserialize_view" in vars(base):
                 break
@@ -51,12 +51,12 @@ class ObjectSerde(ABC):
 
 
 class MsgpackSerde(ObjectSerde):
-    """Tensors, arrays and plain Python types, kept exactly; decoding executes nothing.
+    """Tensors, arrays and plain Python types, kept exactly; decoding executes no code.
 
     Supported are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set,
     frozenset, dict, datetime, date, time, timedelta and their time zones, numpy arrays and scalars
     without objects, torch CPU tensors (detached), and registered types; not subclasses of these.
-    An object that occurs twice comes back as two.
+    An object that occurs twice is decoded as two.
 
     Attributes:
         allow_pickle: False; `PickleMsgpackSerde` sets it.
@@ -65,7 +65,7 @@ class MsgpackSerde(ObjectSerde):
     allow_pickle: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        # Importing msgspec and the tables costs as much as memlane, and not everybody has a store.
+        # Importing these costs as much as importing memlane, and not every process has a store.
         from msgspec import DecodeError, msgpack
 
         from memlane.store._decode import value_of
@@ -83,17 +83,17 @@ class MsgpackSerde(ObjectSerde):
 
         Call it in the writer and in every reader. `name` (default: module and qualified name) is
         stored; readers look it up among registered names and never import it. A class registered
-        again under a new name is written with that one and read with all.
+        under several names is written with the latest and read with any.
 
-        Decoding makes a dataclass without calling `__init__`, as pickle does, and a Struct by its
-        constructor.
+        Decoding creates a dataclass without calling `__init__`, as pickle does, and a Struct with
+        its constructor.
         """
         return _registered.register(cls, name)
 
     def serialize(self, value: Any) -> tuple[bytes | list[Buffer], int, bytes, int]:
-        """As `ObjectSerde.serialize`; the bytes of arrays are referred to, not copied.
+        """Like `ObjectSerde.serialize`; refers to the memory of arrays instead of copying it.
 
-        Every array starts at a multiple of 64 from the start of the chunk, see `_wire.py`.
+        Every array starts at a multiple of 64 bytes from the start of the chunk; see `_wire.py`.
         Raises `TypeError` for a type that is not supported.
         """
         try:
@@ -116,7 +116,7 @@ class MsgpackSerde(ObjectSerde):
         """Returns the value; its arrays are writable and have their own memory.
 
         Raises `ValueError` for a type that is not registered here, and `CorruptMessage` (also a
-        `ValueError`) for bytes that `serialize` has not written.
+        `ValueError`) for bytes that `serialize` did not write.
         """
         return self._deserialize(data, False)
 
@@ -124,7 +124,7 @@ class MsgpackSerde(ObjectSerde):
         """Returns the value; its arrays and bytes alias `data`.
 
         Arrays are read-only, and bytes are read-only memoryviews, except keys and members of sets.
-        Everything else is a copy, tensors too, because torch has no read-only memory.
+        Everything else is a copy, including tensors, because torch has no read-only memory.
         """
         return self._deserialize(data, True)
 
@@ -144,13 +144,13 @@ class MsgpackSerde(ObjectSerde):
         ) as error:
             raise CorruptMessage(f"the object cannot be decoded: {error}") from error
         finally:
-            memory.release()  # the traceback of an error would keep it, and with it the object
+            memory.release()  # an error's traceback would keep it, and with it the object
 
 
 class PickleMsgpackSerde(MsgpackSerde):
-    """MsgpackSerde for readers that trust the writer: other types are stored as pickle.
+    """MsgpackSerde for readers that trust the writer: pickles all other types.
 
-    Decoding executes what the writer wants. A reader with MsgpackSerde refuses such objects.
+    Decoding executes whatever code the writer chose. A reader with MsgpackSerde refuses pickles.
     """
 
     allow_pickle = True

@@ -22,12 +22,12 @@ class StoreReaderStatistics:
         state: absent, running, stopped, dead or closed; unknown if the reader is alive but /proc
             cannot say whether it is stopped (another pid namespace).
         reads: number of gets and views by this process.
-        outstanding: number of reads of stored objects that it has not done yet; 0 if it is closed
+        outstanding: number of reads of stored objects that it still has to make; 0 if it is closed
             or dead.
         last_progress: time of its last read, or of attaching, on the clock of `time.monotonic()`
             (seconds); None while absent.
         views: number of objects that it keeps from eviction.
-        views_since: time since when it keeps the oldest of them, on the same clock, or None.
+        views_since: time when it took the oldest of them, on the same clock; None without views.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class StoreStatistics:
 
 
 def store_statistics(end: StoreWriter | StoreReader) -> StoreStatistics:
-    """What one end sees now; takes a few system calls per reader, and reads the whole table."""
+    """What one end sees now; makes a few system calls per reader, and reads the whole table."""
     max_objects, puts, hits, evictions, objects, size = end.counters()
     writer = participant(end, 0)
     return StoreStatistics(

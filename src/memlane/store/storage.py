@@ -30,32 +30,32 @@ class SingleWriterShmObjectStorage(ObjectReads):
     """Objects in a ring: one writer puts them by key, `n_readers` readers get them by address.
 
     Args:
-        max_object_size: bytes of one object: 4 of read count, metadata and data.
-        n_readers: number of readers. Every reference to an object is to be read by all of them.
+        max_object_size: limit of one object in bytes: 4 of read count, metadata and data.
+        n_readers: number of readers. Each is to read an object once per reference to it.
         ring_buffer: if this process created it, this is the writer; if it attached to it, this is a
             reader, in the next free place. The storage closes it.
         serde_class: an `ObjectSerde`, which converts values to bytes and back.
         reader_lock: not needed. With one, a `get` by the writer counts as a reader's.
-        max_objects: stored at once, at most; `min(65536, data_buffer_size // 1024 + 64)` if None.
-        unlink_when_complete: for the writer: remove the name once all readers have attached, so
-            that nothing is left behind however they end; but then none can be replaced.
+        max_objects: most objects at once; `min(65536, data_buffer_size // 1024 + 64)` if None.
+        unlink_when_complete: for the writer: remove the name once all readers have attached. Then
+            nothing is left behind however they end, but no reader can be replaced.
 
     Attributes:
         key_index, id_index, writer_flag: on the writer, key -> (address, id), id -> key, and
-            id -> references. Not to be changed.
+            id -> references. Do not change them.
         flag_bytes: size of the read count before each object, 4.
         is_writer, max_object_size, n_readers, serde_class, ring_buffer: as above.
         ser_de: the instance of `serde_class`.
 
     Raises:
         RankTaken: the ring has a storage already, or all readers have attached.
-        LayoutMismatch: the ring has no storage, or one with other numbers.
+        LayoutMismatch: the ring has no storage, or one with other parameters.
         ShmExhausted: /dev/shm has no space for the table.
 
-    The oldest object is evicted first, and only if every live reader has read it as often as it was
-    referenced and nobody is reading it. `put`, `get_cached` and the writer's other calls come from
-    one thread at a time; `get` and `view` may run in several. Dropping the last reference frees
-    everything, but looks like a death to the peers.
+    When full, the store evicts the oldest object, once every live reader has read it as often as it
+    was referenced and nobody is reading it. Make the writer's calls, such as `put` and
+    `get_cached`, from one thread at a time; `get` and `view` may run in several. Dropping the last
+    reference to a storage frees everything, but looks like a death to the peers.
     """
 
     flag_bytes = 4
@@ -161,7 +161,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def _put_by_steps(
         self, key: Hashable, size: int, data: Any, data_bytes: int, metadata: Any, md_bytes: int
     ) -> tuple[int, int] | NoRoom:
-        """As `ObjectIndex.put`, with the steps that a subclass overrides."""
+        """Like `ObjectIndex.put`, with the steps that a subclass overrides."""
         claim = self._index.claim(size, self._is_free())
         if isinstance(claim, NoRoom):
             return claim
@@ -207,7 +207,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         return data, data_bytes, metadata, integer_from("the bytes of the metadata", md_bytes, 0)
 
     def _checked_writer(self, call: str = "do that") -> StoreWriter:
-        """The writer's end, if still usable: Python code may have closed it, or forked."""
+        """The writer's end, if still usable: Python code may have closed it or forked."""
         self._end.check()
         if not isinstance(self._end, StoreWriter):
             raise WrongRole(f"Only the writer can {call}")
@@ -254,11 +254,11 @@ class SingleWriterShmObjectStorage(ObjectReads):
             return address, number
 
     def drop_reference(self, key: Hashable) -> None:
-        """Takes back a reference that no reader has read; without any the object may be evicted.
+        """Removes a reference that no reader has read; without any, the object may be evicted.
 
         Raises:
             UnknownKey: nothing is stored under that key.
-            InvalidArgument: a reader has read the last reference already, or there is none.
+            InvalidArgument: a reader has already read the last reference, or there is none.
         """
         with self.ring_buffer._only_writer("drop_reference"):
             number = self._find(key)[1]
@@ -274,7 +274,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
             self._touched.add(self._find(key)[1])
 
     def release_touches(self) -> None:
-        """Takes back every `touch`."""
+        """Undoes every `touch`."""
         with self.ring_buffer._only_writer("release_touches"):
             self._touched.clear()
 
@@ -286,8 +286,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def clear(self) -> None:
         """Empties ring and indexes; ids continue.
 
-        Readers can still get objects whose address they know until the space is reused; objects
-        that they are reading are stepped over.
+        Readers can still get objects whose address they know until the space is reused. The space
+        of objects that are being read is not reused.
         """
         self.ring_buffer.clear()
 
@@ -299,7 +299,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         """
         references = self.writer_flag.get(id)
         if references is None:
-            return False  # not the storage's
+            return False  # not one of the storage's objects
         return self._checked_writer().is_read(id, buf, max(0, references))
 
     # Everybody ------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         return ShmObjectStorageHandle(*sizes, ring, self.serde_class, self._reader_lock)
 
     def statistics(self) -> StoreStatistics:
-        """Counters, and the state of every reader; takes a few system calls per reader."""
+        """Counters, and the state of every reader; makes a few system calls per reader."""
         return store_statistics(self._end)
 
     __reduce__ = no_pickle("send handle(), and call create_from_handle(handle) where it arrives")
@@ -320,8 +320,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def close(self) -> None:
         """Closes this end and its ring, and tells the peers. Idempotent.
 
-        A closed reader is not waited for; what a closed writer stored can be read by the attached
-        readers. Memory stays mapped while views of it exist, but may change.
+        Nobody waits for a closed reader. Attached readers can still read what a closed writer
+        stored. Memory stays mapped while views of it exist, but may change.
         """
         self._end.close()
         self._leave()
@@ -338,7 +338,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         if kind is None:
             self.close()
         else:
-            self._end.abandon()  # unannounced: to the peers this is a death
+            self._end.abandon()  # unannounced: looks like a death to the peers
             self._leave()
 
     def __repr__(self) -> str:
