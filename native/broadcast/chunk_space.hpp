@@ -1,4 +1,4 @@
-// How much of every chunk is known to have its space, so that no process is ever killed by SIGBUS for touching it.
+// Tracks how much of every chunk is known to have space, so that no process is killed by SIGBUS for touching it.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@ namespace memlane::broadcast {
 
 class ChunkSpace {
 public:
-    // `bytes`: what the creator reserved of each chunk, from its start on; 0 where that is not known.
+    // `bytes`: how much of each chunk, from its start, the creator reserved; 0 if unknown.
     ChunkSpace(const RingGeometry& geometry, std::uint64_t bytes)
         : geometry_(geometry), reserved_(geometry.max_chunks, std::min(bytes, geometry.max_chunk_bytes)) {}
 
     bool has(std::uint64_t chunk, std::uint64_t bytes) const noexcept { return bytes <= reserved_[chunk]; }
 
-    // One comparison if the space is there; else a system call. Throws ShmExhausted, and has then changed nothing.
+    // One comparison if the space is there, system calls otherwise. Can be repeated after ShmExhausted.
     void ensure(core::Segment& segment, std::uint64_t chunk, std::uint64_t bytes) {
         if (has(chunk, bytes)) return;
         constexpr std::uint64_t kStep = 64u << 10;

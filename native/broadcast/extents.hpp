@@ -1,17 +1,17 @@
 // Space behind the ring, in the ring's own file, for messages that do not fit a chunk.
 //
-//   begin            the pool: what was used once keeps its space, and its pages in the writer's memory, for the next message
-//   begin + pool     beyond it: for what finds no place in the pool; given back to the system after its turn
+//   begin            the pool: extents keep their space, and their pages in the writer's memory, for later messages
+//   begin + pool     extents that found no range in the pool; their space is freed after their turn
 //
-// The life of an extent, as the writer's book has it:
+// The states of an extent in the writer's records:
 //
-//   free, cold   no space yet                                written by pwrite: a full file system is an error and never SIGBUS
-//   free, warm   space that is mapped                        written by a copy, which costs half of a pwrite
-//   in use       it belongs to one turn of one chunk         until every reader has finished with that turn
-//   lent         readers keep it (lease.hpp)                 until the last lease goes; nobody waits for that
+//   free, cold   no space yet                                written by pwrite: a full file system is an error, not a SIGBUS
+//   free, warm   space that the writer has mapped            written by a copy, which costs half of a pwrite
+//   in use       belongs to one turn of one chunk            until every reader has finished with that turn
+//   lent         readers keep it (lease.hpp)                 until the last lease ends; nobody waits for that
 //
-// Given back means punched out of the file: what lies beyond the pool at once, what is warm when space is short or when
-// there was no large message for a while.
+// Space is freed by punching it out of the file: beyond the pool at once, warm
+// space when space is short or when there was no large message for a while.
 #pragma once
 
 #include <algorithm>
@@ -29,17 +29,17 @@
 
 namespace memlane::broadcast {
 
-// torn: a write failed, and so did giving back what it took; not taken before trim() has given it back.
+// torn: a write failed, and so did freeing the space that it took; not taken before trim() has freed it.
 enum class Space : std::uint8_t { cold, torn, warm };
 
 struct Extent {
     std::uint64_t offset;
     std::uint64_t bytes;
-    Space space;  // as it was found: what was written since is not said here
-    std::uint32_t lease = 0;  // 1 + the row of leases by which it may be lent; 0: it may not
+    Space space;  // when it was taken; not updated by writes
+    std::uint32_t lease = 0;  // 1 + its row of extent_leases; 0: may not be lent
 };
 
-// The writer's book of the file behind `begin`. Only the writer has one.
+// The writer's records of the file behind `begin`. No other process has any.
 class Extents {
 public:
     // `leases`: how many extents may be lent at a time.
@@ -52,7 +52,7 @@ public:
     bool in_use() const noexcept { return oldest().has_value(); }
     bool has_any() const noexcept { return !used_.empty(); }
     std::uint64_t warm_bytes() const noexcept { return warm_bytes_; }
-    // Of messages whose turn is not over.
+    // Of extents whose turn is not over.
     std::uint64_t awaited_bytes() const noexcept {
         std::uint64_t bytes = 0;
         for (const Used& one : used_)
@@ -67,14 +67,14 @@ public:
         return bytes;
     }
     bool is_in_pool(const Extent& extent) const noexcept { return extent.offset + extent.bytes <= pool_end_; }
-    // Position of the message whose extent is in use for the longest time.
+    // Position of the oldest message whose extent is in use.
     std::optional<std::uint64_t> oldest() const noexcept {
         for (const Used& one : used_)
             if (!one.is_lent) return one.position;
         return std::nullopt;
     }
 
-    // Is there a place for a message that is to be lent?
+    // True if the pool has room for a message that is to be lent.
     bool can_lend(std::uint64_t bytes) const noexcept {
         const std::uint64_t rounded = core::align_up(bytes, core::kPage);
         if (leases_.empty()) return false;
@@ -84,7 +84,7 @@ public:
         });
     }
 
-    // Has the pool no place for so much, but would have one if warm and cold neighbours were of one kind?
+    // True if the pool has no range of this size, but would have one if warm and cold neighbours were joined.
     bool fits_if_trimmed(std::uint64_t bytes) const noexcept {
         const std::uint64_t rounded = core::align_up(bytes, core::kPage);
         std::uint64_t begin = 0, end = 0;  // of a run of neighbours
@@ -102,7 +102,7 @@ public:
         return fits || (end == end_ && pool_end_ - begin >= rounded);
     }
 
-    // With `lends` it may be lent, if there is such a place.
+    // With `lends` it may be lent, if it is in the pool and a row of leases is free.
     Extent take(std::uint64_t bytes, std::uint64_t position, bool lends = false) {
         Extent extent{0, core::align_up(bytes, core::kPage), Space::warm};
         if (!take_free(extent, true)) {
@@ -139,7 +139,7 @@ public:
         return any;
     }
 
-    // The latest extent was not used after all: its space may be written in part.
+    // Cancels the latest take(). The extent may have been written in part.
     void cancel(const os::FileDescriptor& file) {
         Extent extent = used_.back().extent;
         used_.pop_back();
@@ -153,7 +153,7 @@ public:
         add_free(extent);
     }
 
-    // Gives all that is free back to the system. False if nothing was left to give.
+    // Frees the space of all free extents. False if none had any.
     bool trim(const os::FileDescriptor& file) {
         std::vector<Extent> held;
         for (const auto& [offset, range] : free_)
@@ -171,7 +171,7 @@ private:
     struct Used {
         Extent extent;
         std::uint64_t position;
-        bool is_lent;  // and the turn is over
+        bool is_lent;  // its turn is over, but readers keep it
     };
     struct FreeRange {
         std::uint64_t bytes;
@@ -203,7 +203,7 @@ private:
     }
 
     void append_beyond(Extent& extent) {
-        if (const std::uint64_t end = end_; end < pool_end_) {  // what is left of the pool stays free
+        if (const std::uint64_t end = end_; end < pool_end_) {  // the rest of the pool stays free
             end_ = pool_end_ + extent.bytes;
             add_free({end, pool_end_ - end, Space::cold});
             extent.offset = pool_end_;
@@ -212,8 +212,8 @@ private:
         }
     }
 
-    // Neighbours of one kind become one range, so that the file does not grow for want of a range long enough; but none
-    // lies on both sides of the pool's end.
+    // Joins neighbours of one kind, so that the file does not grow for lack
+    // of a range that is long enough. No range crosses the end of the pool.
     void add_free(Extent extent) {
         if (extent.space == Space::warm) warm_bytes_ += extent.bytes;
         const auto joins = [&](std::uint64_t border, const FreeRange& range) {
@@ -232,7 +232,7 @@ private:
             free_.erase(next);
         }
         if (extent.space == Space::cold && extent.offset + extent.bytes == end_) {
-            end_ = extent.offset;  // the file's own length stays: cutting it could hurt a reader that still looks
+            end_ = extent.offset;  // the file keeps its length: a reader may still look there
             return;
         }
         free_[extent.offset] = {extent.bytes, extent.space};
@@ -241,7 +241,7 @@ private:
     std::uint64_t end_;
     std::uint64_t pool_end_;
     std::uint64_t warm_bytes_ = 0;
-    std::vector<std::uint32_t> leases_;  // rows that are free
+    std::vector<std::uint32_t> leases_;  // rows that are free, each as 1 + row
     std::vector<Used> used_;
     std::map<std::uint64_t, FreeRange> free_;
 };

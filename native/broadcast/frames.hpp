@@ -1,4 +1,4 @@
-// A message of several parts: the serializer's stream, and the buffers of arrays that travel outside of it.
+// A message of several parts: the serializer's stream, and the out-of-band buffers of arrays.
 //
 //   offset 0          MessageHeader: number of buffers, bytes of the stream
 //   16                bytes of each buffer, 8 bytes a number
@@ -25,10 +25,10 @@ struct MessageHeader {
 static_assert(sizeof(MessageHeader) == 16);
 
 inline constexpr std::uint64_t kFrameAlignment = 64;
-// Below this an array's bytes are cheaper in the stream than beside it; no writer sends a smaller buffer.
+// Smaller arrays are cheaper inside the stream; no writer sends a smaller buffer.
 inline constexpr std::uint64_t kLeastOutOfBand = 4096;
 
-// From here on an array is lent to its readers instead of copied out, if its message lies in an extent.
+// Arrays of this size and more are lent to readers instead of copied out, if their message is in an extent.
 inline constexpr std::uint64_t kLeastLent = 1u << 20;
 
 struct Frame {
@@ -36,7 +36,7 @@ struct Frame {
     std::uint64_t bytes;
 };
 
-// Where the parts lie. Made from sizes by the writer, and from untrusted bytes by a reader.
+// The offsets of the parts. The writer builds it from sizes, a reader from untrusted bytes.
 class FrameTable {
 public:
     FrameTable(std::uint64_t stream_bytes, std::vector<std::uint64_t> sizes)
@@ -52,8 +52,8 @@ public:
         total_ = at;
     }
 
-    // The table of a message of `bytes` bytes, read through `read(offset, bytes, to)`; none unless every part lies
-    // inside the message. A reader allocates for its buffers no more than the message itself has.
+    // The table of a message of `bytes` bytes, read through `read(offset, bytes, to)`; nullopt unless every part lies
+    // inside the message. So a reader never allocates more for buffers than the size of the message.
     template <class Read>
     static std::optional<FrameTable> parse(std::uint64_t bytes, Read&& read) {
         MessageHeader header;

@@ -1,12 +1,12 @@
-// A message that a reader keeps without keeping its chunk: its extent is not written to while the lease lives.
+// Keeps a message for a reader without keeping its chunk: its extent is not written to while the lease lives.
 //
-// What is lent is a private mapping, so it is the reader's own: what it writes nobody else sees. The extent is free for the
-// writer, who never waits for it, when the lease goes; the copies that writes have made are dropped then, and looked for
-// again before the next lease, because mlockall() makes copies, too.
+// The reader gets a private mapping, so nobody else sees what it writes. When the lease ends, the extent is free for
+// the writer, which never waits for that. The pages that writes have copied are dropped then, and looked for again
+// before the next lease, because mlockall() makes copies, too.
 //
-// Two things turn a lease into copies of all its pages, that do not depend on the extent: a fork, because the child has the
-// memory, too, and the extent is free when the parent's lease goes; and the end of the reader, for which the writer does not
-// wait any more.
+// Two events turn a lease into copies of all its pages, which do not depend on the
+// extent: a fork, because the child has the memory, too, but the extent is free when the
+// parent's lease ends; and the end of the reader, whose leases the writer then ignores.
 #pragma once
 
 #include <pthread.h>
@@ -35,11 +35,11 @@ inline Leases& leases();
 
 }  // namespace detail
 
-// Ends in whatever thread lets go of it.
+// May end in any thread.
 class Lease {
 public:
-    // The caller has the message's chunk, gives it back only then, and has found the range to show the file. Throws
-    // system_error, and has then done nothing.
+    // The caller holds the message's chunk, gives it back only afterwards, and has checked that the range shows the
+    // file. Throws system_error, which leaves everything unchanged.
     Lease(const Ring& ring, std::uint32_t mark, std::size_t reader, std::shared_ptr<os::PrivateMapping> memory, std::uint64_t offset,
           std::uint64_t bytes)
         : ring_(ring), mark_(mark), reader_(reader), memory_(std::move(memory)), offset_(offset), bytes_(bytes) {
@@ -63,13 +63,13 @@ public:
 
     std::byte* memory() const noexcept { return memory_->base() + offset_; }
 
-    // From now on the writer may have the extent.
+    // Makes copies of all pages. From then on the writer may reuse the extent.
     void own() noexcept {
         copy();
         keeps_extent_ = false;
     }
 
-    // Once: the pages are the reader's own from then on, and later children share them like any other memory.
+    // Copies only once: the pages are then the reader's own, and later children share them like any other memory.
     void copy() noexcept {
         if (keeps_extent_ && !std::exchange(is_copied_, true)) memory_->copy_all(offset_, bytes_);
     }
@@ -108,7 +108,7 @@ inline Leases& leases() {
 
 }  // namespace detail
 
-// Before the writer stops waiting for the reader.
+// Call it before the writer stops waiting for the reader.
 inline void own_leases(const Ring& ring, std::size_t reader) noexcept {
     detail::Leases& all = detail::leases();
     const std::lock_guard guard(all.mutex);

@@ -1,4 +1,4 @@
-// What both ends of a ring have in common: a place among its participants, a position, and waiting until everybody is there.
+// What both ends of a ring share: a participant slot, a position, and the wait until everybody has attached.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ public:
     std::size_t slot() const noexcept { return slot_; }
     std::uint64_t position() const noexcept { return position_; }
 
-    // Until the writer and every reader have attached. A death among them, or the writer's end, ends it, too.
+    // Waits until the writer and every reader have attached, or one of them dies, or the writer closes.
     template <class Look>
     core::Outcome wait_for_all(os::Deadline deadline, Look&& look) {
         const std::size_t count = 1 + ring_.geometry().n_reader;
@@ -54,7 +54,7 @@ public:
         return {core::Status::ok};
     }
 
-    // Ends a wait in another thread; every later one ends at once.
+    // Ends a wait in another thread; later waits end at once.
     void stop_waiting() noexcept {
         core::store_relaxed(closing_, true);  // `wake` makes it visible
         core::wake_always(is_writer() ? &ring_.waits().consumed : &ring_.waits().published);
@@ -62,15 +62,15 @@ public:
     }
     bool is_stopping() const noexcept { return core::load_relaxed(closing_); }
 
-    // Of a writer: readers get what is published and then an end, instead of a death. Of a reader: the writer stops
-    // waiting for it.
+    // For a writer: readers receive what is published, then a normal end
+    // instead of a death. For a reader: the writer stops waiting for it.
     void announce_close() noexcept {
         participants_.leave(slot_);
         core::wake_always(is_writer() ? &ring_.waits().published : &ring_.waits().consumed);
     }
 
 protected:
-    // `reserved_bytes`: what every chunk has for sure. `first`: position of the first message. Joins nobody yet.
+    // `reserved_bytes`: space that every chunk has. `first`: position of the first message. Does not join yet.
     RingEnd(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::size_t slot,
             std::uint64_t reserved_bytes, std::uint64_t first)
         : segment_(std::move(segment)),
@@ -89,7 +89,7 @@ protected:
     core::Participants participants_;
     ChunkSpace space_;
     core::Spinner spinner_;
-    os::Nanoseconds last_look_ = 0;  // whether the peers live
+    os::Nanoseconds last_look_ = 0;  // when the peers' liveness was last checked
     std::uint64_t position_;
 
 private:

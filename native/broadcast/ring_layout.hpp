@@ -1,4 +1,4 @@
-// Bytes of the broadcast ring: n_reader readers, max_chunks chunks of max_chunk_bytes bytes.
+// Layout of the broadcast ring: n_reader readers, max_chunks chunks of max_chunk_bytes bytes.
 //
 //   offset                                length              content
 //   c * max_chunk_bytes                   max_chunk_bytes     data of chunk c
@@ -8,10 +8,10 @@
 //   section participants                  128 * (1 + n)       slot 0: writer, slot 1 + r: reader r
 //   section ring_waits                    128                 the two futex words
 //   section parked_readers                n                   one byte per reader that sleeps
-//   section chunk_descriptors             64 * max_chunks     what memlane's own writer says of a chunk
-//   section extent_leases                 n * leases          one byte per reader that keeps an extent beyond its turn
+//   section chunk_descriptors             64 * max_chunks     what memlane's own writer says about a chunk
+//   section extent_leases                 n * leases          rows of one byte per reader, set while it keeps an extent
 //
-// The flags alone decide who may do what (a process that knows only the documented part takes part through them):
+// Only the flags decide who may do what (a process that knows only the documented part uses nothing else):
 //
 //   written  readers   meaning
 //   0        ? ? ?     not written: the writer may write, nobody may read
@@ -45,7 +45,7 @@ struct RingGeometry {
 static_assert(RingGeometry{2, 100, 3}.metadata_offset() == 300);
 static_assert(RingGeometry{2, 100, 3}.total_bytes() == 309);
 
-// Readers wait on `published`, the writer on `consumed`; each is incremented only when somebody sleeps on it.
+// Readers wait on `published`, the writer on `consumed`. A message increments one only if somebody sleeps on it.
 struct RingWaits {
     std::uint32_t published;
     std::uint32_t reserved_0[15];
@@ -57,11 +57,11 @@ static_assert(sizeof(RingWaits) == 128);
 static_assert(offsetof(RingWaits, consumed) == 64);
 
 // raw: filled by hand. object: one stream of the queue's serializer. frames: broadcast/frames.hpp. plain: MessagePack,
-// whatever the serializer. bytes: a bytes object as it is.
+// whatever the serializer. bytes: an unchanged bytes object.
 enum class ChunkKind : std::uint32_t { raw = 0, object = 1, frames = 2, plain = 3, bytes = 4 };
 
-// Written by the writer before `written` is set. A descriptor of another turn is an old one: the chunk was then
-// filled by a process that knows only the documented part, and holds raw bytes.
+// The writer fills it in before it sets `written`. A descriptor of another turn is stale: the chunk was then filled by
+// a process that knows only the documented part, and contains raw bytes.
 struct ChunkDescriptor {
     std::uint64_t turn;  // 1 at the first lap of the ring
     ChunkKind kind;
@@ -73,7 +73,7 @@ struct ChunkDescriptor {
 };
 static_assert(sizeof(ChunkDescriptor) == 64);
 
-// `space_each`: bytes of every chunk that its creator reserves.
+// `space_each`: bytes of every chunk that the creator reserves.
 inline core::SegmentPlan plan_of(const RingGeometry& g, std::uint64_t space_each = 0) {
     return {core::System::broadcast,
             {g.n_reader, g.max_chunk_bytes, g.max_chunks, 0},
@@ -86,7 +86,7 @@ inline core::SegmentPlan plan_of(const RingGeometry& g, std::uint64_t space_each
             space_each};
 }
 
-// The ring's bytes by name. Keeps the mapping, not the segment: views may outlive close().
+// Named access to the ring's bytes. Keeps the mapping, not the segment, because views may outlive close().
 class Ring {
 public:
     Ring(const core::Segment& segment, const RingGeometry& geometry)

@@ -1,7 +1,7 @@
 // A reader's end of the ring. One message: begin (see the chunk published) - read - finish.
 //
-// While messages are there: no system call, no lock; two flag bytes and one descriptor line read, one flag byte
-// and one line of own counters written, one reading of the clock, one full fence.
+// While messages are available: no system call and no lock; reads two flag bytes, one descriptor line and the clock;
+// writes one flag byte and one line of own counters; one full fence.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ namespace memlane::broadcast {
 
 class RingReader : public RingEnd {
 public:
-    // `reserved_bytes`: as the creator reserved of every chunk, 0 where that is not known. `first`: position of the
-    // writer's first message.
+    // `reserved_bytes`: how much of every chunk the creator reserved;
+    // 0 if unknown. `first`: position of the writer's first message.
     RingReader(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::size_t reader,
                std::uint64_t reserved_bytes = 0, std::uint64_t first = 0)
         : RingEnd(std::move(segment), geometry, 1 + reader, reserved_bytes, first), reader_(reader) {
@@ -40,7 +40,7 @@ public:
         std::byte* begin;
     };
 
-    // The next message, between begin() and finish() or keep(). Dropped before that, it is still the next.
+    // The next message, from begin() until finish() or keep(). If dropped before, the message is still the next one.
     class Sample {
     public:
         Sample(Sample&&) noexcept = default;
@@ -49,8 +49,8 @@ public:
         std::uint64_t position() const noexcept { return end_->position_; }
         std::byte* chunk() const noexcept { return end_->ring_.data(end_->ring_.chunk_at(position())); }
 
-        // What memlane's writer says of it; none if a process filled it by the documented part alone, or if what it says
-        // cannot be. A private copy: it cannot change any more.
+        // A private copy of the descriptor of memlane's writer; nullopt if the chunk was filled by a process that knows
+        // only the documented part, or if the descriptor is impossible.
         std::optional<ChunkDescriptor> descriptor() const {
             const Ring& ring = end_->ring_;
             const auto d = core::private_copy(ring.descriptor(ring.chunk_at(position())));
@@ -58,15 +58,15 @@ public:
             if (d.extent_bytes == 0) return d.length <= ring.geometry().max_chunk_bytes ? std::optional(d) : std::nullopt;
             const os::FileFacts file = os::facts_of(end_->segment_->file());
             const bool lies_in_the_file = d.extent_offset <= file.bytes && d.length <= file.bytes - d.extent_offset;
-            // What was written has its space: nobody is made to allocate for a message that is not there.
+            // A length beyond the file's space is false; believing it would make the reader allocate memory.
             return lies_in_the_file && d.length <= file.allocated ? std::optional(d) : std::nullopt;
         }
 
-        // Whoever reads beyond what was written, or believes a wrong length, touches pages that may have no space yet:
-        // takes it first.
+        // Reserves the space of the chunk's first `bytes` bytes: a reader that goes beyond what was written, or
+        // believes a wrong length, would touch pages that may have none.
         void ensure(std::uint64_t bytes) const { end_->space_.ensure(*end_->segment_, end_->ring_.chunk_at(position()), bytes); }
 
-        // A private copy of a part of the message that `d` describes; false if it is not there.
+        // Makes a private copy of a part of the message that `d` describes; false if that part does not exist.
         bool copy_out(const ChunkDescriptor& d, std::uint64_t offset, std::uint64_t bytes, void* to) const {
             if (offset > d.length || bytes > d.length - offset) return false;
             if (d.extent_bytes > 0) return os::read_at(end_->segment_->file(), to, bytes, d.extent_offset + offset);
@@ -74,12 +74,12 @@ public:
             return true;
         }
 
-        // Where the message that `d` describes lies in memory, as long as the mapping is kept; none if it is not there. The
-        // memory is read-only for everybody in this process, because other readers see it, too.
+        // Where the message that `d` describes is mapped, valid while the mapping is kept; nullopt if it is not there.
+        // The memory is read-only in this process, because other readers see it, too.
         std::optional<Place> place(const ChunkDescriptor& d) const { return end_->place_of(d); }
 
-        // The extent of the message, to be kept when the chunk is given back; none if it cannot be lent, or this process
-        // has no place for it.
+        // Keeps the message's extent after the chunk is given back; null
+        // if the extent cannot be lent, or this process cannot map it.
         std::unique_ptr<Lease> lease(const ChunkDescriptor& d) const { return end_->lease_of(d); }
 
         // Gives the chunk back.
@@ -88,7 +88,7 @@ public:
             end.give_back(end.advance(length));
         }
 
-        // Gives it back only at release_held() of the position that is returned.
+        // Keeps the chunk until release_held() is called with the returned position.
         std::uint64_t keep(std::uint64_t length) {
             end_->held_.push_back({position(), os::monotonic_now()});
             end_->count_views();
@@ -102,16 +102,16 @@ public:
         RingReader* end_;
     };
 
-    // Takes the next chunk if it is there.
+    // Takes the next chunk if it is published.
     core::Taken<Sample> begin_nowait() {
         if (is_stopping()) return {core::Status::closed};
         if (!is_published()) return {core::Status::would_block};
         return Sample(*this);
     }
 
-    // The same, waiting for the writer. What it published before it closed or died comes first. `look(reason)` is
-    // called without any lock held, ever more rarely if the caller allows slices up to `longest`, unless a process
-    // that knows the documented part alone has written what came before: it wakes nobody.
+    // The same, but waits for the writer. What it published before it closed or died comes first. Calls `look(reason)`
+    // without any lock held. Slices grow up to `longest`, unless a process that knows only the documented part wrote
+    // the previous message, because such a process wakes nobody.
     template <class Look>
     core::Taken<Sample> begin(os::Deadline deadline, Look&& look, os::Nanoseconds longest = core::kSlice) {
         const core::Waiting waiting(own());
@@ -129,7 +129,7 @@ public:
             },
             [&] { return core::load_relaxed(participants_.slot(0).position) < position_ ? core::kSlice : longest; });
         if (is_stopping()) return {core::Status::closed};
-        // In this order: what the writer published before it closed is then seen, even if both came since the wait.
+        // In this order, so that a message published before the close is seen even if both came after the wait.
         const bool writer_closed = has_writer_closed();
         if (is_published()) return Sample(*this);
         if (writer_closed) return {core::Status::peer_closed, 0};
@@ -138,7 +138,7 @@ public:
         return {core::Status::timed_out};
     }
 
-    // Before the place is given up.
+    // Call it before the slot is given up.
     void own_leases() noexcept { broadcast::own_leases(ring_, reader_); }
 
     // Gives back the chunk that a sample of that position kept.
@@ -147,7 +147,7 @@ public:
         count_views();
         give_back(position);
     }
-    // Is the next chunk one that this reader keeps? Its flags look published, but it is the old message.
+    // True if this reader keeps the next chunk: its flags look published, but it contains the old message.
     bool holds_next() const noexcept {
         return std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
             return ring_.chunk_at(held.position) == ring_.chunk_at(position_);
@@ -155,7 +155,7 @@ public:
     }
 
 private:
-    // Addresses for a pool of the usual size: they cost nothing, and another mapping is populated anew.
+    // Addresses for a pool of the default size: they cost nothing, but a new mapping would have to be populated anew.
     static constexpr std::uint64_t kLentWindow = std::uint64_t{1} << 30;
 
     struct Held {
@@ -163,8 +163,8 @@ private:
         os::Nanoseconds since;
     };
 
-    // Touching a hole would allocate it, or end in a SIGBUS. Looked at once for each place, because it takes a while: no writer
-    // of memlane publishes an extent that has not all its space, and whoever makes holes can do so at any moment.
+    // Touching a hole would allocate a page, or raise SIGBUS. Checked only once per offset, because the check is slow:
+    // memlane's writer publishes no extent with holes, and a process that punches them can do so at any moment.
     bool has_its_space(const ChunkDescriptor& d) {
         std::uint64_t& checked = checked_[d.extent_offset];
         if (checked < d.length && !os::has_space(segment_->file(), d.extent_offset, d.length)) return false;
@@ -177,11 +177,11 @@ private:
         std::uint64_t begin = ring_.chunk_at(position_) * g.max_chunk_bytes;
         if (d.extent_bytes > 0) {
             begin = d.extent_offset;
-            // Not as the header says it: a peer may have been there.
+            // Not taken from the header: a peer may have changed it.
             if (begin < segment_->bytes() || !has_its_space(d)) return std::nullopt;
         }
         const std::uint64_t end = begin + d.length;
-        // Kept for the next message, and made twice as long when it is too short: addresses cost nothing.
+        // Kept for the next message, and doubled when it is too short: addresses cost nothing.
         if (!shown_ || shown_->bytes() < end) {
             const std::uint64_t bytes = std::max(end, shown_ ? 2 * shown_->bytes() : g.metadata_offset());
             shown_ = segment_->with_memory(
@@ -192,7 +192,7 @@ private:
 
     std::unique_ptr<Lease> lease_of(const ChunkDescriptor& d) {
         const std::uint64_t begin = segment_->bytes();
-        if (os::Mapping::page_bytes() != core::kPage) return nullptr;  // extents are of pages of that size
+        if (os::Mapping::page_bytes() != core::kPage) return nullptr;  // extents consist of pages of that size
         if (d.lease == 0 || d.lease > ring_.geometry().leases() || d.extent_offset < begin || d.extent_offset % core::kPage != 0)
             return nullptr;
         const std::uint64_t at = d.extent_offset - begin;
@@ -210,7 +210,7 @@ private:
 
     core::ParticipantSlot& own() const noexcept { return participants_.slot(slot()); }
 
-    // In the order of their positions, so the first is the oldest.
+    // `held_` is in order of positions, so the first is the oldest.
     void count_views() noexcept {
         core::store_relaxed<std::int64_t>(own().views_since_ns, held_.empty() ? 0 : held_.front().since);
         core::store_relaxed(own().views, static_cast<std::uint32_t>(held_.size()));
@@ -223,9 +223,9 @@ private:
         return position_++;
     }
 
-    // From now on the writer may change the chunk. Only the last reader wakes it: each stores its own flag, then (full
-    // fence) looks at the others', so of two that are the last at once one sees both. If the writer has reused the chunk
-    // meanwhile the own flag has fallen, and others will be the last.
+    // Lets the writer reuse the chunk. Only the last reader wakes it: each stores its own flag, then (full fence) loads
+    // the others', so if two are the last at once, at least one sees both. If the writer has reused the chunk
+    // meanwhile, this reader's flag is 0 again, and a later reader will be the last.
     void give_back(std::uint64_t position) noexcept {
         const std::uint64_t chunk = ring_.chunk_at(position);
         SYNC_STORE(consume);
@@ -233,7 +233,7 @@ private:
         core::wake_parked(&ring_.waits().consumed, {&ring_.waits().writer_parked, 1}, [&] { return is_read_by_all(chunk); });
     }
 
-    // Nobody waits for who has left; a dead reader the writer must find itself.
+    // Readers that have left are not waited for. The writer must detect a dead reader itself.
     bool is_read_by_all(std::uint64_t chunk) const noexcept {
         for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
             if (core::load_relaxed(ring_.consumed_by(chunk, r)) != 0) continue;
@@ -243,8 +243,8 @@ private:
         return true;
     }
 
-    // Own flag first: once it is 0 the writer has passed `reset`, so the `written` that follows is of this turn.
-    // The other order could pair the old `written` = 1 with the new flag.
+    // Loads its own flag first: once that is 0 the writer has passed `reset`, so `written`, loaded next, is of this
+    // turn. The other order could pair the old `written` = 1 with the new flag.
     bool is_published() const noexcept {
         const std::uint64_t chunk = ring_.chunk_at(position_);
         SYNC_LOAD(reset);
@@ -257,11 +257,11 @@ private:
     bool is_writer_dead() const { return participants_.presence(0) == core::Presence::dead; }
 
     std::size_t reader_;
-    bool is_writer_dead_ = false;  // as the last look found
-    std::vector<Held> held_;                // chunks that this reader keeps because something refers to them
+    bool is_writer_dead_ = false;  // at the last check
+    std::vector<Held> held_;                // chunks that this reader keeps because something still refers to them
     std::shared_ptr<os::Mapping> shown_;        // of chunks and extents, read-only, once a view was asked for
     std::shared_ptr<os::PrivateMapping> lent_;  // of extents, private, once a message was lent
-    std::map<std::uint64_t, std::uint64_t> checked_;  // places of messages, and how many bytes there have their space
+    std::map<std::uint64_t, std::uint64_t> checked_;  // by offset, how many bytes are known to have space
 };
 
 }  // namespace memlane::broadcast

@@ -1,7 +1,7 @@
 // The writer's end of the ring. One message: begin (see the chunk free, keep readers out) - fill in - publish.
 //
-// While nobody sleeps: no system call, no lock; n + 1 flag bytes read, n + 2 written, one descriptor line, one
-// line of own counters, one reading of the clock, one full fence.
+// While nobody sleeps: no system call and no lock; reads n + 1 flag bytes, and the clock once (twice from kShortCopy
+// on); writes n + 2 flag bytes, one descriptor line and one line of own counters; one full fence.
 #pragma once
 
 #include <algorithm>
@@ -19,21 +19,21 @@ namespace memlane::broadcast {
 class RingWriter : public RingEnd {
 public:
     static constexpr std::size_t kSlot = kWriterSlot;
-    // How often a writer that never blocks asks for the dead: a quarter of the promised second, so that the first
+    // How often a writer that never blocks checks for dead readers: a quarter of the promised second, so that the first
     // call later than a second after a death always finds it.
     static constexpr os::Nanoseconds kLookInterval = 250 * os::kMillisecond;
 
     static constexpr std::uint64_t kShortCopy = 4096;
 
-    // After so long without a large message the space of those that were is given back.
+    // After this time without a large message, the space of earlier ones is freed.
     static constexpr os::Nanoseconds kIdle = 10 * os::kSecond;
 
-    // After so long space is tried again that was refused although it is there.
+    // Space that was refused although there seems to be enough is tried again after this time.
     static constexpr os::Nanoseconds kAgain = 100 * os::kMillisecond;
 
-    // `reserved_bytes` of every chunk are reserved already; the rest is when it is first used. `pool_bytes` of
-    // extents are kept for the messages to come. `first`: position of the first message; the end of
-    // 64 bits is reached by no ring that begins at 0 (58,000 years at 10 million messages a second), and by tests.
+    // `reserved_bytes` of every chunk are reserved already; the rest is reserved on first use. `pool_bytes` of extents
+    // are kept for later messages. `first`: position of the first message. Only tests reach the end of 64 bits: a ring
+    // that begins at 0 takes 58,000 years at 10 million messages a second.
     RingWriter(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved_bytes,
                std::uint64_t pool_bytes = 0, std::uint64_t first = 0)
         : RingEnd(std::move(segment), geometry, kSlot, reserved_bytes, first),
@@ -44,7 +44,7 @@ public:
         participants_.join(kSlot, os::own_identity());
     }
 
-    // The next chunk, between begin() and publish(). Dropped before that, there never was a message: begin() gives it again.
+    // The next chunk, from begin() until publish(). A dropped claim sends nothing, and begin() returns the chunk again.
     class Claim {
     public:
         Claim(Claim&&) noexcept = default;
@@ -52,9 +52,9 @@ public:
 
         std::byte* chunk() const noexcept { return writer_->ring_.data(writer_->ring_.chunk_at(writer_->position_)); }
 
-        // Writes a message that does not fit the chunk behind the ring. `fill(writer)` puts its parts by an ExtentWriter and
-        // returns 0 or an errno. With `lends` readers may keep it beyond its turn, if the pool has a place for that. While
-        // space is short it waits for older turns; ShmExhausted if there are none to wait for.
+        // Writes the message to an extent instead of the chunk. `fill(writer)` writes its parts with an ExtentWriter,
+        // and returns 0 or an errno. With `lends`, readers may keep the extent beyond its turn, if the pool has room
+        // for it. While space is short, waits for older turns; throws ShmExhausted if there are none to wait for.
         template <class Fill, class Look>
         core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look, bool lends = false) {
             return writer_->spill(*this, bytes, deadline, fill, look, lends);
@@ -71,14 +71,14 @@ public:
 
         RingWriter* writer_;
         os::Nanoseconds began_;
-        Extent extent_{};  // none of a message in the chunk
+        Extent extent_{};  // empty if the message is in the chunk
     };
 
-    // Has the next chunk its space for so many bytes? To take it may last.
+    // True if the next chunk has space for this many bytes. Otherwise reserving it may take a while.
     bool has_space(std::uint64_t bytes) const noexcept { return space_.has(ring_.chunk_at(position_), bytes); }
 
-    // Gets the next chunk ready for `bytes` bytes, if it is free and has space. Throws ShmExhausted if there is none, and
-    // no older turn that could give some back.
+    // Prepares the next chunk for `bytes` bytes, if it is free and has space. Throws
+    // ShmExhausted if there is no space, and no older turn that could free some.
     core::Taken<Claim> begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};
         const os::Nanoseconds now = os::monotonic_now();
@@ -88,7 +88,7 @@ public:
         return start(now);
     }
 
-    // The same, waiting for the readers. `look(reason)` is called without any lock held at least every 100 ms.
+    // The same, but waits for the readers. Calls `look(reason)` at least every 100 ms, without any lock held.
     template <class Look>
     core::Taken<Claim> begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
         core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
@@ -101,34 +101,34 @@ public:
         return start(os::monotonic_now());
     }
 
-    // Waits until every reader has finished with the message at `position`, one of those published.
+    // Waits until every reader has finished with the message at `position`, which must have been published.
     template <class Look>
     core::Outcome wait_until_read(std::uint64_t position, os::Deadline deadline, Look&& look) {
         return wait_for_readers([&] { return is_over(position); }, deadline, look);
     }
 
-    // Is there a place for a message that is to be lent, though it would fit its chunk?
+    // True if there is room to lend a message that would also fit its chunk.
     bool can_lend(std::uint64_t bytes) const noexcept {
         return extents_.can_lend(bytes) && may_lend(bytes) && (bytes <= extents_.warm_bytes() || bytes <= os::free_bytes(segment_->file()) / 2);
     }
 
-    // Is there space behind the ring that may be free by now, or has been for long?
+    // True if there is space behind the ring that may be free by now, or has been free for long.
     bool has_extents() const noexcept {
         return extents_.has_any() || (extents_.warm_bytes() > 0 && is_idle(os::monotonic_now()));
     }
 
-    // To be called before every message, if has_extents(): after a large one there may never be another that would need
-    // the space.
+    // Call it before every message, if has_extents(): after a large message
+    // there may never be another one, which would reclaim the space.
     void tend(bool is_large) {
         reclaim();
         if (!is_large && is_idle(os::monotonic_now())) extents_.trim(segment_->file());
     }
 
-    // A death that another call has found must not be missed by the next begin_nowait().
+    // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.
     void look_at_next_begin() noexcept { last_look_ = 0; }
 
-    // Nobody waits for this reader any more. True also if it had closed or was released before; false, and nothing
-    // changed, while a living process is there.
+    // Stops waiting for this reader for good. True also if it had closed or been released before; false, with nothing
+    // changed, while a live process holds its slot.
     bool release_reader(std::size_t reader) {
         if (readers_[reader] == Reader::closed || readers_[reader] == Reader::released) return true;
         if (!participants_.release(1 + reader)) return false;
@@ -136,7 +136,7 @@ public:
         return true;
     }
 
-    // The readers that keep the next chunk from being free, or the oldest extent, by slot.
+    // The slots of the readers that keep the next chunk, or the oldest extent, from being free.
     std::vector<std::size_t> blocking_slots() {
         std::vector<std::size_t> slots;
         std::uint64_t chunk = ring_.chunk_at(position_);
@@ -164,7 +164,7 @@ private:
         return readers_[r] == Reader::closed || readers_[r] == Reader::released;
     }
 
-    // Does a reader keep the extent beyond its turn? Who has closed or was released does not: its leases are copies.
+    // True if a reader keeps the extent beyond its turn. A closed or released reader does not: its leases are copies.
     bool is_kept(std::uint64_t row) noexcept {
         for (std::size_t r = 0; r < readers_.size(); ++r) {
             SYNC_LOAD(lease);
@@ -182,8 +182,8 @@ private:
         return true;
     }
 
-    // Has every reader finished with the message at `position`? The flags of its chunk tell until the next message
-    // in that chunk is published. By its age, so that the position may wrap.
+    // True if every reader has finished with the message at `position`. The flags of its chunk say so until the next
+    // message in that chunk is published. Compares ages, so that positions may wrap.
     bool is_over(std::uint64_t position) noexcept {
         const std::uint64_t age = position_ - position;
         if (age == 0) return false;
@@ -193,14 +193,14 @@ private:
         return true;
     }
 
-    // Frees the space behind the ring of the messages that everybody has read; whether there was any.
+    // Frees the extents of the messages that everybody has read. Returns whether there were any.
     bool reclaim() {
         return extents_.reclaim(
             segment_->file(), [this](std::uint64_t position) { return is_over(position); },
             [this](std::uint32_t lease) { return is_kept(lease - 1); });
     }
 
-    // What is lent may be kept for ever: it takes a quarter of the file system at most, so that others always go on.
+    // Leases may last for ever: lent extents take at most a quarter of the file system, so that others can go on.
     bool may_lend(std::uint64_t bytes) const noexcept {
         const std::uint64_t most = os::total_bytes(segment_->file()) / 4;
         return bytes <= most && extents_.lent_bytes() <= most - bytes;
@@ -226,9 +226,9 @@ private:
         return {core::Status::ok};
     }
 
-    // Until an older turn has given space back, or others have given enough, or no older turn is left that could. If there
-    // is enough, though it was refused, somebody had taken it meanwhile, or a bound is met that nobody tells of: then not
-    // for long.
+    // Waits until an older turn has freed space, or others have freed enough, or no older
+    // turn is left that could. If there is enough although it was refused, either somebody
+    // had taken it meanwhile or an unknown limit applies: the wait is then at most kAgain.
     template <class Look>
     core::Outcome wait_for_space(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
         const auto is_enough = [&] { return os::free_bytes(segment_->file()) >= bytes; };
@@ -239,13 +239,13 @@ private:
         return outcome.status == core::Status::timed_out && soon < deadline ? core::Outcome{core::Status::ok} : outcome;
     }
 
-    // Could older turns give back what is missing?
+    // True if older turns could free what is missing.
     bool is_worth_waiting(int error, std::uint64_t bytes, std::uint64_t free) const noexcept {
         return extents_.in_use() && error == ENOSPC && bytes <= free + extents_.awaited_bytes();
     }
 
-    // How much the next chunk lacks of its space for `bytes` bytes, while older turns hold so much. ShmExhausted if they
-    // do not.
+    // Reserves space for `bytes` bytes in the next chunk. Returns 0, or how much is missing if older turns could free
+    // it; throws ShmExhausted if they could not.
     std::uint64_t reserve(std::uint64_t bytes) {
         for (;;) {
             try {
@@ -263,8 +263,8 @@ private:
 
     core::Taken<Claim> start(os::Nanoseconds now) {
         const std::uint64_t chunk = ring_.chunk_at(position_);
-        // Relaxed: the flag of every reader that may still read is 1 (or `written` is 0 anyway), which keeps it out
-        // until `reset`, whose release comes after.
+        // Relaxed: the flag of every reader that may still read is 1 (or `written`
+        // is 0 anyway), which keeps it out until `reset`, a later release store.
         SYNC_STORE(retract);
         core::store_relaxed<std::uint8_t>(ring_.written(chunk), 0);
         return Claim(*this, now);
@@ -275,7 +275,7 @@ private:
         const os::FileDescriptor& file = segment_->file();
         for (;;) {
             reclaim();
-            // Asks before it writes: filling the file system to its brim only to fail would hurt everybody else.
+            // Check before writing: filling up the file system only to fail would hurt everybody else.
             int error = ENOSPC;
             std::uint64_t free = os::free_bytes(file);
             if (bytes <= free || bytes - free <= extents_.warm_bytes()) {
@@ -305,7 +305,7 @@ private:
 
     void publish(const Claim& claim, ChunkKind kind, std::uint64_t length) noexcept {
         const std::uint64_t chunk = ring_.chunk_at(position_);
-        // Between begin() and here lies the copy: of a small object it is shorter than a look at the clock.
+        // Copying a small object takes less time than reading the clock, so the time of begin() is good enough.
         const bool is_short = kind != ChunkKind::raw && length < kShortCopy;
         const os::Nanoseconds now = is_short ? claim.began_ : os::monotonic_now();
         ChunkDescriptor& d = ring_.descriptor(chunk);
@@ -316,8 +316,8 @@ private:
         d.extent_bytes = claim.extent_.bytes;
         d.turn = ring_.turn_at(position_);
         for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
-            // Release, not relaxed: a reader that sees its flag fall must see `written` fallen before it, or it
-            // takes the chunk of the turn before for a new one.
+            // Release, not relaxed: a reader that sees its flag at 0 must also see
+            // `written` at 0, or it would take the chunk of the turn before for a new one.
             SYNC_STORE(reset);
             core::store_release<std::uint8_t>(ring_.consumed_by(chunk, r), 0);
         }

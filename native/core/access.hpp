@@ -1,4 +1,4 @@
-// Whose file a segment must be, and of which mode.
+// Checks of a segment's file: its type, owner and mode.
 #pragma once
 
 #include <unistd.h>
@@ -17,7 +17,7 @@ inline std::string to_octal(mode_t mode) {
     return text;
 }
 
-// `remedy` is what another user's file makes necessary.
+// `remedy`: what the error about another user's file advises.
 inline void check_owner(const std::string& path, const os::FileFacts& facts, const char* remedy) {
     if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
     if (facts.owner != ::geteuid()) throw SegmentForeign(path, facts.owner, remedy);
@@ -28,13 +28,13 @@ inline void check_access(const std::string& path, const os::FileFacts& facts, co
         throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
 }
 
-// Of a file that the kernel does not let us open, and says no more; owner and mode can be seen nevertheless.
+// For a file that the kernel refuses to open without saying why. Its owner and mode can still be read.
 [[noreturn]] inline void throw_forbidden(const std::string& path, const char* remedy) {
     if (const auto facts = os::facts_at(path)) check_access(path, *facts, remedy);
     throw SegmentRefused(path + " may not be opened by this user");
 }
 
-// Of what is there, and is none of `kind`.
+// For an existing file that could not be opened and is none of `kind` (a plural noun for the error text).
 [[noreturn]] inline void throw_unopened(const std::system_error& error, const std::string& path, const char* kind,
                                         const char* remedy) {
     switch (error.code().value()) {

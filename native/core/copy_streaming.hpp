@@ -1,11 +1,11 @@
-// Copies past the caches, for moves that are larger than they are.
+// Copies that bypass the caches, for moves larger than the caches.
 //
 // An ordinary store first reads the line that it overwrites, so a copy moves three bytes over the memory bus for each
-// one; a non-temporal store of a whole line moves two. A single such copy waits for memory most of the time, because the
-// prefetchers stop at the end of a page and start anew in the next. So eight pages are copied side by side, four lines
-// of each in turn, and the first line of each page that comes next is asked for ahead: blocks that lie anywhere are
-// copied as fast as one long array. Measured here, one thread, GB/s, memcpy of the same blocks -> this: 4 KiB 4.8 -> 7.8,
-// 64 KiB 6.1 -> 9.3 (one memcpy of 512 MiB: 9.8). Four pages gave 6.5 and 8.2; wider registers than SSE2's nothing.
+// byte copied; a non-temporal store of a whole line moves two. A single such copy mostly waits for memory, because the
+// prefetchers stop at the end of each page and restart in the next. So eight pages are copied side by side, four lines
+// of each in turn, and the first line of each following page is prefetched: scattered blocks are copied as fast as one
+// long array. Measured here, one thread, GB/s, memcpy of the same blocks -> this: 4 KiB 4.8 -> 7.8, 64 KiB 6.1 -> 9.3
+// (one memcpy of 512 MiB: 9.8). Four pages gave 6.5 and 8.2; registers wider than SSE2's gained nothing.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace memlane::core {
 
 inline constexpr std::size_t kLine = 64;
-// From so many bytes on a copy goes past the caches: what is left of them there would be less than what they displace.
+// Copies of this size and more bypass the caches: they would displace more than would stay cached.
 inline constexpr std::uint64_t kStreamingBytes = 8u << 20;
 
 inline void prefetch(const void* at) noexcept { __builtin_prefetch(at, 0, 3); }
@@ -35,7 +35,7 @@ public:
     StreamingCopy(const StreamingCopy&) = delete;
     StreamingCopy& operator=(const StreamingCopy&) = delete;
 
-    // May be done later than it was asked for. Lines that are not whole are done at once, by ordinary stores.
+    // May defer the copy, at most until finish(). Partial lines are copied at once, with ordinary stores.
     void add(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
         const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
         if (bytes < head + kLeast) {
@@ -44,7 +44,7 @@ public:
         }
         std::memcpy(to, from, head);
         to += head, from += head, bytes -= head;
-        if (bytes >= kLong) {  // one copy that the prefetchers keep up with: 15.5 -> 17.7 GB/s, on an AMD EPYC
+        if (bytes >= kLong) {  // the prefetchers keep up with one long copy: 15.5 -> 17.7 GB/s, on an AMD EPYC
             for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) copy_line(to, from);
         }
         while (bytes >= kLine) {
@@ -57,7 +57,7 @@ public:
         std::memcpy(to, from, bytes);
     }
 
-    // All of it is visible to whoever synchronises with this thread afterwards: such stores are ordered by a fence alone.
+    // Then all copies are visible to threads that synchronise with this one: only a fence orders non-temporal stores.
     void finish() noexcept {
         while (waiting_ > 0) copy(waiting_ < kAbreast ? waiting_ : kAbreast);
         _mm_sfence();
@@ -65,7 +65,7 @@ public:
 
 private:
     static constexpr std::size_t kLane = 4096;
-    static constexpr std::size_t kLeast = 1024;  // below it the ends weigh too much
+    static constexpr std::size_t kLeast = 1024;  // below this the partial lines at both ends cost too much
     static constexpr std::size_t kLong = 256u << 10;
     static constexpr std::size_t kAbreast = 8;
     static constexpr std::size_t kQueue = 2 * kAbreast;
@@ -90,7 +90,7 @@ private:
         _mm_stream_si128(target + 3, d);
     }
 
-    // The `count` lanes that wait longest. The queue begins at 0 or kAbreast, so they lie side by side.
+    // Copies the `count` oldest lanes. The queue begins at 0 or kAbreast, so they are contiguous.
     void copy(std::size_t count) noexcept {
         const Lane* const lanes = lanes_ + first_;
         for (std::size_t at = 0; at < kLane; at += kStep)
@@ -108,7 +108,7 @@ private:
 
 #else
 
-// Not measured on other processors, so not done there.
+// Plain copies on other processors, where streaming has not been measured.
 inline constexpr bool kCanStream = false;
 
 class StreamingCopy {

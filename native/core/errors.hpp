@@ -1,5 +1,5 @@
-// What can go wrong while a segment is made or joined. The bindings turn each into one class of memlane.errors;
-// any other failure of a system call stays a std::system_error and becomes an OSError.
+// Errors of creating a segment and attaching to it. The bindings map each to one class of memlane.errors; any other
+// failure of a system call remains a std::system_error and becomes an OSError.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct SegmentRefused : std::runtime_error {
     using runtime_error::runtime_error;
 };
 
-// Of another user's file: the text is made where users have names.
+// Another user's file. The message is written in Python, which can look up the user's name.
 struct SegmentForeign : SegmentRefused {
     SegmentForeign(std::string file, std::uint32_t owner_id, std::string what_to_do)
         : SegmentRefused(file + " belongs to another user"),
@@ -43,7 +43,7 @@ struct RankTaken : std::runtime_error {
     using runtime_error::runtime_error;
 };
 
-// Space that the file system does not have, or that a limit of this process forbids: `error` tells which.
+// The file system lacks the space, or a limit of this process forbids it; `error` says which.
 struct ShmExhausted : std::runtime_error {
     ShmExhausted(int error_number, std::uint64_t need_bytes, std::uint64_t free_bytes)
         : runtime_error("shared memory exhausted"), error(error_number), need(need_bytes), free(free_bytes) {}

@@ -1,12 +1,12 @@
-// Bytes of a segment behind the documented part: one header, and sections that its directory lists.
+// Layout of a segment behind its documented part: a header, and the sections that its directory lists.
 //
 //   0                       documented bytes of the system (a ring's chunks and flags)
 //   header_offset           SegmentHeader, 1024 bytes, on a page boundary
 //   ...                     sections in the order of the plan, each on a 128-byte boundary
 //   trailer_end             extents or sections that a system appends later
 //
-// The header names its own offset, so an observer that knows no geometry finds it: it is the only page that
-// begins with the magic and with its own position.
+// The header contains its own offset, so an observer can find it without knowing the geometry: no other page begins
+// with the magic and contains its own offset.
 #pragma once
 
 #include <array>
@@ -49,7 +49,7 @@ using Geometry = std::array<std::uint64_t, 4>;
 using SegmentId = std::array<std::uint8_t, 16>;
 
 struct SegmentHeader {
-    std::uint64_t magic;  // stored last (SYNC header): whoever sees it sees a complete segment
+    std::uint64_t magic;  // stored last (SYNC header): a process that sees it sees a complete segment
     std::uint32_t layout_major;
     std::uint32_t layout_minor;
     std::uint64_t header_offset;
@@ -60,9 +60,9 @@ struct SegmentHeader {
 
     System system;
     std::uint32_t section_count;
-    Geometry geometry;  // meaning by system; a ring: n_reader, max_chunk_bytes, max_chunks, 0
+    Geometry geometry;  // meaning depends on the system; a ring: n_reader, max_chunk_bytes, max_chunks, 0
     std::uint64_t reserved_1;
-    std::uint64_t space_each;  // a ring: bytes of every chunk that have had their space from the beginning; 0: not known
+    std::uint64_t space_each;  // a ring: bytes of every chunk that are reserved at creation; 0: unknown
     std::uint64_t reserved_2;
 
     std::uint32_t membership;  // futex word: somebody joined or left
@@ -75,8 +75,8 @@ static_assert(offsetof(SegmentHeader, system) == 64);
 static_assert(offsetof(SegmentHeader, membership) == 128);
 static_assert(offsetof(SegmentHeader, sections) == 256);
 
-// What the first 64 bytes of every participant's slot say, and the second 64 bytes count. A slot is written only
-// by the process that holds its lock; the two lines are apart because peers poll the first.
+// A participant's slot: its identity in the first 64 bytes, counters in the second. Only the process that holds the
+// slot's lock writes to it. The two are on separate cache lines because peers poll the first.
 enum class SlotState : std::uint32_t { absent = 0, attached = 1, closed = 2, released = 3 };
 enum class SlotActivity : std::uint32_t { elsewhere = 0, waiting = 1 };
 
@@ -87,24 +87,24 @@ struct ParticipantSlot {
     std::uint64_t start_ticks;
     std::uint64_t pid_namespace;
     std::uint32_t reserved_1[3];
-    std::uint32_t absent_elsewhere;  // the writer's slot: readers without a slot, on other hosts, that have not attached
+    std::uint32_t absent_elsewhere;  // in the writer's slot: readers on other hosts that have not attached
     std::uint32_t reserved_2[4];
 
     std::uint64_t position;          // messages published or consumed
     std::int64_t last_progress_ns;   // CLOCK_MONOTONIC
     SlotActivity activity;
-    std::uint32_t views;  // chunks that are kept because something refers to them
+    std::uint32_t views;  // chunks kept because something still refers to them
     std::uint64_t bytes;
-    std::uint64_t waits;   // calls that did not find at once what they came for
-    std::uint64_t spills;  // messages that did not fit their place
-    std::int64_t views_since_ns;  // when the oldest of them was taken; CLOCK_MONOTONIC
+    std::uint64_t waits;   // calls that had to wait
+    std::uint64_t spills;  // messages written to an extent
+    std::int64_t views_since_ns;  // when the oldest view was taken; CLOCK_MONOTONIC
     std::uint64_t reserved_3;
 };
 static_assert(sizeof(ParticipantSlot) == 128);
 static_assert(offsetof(ParticipantSlot, absent_elsewhere) == 44);
 static_assert(offsetof(ParticipantSlot, position) == 64);
 
-// Locks lie far beyond any byte of the file: one per participant, one shared by users that are no participants.
+// Lock bytes lie far beyond the end of the file: one per participant, one shared by users that are not participants.
 inline constexpr std::int64_t kLockBase = std::int64_t{1} << 62;
 inline constexpr std::int64_t kUserLock = kLockBase + (std::int64_t{1} << 31);
 inline constexpr std::int64_t kLockSpan = std::int64_t{1} << 32;

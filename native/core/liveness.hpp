@@ -1,8 +1,8 @@
-// The lock by which a process is known to live, on an open file description of its own.
+// The lock that proves that a process is alive, on an open file description of its own.
 //
-// Never on the descriptor that is mapped: a mapping keeps its description open, so the lock would outlive close()
-// with views, and outlive a parent whose forked child keeps the mapping. And never shared with a child: the child
-// closes its copy (`os/fork.hpp`), without unlocking, because unlocking in a child drops the parent's lock.
+// That description is never mapped: a mapping keeps its description open, so the lock would outlive close() while views
+// exist, and would outlive a parent whose forked child keeps the mapping. It is never shared with a child: the child
+// closes its copy (`os/fork.hpp`) without unlocking, because unlocking in a child drops the parent's lock.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace memlane::core {
 class LivenessLock {
 public:
     LivenessLock() noexcept = default;
-    // Opens the description and nothing else; `take` holds bytes through it.
+    // Only opens the description; the `take` methods lock bytes through it.
     explicit LivenessLock(const os::FileDescriptor& segment) {
         const auto no_fork = os::ClosedInChildren::all().hold();
         file_ = os::reopen(segment);
@@ -37,7 +37,7 @@ public:
 
     bool take_slot(std::size_t slot) { return os::try_lock(file_, os::LockKind::exclusive, byte_of(slot)); }
     bool take_user() { return os::try_lock(file_, os::LockKind::shared, {kUserLock, 1}); }
-    // For removal: nobody at all uses the segment.
+    // For removal: succeeds only if nobody else uses the segment.
     bool take_all() { return os::try_lock(file_, os::LockKind::exclusive, {kLockBase, kLockSpan}); }
     // Not to be called in a forked child.
     void give_up_all() { os::unlock(file_, {kLockBase, kLockSpan}); }
@@ -46,13 +46,13 @@ public:
     // Does another description hold the slot? A system call (1.2 us).
     bool is_held_by_other(std::size_t slot) const { return os::is_locked(file_, byte_of(slot)); }
 
-    // For systems that give bytes of their own a meaning. Not to be called in a forked child.
+    // For systems that define lock bytes of their own. Not to be called in a forked child.
     bool take(os::LockKind kind, os::LockRange range) { return os::try_lock(file_, kind, range); }
     void give_up(os::LockRange range) { os::unlock(file_, range); }
     std::optional<os::LockRange> held_by_other(os::LockRange range) const { return os::find_lock(file_, range); }
 
-    // Gives up everything held through this description at once. In a forked child it is closed already, and its
-    // number may belong to somebody else by now.
+    // Drops all locks of this description at once. In a forked child the
+    // descriptor is closed already, and its number may have been reused.
     void release() noexcept {
         if (!file_.is_open()) return;
         const auto no_fork = os::ClosedInChildren::all().hold();

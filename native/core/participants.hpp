@@ -1,4 +1,4 @@
-// Who takes part in a segment: slot 0 is the writer, slot 1 + r is reader r.
+// The participants of a segment: slot 0 is the writer, slot 1 + r is reader r.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace memlane::core {
 
-// `dead` is decided by the lock alone: attached, and nobody holds it any more.
+// `dead` is decided by the lock alone: the slot says attached, but nobody holds its lock any more.
 enum class Presence { absent, attached, dead, closed, released };
 
-// What the slot says; whether the process still lives, `Participants::presence` asks.
+// What the slot says. `Participants::presence` also checks whether the process is still alive.
 inline Presence to_presence(SlotState state) noexcept {
     switch (state) {
         case SlotState::closed: return Presence::closed;
@@ -23,7 +23,7 @@ inline Presence to_presence(SlotState state) noexcept {
     }
 }
 
-// A wait of the slot's owner: counted, and said in the slot until it ends, by an exception of a signal handler, too.
+// Counts a wait of the slot's owner, and shows it in the slot until it ends, even if a signal handler raises.
 class Waiting {
 public:
     explicit Waiting(ParticipantSlot& slot) noexcept : slot_(slot) {
@@ -42,12 +42,12 @@ class Participants {
 public:
     explicit Participants(Segment& segment)
         : Participants(segment, segment.section<ParticipantSlot>(Section::participants)) {}
-    // For a system whose slots came to the segment later.
+    // For a system whose slots were appended to the segment later.
     Participants(Segment& segment, ParticipantSlot* slots) : segment_(segment), slots_(slots) {}
 
     ParticipantSlot& slot(std::size_t i) const noexcept { return slots_[i]; }
 
-    // The caller holds the lock of the slot. Tells peers who wait for it.
+    // The caller must hold the slot's lock. Wakes peers that wait for it to attach.
     void join(std::size_t i, const os::ProcessIdentity& who) const noexcept {
         ParticipantSlot& s = slots_[i];
         store_relaxed(s.pid, who.pid);
@@ -59,7 +59,7 @@ public:
 
     void leave(std::size_t i) const noexcept { set_state(i, SlotState::closed); }
 
-    // Participants that have no slot here; only the owner of slot 0 knows of them.
+    // How many participants without a slot here have not attached. Only the owner of slot 0 knows of them.
     void set_absent_elsewhere(std::uint32_t count) const noexcept {
         SYNC_STORE(join);
         store_release(slots_[0].absent_elsewhere, count);
@@ -70,8 +70,8 @@ public:
         return load_acquire(slots_[0].absent_elsewhere);
     }
 
-    // A place that nobody holds is given up for good: the caller keeps its lock, so nobody can attach there later.
-    // False if a living process holds it.
+    // Releases a slot that nobody holds, for good: the caller keeps its lock,
+    // so nobody can attach there later. False if a live process holds it.
     bool release(std::size_t i) const {
         if (!segment_.lock().take_slot(i)) return false;
         SYNC_LOAD(leave);
@@ -90,7 +90,7 @@ public:
         switch (state(i)) {
             case SlotState::attached:
                 if (segment_.lock().is_held_by_other(i)) return Presence::attached;
-                // It says `closed` before it gives up the lock, so look again.
+                // A participant stores `closed` before it drops its lock, so check the state again.
                 return state(i) == SlotState::attached ? Presence::dead : to_presence(state(i));
             default: return to_presence(state(i));
         }

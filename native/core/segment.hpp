@@ -1,7 +1,7 @@
-// The life of a segment: made without a name, reserved, locked, filled in, published, named; joined; unnamed.
+// The life of a segment: created without a name, reserved, locked, filled in, published, named; attached to; unlinked.
 //
-// Whatever fails on the way leaves nothing behind, because until `link_name`, the last step, the file has no name
-// and goes with its descriptor.
+// A failure on the way leaves nothing behind: until `link_name`, the
+// last step, the file has no name and disappears with its descriptor.
 #pragma once
 
 #include <exception>
@@ -23,7 +23,7 @@ namespace memlane::core {
 inline constexpr const char* kDirectory = "/dev/shm";
 inline constexpr const char* kNamePrefix = "memlane-";
 
-// Bytes of the documented part that are reserved at creation: `count` pieces, a stride apart. The trailer always is.
+// Bytes of the documented part to reserve at creation: `count` pieces, `stride` apart. The trailer is always reserved.
 struct ReservedRange {
     std::uint64_t offset;
     std::uint64_t bytes;
@@ -37,7 +37,7 @@ inline constexpr const char* kWhyMissing =
     "its creator has closed it or died, or all its readers have attached, or it was made on another "
     "host or in a container, which has a /dev/shm of its own";
 
-// The names that memlane makes: the prefix and 32 hexadecimal digits. Anything else is none of its business.
+// True for names that memlane generates: the prefix and 32 hexadecimal digits. Sweeps look at no others.
 inline bool is_segment_name(const std::string& name) noexcept {
     const std::string prefix = kNamePrefix;
     return name.size() == prefix.size() + 32 && name.rfind(prefix, 0) == 0 &&
@@ -56,19 +56,20 @@ inline bool is_exhaustion(int error) noexcept { return error == ENOSPC || error 
 
 class Segment {
 public:
-    // `slot`: the participant that the creator is; none for a user who only holds the segment. `later`: bytes that will
-    // be reserved; refused if there is no space for them now.
+    // `slot`: the creator's slot as a participant; none if it only holds the segment. `later`: bytes that will be
+    // reserved later; refused if there is no space for them now.
     static std::shared_ptr<Segment> create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
                                            const std::vector<ReservedRange>& reserved, std::optional<std::size_t> slot,
                                            std::uint64_t later = 0);
-    // `slot` as above; `id`: refuse another segment that has come to bear the name.
+    // `slot` as above. `id`: refuse a newer segment of the same name.
     static std::shared_ptr<Segment> attach(const std::string& name, const SegmentPlan& plan,
                                            const std::optional<SegmentId>& id, std::optional<std::size_t> slot);
 
-    // Another participant in this process, on this mapping: a race detector sees races through one mapping only.
+    // Adds a participant of this process, on the same mapping: race detectors see races through one mapping only.
     std::shared_ptr<Segment> join_same_mapping(std::size_t slot) const {
         std::shared_ptr<Segment> joined(new Segment(name_, false));
         joined->file_ = os::reopen(file_);
+        joined->id_ = id_;
         joined->bytes_ = bytes_;
         joined->mapping_ = mapping_;
         joined->header_ = header_;
@@ -83,7 +84,7 @@ public:
 
     const std::string& name() const noexcept { return name_; }
     std::uint64_t bytes() const noexcept { return bytes_; }
-    // As the header said it at attach; nobody has checked it.
+    // What the header said at attach, unchecked.
     std::uint64_t space_each() const noexcept { return space_each_; }
     bool is_creator() const noexcept { return is_creator_; }
     bool is_open() const noexcept { return mapping_ != nullptr; }
@@ -103,13 +104,13 @@ public:
         return nullptr;
     }
 
-    // Takes space for a part of the file that was left open at creation; ShmExhausted changes nothing.
+    // Reserves and populates a part of the file that was not reserved at creation. Can be repeated after ShmExhausted.
     void reserve(std::uint64_t offset, std::uint64_t bytes) {
         if (const int error = os::reserve(file_, offset, bytes)) throw_reservation(error, bytes);
         populate(offset, bytes);
     }
 
-    // Has memory of the segment mapped: ENOMEM is what a limit of address space, or of the cgroup, gives.
+    // For work that maps memory: ENOMEM, from a limit of address space or of the cgroup, becomes ShmExhausted.
     template <class Work>
     auto with_memory(std::uint64_t need, Work&& work) const {
         try {
@@ -120,7 +121,7 @@ public:
         }
     }
 
-    // From now on nothing can stay behind, however the processes end; and nobody can join.
+    // From now on nothing is left behind, however the processes end, and nobody can attach.
     void remove_name() {
         if (!is_creator_ || !is_named_ || !is_own()) return;
         SYNC_STEP(unlink);
@@ -128,7 +129,7 @@ public:
         is_named_ = false;
     }
 
-    // The same by one who attached. If it fails, the creator will try again.
+    // The same, by a process that attached. If it fails, the creator tries again.
     void remove_name_as_peer() const noexcept {
         SYNC_STEP(unlink);
         try {
@@ -137,7 +138,7 @@ public:
         }
     }
 
-    // As abandon(), but says so (when all the rest is done) if the name cannot be removed.
+    // Like abandon(), but throws, after everything else is done, if the name cannot be removed.
     void close() {
         if (!is_open()) return;
         std::exception_ptr problem;
@@ -150,14 +151,14 @@ public:
         if (problem) std::rethrow_exception(problem);
     }
 
-    // Frees everything that is this process's own: name (of its creator), lock, descriptor, and the mapping, which
-    // stays until the last view of it goes. Tells nobody: to peers it looks like a death.
+    // Frees what this process owns: the name (if it is the creator), the lock, the descriptor, and the mapping, which
+    // stays until its last view is dropped. Notifies nobody: to peers it looks like a death.
     void abandon() noexcept {
         if (!is_open()) return;
         try {
             remove_name();
         } catch (const std::system_error&) {
-            // The next creation sweeps the name: this process's lock on it ends here.
+            // The next creation sweeps the name, because this process drops its lock below.
         }
         SYNC_STEP(unlock);
         remove_name_of_the_dead();
@@ -171,8 +172,8 @@ private:
     Segment(std::string name, bool is_creator) : name_(std::move(name)), is_creator_(is_creator) {}
 
     std::string path() const { return path_of(name_); }
-    // The name by which sweeps find a segment whose own name its caller chose: linked before that, unlinked after it, so
-    // whoever is killed in between leaves nothing that no sweep finds.
+    // The name by which sweeps find a segment whose own name was chosen by the caller. Linked before that name and
+    // unlinked after it, so a process killed in between leaves nothing that sweeps miss.
     std::string second_path() const { return path_of(name_from(id_)); }
     void unlink_names() const {
         os::unlink_if_same(file_, path());
@@ -198,8 +199,8 @@ private:
         with_memory(bytes, [&] { mapping_->populate(offset, bytes); });
     }
 
-    // A creator that was killed could not remove its name: the last of the others to leave does. Each gives up its own
-    // locks first, because two who leave at once would otherwise take each other for survivors.
+    // A killed creator could not remove its name, so the last of the others to leave does. Each drops its own locks
+    // first; otherwise two that leave at once would take each other for survivors.
     void remove_name_of_the_dead() noexcept {
         if (!is_own() || !lock_.is_open()) return;
         try {
@@ -229,7 +230,7 @@ private:
     LivenessLock lock_;
     std::shared_ptr<os::Mapping> mapping_;
     SegmentHeader* header_ = nullptr;
-    std::vector<SectionEntry> sections_;  // private copy, checked: what a peer scribbles later is not believed
+    std::vector<SectionEntry> sections_;  // private copy, checked: later writes of a peer do not matter
 };
 
 inline constexpr const char* kOneUser = "only processes of one user share a segment";
@@ -253,7 +254,7 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
     ranges.push_back({plan.header_offset(), s.bytes_ - plan.header_offset()});
     std::uint64_t need = later;
     for (const ReservedRange& range : ranges) need += range.bytes * range.count;
-    // Ask before taking: filling the file system to its brim only to fail would hurt everybody else meanwhile.
+    // Check before reserving: filling up the file system only to fail would hurt everybody else meanwhile.
     if (const std::uint64_t free = os::free_bytes(s.file_); need > free)
         throw ShmExhausted(ENOSPC, need, free);
     for (const ReservedRange& range : ranges)
@@ -274,7 +275,7 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
     s.is_named_ = true;
     if (!is_segment_name(name)) os::link_name(s.file_, s.second_path());
     os::link_name(s.file_, s.path());
-    // By its name, so that whoever looks at descriptors (lsof, memlane.testing) knows what it is, also later on.
+    // Reopened by name, so that tools that list descriptors (lsof, memlane.testing) show what it is, also later on.
     os::FileDescriptor named = os::open_existing(s.path());
     if (os::facts_of(named).is_same_file(os::facts_of(s.file_))) s.file_ = std::move(named);
     return segment;
@@ -295,13 +296,13 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
     check_access(path, facts, kOneUser);
     // Not the whole file: what a system appends behind the trailer is not mapped.
     s.bytes_ = trailer_end_of(plan);
-    // What the creator reserved has its space: nobody is made to allocate it for a file that is all holes.
+    // The creator reserved the trailer. Refuse a file that is all holes, because touching them would allocate pages.
     if (facts.bytes < s.bytes_ || facts.allocated < s.bytes_ - plan.header_offset()) s.throw_mismatch(plan);
     s.map();
     s.check_header(plan, id);
     const bool has_place = s.try_hold(slot);
-    // Only now: with a lock held nobody takes the segment for dead any more. And before anybody is blamed for a place
-    // that is taken: it may have been a sweep, which has removed the name since.
+    // Checked with a lock held, because from then on nobody takes the segment for dead. And checked before a taken
+    // place is reported, because a sweep may have held it, and has removed the name since.
     if (os::facts_of(s.file_).links == 0)
         throw SegmentMissing(name, path + " was removed while this process attached; " + kWhyRemoved);
     if (!has_place) s.throw_taken(*slot);
@@ -312,12 +313,12 @@ inline void Segment::hold(std::optional<std::size_t> slot) {
     if (!try_hold(slot)) throw_taken(*slot);
 }
 
-// False if somebody else has the place; the caller is then a user of the segment.
+// False if somebody else holds the slot; the caller then holds the users' lock instead.
 inline bool Segment::try_hold(std::optional<std::size_t> slot) {
     lock_ = LivenessLock(file_);
     SYNC_STEP(lock);
     if (slot ? lock_.take_slot(*slot) : lock_.take_user()) return true;
-    // Users share their byte: it is refused only while a sweep of the dead holds the whole segment.
+    // Users share their byte, so it is refused only while somebody removes the dead segment.
     if (!lock_.take_user()) throw SegmentMissing(name_, path() + " is being removed, because all its processes have died");
     return false;
 }
@@ -350,7 +351,7 @@ inline void Segment::check_header(const SegmentPlan& plan, const std::optional<S
     }
 }
 
-// Tells what the file holds instead.
+// The error says what the file contains instead.
 inline void Segment::throw_mismatch(const SegmentPlan& plan) const {
     const std::string wanted = "geometry " + to_text(plan.geometry) + " of system " +
                                std::to_string(static_cast<std::uint32_t>(plan.system));

@@ -1,4 +1,4 @@
-// The header of a segment: planned, filled in, found in a file, copied.
+// The header of a segment: planning, filling in, finding and copying it.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,13 @@ struct PlannedSection {
     std::uint64_t count;
 };
 
-// What a system puts into a segment; the same plan makes it and checks it at attach.
+// What a system puts into a segment. The same plan creates the segment and checks it at attach.
 struct SegmentPlan {
     System system;
     Geometry geometry;
     std::uint64_t documented_bytes;
     std::vector<PlannedSection> sections;
-    std::uint64_t space_each = 0;  // the creator's to say: not compared at attach
+    std::uint64_t space_each = 0;  // chosen by the creator; not compared at attach
 
     std::uint64_t header_offset() const noexcept { return align_up(documented_bytes, kPage); }
 };
@@ -47,7 +47,7 @@ inline std::uint64_t trailer_end_of(const SegmentPlan& plan) {
     return align_up(placed.back().offset + placed.back().stride * placed.back().count, kPage);
 }
 
-// Of a segment that is ready otherwise: from here on it can be joined.
+// Call it when the rest of the segment is ready: the magic, stored last, marks the segment as complete.
 inline void fill_in(SegmentHeader& h, const SegmentPlan& plan, const SegmentId& id,
                     const std::vector<SectionEntry>& sections, std::uint64_t bytes) {
     h.layout_major = kLayoutMajor;
@@ -59,14 +59,14 @@ inline void fill_in(SegmentHeader& h, const SegmentPlan& plan, const SegmentId& 
     h.section_count = static_cast<std::uint32_t>(sections.size());
     h.geometry = plan.geometry;
     h.space_each = plan.space_each;
-    std::copy(sections.begin(), sections.end(), h.sections);  // there may be none: not memcpy
+    std::copy(sections.begin(), sections.end(), h.sections);  // not memcpy, because there may be none
     SYNC_STORE(header);
     store_release(h.magic, kMagic);
 }
 
-// A private copy of a complete header: what a peer scribbles later is not believed. None if there is none. Looks with
-// pread first, because touching a hole of a mapped tmpfs file would allocate it, or end in SIGBUS where nothing is
-// left; and copies behind the acquire, because what was read before it may be older than the magic.
+// A private copy of a complete header, which later writes of a peer cannot change; nullopt if there is none. Checks
+// with pread first, because touching a hole of a mapped tmpfs file would allocate a page, or raise SIGBUS if no space
+// is left. Copies after the acquire, because what was read before it may be older than the magic.
 inline std::optional<SegmentHeader> copy_header(const os::FileDescriptor& file, const SegmentHeader& mapped,
                                                 std::uint64_t offset) {
     std::uint64_t magic = 0;
@@ -87,7 +87,7 @@ inline std::string to_text(const Geometry& g) {
     return text + ")";
 }
 
-// The header, wherever it is: for who does not know the geometry. Reads the first kilobyte of every page that has its space.
+// Finds the header without knowing the geometry. Reads the first 1024 bytes of every page that has space.
 inline std::optional<SegmentHeader> find_header(const os::FileDescriptor& file) {
     std::uint64_t at = 0;
     while (const auto data = os::next_data(file, at)) {

@@ -1,4 +1,4 @@
-// How a call on an endpoint ended. The bindings turn everything but `ok` into one Python exception.
+// How a call on an end returned. The bindings turn each status except `ok` into a Python exception.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ enum class Status {
     ok,
     would_block,  // a call that never waits found nothing to do
     timed_out,
-    interrupted,  // the caller's own look() asked for it: a signal, a cancel
+    interrupted,  // the caller's look() ended the call: a signal, a cancel
     closed,       // this end was closed, before or during the call
     peer_closed,
     peer_died,
@@ -22,7 +22,7 @@ struct Outcome {
     std::size_t slot = 0;  // of the peer, with peer_closed and peer_died
 };
 
-// The same of a call that takes something: what it took is there if the status is `ok`, and only then.
+// The outcome of a call that takes something: `loan` has a value if and only if the status is `ok`.
 template <class Loan>
 struct Taken : Outcome {
     Taken(const Outcome& outcome) : Outcome(outcome) {}

@@ -1,4 +1,4 @@
-// Removes what killed processes left behind and no survivor has removed: names of segments that nobody holds.
+// Removes what killed processes left behind and no survivor removed: names of segments that nobody holds.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace memlane::core {
 
-// A name that a caller chose: is it free, or was it left by the dead (and is removed now)? Only what is a segment of this
-// user and has no living user goes.
+// For a name that a caller chose. True if it is free, or was left by a dead process and has now been removed. Removes
+// only segments that belong to this user and that no live process uses.
 inline bool free_name(const std::string& name) {
     const std::string path = std::string(kDirectory) + "/" + name;
     os::FileDescriptor file;
@@ -20,7 +20,7 @@ inline bool free_name(const std::string& name) {
     } catch (const std::system_error& error) {
         const int why = error.code().value();
         if (why == ENOENT) return true;
-        // A link, a directory, a socket, or somebody else's file.
+        // A link, a directory, a socket, a device, or another user's file.
         if (why == ELOOP || why == EISDIR || why == ENXIO || why == ENODEV || why == EACCES || why == EPERM) return false;
         throw;
     }
@@ -32,8 +32,8 @@ inline bool free_name(const std::string& name) {
     return true;
 }
 
-// Every segment is locked before it has a name, so one that can be locked as a whole has no living user: age and
-// pid are not asked. Returns the names that were removed. Costs a few microseconds per segment of this user.
+// Every segment is locked before it has a name, so no live process uses one that can be locked as a whole, whatever its
+// age and pids. Returns the names that were removed. Costs a few microseconds per segment of this user.
 inline std::vector<std::string> sweep_dead_segments() {
     std::vector<std::string> removed;
     const std::vector<std::string> all = os::names_in(kDirectory);
@@ -47,13 +47,13 @@ inline std::vector<std::string> sweep_dead_segments() {
             LivenessLock lock(file);
             if (!lock.take_all()) continue;
             SYNC_STEP(sweep);
-            if (facts.links > 1)  // the name that its caller chose goes first: this one leads to it
+            if (facts.links > 1)  // the name that its caller chose first: this one leads to it
                 for (const std::string& other : all)
                     if (other != name) os::unlink_if_same(file, std::string(kDirectory) + "/" + other);
             os::unlink_if_same(file, path);
             removed.push_back(name);
         } catch (const std::system_error&) {
-            continue;  // gone meanwhile, or somebody else's: not ours to remove, and no reason to fail a creation
+            continue;  // gone meanwhile, or another user's: no reason to fail a creation
         }
     }
     return removed;

@@ -1,47 +1,46 @@
-// Atomics on bytes that processes share, and the names of the places where they synchronise.
+// Atomics on bytes that processes share, and names for the points where the processes synchronise.
 //
 // Every pair of a store and the load that must see it has one name, written at both ends:
 //
 //   name      store side                                load side                  what becomes visible
-//   header    magic of a complete segment               attach                     header, sections, all zeroes
-//   join      a participant's slot says `attached`      peers                      who it is (pid, start time, ...)
+//   header    magic of a complete segment               attach                     header, sections, zeroes elsewhere
+//   join      a participant's slot says `attached`      peers                      its identity (pid, start time, ...)
 //   leave     a participant's slot says `closed`        peers                      all it published or released before
 //   retract   writer sets `written` to 0                reader, before it reads    (nothing: readers keep out)
 //   reset     writer sets a reader's flag to 0          that reader                `written` = 0, data and descriptor
 //   publish   writer sets `written` to 1                readers                    data and descriptor
-//   consume   a reader sets its own flag to 1           writer                     that its loads of the data are over
-//   lease     a reader marks an extent that it keeps     writer, behind `consume`   (the mark itself)
-//   drop      a reader takes that mark away              writer                     that its loads of the extent are over
-//   append    a later section gets into the directory   whoever looks for it       the section, filled in
+//   consume   a reader sets its own flag to 1           writer                     its loads of the data are complete
+//   lease     a reader marks an extent that it keeps    writer, after `consume`    (the mark itself)
+//   drop      a reader clears that mark                 writer                     its loads of the extent are complete
+//   append    a section is added to the directory       processes looking for it   the section, filled in
 //   offer     writer marks an object's entry live       readers                    its bytes, address, size; reads of 0
-//   refer     writer adds a reference                   a reader that counts       (the number itself)
-//   pin       a participant adds to its pins            writer, once it has retired (ordered by a full fence on both sides)
-//   retire    writer marks an entry closing, or retired readers, once they pinned  (ordered by a full fence on both sides)
+//   refer     writer stores an object's references      a reader that counts       (the number itself)
+//   pin       a participant adds to its pins            writer, after `retire`     (a full fence on both sides)
+//   retire    writer marks an entry closing, or retired readers, after `pin`       (a full fence on both sides)
 //   count     a reader counts its read of an object     writer                     (the number itself)
-//   unpin     a participant takes its pin away          writer                     that its loads of the object are over
-//   park      a sleeper sets its `parked` byte          whoever wakes it           (ordered by a full fence on both sides)
+//   unpin     a participant removes its pin             writer                     its loads of the object are complete
+//   park      a sleeper sets its `parked` byte          the waker                  (a full fence on both sides)
 //   wake      the waker increments the futex word       the sleeper's futex wait   what it waits for
 //
-// These orders suffice, and none is there for nothing: native/tests/weak_memory tries what a weakly ordered processor
-// may do with them, and with each one taken away. No other file of the protocol names a memory order.
+// These orders are sufficient, and each is necessary: native/tests/weak_memory explores what a weakly ordered processor
+// may do with them, and with each one weakened. No other file of the protocol names a memory order.
 //
-// Steps that are no atomics but leave something behind if the process dies there have a name, too:
+// Steps that are not atomics, but leave something behind if the process dies there, have names, too:
 //
-//   step      what comes next                           what a death right before it leaves
-//   lock      taking a participant's lock               nothing: a file without a name, or somebody else's segment
+//   step      what comes next                           what a death just before it leaves behind
+//   lock      taking a participant's lock               nothing: an unnamed file, or another process's segment
 //   link      giving a new segment its name             nothing
 //   unlink    removing that name                        a name without a creator: the last to leave, or the next creation, removes it
-//   sweep     removing the name of a dead segment       that name, and no lock on it
-//   unlock    giving up a participant's lock            nothing: the kernel does the same
+//   sweep     removing the name of a dead segment       that name, without a lock on it
+//   unlock    dropping a participant's lock             nothing: the kernel does the same
 //   fill      copying a piece of a message or object     a chunk that is not published, or no object
-//   reserve   taking a piece of a region's space        a region that is not complete: another goes on, or a new one is made
+//   reserve   taking a piece of a region's space        an incomplete region: another process goes on, or replaces it
 //   populate  mapping pages of a region                 the same
-//   complete  saying that a region has all its space    the same
-//   spill     writing a piece of it behind the ring     space of the file, which goes with the file
+//   complete  marking that a region has all its space   the same
+//   spill     writing part of a message to an extent    space in the file, which is freed with the file
 //
-// The marks are executable: nothing in a release build, a call of `sync_hook` in a build with
-// MEMLANE_SYNC_HOOKS, by which tests force an order of steps or kill a process exactly there.
-// A mark stands right before its step.
+// The marks expand to nothing in a release build, and to a call of `sync_hook` in a build with MEMLANE_SYNC_HOOKS, by
+// which tests force an order of steps or kill a process exactly there. A mark comes directly before its step.
 #pragma once
 
 #include <atomic>
@@ -87,13 +86,13 @@ inline void increment_release(std::uint32_t& at) noexcept {
 }
 inline void full_fence() noexcept { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-// Lock-free at any address that holds such a value, or two processes would not agree on the lock.
+// Must be lock-free: an atomic with a lock would use a different lock in each process.
 static_assert(std::atomic_ref<std::uint8_t>::is_always_lock_free);
 static_assert(std::atomic_ref<std::uint32_t>::is_always_lock_free);
 static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
 
-// What lies there now, as the caller's own: what a peer scribbles later changes nothing of it. A plain copy would not do,
-// because the compiler may leave it out, and read the original again after it was checked.
+// Copies shared bytes into the caller's memory, where later writes of a peer cannot change them. A plain copy is not
+// enough: the compiler may elide it, and read the original again after it was checked.
 inline void copy_privately(void* to, const void* shared, std::size_t bytes) noexcept {
     std::memcpy(to, shared, bytes);
     asm volatile("" : : "r"(to) : "memory");
@@ -105,7 +104,7 @@ T private_copy(const T& shared) noexcept {
     return copy;
 }
 
-// A number that one process writes and others may read at any time. No read-modify-write: a plain addition.
+// Adds to a number that one process writes and others may read at any time, so a plain addition is enough.
 template <class T>
 void add_single_writer(T& counter, T amount) noexcept {
     store_relaxed(counter, static_cast<T>(load_relaxed(counter) + amount));

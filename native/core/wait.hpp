@@ -1,11 +1,11 @@
 // The one loop that waits for peers of a segment, for every system and both sides.
 //
-//   check - spin a little - { register as sleeper - full fence - check again - sleep for a slice - look around }
+//   check - spin a little - { register as sleeper - full fence - check again - sleep for a slice - look }
 //
-// Why nobody is left asleep: the sleeper stores `parked`, then (full fence) loads what it waits for; the waker
-// stores that, then (full fence) loads `parked`. One of the two sees the other. The waker clears `parked` before
-// it increments the word, so a sleeper that registers in between is woken by the increment, needlessly at worst.
-// A byte per sleeper and not a count of them: a sleeper that is killed would leave a count wrong for ever.
+// Why no wake-up is lost: the sleeper stores `parked`, then (full fence) loads what it waits for; the waker stores
+// that, then (full fence) loads `parked`. At least one of them sees the other. The waker clears `parked` before it
+// increments the word, so a sleeper that registers in between is woken by the increment, needlessly at worst. Each
+// sleeper has a byte, because a killed sleeper would leave a shared count wrong for ever.
 #pragma once
 
 #if defined(__x86_64__)
@@ -24,9 +24,9 @@
 namespace memlane::core {
 
 inline constexpr os::Nanoseconds kSlice = 100 * os::kMillisecond;
-// A wait that may be long looks around ever more rarely, down to this: a death is to be named within a second.
+// The slices of a wait that may be long grow up to this, because a death must be reported within a second.
 inline constexpr os::Nanoseconds kLongestSlice = 700 * os::kMillisecond;
-// Calls that poll in vain look for the dead at most so often.
+// Calls that poll in vain check for dead peers at most once in this interval.
 inline constexpr os::Nanoseconds kPollInterval = os::kMillisecond;
 
 inline void pause() noexcept {
@@ -37,11 +37,11 @@ inline void pause() noexcept {
 #endif
 }
 
-// Spins for about as long as a sleep and a wake-up take, and gives up the habit while it does not pay: after a spin
-// that found nothing the next 1, 3, 7 ... 255 waits do not spin. It yields the core after every 32 pauses,
-// because the one it waits for may need this very core. With more participants than cores that is likely, so a wait
-// that does not spin yields a few times before it sleeps: else writer and readers take turns in sleeping, with a
-// futex call on both sides for every message (so 4 readers on 2 cores got 1.3 to 1.7 times as many messages).
+// Spins for about as long as a sleep and a wake-up take, but less often while spinning does not pay: after a spin that
+// found nothing, the next 1, 3, 7 ... 255 waits do not spin. It yields the core after every 32 pauses, because the peer
+// may need this very core. With more participants than cores that is likely, so a wait that does not spin yields a few
+// times before it sleeps. Otherwise writer and readers take turns sleeping, with a futex call on both sides for every
+// message (with these yields, 4 readers on 2 cores got 1.3 to 1.7 times as many messages).
 class Spinner {
 public:
     Spinner(std::size_t participants, unsigned cores) noexcept
@@ -80,8 +80,8 @@ private:
     unsigned next_skip_ = 1;
 };
 
-// Where somebody sleeps: a futex word that many may share, and one byte of his own by which he says that he does.
-// Without a byte (`parked` null) the waker must wake always.
+// Where a participant sleeps: a futex word that several may share, and a byte of its own that says that it sleeps.
+// Without that byte (`parked` null) the waker must always wake.
 struct WaitPoint {
     std::uint32_t* word;
     std::uint8_t* parked = nullptr;
@@ -90,10 +90,10 @@ struct WaitPoint {
 enum class WaitResult { ready, timed_out, interrupted };
 enum class LookReason { slice, signal, giving_up };
 
-// Waits until ready() is true. `look(reason)` is called after every slice, after every signal, and before the wait ends
-// for want of time; true from it ends the wait as `interrupted`. Slices take 100 ms, and each one twice as long as the
-// one before where longest() allows it. If ready() is true at once, there is no system call; if it comes true within
-// the spin, there are no others than yields of the core.
+// Waits until ready() is true. Calls `look(reason)` after every slice, after every signal, and before the wait times
+// out; if it returns true, the wait ends as `interrupted`. The first slice takes 100 ms, and each one twice as long as
+// the one before as far as longest() allows. If ready() is true at once, there is no system call; if it becomes true
+// during the spin, the only system calls are yields of the core.
 template <class Ready, class Look, class Longest>
 WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look,
                       Longest&& longest) {
@@ -106,8 +106,8 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
     os::Nanoseconds slice = kSlice;
     os::Nanoseconds next_look = os::monotonic_now() + slice;
     for (;;) {
-        // Acquire: who sees a waker's increment stores `parked` after that waker has cleared it. Else the clearing
-        // could arrive later and undo it, and the next waker would see nobody.
+        // Acquire: a sleeper that sees a waker's increment stores `parked` after that waker has cleared it. Otherwise
+        // the clear could arrive later and undo the store, and the next waker would see no sleeper.
         SYNC_LOAD(wake);
         const std::uint32_t seen = load_acquire(*point.word);
         SYNC_STORE(park);
@@ -147,8 +147,8 @@ inline void wake_always(std::uint32_t* word) noexcept {
     os::futex_wake_all(word);
 }
 
-// Call after the store that the sleepers wait for. One fence and one look while nobody sleeps; one system call
-// however many do. `is_wanted`, asked behind the fence and of sleepers only: false leaves them to somebody else.
+// Call it after the store that the sleepers wait for. Costs one fence and one scan, and one system call if anybody
+// sleeps. `is_wanted` is called after the fence if anybody sleeps; false leaves them to another waker.
 template <class IsWanted>
 void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked, IsWanted&& is_wanted) noexcept {
     SYNC_LOAD(park);

@@ -41,7 +41,6 @@ struct Pair {
     std::uint32_t to;
 };
 static_assert(sizeof(Pair) == 8);
-inline constexpr std::uint64_t kMostBlocks = std::uint64_t{1} << 32;
 
 // A block of more pieces than this is refused: their table would be larger than the block.
 inline constexpr std::uint64_t kMostExtents = 1u << 20;

@@ -1,4 +1,4 @@
-// Time as the library counts it: nanoseconds of CLOCK_MONOTONIC, which is one clock for all processes of a host.
+// Time in nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 #pragma once
 
 #include <ctime>
@@ -20,7 +20,7 @@ inline Nanoseconds monotonic_now() noexcept {
     return now.tv_sec * kSecond + now.tv_nsec;
 }
 
-// One absolute point in time at which a call gives up; made once where the call enters.
+// The absolute time at which a call gives up, computed once on entry.
 class Deadline {
 public:
     static constexpr Deadline never() noexcept { return Deadline{INT64_MAX}; }
@@ -32,7 +32,7 @@ public:
 
     constexpr Nanoseconds at() const noexcept { return at_; }
     constexpr bool passed(Nanoseconds now) const noexcept { return now >= at_; }
-    // Already over when the call began: such a call is a poll, which looks once and neither spins nor sleeps.
+    // True if the deadline had passed before the call began: the call checks once and neither spins nor sleeps.
     constexpr bool is_poll() const noexcept { return at_ == 0; }
     friend constexpr auto operator<=>(const Deadline&, const Deadline&) = default;
 

@@ -1,4 +1,4 @@
-// Files in shared memory: made without a name, named when complete, opened without following links.
+// Shared-memory files: created without a name, named when complete, opened without following links.
 #pragma once
 
 #include <dirent.h>
@@ -50,7 +50,7 @@ private:
     int fd_ = -1;
 };
 
-// A descriptor below 0 says that it failed.
+// On failure the descriptor is not open, and errno says why.
 inline FileDescriptor try_open(const std::string& path, int flags) noexcept {
     int fd;
     do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
@@ -71,8 +71,8 @@ inline FileDescriptor open_existing(const std::string& path) {
     return file;
 }
 
-// A second open file description of the same file; unlike dup() it shares no locks with the first.
-// Works for a file that has no name (any more), too.
+// A second open file description of the same file. Unlike a dup(), it
+// shares no locks with the first. Also works for files without a name.
 inline FileDescriptor reopen(const FileDescriptor& file) {
     const std::string path = "/proc/self/fd/" + std::to_string(file.get());
     FileDescriptor second = try_open(path, O_RDWR);
@@ -80,7 +80,7 @@ inline FileDescriptor reopen(const FileDescriptor& file) {
     return second;
 }
 
-// Gives a complete file its name; fails with EEXIST rather than replace or follow what is there.
+// Names a complete file. Fails with EEXIST instead of replacing a file or following a link.
 inline void link_name(const FileDescriptor& file, const std::string& path) {
     const std::string self = "/proc/self/fd/" + std::to_string(file.get());
     if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0)
@@ -94,7 +94,7 @@ struct FileFacts {
     uid_t owner;
     nlink_t links;
     std::uint64_t bytes;
-    std::uint64_t allocated;  // bytes that have their space; holes have not
+    std::uint64_t allocated;  // bytes that have space, so without holes
 
     bool is_regular() const noexcept { return S_ISREG(mode); }
     bool is_same_file(const FileFacts& other) const noexcept {
@@ -113,22 +113,21 @@ inline FileFacts facts_of(const FileDescriptor& file) {
     return to_facts(s);
 }
 
-// Of what bears the name, though it may not be opened; none if that cannot be told.
+// Facts about whatever has that name, even if it may not be opened; nullopt if lstat fails.
 inline std::optional<FileFacts> facts_at(const std::string& path) noexcept {
     struct stat s{};
     if (::lstat(path.c_str(), &s) != 0) return std::nullopt;
     return to_facts(s);
 }
 
-// Of a descriptor that is somebody else's.
+// Size of a file, for a descriptor that memlane does not own.
 inline std::uint64_t bytes_of(int fd) {
     struct stat s{};
     if (::fstat(fd, &s) != 0) throw_errno("cannot stat descriptor " + std::to_string(fd));
     return static_cast<std::uint64_t>(s.st_size);
 }
 
-// Removes `path` only while it still names `file`; a name that is gone or names another file is left alone. True if
-// it was removed.
+// Removes `path` if it still names `file`, and leaves any other file of that name alone. Returns whether it removed it.
 inline bool unlink_if_same(const FileDescriptor& file, const std::string& path) {
     struct stat s{};
     if (::lstat(path.c_str(), &s) != 0) {
@@ -141,7 +140,7 @@ inline bool unlink_if_same(const FileDescriptor& file, const std::string& path) 
     return false;
 }
 
-// What the directory lists, "." and ".." included.
+// The entries of a directory, including "." and "..".
 inline std::vector<std::string> names_in(const std::string& path) {
     DIR* opened;
     do opened = ::opendir(path.c_str());
@@ -153,8 +152,8 @@ inline std::vector<std::string> names_in(const std::string& path) {
     return names;
 }
 
-// May this process have no file so long? Asked before a file grows: the kernel would send SIGXFSZ, and if nobody has it
-// ignored (Python has, but not who embeds it) that ends the process.
+// True if RLIMIT_FSIZE forbids a file of this length. Check before a file grows: otherwise the kernel sends SIGXFSZ,
+// which kills the process unless it is ignored (Python ignores it, but programs that embed Python may not).
 inline bool is_beyond_limit(std::uint64_t end) noexcept {
     struct rlimit limit{};
     return end > INT64_MAX || (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && end > limit.rlim_cur);
@@ -166,13 +165,13 @@ inline void resize(const FileDescriptor& file, std::uint64_t bytes) {
         if (errno != EINTR) throw_errno("cannot size a segment to " + std::to_string(bytes) + " bytes");
 }
 
-// Wakes whoever watches the file (os/watch.hpp), by an attribute that stays what it is.
+// Wakes everybody who watches the file (os/watch.hpp), by setting its mode to the current value.
 inline void notify_watchers(const FileDescriptor& file) noexcept {
     struct stat s{};
     if (::fstat(file.get(), &s) == 0) static_cast<void>(::fchmod(file.get(), s.st_mode & 07777));
 }
 
-// Of the file system; "very much" where it has no limit of its own or does not tell.
+// Of the file system; UINT64_MAX if it has no limit or does not report one.
 inline std::uint64_t free_bytes(const FileDescriptor& file) noexcept {
     struct statvfs s{};
     if (::fstatvfs(file.get(), &s) != 0 || s.f_blocks == 0) return UINT64_MAX;
@@ -185,10 +184,10 @@ inline std::uint64_t total_bytes(const FileDescriptor& file) noexcept {
     return static_cast<std::uint64_t>(s.f_blocks) * s.f_frsize;
 }
 
-// Takes the space for a range now, so that a full file system is an error here and not a SIGBUS later.
-// Returns 0 or an errno. In one call, because a call that fails gives back exactly what it took. But tmpfs also
-// gives up, with EINTR, when any signal is pending, and under a profiling timer a large call might never end: then it
-// goes on in pieces, each time half as long.
+// Reserves the space of a range, so that a full file system is an error here instead of a SIGBUS
+// later. Returns 0 or an errno. Tries a single call first, because fallocate undoes exactly its own
+// work when it fails. But tmpfs also fails with EINTR when any signal is pending, so under a profiling
+// timer a large call might never finish. Each EINTR therefore halves the size of the pieces.
 inline int reserve(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) noexcept {
     std::uint64_t most = bytes;
     const std::uint64_t end = offset + bytes;
@@ -205,27 +204,27 @@ inline int reserve(const FileDescriptor& file, std::uint64_t offset, std::uint64
     return 0;
 }
 
-// Gives the space of a range back; reading it gives zeroes from then on.
+// Frees the space of a range, which reads as zeroes from then on.
 inline void punch_hole(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) {
     while (::fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                        static_cast<off_t>(bytes)) != 0)
         if (errno != EINTR) throw_errno("cannot give back " + std::to_string(bytes) + " bytes of a segment");
 }
 
-// Where the first hole behind `offset` begins, or the file ends.
+// The start of the first hole at or after `offset`; the end of the file counts as one.
 inline std::uint64_t space_end(const FileDescriptor& file, std::uint64_t offset) {
     const off_t hole = ::lseek(file.get(), static_cast<off_t>(offset), SEEK_HOLE);
     if (hole < 0 && errno != ENXIO) throw_errno("cannot look for holes of a segment");
     return hole < 0 ? offset : static_cast<std::uint64_t>(hole);
 }
 
-// Does the whole range have its space? Touching a hole of a mapped tmpfs file would allocate it, or end in SIGBUS.
-// One call, which walks over the pages: some 25 ns for each.
+// True if the whole range has space. Touching a hole of a mapped tmpfs file would allocate a page, or raise SIGBUS. One
+// system call, which walks the pages at about 25 ns each.
 inline bool has_space(const FileDescriptor& file, std::uint64_t offset, std::uint64_t bytes) {
     return space_end(file, offset) >= offset + bytes;
 }
 
-// Where the next bytes from `offset` on lie that have their space, if there are any.
+// The first offset at or after `offset` that has space, if there is one.
 inline std::optional<std::uint64_t> next_data(const FileDescriptor& file, std::uint64_t offset) {
     const off_t data = ::lseek(file.get(), static_cast<off_t>(offset), SEEK_DATA);
     if (data >= 0) return static_cast<std::uint64_t>(data);
@@ -233,7 +232,7 @@ inline std::optional<std::uint64_t> next_data(const FileDescriptor& file, std::u
     return std::nullopt;
 }
 
-// All of it, or an errno. New pages of tmpfs are written without being zeroed first.
+// Writes all bytes and returns 0, or returns an errno. New tmpfs pages are not zeroed first.
 inline int write_at(const FileDescriptor& file, const void* from, std::uint64_t bytes, std::uint64_t offset) noexcept {
     const char* at = static_cast<const char*>(from);
     if (is_beyond_limit(offset + bytes)) return EFBIG;
@@ -252,7 +251,7 @@ inline int write_at(const FileDescriptor& file, const void* from, std::uint64_t 
     return 0;
 }
 
-// True if the whole range was there. A hole gives zeroes and takes no space, unlike touching it in a mapping.
+// False if the file ends inside the range. A hole reads as zeroes and takes no space, unlike touching it in a mapping.
 inline bool read_at(const FileDescriptor& file, void* to, std::uint64_t bytes, std::uint64_t offset) {
     char* at = static_cast<char*>(to);
     while (bytes > 0) {

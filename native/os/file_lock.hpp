@@ -1,5 +1,5 @@
-// Open-file-description locks on byte ranges: the kernel drops them when the last descriptor of the description
-// goes, so at the death of a process, however it died. They work across pid namespaces and need no heartbeat.
+// Open-file-description locks on byte ranges. The kernel drops them when the last descriptor of the description is
+// closed, so also when a process dies, however it dies. They work across pid namespaces and need no heartbeat.
 #pragma once
 
 #include <fcntl.h>
@@ -33,13 +33,13 @@ inline struct flock to_flock(LockKind kind, LockRange range) noexcept {
 inline bool try_lock(const FileDescriptor& file, LockKind kind, LockRange range) {
     struct flock f = to_flock(kind, range);
     while (::fcntl(file.get(), F_OFD_SETLK, &f) != 0) {
-        if (errno == EAGAIN) return false;  // as Linux has it; EACCES would be a refusal of the call
+        if (errno == EAGAIN) return false;  // a conflict, on Linux; EACCES means that the call was refused
         if (errno != EINTR) throw_errno("cannot lock a byte of a segment");
     }
     return true;
 }
 
-// A lock that somebody else holds in the range, as he took it. 1.2 us.
+// A lock of another description that overlaps the range, with the bounds it was taken with. 1.2 us.
 inline std::optional<LockRange> find_lock(const FileDescriptor& file, LockRange range) {
     struct flock f = to_flock(LockKind::exclusive, range);
     while (::fcntl(file.get(), F_OFD_GETLK, &f) != 0)
@@ -50,7 +50,7 @@ inline std::optional<LockRange> find_lock(const FileDescriptor& file, LockRange 
 
 inline bool is_locked(const FileDescriptor& file, LockRange range) { return find_lock(file, range).has_value(); }
 
-// Of a lock that is held through this very description.
+// Drops only locks that are held through this description.
 inline void unlock(const FileDescriptor& file, LockRange range) {
     struct flock f = to_flock(LockKind::exclusive, range);
     f.l_type = F_UNLCK;
@@ -58,12 +58,12 @@ inline void unlock(const FileDescriptor& file, LockRange range) {
         if (errno != EINTR) throw_errno("cannot unlock a byte of a segment");
 }
 
-// Does anybody else have the file open or mapped, in whatever container? `file` must be all that the caller has open of it.
-// Asked by a lease, which the kernel gives to the only one who has the file open; what a file system without leases (NFS)
-// or a user who may have none does not tell counts as no. An open() that comes meanwhile waits for the lease's end, or fails
-// with EAGAIN if it must not wait.
+// True if anybody else has the file open or mapped, in any container. `file` must be the caller's only descriptor of
+// it. Takes a kernel lease (F_SETLEASE), which is granted only if nobody else has the file open. False also if the
+// kernel grants no leases: on some file systems (NFS), or to users who may not take one. A concurrent open() waits
+// until the lease ends, or fails with EAGAIN if it is non-blocking.
 inline bool is_open_elsewhere(const FileDescriptor& file) noexcept {
-    // That open() sends a signal: SIGIO would kill, SIGURG is ignored unless somebody handles it.
+    // A concurrent open() signals this process: SIGIO would kill it, SIGURG is ignored by default.
     if (::fcntl(file.get(), F_SETSIG, SIGURG) != 0) return false;
     while (::fcntl(file.get(), F_SETLEASE, F_WRLCK) != 0)
         if (errno != EINTR) return errno == EAGAIN;

@@ -1,4 +1,4 @@
-// What a fork means: the child is of another generation, and at once closes what only its parent may have.
+// Fork handling: the child gets a new generation number and immediately closes what only its parent may keep open.
 #pragma once
 
 #include <pthread.h>
@@ -16,14 +16,14 @@
 
 namespace memlane::os {
 
-// How often this process came into being by fork; an object made under another number belongs to an ancestor.
+// Incremented in the child at each fork; an object created under another number belongs to an ancestor.
 inline std::atomic<std::uint64_t>& fork_generation() noexcept {
     static std::atomic<std::uint64_t> generation{0};
     return generation;
 }
 
-// Descriptors that a forked child closes, in a pthread_atfork handler, which also sees forks that Python does not make:
-// locks, and connections of libraries. A number that another file has by then is left alone.
+// Descriptors that a forked child closes: locks, and connections of libraries. A pthread_atfork handler closes them,
+// because it also sees forks that Python does not make. A number that has been reused for another file is left alone.
 class ClosedInChildren {
 public:
     static ClosedInChildren& all() {
@@ -32,17 +32,17 @@ public:
             const int error = ::pthread_atfork([] { ClosedInChildren::all().mutex_.lock(); },
                                                [] { ClosedInChildren::all().mutex_.unlock(); },
                                                [] { ClosedInChildren::all().close_in_child(); });
-            // Without it a child would keep its parent's locks: nothing may be locked then.
+            // Without the handler a child would keep its parent's locks, so no lock may be taken.
             if (error != 0) throw_errno("cannot have descriptors looked after at a fork", error);
             return all.release();  // never destroyed: a fork may come after static destructors
         }();
         return *made;
     }
 
-    // No fork while it is held.
+    // While the lock is held, forks wait.
     std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
 
-    // Both while it is held. The inode tells the file from later ones of that number.
+    // Call both with the lock held. The inode distinguishes the file from later ones with the same number.
     std::uint64_t add(int fd) {
         struct stat file{};
         if (::fstat(fd, &file) != 0) throw_errno("cannot stat descriptor " + std::to_string(fd));

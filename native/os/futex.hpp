@@ -17,7 +17,7 @@ namespace memlane::os {
 
 enum class FutexResult { woken, changed, timed_out, interrupted };
 
-// Sleeps while *word == expected, at most until `until` on CLOCK_MONOTONIC. May wake for no reason.
+// Sleeps while *word == expected, at most until `until` on CLOCK_MONOTONIC. May wake spuriously.
 inline FutexResult futex_wait(std::uint32_t* word, std::uint32_t expected, Nanoseconds until) noexcept {
     const timespec at{until / kSecond, until % kSecond};
     const long rc = ::syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, &at, nullptr, FUTEX_BITSET_MATCH_ANY);
@@ -29,7 +29,7 @@ inline FutexResult futex_wait(std::uint32_t* word, std::uint32_t expected, Nanos
     }
 }
 
-// One system call however many sleep.
+// One system call, however many processes sleep.
 inline void futex_wake_all(std::uint32_t* word) noexcept {
     ::syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

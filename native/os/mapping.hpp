@@ -1,4 +1,4 @@
-// One shared mapping of a part of a file, unmapped when its last owner goes.
+// A shared mapping of a part of a file.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,15 +13,15 @@
 
 namespace memlane::os {
 
-// For private memory of 2 MiB and more. Advice: where it is refused, pages are small and nothing else changes.
+// For private memory of 2 MiB and more. Only advice: if the kernel refuses it, the pages are small.
 inline void prefer_huge_pages(void* memory, std::size_t bytes) noexcept { ::madvise(memory, bytes, MADV_HUGEPAGE); }
 
 class Mapping {
 public:
     enum class Access { read, write };
 
-    // `offset`: any; pages are as large as the machine has them. What lies beyond the file's end may be mapped, but not
-    // touched before the file grows.
+    // `offset` need not be aligned, whatever the machine's page size. The range may extend beyond the file's end, but
+    // that part must not be touched before the file grows.
     Mapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset = 0, Access access = Access::write)
         : before_(offset % page_bytes()), bytes_(bytes) {
         const int protection = access == Access::write ? PROT_READ | PROT_WRITE : PROT_READ;
@@ -38,21 +38,21 @@ public:
     std::byte* base() const noexcept { return base_; }
     std::size_t bytes() const noexcept { return bytes_; }
 
-    // Maps pages that are reserved already, so that the first message does not pay for page faults (they cost
-    // five times its copy). False where the kernel does not know it (before 5.14): the faults come later then.
+    // Populates pages, so that the first message does not pay for page faults (they cost five times its copy). False if
+    // the kernel does not support it (before 5.14); the faults then come later.
     bool populate(std::size_t offset, std::size_t bytes) const { return advise(kMadvPopulateWrite, offset, bytes); }
 
-    // The same for pages that were populated before by somebody else, in half the time: a read fault maps sixteen of them.
-    // Writing to them costs no fault either, because nobody tracks what is dirty on a tmpfs. But what was only reserved
-    // takes longer so.
+    // The same for pages that another process has populated, in half the time: a
+    // read fault maps sixteen of them. A later write causes no fault either,
+    // because tmpfs does not track dirty pages. Slower if pages are only reserved.
     bool populate_again(std::size_t offset, std::size_t bytes) const { return advise(kMadvPopulateRead, offset, bytes); }
     bool was_populated(std::size_t offset) const noexcept {
         unsigned char page = 0;
         return ::mincore(first_page() + pages_of(offset, 1).first, 1, &page) == 0 && (page & 1) != 0;
     }
 
-    // The same by a write to every page that keeps what is there, whoever writes to it meanwhile. The pages must have
-    // their space.
+    // The same, by an atomic write to every page that changes nothing,
+    // even if others write to it concurrently. The pages must have space.
     void touch(std::size_t offset, std::size_t bytes) const noexcept {
         const auto [from, to] = pages_of(offset, bytes);
         for (std::size_t at = from; at < to; at += page_bytes()) {
@@ -63,7 +63,7 @@ public:
         }
     }
 
-    // For all of it, before it is populated; refused, it changes nothing.
+    // Applies to the whole mapping. Call it before populating. Only advice, as above.
     void advise_huge_pages(bool wanted) const noexcept {
         ::madvise(first_page(), before_ + bytes_, wanted ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     }
@@ -82,14 +82,14 @@ private:
         return true;
     }
     std::byte* first_page() const noexcept { return base_ - before_; }
-    // Of these bytes, counted from the first page on.
+    // The pages of these bytes: begin and end, relative to first_page().
     std::pair<std::size_t, std::size_t> pages_of(std::size_t offset, std::size_t bytes) const noexcept {
         const auto round_up = [page = page_bytes()](std::size_t at) { return (at + page - 1) / page * page; };
         const std::size_t from = before_ + offset;
         return {from / page_bytes() * page_bytes(), std::min(round_up(from + bytes), round_up(before_ + bytes_))};
     }
 
-    std::size_t before_;  // bytes of the first page that were not asked for
+    std::size_t before_;  // bytes of the first page before `base_`
     std::byte* base_ = nullptr;
     std::size_t bytes_ = 0;
 };

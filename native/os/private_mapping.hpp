@@ -1,7 +1,7 @@
-// A private mapping of a file that others go on writing to: what is read is the file's, what is written is one's own.
+// A private mapping of a file that others keep writing to: reads see the file, writes stay private.
 //
-// A write copies its page, and from then on the page shows nothing of the file. /proc/self/pagemap tells which pages
-// that are: present (bit 63) or swapped out (62), and not the file's (61).
+// A write copies its page, which then no longer follows the file. /proc/self/pagemap shows which pages are such copies:
+// present (bit 63) or swapped out (62), and not backed by the file (61).
 // https://docs.kernel.org/admin-guide/mm/pagemap.html
 #pragma once
 
@@ -19,8 +19,8 @@ namespace memlane::os {
 
 class PrivateMapping {
 public:
-    // `offset`: of whole pages. Not charged before it is written to. Locked into memory by nobody, whatever mlockall() has
-    // said: that would copy every page at once.
+    // `offset` must be a multiple of the page size. Pages are charged only once they are written to. The mapping is
+    // exempt from an earlier mlockall(), which would copy every page at once.
     PrivateMapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset) : bytes_(bytes) {
         void* base = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE, file.get(), static_cast<off_t>(offset));
         if (base == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
@@ -37,8 +37,8 @@ public:
     std::byte* base() const noexcept { return base_; }
     std::size_t bytes() const noexcept { return bytes_; }
 
-    // Makes a range of whole pages show the file again; false if copies cannot be dropped. Where pagemap may not be read,
-    // all of it is dropped, to be mapped again.
+    // Drops the copies in a range of whole pages, so that it shows the file again. False if that fails. If pagemap
+    // cannot be read, drops all pages of the range, not only the copies.
     bool drop_copies(std::size_t offset, std::size_t bytes) const noexcept {
         const FileDescriptor pagemap = try_open("/proc/self/pagemap", O_RDONLY);
         const std::size_t page = Mapping::page_bytes();
@@ -62,7 +62,7 @@ public:
         return is_done;
     }
 
-    // Copies every page of the range that is not copied yet: nothing of it is the file's any more.
+    // Copies every page of the range that is not a copy yet. The range then no longer depends on the file.
     void copy_all(std::size_t offset, std::size_t bytes) const noexcept {
         constexpr int kMadvPopulateWrite = 23;
         if (::madvise(base_ + offset, bytes, kMadvPopulateWrite) == 0) return;

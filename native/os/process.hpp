@@ -1,4 +1,4 @@
-// Facts about processes, as /proc tells them. Used to name a process, never to decide that it is dead.
+// Facts about processes, from /proc. Used to describe a process, never to decide that it is dead.
 #pragma once
 
 #include <sched.h>
@@ -12,7 +12,7 @@
 
 namespace memlane::os {
 
-// A pid alone names nobody: pids are reused, and each pid namespace counts its own.
+// A pid alone identifies no process: pids are reused, and each pid namespace has its own.
 struct ProcessIdentity {
     std::uint64_t pid = 0;
     std::uint64_t start_ticks = 0;    // field 22 of /proc/<pid>/stat
@@ -34,7 +34,7 @@ inline ProcessStat read_process_stat(std::uint64_t pid) noexcept {
     const std::size_t n = std::fread(text, 1, sizeof text - 1, file);
     std::fclose(file);
     text[n] = '\0';
-    // The command name in field 2 may hold spaces and brackets: fields are counted from its last ')'.
+    // The command name in field 2 may contain spaces and parentheses, so fields are counted from the last ')'.
     const char* at = std::strrchr(text, ')');
     ProcessStat stat;
     unsigned long long start = 0;
@@ -61,7 +61,7 @@ inline ProcessIdentity own_identity() noexcept {
 
 enum class Activity { running, stopped, unknown };
 
-// What a process that is known to live is doing; unknown where /proc cannot speak of that very process.
+// What a live process is doing; `unknown` if /proc does not show that process (another pid namespace, a reused pid).
 inline Activity activity_of(const ProcessIdentity& who) noexcept {
     if (who.pid_namespace == 0 || who.pid_namespace != own_pid_namespace()) return Activity::unknown;
     const ProcessStat stat = read_process_stat(who.pid);
@@ -69,7 +69,7 @@ inline Activity activity_of(const ProcessIdentity& who) noexcept {
     return stat.state == 'T' || stat.state == 't' ? Activity::stopped : Activity::running;
 }
 
-// Threads that are started while this exists take no signals: those are for the threads of the caller.
+// Threads started while this exists block all signals except faults; the caller's threads handle them.
 class SignalsBlocked {
 public:
     SignalsBlocked() noexcept {

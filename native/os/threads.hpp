@@ -1,4 +1,4 @@
-// Threads that help with one piece of work: nothing that a fork could lose, and nothing to keep.
+// Threads that help with one piece of work and end with it. No thread is kept, so a fork loses none.
 #pragma once
 
 #include <unistd.h>
@@ -13,11 +13,11 @@
 
 namespace memlane::os {
 
-// Gone with the work.
+// Threads that share one piece of work with the caller.
 class Helpers {
 public:
-    // Runs a copy of `work` on so many threads beside the caller's. They take no signals: handlers run where they always did.
-    // Where the system has no more threads there are fewer helpers; `missing()` says how many.
+    // Runs a copy of `work` on `count` threads besides the caller's. They block signals, so handlers run in the same
+    // threads as before. If the system has no more threads, fewer are started; `missing()` says how many fewer.
     template <class Work>
     Helpers(unsigned count, const Work& work) : owner_(::getpid()) {
         if (count == 0) return;
@@ -25,7 +25,7 @@ public:
         const SignalsBlocked blocked;
         try {
             for (unsigned i = 0; i < count; ++i) threads_.emplace_back(work);
-        } catch (const std::system_error&) {  // those that run do the work, or the caller alone
+        } catch (const std::system_error&) {  // the threads that run do the work, or the caller alone
         }
         missing_ = count - static_cast<unsigned>(threads_.size());
     }
@@ -35,11 +35,11 @@ public:
 
     unsigned missing() const noexcept { return missing_; }
 
-    // False in a child that was forked while they ran: it has the calling thread alone, and half of the work.
+    // False in a child that was forked while they ran: the child has only the forking thread, and unfinished work.
     bool are_here() const noexcept { return ::getpid() == owner_; }
 
     void join() noexcept {
-        if (!threads_.empty() && !are_here()) new std::vector<std::thread>(std::move(threads_));  // nothing to join there
+        if (!threads_.empty() && !are_here()) new std::vector<std::thread>(std::move(threads_));  // a child has none to join
         for (std::thread& thread : threads_) thread.join();
         threads_.clear();
     }
@@ -50,7 +50,7 @@ private:
     unsigned missing_ = 0;
 };
 
-// Runs `work` on a thread that nobody waits for and that takes no signals. False where the system has no more threads.
+// Runs `work` on a detached thread that blocks signals. False if the system has no more threads.
 template <class Work>
 bool run_detached(Work work) {
     const SignalsBlocked blocked;

@@ -1,4 +1,4 @@
-// Being woken when something happens to a file: it grows, its name goes, somebody closes it or calls `notify_watchers`.
+// Waits for events of a file: it grows, its name is removed, somebody closes it or calls `notify_watchers`.
 #pragma once
 
 #include <poll.h>
@@ -14,9 +14,9 @@
 
 namespace memlane::os {
 
-// Register first, then look at what is waited for, then wait: what happens in between ends the wait. A user may have only
-// so many watches (fs.inotify.max_user_instances); without one, a wait just lasts to its end. A death closes the file a
-// moment before its locks go, so a wait for a lock is one in slices, too.
+// Register first, then check the condition, then wait: an event in between ends the wait. A user can have only a
+// limited number of instances (fs.inotify.max_user_instances); without one, a wait lasts its full span. When a process
+// dies, the kernel closes its files a moment before it drops their locks, so wait for a lock in slices, too.
 class FileWatch {
 public:
     explicit FileWatch(int file) noexcept {
@@ -24,13 +24,14 @@ public:
         std::snprintf(path, sizeof path, "/proc/self/fd/%d", file);
         add(path, 0);
     }
-    // Without opening it.
+    // Watches a file without opening it.
     explicit FileWatch(const std::string& path) noexcept { add(path.c_str(), IN_DONT_FOLLOW); }
 
-    // Returns at an event, a signal, or when the time is over.
+    // Returns on an event, on a signal, or after `span`, rounded up: callers would spin through its last millisecond.
     void wait(Nanoseconds span) const noexcept {
         pollfd events{events_.get(), POLLIN, 0};
-        ::poll(&events, events_.is_open() ? 1 : 0, static_cast<int>(std::max<Nanoseconds>(span, 0) / kMillisecond));
+        const auto milliseconds = (std::max<Nanoseconds>(span, 0) + kMillisecond - 1) / kMillisecond;
+        ::poll(&events, events_.is_open() ? 1 : 0, static_cast<int>(milliseconds));
         char drained[4096];
         while (events_.is_open() && ::read(events_.get(), drained, sizeof drained) > 0) {
         }

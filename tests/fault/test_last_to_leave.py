@@ -113,6 +113,29 @@ def test_last_survivor_removes_the_name(kind: str, by: signal.Signals, how: str)
     assert not (SHM / name).exists()
 
 
+def creating_named(link: Link) -> None:
+    """A ring with a name of the caller's, and its storage."""
+    ring = Ring(1 << 14, "chosen", create=True)
+    storage = Storage(1024, 1, ring, BytesSerde)
+    link.tell()
+    link.hear()
+    del storage
+
+
+def test_last_reader_removes_both_names_of_a_ring() -> None:
+    """The caller's, and memlane's own beside it, though the ring was closed before the storage."""
+    before = segments()
+    creator = start(creating_named)
+    creator.hear()
+    ring = Ring(1 << 14, "chosen")
+    storage = Storage(1024, 1, ring, BytesSerde)
+    end(creator, signal.SIGKILL)
+    ring.close()
+    storage.close()
+    assert segments() == before
+    assert not (SHM / "chosen").exists()
+
+
 @kinds
 def test_survivors_who_leave_at_once(kind: str) -> None:
     """Whatever the order of their steps, one of them is the last."""

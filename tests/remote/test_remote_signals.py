@@ -93,6 +93,39 @@ def test_a_reader_is_interrupted_anywhere() -> None:
     assert len(got) >= 1500 - count
 
 
+def write_and_look(link: Link) -> int:
+    """Role: sends while a signal handler asks for statistics all the time."""
+    looks = 0
+
+    def look(_number: int, _frame: object) -> None:
+        nonlocal looks
+        looks += len(writer.statistics().readers) // 2
+
+    with remote_writer(2, remote_window=16) as writer:
+        link.tell([writer.export_handle(rank) for rank in range(2)])
+        writer.wait_until_ready(PATIENCE)
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, 5e-4, 5e-4)
+        for number in range(3000):
+            writer.enqueue((number, bytes(SIZES[number % len(SIZES)])), PATIENCE)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return looks
+
+
+def test_statistics_in_a_signal_handler() -> None:
+    """They are of the moment, and the call that was interrupted goes on as if nothing happened.
+
+    Fails without the guard: the handler sent frames in the middle of the call's own.
+    """
+    writer = start(write_and_look)
+    readers = [start(read_all, handle, rank, 0.0) for rank, handle in enumerate(writer.hear())]
+    for reader in readers:
+        assert reader.hear() == "attached"
+    assert writer.result() > 100
+    for reader in readers:
+        assert reader.result()[0] == list(range(3000))
+
+
 def lose(reader: MessageQueue, frame: tuple[int, int]) -> str:
     """Role's call: reads to the end; when that frame has come, a handler raises once before it was
     looked at. Returns what came."""

@@ -678,7 +678,7 @@ RULES = [
     Rule("a neighbour comes back as one", "a_neighbour_whose_connection_is_lost", W, "_greet",
          "if hello.is_behind or peer.via is not None:", "if False:"),
     Rule("a relay speaks for its neighbours", "a_neighbour_that_stops_without_a_connection", Peer,
-         "lose", "and self.via is None", ""),
+         "note_loss", "and self.via is None", ""),
     Rule("only its own key attaches a reader", "a_neighbour_that_dies_before_the_writer_knows_it",
          W, "_hear_report", "peer is teller and ", ""),
     Rule("a welcome answers the latest hello", "a_word_that_is_older_than_the_latest_hello", R,

@@ -109,3 +109,21 @@ def test_any_moment() -> None:
         world.settle()
         interrupts += world.interrupts
     assert interrupts > COUNT // 20
+
+
+def test_a_death_that_is_interrupted() -> None:
+    """At whatever moment of the writer's call: it is noticed all the same."""
+    for hosts, relay in (([0], False), ([0, 0], True)):
+        for moment in range(1, 150):
+            world = Interrupted(hosts, relay=relay)
+            for _ in range(15):
+                world.advance(0.1)
+            assert not world.writer.absent()
+            for reader in world.readers:
+                world.kill(reader)
+            sys.setprofile(After(moment))
+            try:
+                world.write()
+            finally:
+                sys.setprofile(None)
+            world.settle()

@@ -13,7 +13,7 @@ import pytest
 
 from memlane.offload import _page_locks, _runtime
 from tests.cuda import build_runtime, with_runtime
-from tests.harness import Aside
+from tests.harness import Alarm, Aside
 from tests.queues import refuses
 from tests.regions import PAGE, new_id, region_of
 
@@ -131,6 +131,35 @@ def test_all_or_nothing(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             fake.fail_at_call(0, 0)
             assert region.pin()
             assert fake.ranges_registered() == 5
+
+    with_runtime(library, scene)
+
+
+@pytest.mark.parametrize("call", ["register", "unregister"])
+def test_interrupted_between_two_chunks(
+    library: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A signal handler that raises behind a call of CUDA leaves nothing locked that memlane does
+    not know of."""
+
+    def scene(fake: Any) -> None:
+        monkeypatch.setattr(_page_locks, "MOST_AT_ONCE", 2 * PAGE)
+        original, left = getattr(_runtime.Runtime, call), [3]
+
+        def interrupted(runtime: _runtime.Runtime, *args: int) -> None:
+            original(runtime, *args)
+            left[0] -= 1
+            if left[0] == 0:
+                raise Alarm
+
+        monkeypatch.setattr(_runtime.Runtime, call, interrupted)
+        with region_of(new_id(), blocks=5) as region:
+            with pytest.raises(Alarm):
+                region.pin()
+                region.unpin()
+            assert fake.ranges_registered() == {"register": 0, "unregister": 2}[call]
+            region.unpin()
+            assert fake.ranges_registered() == 0
 
     with_runtime(library, scene)
 

@@ -319,20 +319,25 @@ def test_relay_that_fails_while_its_reader_computes(monkeypatch: pytest.MonkeyPa
         assert states(writer) == ["running", "dead"]
 
 
-def test_chunk_of_a_relay_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block on it says what a remote reader is told, and not that the living writer died."""
+def test_raw_bytes_stay_on_the_writers_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers that share a ring have chunks, but what the writer filled by hand is not in them.
+
+    Fails without the guard: a block showed what the chunk had held before.
+    """
     with relayed_queue(2) as (writer, readers):
         with writer.acquire_write() as chunk:
             chunk[:3] = b"abc"
         for reader in readers:
-            with reader.acquire_read(PATIENCE) as chunk, refuses(CorruptMessage):
-                raise CorruptMessage("of the block's own")
+            with refuses(WrongRole), reader.acquire_read(PATIENCE):
+                pass
+            with refuses(CorruptMessage):
+                reader.dequeue(PATIENCE)
         broken(monkeypatch)
         writer.enqueue("object")
         for reader in readers:
+            assert reader.dequeue(PATIENCE) == "object"
             with refuses(WrongRole), reader.acquire_read(PATIENCE):
                 pass
-            assert reader.dequeue(PATIENCE) == "object"
 
 
 def test_relay_that_fails_while_its_reader_closes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ import pytest
 import zmq
 from zmq.utils.garbage import gc as collector
 
+from memlane import MessageQueue
+from memlane.broadcast.remote import lending
 from tests.harness import PATIENCE, Aside, until
 from tests.remotes import HERE, remote_queue, remote_writer, start_remote_reader
 
@@ -83,6 +85,19 @@ def test_somebody_elses_collector_is_left_alone() -> None:
             del lent
             until(lambda: not collector.refs)
             collector.stop()
+
+
+def test_a_writer_that_closes_in_a_signal_handler_of_another_ones_start() -> None:
+    """The handler ran with the lock held that it needs, by the same thread."""
+    with remote_queue() as (writer, (reader,)):
+        reader.close()
+        Aside(close_in_begin, writer).result()
+
+
+def close_in_begin(writer: MessageQueue) -> None:
+    """As a handler would that runs in the middle of `begin`."""
+    with lending._lock:
+        writer.close()
 
 
 # The finalizers of the whole process are called late: they came before pyzmq's collector.

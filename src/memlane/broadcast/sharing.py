@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ from memlane.errors import (
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from memlane._native import RingReader, ViewLease
@@ -164,23 +163,11 @@ class SharedReader(LocalReader):
     ) -> AbstractContextManager[Any]:
         return ViewBlock(owner, self, timeout, cancel)
 
-    @contextmanager
     def block(
         self, owner: object, timeout: float | None, cancel: threading.Event | None
-    ) -> Iterator[memoryview]:
-        with ExitStack() as stack:
-            yield self._entered(stack, owner, timeout, cancel)
-
-    def _entered(
-        self, stack: ExitStack, owner: object, timeout: float | None, cancel: threading.Event | None
-    ) -> memoryview:
-        alone = self._alone
-        if alone is None:
-            try:
-                return stack.enter_context(super().block(owner, timeout, cancel))
-            except WriterDied as error:
-                alone = self._go_on(error)
-        return stack.enter_context(alone.block(owner, timeout, cancel))
+    ) -> AbstractContextManager[memoryview]:
+        """Refused as for every remote reader: the writer's raw bytes stay on its host."""
+        return self._stream.block(owner, timeout, cancel)
 
     @property
     def position(self) -> int:

@@ -54,9 +54,10 @@ class PageLocks:
             try:
                 with cuda.device_in_use():
                     for address, size in self.chunks():
+                        self._locked.append(address)  # first: an interruption must not hide it
                         runtime.register(address, size)
-                        self._locked.append(address)
             except CudaRefused as error:
+                self._locked.pop()
                 locked = len(self._locked)
                 self.unlock()
                 _log.warning(
@@ -75,17 +76,18 @@ class PageLocks:
         """Call it before the memory is unmapped; logs a failure as a warning."""
         cuda.forget_finished()
         with self._one_at_a_time:
-            locked, self._locked = self._locked, []
-            runtime = (self._runtime or loaded_runtime()) if locked else None
+            runtime = (self._runtime or loaded_runtime()) if self._locked else None
             if runtime is None:
+                self._locked = []
                 return
             cuda.finish_all()
             with cuda.device_in_use():
-                for address in locked:
+                while self._locked:  # what an interruption leaves is unlocked by the next call
                     try:
-                        runtime.unregister(address)
+                        runtime.unregister(self._locked[-1])
                     except CudaRefused as error:
                         _log.warning("%s: could not be unlocked: %s", self._name, error)
+                    self._locked.pop()
 
     def take_over(self) -> None:
         """Call it after registering the whole mapping, from its beginning."""

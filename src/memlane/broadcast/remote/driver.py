@@ -141,13 +141,15 @@ class RemoteEnd(ABC):
             ) from self._broken
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[bool]:
         """Wraps an operation that may run beside a call. If a signal handler closes the end in
-        the middle of it, the end is closed once the lock is free."""
+        the middle of it, the end is closed once the lock is free. Yields whether the operation may
+        send and receive: not in a signal handler that has interrupted this thread doing so."""
+        is_free = not self.lock._is_owned()  # type: ignore[attr-defined]
         try:
             with self.lock:
                 self.check()
-                yield
+                yield is_free
         finally:
             if self._was_closed_here:
                 self._close()

@@ -14,7 +14,7 @@ from contextlib import suppress
 import zmq
 from zmq.utils.garbage import gc as collector
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may close another writer meanwhile
 _lenders = 0
 _is_foreign = False
 _MOST_SECONDS = 1.0
@@ -49,7 +49,7 @@ def end() -> None:
 
 def _forget_parent() -> None:
     global _lock, _lenders
-    _lock, _lenders = threading.Lock(), 0
+    _lock, _lenders = threading.RLock(), 0
 
 
 os.register_at_fork(after_in_child=_forget_parent)

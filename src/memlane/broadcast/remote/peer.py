@@ -107,7 +107,13 @@ class Peer:
         """Its connection is gone. Frames that it sent before may still arrive."""
         self.is_connected = self.is_streaming = False
         self.said.clear()
-        if self.state == "running" and self.via is None and self.lost_since is None:
+        self.note_loss(now)
+
+    def note_loss(self, now: float) -> None:
+        """If it has no connection, and no relay that reports on it, it is lost from now on. Called
+        by `tick`, too, because an interruption may have skipped this."""
+        is_lost = self.state == "running" and self.via is None and not self.is_connected
+        if is_lost and self.lost_since is None:
             self.lost_since = now
 
     def knock(self, now: float) -> None:
@@ -135,8 +141,7 @@ class Peer:
     def part(self, now: float) -> None:
         """Its relay has ended. It continues alone once it notices."""
         self.share_nothing()
-        if not self.is_connected and self.state == "running":
-            self.lost_since = now
+        self.note_loss(now)
 
     def forget(self) -> None:
         """Nobody has attached after all."""

@@ -341,8 +341,9 @@ class RemoteWriter(RemoteEnd):
 
     def statistics(self) -> tuple[ReaderStatistics, ...]:
         """A row for each remote reader."""
-        with self.locked():
-            self._hear()
+        with self.locked() as is_free:
+            if is_free:
+                self._hear()
             ranks, sent = self.session.local_ranks, self.outbox.next
             return tuple(peer.statistics(ranks, sent) for peer in self.session.peers)
 

@@ -249,6 +249,7 @@ class WriterSession:
         due = None
         bound = self.options.liveness
         for peer in self.peers:
+            peer.note_loss(now)
             if peer.state == "running" and peer.lost_since is not None:
                 dead_at = max(peer.lost_since, peer.knocked_at) + bound
                 if now >= dead_at:
