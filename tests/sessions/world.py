@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from memlane.broadcast.remote.frames import Header, Kind, ReportRow, What, whole_header
+from memlane.broadcast.remote.frames import Header, Kind, ReportRow, What, header_of, whole_header
 from memlane.broadcast.remote.message import decode
 from memlane.broadcast.remote.outbox import Piece
 from memlane.broadcast.remote.peer import Peer
@@ -66,6 +66,7 @@ class Reader:
         self.outcome = ""
         self.no_line_since: float | None = world.now
         self.was_unreachable = False
+        self.hello_was_dropped = False  # the latest one, by a signal handler of the writer
         self.reported_at = -1.0
 
     @property
@@ -193,8 +194,9 @@ class World:
                 reader.no_line_since = self.now
             alone = self.now if reader.no_line_since is None else reader.no_line_since
             lost = self.writer.peers[reader.rank].lost_since
-            if reader.is_stopped and reader.no_line_since is not None and lost is not None:
-                alone = lost  # its latest hello was lost, and it can say no other one
+            is_hello_lost = reader.no_line_since is not None or reader.hello_was_dropped
+            if reader.is_stopped and is_hello_lost and lost is not None:
+                alone = lost  # it cannot send another one
             if self.now - min(cut, alone) >= BOUND / 2 - 1e-9:
                 reader.was_unreachable = True
         self.write()
@@ -256,9 +258,12 @@ class World:
             if (reader.host, "up") in self.cuts:
                 return
             frame = line.to_writer.popleft()[1]
+            is_hello = header_of(frame).what == What.HELLO
             if self._takes("hear"):
+                reader.hello_was_dropped |= is_hello
                 session.say_again()
                 continue
+            reader.hello_was_dropped &= not is_hello
             try:
                 session.receive(line.route, frame, self.now, reader.rank, "somewhere")
             except CorruptMessage:
