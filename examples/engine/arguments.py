@@ -84,7 +84,7 @@ def _parser(config: ModelConfig) -> argparse.ArgumentParser:
         type=positive,
         default=8,
         metavar="N",
-        help="sequences at work at a time, at most (default: %(default)s)",
+        help="most sequences to process at a time (default: %(default)s)",
     )
     _add_pools(parser)
     parser.add_argument(
@@ -92,7 +92,7 @@ def _parser(config: ModelConfig) -> argparse.ArgumentParser:
         type=_store_mib,
         default=16,
         metavar="N",
-        help="size of the store that has the images (default: %(default)s)",
+        help="size of the image store in MiB (default: %(default)s)",
     )
     parser.add_argument(
         "--kill-worker",
@@ -102,7 +102,7 @@ def _parser(config: ModelConfig) -> argparse.ArgumentParser:
     parser.add_argument(
         "--plain",
         action="store_true",
-        help="no live view (there is none either where the output is no terminal)",
+        help="no live view (it is also off if the output is not a terminal)",
     )
     _add_work(parser)
     return parser
@@ -114,8 +114,8 @@ def _add_pools(parser: argparse.ArgumentParser) -> None:
         "--device-blocks",
         type=positive,
         metavar="N",
-        help=f"blocks of {BLOCK_SIZE} tokens in the KV cache of each worker; who does not fit is "
-        "paused, the blocks in the offload region (default: a third of what would do without)",
+        help=f"blocks of {BLOCK_SIZE} tokens in the KV cache of each worker; sequences that do not "
+        "fit are paused, their blocks in the offload region (default: a third of those needed)",
     )
     pools.add_argument(
         "--no-offload",
@@ -149,7 +149,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=_images,
         metavar="N",
-        help="different images that the requests bring along in turn, 0 for none "
+        help="different images that the requests include in turn, 0 for none "
         f"(default: {IMAGES} with prompts, 0 with a trace)",
     )
     parser.add_argument(

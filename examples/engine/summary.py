@@ -56,7 +56,7 @@ def print_images(images: ImageWriter, store: StoreStatistics, reports: list[Repo
     print_line(
         "object store",
         f"{store.puts} puts, {store.hits} hits, {store.evictions} evictions;"
-        f" {images.postponed} requests put off by a step for want of room",
+        f" {images.postponed} requests delayed by a step for lack of room",
     )
     inline = images.referred_bytes * len(reports)
     print_line(

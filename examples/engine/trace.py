@@ -94,7 +94,7 @@ def _problem(line: TraceLine, previous: TraceLine | None) -> str | None:
     if previous is not None and line.timestamp < previous.timestamp:
         return (
             f"the timestamp goes back to {line.timestamp:.0f} ms, "
-            f"after {previous.timestamp:.0f} ms in the request before"
+            f"after {previous.timestamp:.0f} ms in the previous request"
         )
     blocks = -(-line.input_length // BLOCK_TOKENS)
     if len(line.hash_ids) != blocks:

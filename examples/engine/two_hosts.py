@@ -125,7 +125,7 @@ def _pulled_for_a_while(
     finally:
         plug.cancel()  # it has done so, unless the run came to another end
     longest = max(progress.steps)
-    print_line("recovered", f"one step took {longest:.2f} s, and nobody was given up")
+    print_line("recovered", f"one step took {longest:.2f} s, and no worker was given up")
     return _compare(batcher, expected) and longest >= PULLED_SECONDS
 
 
@@ -155,7 +155,7 @@ def _pulled_for_good(crew: RemoteCrew, workload: Workload, cable: lab.Cable, add
     except ReaderDied as reader:
         print_line("ReaderDied", str(reader))
         return death.rank in THERE and reader.rank in THERE and address in str(reader)
-    say("the broadcast still reaches everybody")
+    say("the broadcast still reaches all workers")
     return False
 
 

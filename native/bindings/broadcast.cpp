@@ -44,9 +44,9 @@ template <class Bound>
 void bind_end(nb::class_<Bound>& end) {
     end.def("wait_until_ready", &Bound::wait_until_ready, "timeout"_a.none())
         .def("close", [](Bound& self) { self.close(true, true); })
-        .def("abandon", [](Bound& self) { self.close(false, false); }, "Frees everything, tells nobody, waits for nobody.")
-        .def("check", [](Bound& self) { self.readable(); }, "Raises if this end is closed or a parent process's.")
-        .def("awaited", &Bound::awaited, "Whom a call on this end waits for; a writer is among them.")
+        .def("abandon", [](Bound& self) { self.close(false, false); }, "Frees everything; peers see a death.")
+        .def("check", [](Bound& self) { self.readable(); }, "Raises if this end is closed or the parent process's.")
+        .def("awaited", &Bound::awaited, "The peers that a call on this end waits for, and the writer.")
         .def_prop_ro("is_closed", &Bound::is_closed)
         .def_prop_ro("position", &Bound::position)
         .def_prop_ro("slot", [](Bound& self) { return self.slot(); })
@@ -60,7 +60,7 @@ void bind_end(nb::class_<Bound>& end) {
 }  // namespace
 
 void bind_broadcast(nb::module_& m) {
-    nb::class_<RingGeometry>(m, "RingGeometry", "Numbers that fix the bytes of a ring.")
+    nb::class_<RingGeometry>(m, "RingGeometry", "The numbers that determine the layout of a ring.")
         .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t>(), "n_reader"_a, "max_chunk_bytes"_a, "max_chunks"_a)
         .def_ro("n_reader", &RingGeometry::n_reader)
         .def_ro("max_chunk_bytes", &RingGeometry::max_chunk_bytes)
@@ -77,10 +77,11 @@ void bind_broadcast(nb::module_& m) {
     nb::class_<RingSegment, HeldSegment>(m, "RingSegment", "The shared memory of one ring.")
         .def_static("create", &RingSegment::create, "geometry"_a, "id"_a, "name"_a, "reserved_bytes"_a,
                     "slot"_a = nb::none(),
-                    "Makes a segment, reserving so much of every chunk; sweeps what the dead left first.")
+                    "Creates a segment and reserves that much of each chunk; first sweeps dead segments.")
         .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "slot"_a = nb::none(),
-                    "Joins the segment of that name, as the participant `slot` or as a mere user.")
-        .def_prop_ro("reserved_bytes", &RingSegment::reserved, "Of every chunk, as its creator has them, and its header says.")
+                    "Attaches to the segment `name`, as participant `slot` or only as a user.")
+        .def_prop_ro("reserved_bytes", &RingSegment::reserved,
+                     "Bytes reserved of each chunk by the creator, according to the header.")
         .def_prop_ro("is_creator", [](const RingSegment& self) { return self.segment()->is_creator(); })
         .def_prop_ro("is_own", [](const RingSegment& self) { return self.segment()->is_own(); },
                      "False in a child that was forked after the segment was opened.")
@@ -89,24 +90,24 @@ void bind_broadcast(nb::module_& m) {
         .def("abandon", &RingSegment::abandon);
 
     m.def("is_plain", [](nb::handle object) { return PlainObject::is_plain(object.ptr()); }, "object"_a.none(),
-          "Does MessagePack give it back exactly as it is?");
+          "Whether MessagePack restores the object exactly.");
 
     m.def("beyond_message_pack", &beyond_message_pack, "object"_a.none(), "extension"_a,
-          "The first part of it that MessagePack would not give back as what it is; None if there is none.");
+          "The first part of the object that MessagePack would not restore as the same type, or None.");
 
-    nb::class_<Outgoing>(m, "Outgoing", "A message on its way out: a file for a Pickler, and its buffer_callback.")
+    nb::class_<Outgoing>(m, "Outgoing", "A message to be sent: a file for a Pickler, and its buffer_callback.")
         .def(nb::init<>())
         .def("write", &Outgoing::write, "data"_a)
-        .def("add_buffer", &Outgoing::add_buffer, "buffer"_a, "True leaves it in the stream.");
+        .def("add_buffer", &Outgoing::add_buffer, "buffer"_a, "Returns True to leave the buffer in the stream.");
 
-    nb::class_<Encoder>(m, "Encoder", "An object on its way to bytes, encoded once for everybody.")
+    nb::class_<Encoder>(m, "Encoder", "Encodes an object once for all readers.")
         .def(nb::init<const nb::object&>(), "codec"_a)
         .def("encode", [](Encoder& self, nb::handle object) { self.encode(object); return self.bytes(); }, "object"_a.none(),
-             "Its bytes; until clear() the message refers to the object's memory.")
+             "Returns the size in bytes; until clear() the message refers to the object's memory.")
         .def("clear", [](const Encoder& self) { self.message().clear(); })
-        .def("joined", &Encoder::joined, "header"_a, "The whole message behind a header.")
+        .def("joined", &Encoder::joined, "header"_a, "The whole message, after a header.")
         .def("settled", &Encoder::settled, nb::sig("def settled(self) -> bytes | Buffer"),
-             "The whole message in memory that nobody changes any more: one copy, none of bytes.")
+             "The whole message in memory that no longer changes: one copy, none for bytes.")
         .def_prop_ro("kind", [](const Encoder& self) { return static_cast<int>(self.kind()); })
         .def_prop_ro("nbytes", &Encoder::bytes);
 
@@ -118,46 +119,46 @@ void bind_broadcast(nb::module_& m) {
     static PyType_Slot turn[] = {{Py_tp_traverse, reinterpret_cast<void*>(Turn::traverse)},
                                  {Py_tp_clear, reinterpret_cast<void*>(Turn::clear)},
                                  {0, nullptr}};
-    nb::class_<Turn>(m, "Turn", nb::type_slots(turn), "`with` around each call on an end, of which there is one at a time.")
+    nb::class_<Turn>(m, "Turn", nb::type_slots(turn), "A `with` block around a call on an end: one at a time.")
         .def(nb::init<nb::object, nb::object>(), "check"_a = nb::none(), "finish"_a = nb::none())
         .def("__enter__", &Turn::enter)
         .def("__exit__", &Turn::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none())
-        .def_prop_ro("thread", &Turn::thread, "That is in a call; 0: none is.")
+        .def_prop_ro("thread", &Turn::thread, "The thread that is in a call, or 0.")
         .def("acquire", &Turn::acquire, "timeout"_a = -1.0,
-             "Keeps calls out; False if one is under way for longer. Below 0: for ever.")
+             "Keeps calls out; False if one still runs after `timeout` seconds (below 0: no limit).")
         .def("release", &Turn::release);
 
     m.def("pooled", &pooled_buffer, "nbytes"_a,
-          "Private, writable memory that is used again; what it holds is anything.");
+          "Private, writable memory from a pool, with undefined contents.");
 
     m.def("blank_bytes", &blank_bytes, "nbytes"_a, nb::sig("def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]"),
-          "Bytes to be filled through the view, before anybody sees them; it must not outlive them.");
+          "Bytes to be filled through the view before they are shared; the view must not outlive them.");
 
-    nb::class_<ChunkBlock>(m, "ChunkBlock", "`with` on a chunk; leaving it publishes it, or gives it back.")
+    nb::class_<ChunkBlock>(m, "ChunkBlock", "A `with` block on a chunk; leaving it publishes or releases the chunk.")
         .def("__enter__", &ChunkBlock::enter, nb::sig("def __enter__(self) -> memoryview"))
         .def("__exit__", &ChunkBlock::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none());
 
-    nb::class_<Sightings>(m, "Sightings", "Peers as they were seen at one moment.")
-        .def("participants", &Sightings::participants, kSeen, "By slot; what each of them does is asked of /proc now.");
+    nb::class_<Sightings>(m, "Sightings", "A snapshot of peers.")
+        .def("participants", &Sightings::participants, kSeen, "By slot; reads from /proc what each is doing now.");
 
     nb::class_<Writer> writer(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.");
     writer.def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "max_extent_bytes"_a)
         .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(),
-             nb::sig("def send(self, object: object, timeout: float | None) -> None"), "One object, encoded.")
+             nb::sig("def send(self, object: object, timeout: float | None) -> None"), "Encodes and sends one object.")
         .def("send_encoded", &Writer::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),
              nb::sig("def send_encoded(self, encoder: Encoder, timeout: float | None, watch: object | None) -> None"),
-             "What the encoder has; a blocked call asks `watch` like a `cancel`.")
+             "Sends the encoder's message; a blocked call polls `watch` like a `cancel`.")
         .def("wait_until_read", &Writer::wait_until_read, "position"_a, "timeout"_a.none(),
-             "Whether every reader has finished with the message at `position` by then.")
+             "Waits until every reader has finished with the message at `position`; False on timeout.")
         .def("write_block", &Writer::write_block, "owner"_a, "timeout"_a.none(),
              nb::sig("def write_block(self, owner: object, timeout: float | None) -> ChunkBlock"),
-             "A block on the next chunk, which it fills by hand.")
+             "A block on the next chunk, for the caller to fill.")
         .def("release_reader", &Writer::release_reader, "reader"_a,
-             "Stops waiting for a reader that is dead or absent; False if it lives.")
+             "Stops waiting for a reader that is dead or absent; False if it is alive.")
         .def("set_absent_elsewhere",
              [](Writer& self, std::uint32_t count) { self.readable().participants().set_absent_elsewhere(count); }, "count"_a,
-             "Readers on other hosts that have not attached; the local ones wait for them, too.");
+             "Sets how many readers on other hosts have not attached; local readers wait for them, too.");
     bind_end(writer);
 
     nb::class_<Reader> reader(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.");
@@ -166,16 +167,16 @@ void bind_broadcast(nb::module_& m) {
              nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, "
                      "origin: tuple[int, str] | None) -> None"))
         .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "lends"_a = true,
-             "The next object, decoded; large arrays are left where they lie if it `lends`.")
+             "The next object, decoded; with `lends`, large arrays stay in their extent.")
         .def("receive_view", &Reader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def receive_view(self, timeout: float | None, cancel: object | None) -> tuple[object, ViewLease | None]"),
-             "The next object, its arrays where they lie, and the lease that they keep (or None).")
+             "The next object with its arrays in place, and the lease that they keep (or None).")
         .def("read_block", &Reader::read_block, "owner"_a, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock"),
-             "A block on the next chunk as it is.")
-        .def_prop_ro("place", &Reader::place, "Of the reader among the local ones.")
+             "A block on the next chunk, not decoded.")
+        .def_prop_ro("place", &Reader::place, "The index of the reader among the local ones.")
         .def_prop_ro("origin", &Reader::origin, nb::sig("def origin(self) -> tuple[int, str] | None"),
-                     "If this ring is a relay's: pid and address of the writer whose messages it passes on.");
+                     "For a relay's ring, pid and address of the writer whose messages it passes on.");
     bind_end(reader);
 }
 

@@ -103,12 +103,12 @@ private:
 inline void bind_buffers(nb::module_& m) {
     using namespace nb::literals;
     static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(Buffer::get_buffer)}, {0, nullptr}};
-    nb::class_<Buffer>(m, "Buffer", nb::type_slots(slots), "Memory, and what keeps it; its memoryviews keep both.");
-    nb::class_<LentBuffer, Buffer>(m, "LentBuffer", "Memory of an array that a reader keeps where it came.");
+    nb::class_<Buffer>(m, "Buffer", nb::type_slots(slots), "Memory and its owner; memoryviews of it keep both.");
+    nb::class_<LentBuffer, Buffer>(m, "LentBuffer", "Memory of an array that stays in its extent.");
 
-    nb::class_<ViewLease>(m, "ViewLease", "Memory that arrays alias; given back when the last of them goes.")
+    nb::class_<ViewLease>(m, "ViewLease", "Memory that arrays alias; freed with the last of them.")
         .def_prop_ro("is_held", &ViewLease::is_held)
-        .def("covers", &ViewLease::covers, "address"_a, "Does it lie in that memory?");
+        .def("covers", &ViewLease::covers, "address"_a, "Whether the address is in that memory.");
 }
 
 }  // namespace memlane::bindings

@@ -56,11 +56,11 @@ private:
     BlockArray(void* base, const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides,
                std::int64_t itemsize, std::optional<HeldBuffer> buffer)
         : buffer_(std::move(buffer)) {
-        if (shape.empty() || shape.size() != strides.size()) throw nb::value_error("an array of blocks has a block axis");
+        if (shape.empty() || shape.size() != strides.size()) throw nb::value_error("an array needs a block axis");
         auto blocks = offload::blocks_of(base, shape, strides, itemsize);
         if (!blocks)
             raise_error("InvalidArgument",
-                        nb::str("each block of an array of shape {} lies in more than {} pieces; make it contiguous first")
+                        nb::str("each block of an array of shape {} has more than {} pieces; make it contiguous first")
                             .attr("format")(shape, offload::kMostExtents));
         blocks_ = std::move(*blocks);
     }
@@ -94,7 +94,8 @@ public:
         const std::string_view format = buffer_->format == nullptr ? "B" : buffer_->format;
         is_signed_ = format == "i" || format == "l" || format == "q";
         const bool is_integer = is_signed_ || format == "I" || format == "L" || format == "Q";
-        if (!is_integer || buffer_->ndim != 2 || buffer_->shape[1] != 2) throw nb::type_error("pairs have shape (n, 2)");
+        if (!is_integer || buffer_->ndim != 2 || buffer_->shape[1] != 2)
+            throw nb::type_error("pairs must have shape (n, 2)");
     }
 
     bool is_signed() const noexcept { return is_signed_; }
@@ -203,21 +204,21 @@ private:
 }  // namespace
 
 void bind_copy_blocks(nb::module_& m) {
-    nb::class_<BlockArray>(m, "BlockArray", "Memory as blocks: the first axis counts them.")
+    nb::class_<BlockArray>(m, "BlockArray", "Memory divided into blocks by its first axis.")
         .def_static("of_buffer", &BlockArray::of_buffer, "buffer"_a,
-                    "Of an object with the buffer protocol, which it holds.")
+                    "Wraps an object with the buffer protocol, and keeps it alive.")
         .def_static("at", &BlockArray::at, "address"_a, "shape"_a, "strides"_a, "itemsize"_a,
-                    "Memory that the caller keeps; strides in bytes.")
+                    "Wraps memory that the caller keeps alive; strides in bytes.")
         .def_prop_ro("block_bytes", [](const BlockArray& self) { return self.blocks().block_bytes; })
         .def_prop_ro("count", [](const BlockArray& self) { return self.blocks().count; });
     m.def("copy_blocks", &copy_blocks, "src"_a, "dst"_a, "pairs"_a, "threads"_a,
-          "Bytes moved, and how many threads could not be started; 0 threads are as many as pay.");
-    nb::class_<CudaCopies>(m, "CudaCopies", "Asynchronous copies by the functions of a CUDA run time.")
+          "Returns the bytes moved and the number of threads that failed to start; 0 threads: automatic.");
+    nb::class_<CudaCopies>(m, "CudaCopies", "Asynchronous copies with the functions of a CUDA runtime.")
         .def(nb::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, bool>(), "copy"_a, "copy_2d"_a, "batch"_a,
              "tells_index"_a,
-             "Addresses of the functions, 0 for a batch if there is none. Does that tell which it refuses?")
+             "Function addresses; `batch` 0: none. `tells_index`: it reports which copy was refused.")
         .def("queue", &CudaCopies::queue, "src"_a, "dst"_a, "pairs"_a, "to_device"_a, "stream"_a,
-             "Bytes, copies that were queued, and CUDA's error.");
+             "Returns the bytes, the number of queued copies, and CUDA's error.");
 }
 
 }  // namespace memlane::bindings

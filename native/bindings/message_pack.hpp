@@ -18,7 +18,7 @@ inline nb::object beyond_message_pack(nb::handle object, nb::handle extension) {
         return nb::none();
     const bool is_dict = PyDict_Check(p);
     if (!is_dict && !PyList_Check(p) && !PyTuple_Check(p)) return nb::borrow(object);
-    if (Py_EnterRecursiveCall(" while an object was looked into") != 0) throw nb::python_error();
+    if (Py_EnterRecursiveCall(" while inspecting an object") != 0) throw nb::python_error();
     struct Left {
         ~Left() { Py_LeaveRecursiveCall(); }
     } const left;

@@ -45,21 +45,21 @@ NB_MODULE(_native, m) {
             const auto no_fork = os::ClosedInChildren::all().hold();
             return os::ClosedInChildren::all().add(fd);
         },
-        "fd"_a, "Forked children close that descriptor while it is this file's; returns the inode.");
+        "fd"_a, "Makes forked children close `fd` while it refers to the same file; returns the inode.");
     m.def(
         "fork_generation",
         [] {
             os::ClosedInChildren::all();  // installs the fork handler that counts
             return os::fork_generation().load(std::memory_order_relaxed);
         },
-        "Another number in each forked child, also of forks by C code; costs no system call.");
+        "A number that differs in each forked child, also after forks by C code; makes no system call.");
     m.def(
         "keep_in_children",
         [](int fd, std::uint64_t inode) {
             const auto no_fork = os::ClosedInChildren::all().hold();
             os::ClosedInChildren::all().remove(fd, inode);
         },
-        "fd"_a, "inode"_a, "Takes that back, when the descriptor is closed.");
+        "fd"_a, "inode"_a, "Undoes close_in_children, once the descriptor is closed.");
 }
 #undef PyInit__native
 

@@ -29,17 +29,17 @@ public:
     ObjectMemory(nb::handle shown, bool is_view, bool allows_pickle) : lies_(is_view), allows_pickle_(allows_pickle) {
         const nb::object view = PyMemoryView_Check(shown.ptr()) ? nb::borrow(shown) : view_of(shown);
         const Py_buffer* buffer = PyMemoryView_GET_BUFFER(view.ptr());
-        if (!PyBuffer_IsContiguous(buffer, 'C')) throw nb::value_error("the memory has gaps");
+        if (!PyBuffer_IsContiguous(buffer, 'C')) throw nb::value_error("the memory is not contiguous");
         owner_ = view_of(buffer->obj == nullptr ? view : nb::borrow(buffer->obj));
         memory_ = static_cast<std::byte*>(buffer->buf);
         bytes_ = static_cast<std::size_t>(buffer->len);
-        if (bytes_ < sizeof(Header)) raise_corrupt("{} bytes are no object", bytes_);
+        if (bytes_ < sizeof(Header)) raise_corrupt("{} bytes are too few for an object", bytes_);
         Header header;
         core::copy_privately(&header, memory_, sizeof header);
         if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0)
             raise_corrupt("it was not written by MsgpackSerde: it starts with {}", nb::bytes(header.magic, sizeof kMagic));
         if (header.tree_bytes > bytes_ - sizeof(Header))
-            raise_corrupt("its tree has {} bytes, and there are {} in all", header.tree_bytes, bytes_);
+            raise_corrupt("its tree has {} bytes, but the object has {} in all", header.tree_bytes, bytes_);
         tree_end_ = sizeof(Header) + header.tree_bytes;
         next_ = begin_ = std::min(core::align_up(kPreamble + tree_end_, kAlignment) - kPreamble, bytes_);
     }
@@ -107,7 +107,7 @@ private:
 
     std::byte* take(std::size_t bytes) {
         const std::size_t left = bytes_ - next_;
-        if (bytes > left) raise_corrupt("{} bytes are wanted where {} are", bytes, left);
+        if (bytes > left) raise_corrupt("{} bytes were expected, but {} are left", bytes, left);
         std::byte* const at = memory_ + next_;
         next_ = begin_ + std::min(core::align_up(next_ - begin_ + bytes, kAlignment), bytes_ - begin_);
         return at;
@@ -121,13 +121,13 @@ private:
             if (overflow > 0) return kTooMany;
             if (overflow == 0 && value >= 0) return static_cast<std::size_t>(value);
         }
-        raise_corrupt("there is no length {!r}", number);
+        raise_corrupt("{!r} is not a length", number);
     }
 
     // numpy checks the product of an empty array's other lengths itself.
     static std::size_t bytes_of(std::size_t itemsize, nb::handle shape) {
         if (!PyList_CheckExact(shape.ptr()) || PyList_GET_SIZE(shape.ptr()) > kMostDimensions)
-            raise_corrupt("an array's shape is wrong");
+            raise_corrupt("an array's shape is not valid");
         std::size_t bytes = itemsize;
         bool is_empty = false;
         for (const nb::handle length : nb::borrow<nb::list>(shape)) {

@@ -36,7 +36,7 @@ std::shared_ptr<RegionFile> new_region(std::string directory, const std::string&
 // A signal handler, or `progress`, may fork in the middle of a start, which remains the parent's.
 void require_own(bool is_own) {
     if (!is_own)
-        raise_error("WrongProcess", "this process was forked in the middle of a region's start: the region is its parent's");
+        raise_error("WrongProcess", "this process was forked while a region started: the region belongs to its parent");
 }
 
 const char* enter(RegionFile& self, double seconds) {
@@ -130,9 +130,9 @@ std::shared_ptr<Population> populate(const std::shared_ptr<RegionFile>& region, 
 
 void bind_offload(nb::module_& m) {
     static PyType_Slot map_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(RegionMap::get_buffer)}, {0, nullptr}};
-    nb::class_<RegionMap>(m, "RegionMap", nb::type_slots(map_slots), "All bytes of a region, as mmap.mmap has them.")
+    nb::class_<RegionMap>(m, "RegionMap", nb::type_slots(map_slots), "All bytes of a region, like mmap.mmap.")
         .def_prop_ro("closed", &RegionMap::is_closed)
-        .def("close", &RegionMap::close, "This, and the views that exist already, keep the memory mapped.")
+        .def("close", &RegionMap::close, "Existing views stay valid: they keep the memory mapped.")
         .def("size", &RegionMap::size)
         .def("__len__", &RegionMap::size)
         .def("__getitem__", &RegionMap::get, "key"_a, nb::sig("def __getitem__(self, key: int | slice) -> int | bytes"))
@@ -150,13 +150,13 @@ void bind_offload(nb::module_& m) {
     nb::class_<RegionFile>(m, "RegionFile", "The file of a region, and this holder's place in it.")
         .def(nb::new_(&new_region), "directory"_a, "name"_a, "total_bytes"_a, "blocks"_a, "row_bytes"_a, "cell_bytes"_a)
         .def("enter", &enter, "seconds"_a, "One try to create or join it: 'created', 'joined', 'waiting' or 'foreign'.")
-        .def("await_space", &await_space, "seconds"_a, "'complete', 'build' (it is on the caller) or 'waiting'.")
-        .def("publish", &publish, "All the space is there.")
+        .def("await_space", &await_space, "seconds"_a, "'complete', 'build' (up to the caller) or 'waiting'.")
+        .def("publish", &publish, "Announces that all space is reserved.")
         .def("map", &map, "in_huge_pages"_a)
         .def("mark_mapped", &mark_mapped, "participants"_a, "seconds"_a,
-             "Removes the name when that makes so many: 'removed', 'kept' or 'waiting'.")
+             "Removes the name once `participants` have mapped the file: 'removed', 'kept' or 'waiting'.")
         .def("leave", &leave, "patience"_a, nb::sig("def leave(self, patience: float) -> tuple[bool, str]"),
-             "Gives everything up. Was the name removed, and what could not be done?")
+             "Frees everything. Returns whether the name was removed, and a description of any problem.")
         .def("region_map", [](const RegionFile& self) { return RegionMap(mapping_of(self)); })
         .def("rows", [](const RegionFile& self) {
                  return RegionRows(mapping_of(self), self.geometry().blocks, self.geometry().row_bytes);
@@ -168,15 +168,16 @@ void bind_offload(nb::module_& m) {
         .def_prop_ro("address", [](const RegionFile& self) { return reinterpret_cast<std::uintptr_t>(mapping_of(self)->base()); })
         .def_prop_ro("fd", [](const RegionFile& self) { return self.file().get(); })
         .def_prop_ro("allocated", [](const RegionFile& self) { return os::facts_of(self.file()).allocated; },
-                     "Bytes that have their space.")
-        .def_prop_ro("free", [](const RegionFile& self) { return os::free_bytes(self.file()); }, "Bytes of its file system.")
-        .def_prop_ro("builder", &RegionFile::builder, "The pid of who reserves the space, or 0.")
+                     "Bytes whose space is allocated.")
+        .def_prop_ro("free", [](const RegionFile& self) { return os::free_bytes(self.file()); },
+                     "Free bytes of its file system.")
+        .def_prop_ro("builder", &RegionFile::builder, "The pid of the process that reserves the space, or 0.")
         .def_prop_ro("is_own", &RegionFile::is_own);
 
-    nb::class_<Population>(m, "Population", "Threads that reserve and populate pages; they end with it.")
+    nb::class_<Population>(m, "Population", "Threads that reserve and populate pages; they end with this object.")
         .def(nb::new_(&populate), "region"_a, "offset"_a, "bytes"_a, "stride"_a, "count"_a, "is_builder"_a,
              "in_huge_pages"_a, "threads"_a)
-        .def("wait", &wait, "seconds"_a, "'reserved' (once), 'done' or 'working'; raises what went wrong.")
+        .def("wait", &wait, "seconds"_a, "'reserved' (once), 'done' or 'working'; raises a thread's error.")
         .def("stop", [](Population& self) { const WithoutGil no_gil; self.stop(); })
         .def_prop_ro("done", &Population::done)
         .def_prop_ro("bytes", &Population::bytes)
@@ -188,7 +189,7 @@ void bind_offload(nb::module_& m) {
               if (os::bytes_of(fd) >= bytes) return true;
               watch.wait(slice_of(seconds));
               return os::bytes_of(fd) >= bytes;
-          }, "fd"_a, "bytes"_a, "seconds"_a, "Is the file so long?");
+          }, "fd"_a, "bytes"_a, "seconds"_a, "Waits until the file has that many bytes; False on timeout.");
     m.def("usable_cores", &os::usable_cores);
 }
 

@@ -53,7 +53,7 @@ public:
     // False on timeout.
     bool wait_until_read(std::uint64_t position, nb::handle timeout) {
         const Call call(*this);
-        if (position >= core().position()) raise_error("InvalidArgument", "that message was not sent yet");
+        if (position >= core().position()) raise_error("InvalidArgument", "that message has not been sent yet");
         const os::Deadline deadline = deadline_of(timeout);
         Interruption look(self(), core().segment(), "chunk");
         const core::Outcome outcome = [&] {

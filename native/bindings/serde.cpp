@@ -22,24 +22,24 @@ nb::object bytes_at(nb::object owner, std::uintptr_t address, std::size_t bytes)
 }  // namespace
 
 void bind_serde(nb::module_& m) {
-    nb::class_<ObjectMemory>(m, "ObjectMemory", "The bytes of a stored object, given out piece by piece.")
+    nb::class_<ObjectMemory>(m, "ObjectMemory", "The bytes of a stored object, read piece by piece.")
         .def(nb::init<nb::handle, bool, bool>(), "shown"_a, "is_view"_a, "allows_pickle"_a,
              nb::sig("def __init__(self, shown: object, is_view: bool, allows_pickle: bool) -> None"),
-             "What `shown` shows, also after its release; pieces lie where they are, or are copied.")
-        .def("tree", &ObjectMemory::tree, "A copy of it.")
+             "The memory of `shown`, also after its release. With `is_view` pieces stay in place.")
+        .def("tree", &ObjectMemory::tree, "A copy of the tree.")
         .def("take_array", &ObjectMemory::array, "itemsize"_a, "shape"_a.none(), "is_writable"_a,
-             "The next piece, for an array. CorruptMessage if so much is not there.")
+             "The next piece, for an array. CorruptMessage if it is larger than the rest.")
         .def("take_bytes", &ObjectMemory::bytes, "length"_a.none(), nb::sig("def take_bytes(self, length: object) -> bytes | memoryview"))
         .def("take_bytearray", &ObjectMemory::byte_array, "length"_a.none(), nb::sig("def take_bytearray(self, length: object) -> bytearray"))
         .def("take_copy", &ObjectMemory::copy, "length"_a.none(), nb::sig("def take_copy(self, length: object) -> bytearray | Buffer"),
-             "The next piece, in writable memory of its own.")
-        .def("release", &ObjectMemory::release, "Nothing is left to be taken; what was taken stays.")
-        .def_prop_ro("allows_pickle", &ObjectMemory::allows_pickle, "What it was made with, for who decodes.")
-        .def_prop_rw("lies", &ObjectMemory::lies, &ObjectMemory::set_lies, "Are pieces left where they lie?");
+             "A writable copy of the next piece.")
+        .def("release", &ObjectMemory::release, "Ends reading; pieces that were taken stay valid.")
+        .def_prop_ro("allows_pickle", &ObjectMemory::allows_pickle, "As given to the constructor, for decoders.")
+        .def_prop_rw("lies", &ObjectMemory::lies, &ObjectMemory::set_lies, "Whether pieces stay in place.");
 
     m.def("bytes_at", &bytes_at, "owner"_a, "address"_a, "nbytes"_a,
           nb::sig("def bytes_at(owner: object, address: int, nbytes: int) -> memoryview"),
-          "So many bytes of the memory of `owner`, which keeps them there; read-only.");
+          "A read-only view of memory that `owner` keeps alive.");
 }
 
 }  // namespace memlane::bindings

@@ -24,14 +24,14 @@ template <class End>
 void bind_end(nb::class_<End>& end) {
     end.def("pin", &End::pin, "address"_a.none(), "id"_a.none(),
             nb::sig("def pin(self, address: object, id: object) -> PinnedObject | None"),
-            "The object, kept as it is; None unless that id is stored there.")
-        .def("is_valid", &End::is_valid, "pinned"_a, "Was all that was read of it until now its own?")
-        .def("finish_read", &End::finish_read, "pinned"_a, "counts"_a, "A read is over. False if it was not valid.")
-        .def("count", &End::count, "view"_a, "One more read, of the object whose 4 count bytes these are.")
+            "Pins the object; None unless that id is stored at the address.")
+        .def("is_valid", &End::is_valid, "pinned"_a, "Whether everything read so far belonged to the object.")
+        .def("finish_read", &End::finish_read, "pinned"_a, "counts"_a, "Ends a read; False if it was not valid.")
+        .def("count", &End::count, "view"_a, "Counts a read of the object whose 4 count bytes are `view`.")
         .def("note_progress", &End::note_progress)
         .def("close", [](End& self) { self.finish(true); })
-        .def("abandon", [](End& self) { self.finish(false); }, "Frees everything, tells nobody.")
-        .def("check", &End::check, "Raises if this end is closed or a parent process's.")
+        .def("abandon", [](End& self) { self.finish(false); }, "Frees everything without notifying peers.")
+        .def("check", &End::check, "Raises if this end is closed or the parent process's.")
         .def_prop_ro("is_closed", &End::is_closed)
         .def_prop_ro("secret", &End::secret, "32 random bytes that all ends of the storage share.")
         .def_prop_ro("slot", &End::slot)
@@ -40,7 +40,7 @@ void bind_end(nb::class_<End>& end) {
              nb::sig(kParticipant))
         .def("counters", &End::counters, nb::sig("def counters(self) -> tuple[int, int, int, int, int, int]"),
              "max_objects, puts, hits, evictions, objects, bytes.")
-        .def("outstanding", &End::outstanding, "Reads that each reader still owes.");
+        .def("outstanding", &End::outstanding, "The number of outstanding reads of each reader.");
 }
 
 const char* const kBlockers = "def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]";
@@ -48,43 +48,43 @@ const char* const kBlockers = "def blockers(self, id: int, references: int) -> l
 }  // namespace
 
 void bind_store(nb::module_& m) {
-    nb::class_<ByteRingSegment, HeldSegment>(m, "ByteRingSegment", "The shared memory of a ring of bytes.")
+    nb::class_<ByteRingSegment, HeldSegment>(m, "ByteRingSegment", "The shared memory of a byte ring.")
         .def_static("create", &ByteRingSegment::create, "bytes"_a, "id"_a, "name"_a,
-                    "Makes a segment, of which the first piece is reserved; sweeps what the dead left first.")
+                    "Creates a segment and reserves its first piece; first sweeps dead segments.")
         .def_static("attach", &ByteRingSegment::attach, "bytes"_a, "name"_a)
-        .def("check", &ByteRingSegment::check, "Raises if it is closed or a parent process's.")
+        .def("check", &ByteRingSegment::check, "Raises if it is closed or the parent process's.")
         .def("view", &ByteRingSegment::view, "offset"_a, "bytes"_a,
              nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))
         .def("read_header", &ByteRingSegment::read_header, "offset"_a,
              nb::sig("def read_header(self, offset: int) -> tuple[int, int]"),
-             "Id and size of a chunk; the size is 0 where there is none.")
+             "Id and size of the chunk at `offset`; the size is 0 if there is none.")
         .def_prop_ro("addresses", &ByteRingSegment::addresses, nb::sig("def addresses(self) -> dict[int, int]"),
-                     "By id, of every chunk.")
+                     "The addresses of all chunks by id.")
         .def_prop_ro("count", [](const ByteRingSegment& self) { return self.chunks().all().size(); })
         .def_prop_ro("start", [](const ByteRingSegment& self) { return self.chunks().start(); })
         .def_prop_ro("end", [](const ByteRingSegment& self) { return self.chunks().end(); })
         .def_prop_ro("id_start", [](const ByteRingSegment& self) { return self.chunks().id_start(); })
         .def_prop_ro("id_end", [](const ByteRingSegment& self) { return self.chunks().id_end(); })
         .def("set_next_id", [](const ByteRingSegment& self, std::uint32_t id) { self.chunks().set_next_id(id); }, "id"_a,
-             "Of an empty ring.")
+             "Sets the next id; only on an empty ring.")
         .def("allocate", &ByteRingSegment::allocate, "bytes"_a,
              nb::sig("def allocate(self, bytes: int) -> tuple[int, int] | NoRoom"),
-             "Address and id of a new chunk of so many bytes, header included; its space is taken first.")
+             "Reserves space for a new chunk of `bytes`, header included; returns its address and id.")
         .def("free", &ByteRingSegment::free_if, "most"_a, "is_free"_a,
              nb::sig("def free(self, most: int, is_free: collections.abc.Callable[[int, int, int], bool]) -> list[int]"),
-             "Frees from the oldest on while `is_free(id, offset, bytes)`, of its data, says so.")
-        .def("clear", &ByteRingSegment::clear, "Forgets all chunks.")
+             "Frees chunks, oldest first, while `is_free(id, offset, bytes)` of their data is true.")
+        .def("clear", &ByteRingSegment::clear, "Removes all chunks.")
         .def("close", &ByteRingSegment::close)
         .def("abandon", &ByteRingSegment::abandon);
 
-    nb::class_<NoRoom>(m, "NoRoom", "Why a chunk has no place.")
+    nb::class_<NoRoom>(m, "NoRoom", "Why there is no room for a chunk.")
         .def(nb::init<bool>(), "is_obstructed"_a = false)
-        .def_ro("is_obstructed", &NoRoom::is_obstructed, "Does somebody still read what was cleared there?");
+        .def_ro("is_obstructed", &NoRoom::is_obstructed, "Whether cleared data there is still being read.");
 
     m.def("copy_parts", &copy_parts, "target"_a, "offset"_a, "parts"_a, "bytes"_a,
-          "Copies `parts`, of so many bytes together, to `target[offset:]`; large ones without the GIL.");
+          "Copies `parts`, which have `bytes` in all, to `target[offset:]`; large ones without the GIL.");
 
-    nb::class_<PinnedObject>(m, "PinnedObject", "An object that stays as it is while this or a buffer of it exists.")
+    nb::class_<PinnedObject>(m, "PinnedObject", "An object that is pinned while this or a buffer of it exists.")
         .def("data", &PinnedObject::data, nb::sig("def data(self) -> memoryview"), "Metadata and data, read-only.")
         .def("count", &PinnedObject::count, nb::sig("def count(self) -> memoryview"), "The 4 count bytes.")
         .def("lease", &PinnedObject::lease)
@@ -114,45 +114,45 @@ void bind_store(nb::module_& m) {
               "ring"_a, "n_readers"_a, "max_objects"_a, "max_object_size"_a, "secret"_a,
               "unlink_when_complete"_a, "Adds an object table to the ring's file.")
         .def("is_read", &BoundStoreWriter::is_read, "id"_a, "view"_a, "references"_a,
-             "Has every reader read the object with these count bytes so often?")
+             "Whether every reader has read the object with these count bytes that often.")
         .def("blockers", &BoundStoreWriter::blockers, "id"_a, "references"_a, nb::sig(kBlockers),
-             "(slot, reads that it owes, pins) of everybody who keeps the object.")
+             "(slot, outstanding reads, pins) of each participant that keeps the object.")
         .def("orphan_blockers", &BoundStoreWriter::orphan_blockers,
              nb::sig("def orphan_blockers(self) -> list[tuple[int, int, int]]"),
-             "The same of orphans.");
+             "The same for orphans.");
     bind_end(writer);
 
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(ObjectIndex::traverse)}, {0, nullptr}};
-    nb::class_<Claim>(m, "Claim", "A block around a place for an object; left before publish(), there never was one.")
+    nb::class_<Claim>(m, "Claim", "A `with` block on space for an object; without publish(), nothing is stored.")
         .def_prop_ro("id", &Claim::id)
         .def("view", &Claim::view, nb::sig("def view(self) -> memoryview"), "Its count bytes, metadata and data.")
-        .def("offer", &Claim::offer, "What was written is an object from now on, without a reference.")
+        .def("offer", &Claim::offer, "Makes what was written an object, still without a reference.")
         .def("publish", &Claim::publish, "key"_a.none(), nb::sig("def publish(self, key: object) -> tuple[int, int]"),
-             "Its address and id.")
+             "Publishes the object under `key`; returns its address and id.")
         .def("__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Claim"))
         .def("__exit__", [](Claim& self, nb::handle, nb::handle, nb::handle) { self.drop(); }, "kind"_a.none(),
              "error"_a.none(), "traceback"_a.none());
 
-    nb::class_<ObjectIndex>(m, "ObjectIndex", nb::type_slots(slots), "What a storage's writer knows besides the table.")
+    nb::class_<ObjectIndex>(m, "ObjectIndex", nb::type_slots(slots), "What a storage's writer tracks beside the table.")
         .def(nb::init<const ByteRingSegment&, const BoundStoreWriter&, nb::dict, nb::dict, nb::dict, nb::set>(), "ring"_a, "end"_a,
              "keys"_a, "ids"_a, "references"_a, "touched"_a,
              nb::sig("def __init__(self, ring: ByteRingSegment, end: StoreWriter, keys: dict[typing.Any, tuple[int, int]], "
                      "ids: dict[int, typing.Any], references: dict[int, int], touched: set[int]) -> None"),
-             "Keeps these: key -> (address, id), id -> key, id -> references, ids that stay.")
+             "Keeps these up to date: key -> (address, id), id -> key, id -> references, touched ids.")
         .def("put", &ObjectIndex::put, "key"_a.none(), "metadata"_a.none(), "metadata_bytes"_a, "parts"_a, "bytes"_a,
              "is_free"_a.none(),
              nb::sig("def put(self, key: object, metadata: object, metadata_bytes: int, parts: object, bytes: int, "
                      "is_free: collections.abc.Callable[[int, int, int], bool] | None) -> tuple[int, int] | NoRoom"),
-             "Stores an object with one reference, and evicts what is oldest for it; its address and id.")
+             "Stores an object with one reference, evicting the oldest if needed. Returns (address, id).")
         .def("claim", &ObjectIndex::claim, "size"_a, "is_free"_a.none(),
              nb::sig("def claim(self, size: int, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> Claim | NoRoom"),
-             "The place of an object, to be filled step by step.")
-        .def("refer", &ObjectIndex::refer, "id"_a, "references"_a, "Sets how often every reader is to read it.")
+             "Reserves space for an object, to be filled step by step.")
+        .def("refer", &ObjectIndex::refer, "id"_a, "references"_a, "Sets how often every reader is to read the object.")
         .def("drop_reference", &ObjectIndex::drop_reference, "id"_a, "left"_a,
-             "Takes one reference back; False, and nothing has changed, if a reader has read it already.")
+             "Drops a reference; changes nothing and returns False if a reader has already read it.")
         .def("free", &ObjectIndex::free, "is_free"_a.none(),
              nb::sig("def free(self, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> list[int]"),
-             "Evicts up to 2 x max_object_size of what the table, or `is_free`, says may go.");
+             "Evicts up to 2 x max_object_size bytes of what the table or `is_free` releases.");
 }
 
 }  // namespace memlane::bindings

@@ -100,7 +100,7 @@ inline Leases& leases() {
                 for (Lease* lease : leases().alive) lease->copy();
             },
             [] { leases().mutex.unlock(); }, [] { leases().mutex.unlock(); });
-        if (error != 0) os::throw_errno("cannot have the leases looked after at a fork", error);
+        if (error != 0) os::throw_errno("cannot install a fork handler for leases", error);
         return made.release();  // never destroyed: a fork may come after static destructors
     }();
     return *all;

@@ -30,7 +30,7 @@ public:
         if (before != core::SlotState::absent)
             throw core::RankTaken(before == core::SlotState::released
                                       ? "the place was given up by release_reader"
-                                      : "the place was taken before by pid " +
+                                      : "the place was already taken by pid " +
                                             std::to_string(participants_.identity(slot()).pid) + ", which has left it");
         participants_.join(slot(), os::own_identity());
     }

@@ -25,7 +25,7 @@ inline void check_owner(const std::string& path, const os::FileFacts& facts, con
 inline void check_access(const std::string& path, const os::FileFacts& facts, const char* remedy) {
     check_owner(path, facts, remedy);
     if ((facts.mode & 07777) != 0600)
-        throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", segments have 0600");
+        throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", but segments have 0600");
 }
 
 // For a file that the kernel refuses to open without saying why. Its owner and mode can still be read.

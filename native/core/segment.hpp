@@ -191,7 +191,7 @@ private:
         const bool is_known = slots != nullptr && load_acquire(slots[slot].state) == SlotState::attached;
         if (!is_known) throw RankTaken("the place is held by a living process, or was given up by release_reader");
         throw RankTaken("the place is held by pid " + std::to_string(load_relaxed(slots[slot].pid)) +
-                        ", which lives; close that end first, or take another rank");
+                        ", which is alive; close that end first, or take another rank");
     }
 
     void map() { with_memory(bytes_, [this] { mapping_ = std::make_shared<os::Mapping>(file_, bytes_); }); }
@@ -233,7 +233,7 @@ private:
     std::vector<SectionEntry> sections_;  // private copy, checked: later writes of a peer do not matter
 };
 
-inline constexpr const char* kOneUser = "only processes of one user share a segment";
+inline constexpr const char* kOneUser = "only processes of the same user can share a segment";
 
 inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const SegmentId& id, const std::string& name,
                                                 const std::vector<ReservedRange>& reserved,
@@ -337,7 +337,8 @@ inline void Segment::check_header(const SegmentPlan& plan, const std::optional<S
     if (seen.system != plan.system || seen.geometry != plan.geometry) throw_mismatch(plan);
     id_ = seen.id;
     space_each_ = seen.space_each;
-    if (id && seen.id != *id) throw SegmentMissing(name_, path() + " is a newer segment of that name; the one asked for is gone");
+    if (id && seen.id != *id)
+        throw SegmentMissing(name_, path() + " is a newer segment of that name; the requested one is gone");
     if (seen.section_count > kMaxSections) throw LayoutMismatch(path() + " has a damaged section directory");
     for (const PlannedSection& want : plan.sections) {
         const SectionEntry* found = nullptr;
@@ -357,9 +358,9 @@ inline void Segment::throw_mismatch(const SegmentPlan& plan) const {
                                std::to_string(static_cast<std::uint32_t>(plan.system));
     if (const auto seen = find_header(file_))
         throw LayoutMismatch(path() + " has geometry " + to_text(seen->geometry) + " of system " +
-                             std::to_string(static_cast<std::uint32_t>(seen->system)) + ", asked for was " + wanted);
-    throw LayoutMismatch(path() + " (" + std::to_string(os::facts_of(file_).bytes) + " bytes) holds no memlane segment, asked for was " +
-                         wanted);
+                             std::to_string(static_cast<std::uint32_t>(seen->system)) + ", not " + wanted);
+    throw LayoutMismatch(path() + " (" + std::to_string(os::facts_of(file_).bytes) +
+                         " bytes) holds no memlane segment; requested was " + wanted);
 }
 
 }  // namespace memlane::core

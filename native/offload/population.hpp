@@ -72,7 +72,7 @@ public:
         const unsigned wanted = std::max(threads, 1u);
         helpers_.emplace(wanted, [this] { work(); });
         running_ = wanted - helpers_->missing();
-        if (running_ == 0) os::throw_errno("cannot start a thread that populates pages", EAGAIN);
+        if (running_ == 0) os::throw_errno("cannot start a thread to populate pages", EAGAIN);
     }
     Population(const Population&) = delete;
     Population& operator=(const Population&) = delete;

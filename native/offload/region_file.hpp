@@ -81,7 +81,7 @@ public:
         }
         if (*seen != geometry_) throw_mismatch(*seen);
         if ((os::facts_of(file_).mode & 07777) != 0600)
-            throw core::SegmentRefused(path_ + " does not have mode 0600, which regions have");
+            throw core::SegmentRefused(path_ + " does not have mode 0600, which regions must have");
         take_place();
         os::try_lock(file_, os::LockKind::shared, ours_lock());
         let_name_go();
@@ -276,7 +276,7 @@ private:
         const os::Nanoseconds give_up_at = os::monotonic_now() + patience;
         while (!take_name(std::min(give_up_at - os::monotonic_now(), 100 * os::kMillisecond))) {
             if (os::monotonic_now() < give_up_at) continue;
-            departure.problem = "somebody who is joining or leaving has been stopped in the middle of it";
+            departure.problem = "a process has been stopped while joining or leaving";
             return;
         }
         if (geometry_of_others()) return;
@@ -290,9 +290,9 @@ private:
         std::set<std::int64_t> pids;
         for (std::int64_t i = 0; i < kMostMembers && lock_.held_by_other(members_from(i)); ++i)
             if (const auto member = lock_.held_by_other({kMembers + i * kPidSpan, kPidSpan})) pids.insert(member->count);
-        std::string text = path_ + " is in use with " + to_text(seen) + "; asked for were " + to_text(geometry_) + ". End";
+        std::string text = path_ + " is in use with " + to_text(seen) + ", not with " + to_text(geometry_) + ". End";
         for (const std::int64_t pid : pids) text += " pid " + std::to_string(pid) + ",";
-        throw core::LayoutMismatch(text + " or take another instance_id");
+        throw core::LayoutMismatch(text + " or choose another instance_id");
     }
 
     std::string directory_;

@@ -43,7 +43,7 @@ inline bool try_lock(const FileDescriptor& file, LockKind kind, LockRange range)
 inline std::optional<LockRange> find_lock(const FileDescriptor& file, LockRange range) {
     struct flock f = to_flock(LockKind::exclusive, range);
     while (::fcntl(file.get(), F_OFD_GETLK, &f) != 0)
-        if (errno != EINTR) throw_errno("cannot ask for a lock of a segment");
+        if (errno != EINTR) throw_errno("cannot query a lock of a segment");
     if (f.l_type == F_UNLCK) return std::nullopt;
     return LockRange{f.l_start, f.l_len};
 }

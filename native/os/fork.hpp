@@ -33,7 +33,7 @@ public:
                                                [] { ClosedInChildren::all().mutex_.unlock(); },
                                                [] { ClosedInChildren::all().close_in_child(); });
             // Without the handler a child would keep its parent's locks, so no lock may be taken.
-            if (error != 0) throw_errno("cannot have descriptors looked after at a fork", error);
+            if (error != 0) throw_errno("cannot install a fork handler for descriptors", error);
             return all.release();  // never destroyed: a fork may come after static destructors
         }();
         return *made;

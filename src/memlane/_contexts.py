@@ -21,8 +21,8 @@ def need_curve() -> None:
     """Raises Unsupported unless libzmq can encrypt and authenticate."""
     if not zmq.has("curve"):
         raise Unsupported(
-            "this libzmq was built without CURVE, so nobody could be kept from reading along or "
-            "from sending; install pyzmq's own wheel (pip install --force-reinstall pyzmq)"
+            "this libzmq was built without CURVE, so peers cannot be authenticated and traffic "
+            "cannot be encrypted; install pyzmq's own wheel (pip install --force-reinstall pyzmq)"
         )
 
 
@@ -37,7 +37,7 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
         while len(spare) < _DESCRIPTORS:
             spare.append(os.eventfd(0, os.EFD_CLOEXEC))
     except OSError as error:
-        what = f"a connection to other processes needs {_DESCRIPTORS} descriptors"
+        what = f"connecting to other processes needs {_DESCRIPTORS} free descriptors"
         raise system_fault(error.errno or errno.EMFILE, what) from None
     finally:
         for descriptor in spare:

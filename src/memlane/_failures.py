@@ -106,11 +106,11 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
         WriterClosed,
         "the writer closed the queue, and everything it sent has been read",
     ),
-    "writer_left": (Closed, "the writer closed the queue before everybody had attached"),
+    "writer_left": (Closed, "the writer closed the queue before all readers had attached"),
     "wrong_process": (
         WrongProcess,
-        "this object was opened by the process that forked this one; only close() may be called "
-        "here. Make a new end in the child",
+        "this object was opened in the parent process, before the fork; only close() may be "
+        "called here. Make a new end in the child",
     ),
     "concurrent_use": (
         ConcurrentUse,
@@ -122,12 +122,12 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
     ),
     "unexpected": (
         MemlaneError,
-        "a native call ended in a way that it should not; please report it",
+        "a native call returned an unexpected status; please report this bug",
     ),
     "refused_chunk_in_use": (
         ViewInUse,
-        "something still refers to the chunk of a block whose message was not published; drop it "
-        "first, or it would change the next message",
+        "a reference to the chunk of an unpublished block is still alive; drop it first, because "
+        "it could change the next message",
     ),
     "corrupt": (
         CorruptMessage,
@@ -135,18 +135,18 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
     ),
     "write_view_in_use": (
         ViewInUse,
-        "something still refers to the chunk at the end of its block and could change the message "
-        "later; nothing was published",
+        "a reference to the chunk outlived its block and could change the message later; nothing "
+        "was published",
     ),
     "read_view_in_use": (
         ViewInUse,
-        "something still refers to the chunk at the end of its block; the chunk is given back when "
-        "that goes, and the writer waits for it",
+        "a reference to the chunk outlived its block; the chunk is freed with the last reference, "
+        "and the writer waits until then",
     ),
     "next_chunk_held": (
         ViewInUse,
-        "the next message comes through a chunk that something of this reader still refers to; "
-        "drop it first",
+        "the next message needs a chunk that this reader still holds a reference to; drop that "
+        "reference first",
     ),
 }
 
@@ -175,8 +175,8 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
 def view_in_use(what: str) -> MemlaneError:
     """The error for a zero-copy block that ends while an object of type `what` is still in use."""
     return ViewInUse(
-        f"something besides the block's own name still refers to its {what} at the end of a view; "
-        f"the memory is given back when that goes, and the writer waits for it"
+        f"a reference to the {what} of a view, besides the block's own name, outlived the block; "
+        f"the memory is freed with the last reference, and the writer waits until then"
     )
 
 
@@ -190,7 +190,7 @@ def _death(end: RingEnd, slot: int) -> MemlaneError:
         return WriterDied(pid, f" at {address}, or its relay here (pid {who.pid}) did{detail}")
     if end.slot == 0:
         rank = end.ranks[slot - 1]
-        detail += f"; release_reader({rank}) goes on without it"
+        detail += f"; call release_reader({rank}) to continue without it"
     return ReaderDied(end.ranks[slot - 1], who.pid, detail)
 
 
@@ -270,6 +270,6 @@ def doing(who: Participant) -> str:
 def names_of(waiting_for: list[str]) -> str:
     """Joins the first names and counts the rest; the list is empty if all have just arrived."""
     if not waiting_for:
-        return "nobody any more"
+        return "peers that have responded since"
     more = len(waiting_for) - MOST_NAMED
     return ", ".join(waiting_for[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

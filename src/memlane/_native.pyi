@@ -4,21 +4,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 class Buffer:
-    """Memory, and what keeps it; its memoryviews keep both."""
+    """Memory and its owner; memoryviews of it keep both."""
 
 class LentBuffer(Buffer):
-    """Memory of an array that a reader keeps where it came."""
+    """Memory of an array that stays in its extent."""
 
 class ViewLease:
-    """Memory that arrays alias; given back when the last of them goes."""
+    """Memory that arrays alias; freed with the last of them."""
 
     @property
     def is_held(self) -> bool: ...
     def covers(self, address: int) -> bool:
-        """Does it lie in that memory?"""
+        """Whether the address is in that memory."""
 
 class RingGeometry:
-    """Numbers that fix the bytes of a ring."""
+    """The numbers that determine the layout of a ring."""
 
     def __init__(self, n_reader: int, max_chunk_bytes: int, max_chunks: int) -> None: ...
     @property
@@ -52,7 +52,7 @@ class RingSegment(HeldSegment):
         geometry: RingGeometry, id: bytes, name: str, reserved_bytes: int, slot: int | None = None
     ) -> RingSegment:
         """
-        Makes a segment, reserving so much of every chunk; sweeps what the dead left first.
+        Creates a segment and reserves that much of each chunk; first sweeps dead segments.
         """
 
     @staticmethod
@@ -60,12 +60,12 @@ class RingSegment(HeldSegment):
         geometry: RingGeometry, name: str, id: bytes | None = None, slot: int | None = None
     ) -> RingSegment:
         """
-        Joins the segment of that name, as the participant `slot` or as a mere user.
+        Attaches to the segment `name`, as participant `slot` or only as a user.
         """
 
     @property
     def reserved_bytes(self) -> int:
-        """Of every chunk, as its creator has them, and its header says."""
+        """Bytes reserved of each chunk by the creator, according to the header."""
 
     @property
     def is_creator(self) -> bool: ...
@@ -78,37 +78,37 @@ class RingSegment(HeldSegment):
     def abandon(self) -> None: ...
 
 def is_plain(object: object | None) -> bool:
-    """Does MessagePack give it back exactly as it is?"""
+    """Whether MessagePack restores the object exactly."""
 
 def beyond_message_pack(object: object | None, extension: object) -> object:
     """
-    The first part of it that MessagePack would not give back as what it is; None if there is none.
+    The first part of the object that MessagePack would not restore as the same type, or None.
     """
 
 class Outgoing:
-    """
-    A message on its way out: a file for a Pickler, and its buffer_callback.
-    """
+    """A message to be sent: a file for a Pickler, and its buffer_callback."""
 
     def __init__(self) -> None: ...
     def write(self, data: object) -> None: ...
     def add_buffer(self, buffer: object) -> bool:
-        """True leaves it in the stream."""
+        """Returns True to leave the buffer in the stream."""
 
 class Encoder:
-    """An object on its way to bytes, encoded once for everybody."""
+    """Encodes an object once for all readers."""
 
     def __init__(self, codec: object) -> None: ...
     def encode(self, object: object | None) -> int:
-        """Its bytes; until clear() the message refers to the object's memory."""
+        """
+        Returns the size in bytes; until clear() the message refers to the object's memory.
+        """
 
     def clear(self) -> None: ...
     def joined(self, header: bytes) -> bytes:
-        """The whole message behind a header."""
+        """The whole message, after a header."""
 
     def settled(self) -> bytes | Buffer:
         """
-        The whole message in memory that nobody changes any more: one copy, none of bytes.
+        The whole message in memory that no longer changes: one copy, none for bytes.
         """
 
     @property
@@ -124,7 +124,7 @@ class Incoming:
     def readline(self) -> bytes: ...
 
 class Turn:
-    """`with` around each call on an end, of which there is one at a time."""
+    """A `with` block around a call on an end: one at a time."""
 
     def __init__(self, check: object | None = None, finish: object | None = None) -> None: ...
     def __enter__(self) -> None: ...
@@ -133,27 +133,25 @@ class Turn:
     ) -> None: ...
     @property
     def thread(self) -> int:
-        """That is in a call; 0: none is."""
+        """The thread that is in a call, or 0."""
 
     def acquire(self, timeout: float = -1.0) -> bool:
         """
-        Keeps calls out; False if one is under way for longer. Below 0: for ever.
+        Keeps calls out; False if one still runs after `timeout` seconds (below 0: no limit).
         """
 
     def release(self) -> None: ...
 
 def pooled(nbytes: int) -> Buffer:
-    """
-    Private, writable memory that is used again; what it holds is anything.
-    """
+    """Private, writable memory from a pool, with undefined contents."""
 
 def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]:
     """
-    Bytes to be filled through the view, before anybody sees them; it must not outlive them.
+    Bytes to be filled through the view before they are shared; the view must not outlive them.
     """
 
 class ChunkBlock:
-    """`with` on a chunk; leaving it publishes it, or gives it back."""
+    """A `with` block on a chunk; leaving it publishes or releases the chunk."""
 
     def __enter__(self) -> memoryview: ...
     def __exit__(
@@ -161,10 +159,10 @@ class ChunkBlock:
     ) -> None: ...
 
 class Sightings:
-    """Peers as they were seen at one moment."""
+    """A snapshot of peers."""
 
     def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int]]:
-        """By slot; what each of them does is asked of /proc now."""
+        """By slot; reads from /proc what each is doing now."""
 
 class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
@@ -173,37 +171,41 @@ class RingWriter:
         self, ring: RingSegment, ranks: Sequence[int], codec: object, max_extent_bytes: int
     ) -> None: ...
     def send(self, object: object, timeout: float | None) -> None:
-        """One object, encoded."""
+        """Encodes and sends one object."""
 
     def send_encoded(self, encoder: Encoder, timeout: float | None, watch: object | None) -> None:
-        """What the encoder has; a blocked call asks `watch` like a `cancel`."""
+        """
+        Sends the encoder's message; a blocked call polls `watch` like a `cancel`.
+        """
 
     def wait_until_read(self, position: int, timeout: object | None) -> bool:
         """
-        Whether every reader has finished with the message at `position` by then.
+        Waits until every reader has finished with the message at `position`; False on timeout.
         """
 
     def write_block(self, owner: object, timeout: float | None) -> ChunkBlock:
-        """A block on the next chunk, which it fills by hand."""
+        """A block on the next chunk, for the caller to fill."""
 
     def release_reader(self, reader: int) -> bool:
-        """Stops waiting for a reader that is dead or absent; False if it lives."""
+        """
+        Stops waiting for a reader that is dead or absent; False if it is alive.
+        """
 
     def set_absent_elsewhere(self, count: int) -> None:
         """
-        Readers on other hosts that have not attached; the local ones wait for them, too.
+        Sets how many readers on other hosts have not attached; local readers wait for them, too.
         """
 
     def wait_until_ready(self, timeout: object | None) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
-        """Frees everything, tells nobody, waits for nobody."""
+        """Frees everything; peers see a death."""
 
     def check(self) -> None:
-        """Raises if this end is closed or a parent process's."""
+        """Raises if this end is closed or the parent process's."""
 
     def awaited(self) -> Sightings:
-        """Whom a call on this end waits for; a writer is among them."""
+        """The peers that a call on this end waits for, and the writer."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -231,39 +233,39 @@ class RingReader:
     ) -> None: ...
     def receive(self, timeout: object | None, cancel: object | None, lends: bool = True) -> object:
         """
-        The next object, decoded; large arrays are left where they lie if it `lends`.
+        The next object, decoded; with `lends`, large arrays stay in their extent.
         """
 
     def receive_view(
         self, timeout: float | None, cancel: object | None
     ) -> tuple[object, ViewLease | None]:
         """
-        The next object, its arrays where they lie, and the lease that they keep (or None).
+        The next object with its arrays in place, and the lease that they keep (or None).
         """
 
     def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock:
-        """A block on the next chunk as it is."""
+        """A block on the next chunk, not decoded."""
 
     @property
     def place(self) -> int:
-        """Of the reader among the local ones."""
+        """The index of the reader among the local ones."""
 
     @property
     def origin(self) -> tuple[int, str] | None:
         """
-        If this ring is a relay's: pid and address of the writer whose messages it passes on.
+        For a relay's ring, pid and address of the writer whose messages it passes on.
         """
 
     def wait_until_ready(self, timeout: object | None) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
-        """Frees everything, tells nobody, waits for nobody."""
+        """Frees everything; peers see a death."""
 
     def check(self) -> None:
-        """Raises if this end is closed or a parent process's."""
+        """Raises if this end is closed or the parent process's."""
 
     def awaited(self) -> Sightings:
-        """Whom a call on this end waits for; a writer is among them."""
+        """The peers that a call on this end waits for, and the writer."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -279,26 +281,26 @@ class RingReader:
     def counters(self) -> tuple[int, int, int, int]: ...
 
 class ByteRingSegment(HeldSegment):
-    """The shared memory of a ring of bytes."""
+    """The shared memory of a byte ring."""
 
     @staticmethod
     def create(bytes: int, id: bytes, name: str) -> ByteRingSegment:
         """
-        Makes a segment, of which the first piece is reserved; sweeps what the dead left first.
+        Creates a segment and reserves its first piece; first sweeps dead segments.
         """
 
     @staticmethod
     def attach(bytes: int, name: str) -> ByteRingSegment: ...
     def check(self) -> None:
-        """Raises if it is closed or a parent process's."""
+        """Raises if it is closed or the parent process's."""
 
     def view(self, offset: int, bytes: int) -> memoryview: ...
     def read_header(self, offset: int) -> tuple[int, int]:
-        """Id and size of a chunk; the size is 0 where there is none."""
+        """Id and size of the chunk at `offset`; the size is 0 if there is none."""
 
     @property
     def addresses(self) -> dict[int, int]:
-        """By id, of every chunk."""
+        """The addresses of all chunks by id."""
 
     @property
     def count(self) -> int: ...
@@ -311,39 +313,39 @@ class ByteRingSegment(HeldSegment):
     @property
     def id_end(self) -> int: ...
     def set_next_id(self, id: int) -> None:
-        """Of an empty ring."""
+        """Sets the next id; only on an empty ring."""
 
     def allocate(self, bytes: int) -> tuple[int, int] | NoRoom:
         """
-        Address and id of a new chunk of so many bytes, header included; its space is taken first.
+        Reserves space for a new chunk of `bytes`, header included; returns its address and id.
         """
 
     def free(self, most: int, is_free: Callable[[int, int, int], bool]) -> list[int]:
         """
-        Frees from the oldest on while `is_free(id, offset, bytes)`, of its data, says so.
+        Frees chunks, oldest first, while `is_free(id, offset, bytes)` of their data is true.
         """
 
     def clear(self) -> None:
-        """Forgets all chunks."""
+        """Removes all chunks."""
 
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
 class NoRoom:
-    """Why a chunk has no place."""
+    """Why there is no room for a chunk."""
 
     def __init__(self, is_obstructed: bool = False) -> None: ...
     @property
     def is_obstructed(self) -> bool:
-        """Does somebody still read what was cleared there?"""
+        """Whether cleared data there is still being read."""
 
 def copy_parts(target: object, offset: int, parts: object, bytes: int) -> None:
     """
-    Copies `parts`, of so many bytes together, to `target[offset:]`; large ones without the GIL.
+    Copies `parts`, which have `bytes` in all, to `target[offset:]`; large ones without the GIL.
     """
 
 class PinnedObject:
-    """An object that stays as it is while this or a buffer of it exists."""
+    """An object that is pinned while this or a buffer of it exists."""
 
     def data(self) -> memoryview:
         """Metadata and data, read-only."""
@@ -362,24 +364,24 @@ class StoreReader:
         """Takes the next free place."""
 
     def pin(self, address: object, id: object) -> PinnedObject | None:
-        """The object, kept as it is; None unless that id is stored there."""
+        """Pins the object; None unless that id is stored at the address."""
 
     def is_valid(self, pinned: PinnedObject) -> bool:
-        """Was all that was read of it until now its own?"""
+        """Whether everything read so far belonged to the object."""
 
     def finish_read(self, pinned: PinnedObject, counts: bool) -> bool:
-        """A read is over. False if it was not valid."""
+        """Ends a read; False if it was not valid."""
 
     def count(self, view: object) -> None:
-        """One more read, of the object whose 4 count bytes these are."""
+        """Counts a read of the object whose 4 count bytes are `view`."""
 
     def note_progress(self) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
-        """Frees everything, tells nobody."""
+        """Frees everything without notifying peers."""
 
     def check(self) -> None:
-        """Raises if this end is closed or a parent process's."""
+        """Raises if this end is closed or the parent process's."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -396,7 +398,7 @@ class StoreReader:
         """max_objects, puts, hits, evictions, objects, bytes."""
 
     def outstanding(self) -> list[int]:
-        """Reads that each reader still owes."""
+        """The number of outstanding reads of each reader."""
 
 class StoreWriter:
     """The writer's end of a storage; holds slot 0."""
@@ -413,33 +415,37 @@ class StoreWriter:
         """Adds an object table to the ring's file."""
 
     def is_read(self, id: int, view: object, references: int) -> bool:
-        """Has every reader read the object with these count bytes so often?"""
+        """
+        Whether every reader has read the object with these count bytes that often.
+        """
 
     def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]:
-        """(slot, reads that it owes, pins) of everybody who keeps the object."""
+        """
+        (slot, outstanding reads, pins) of each participant that keeps the object.
+        """
 
     def orphan_blockers(self) -> list[tuple[int, int, int]]:
-        """The same of orphans."""
+        """The same for orphans."""
 
     def pin(self, address: object, id: object) -> PinnedObject | None:
-        """The object, kept as it is; None unless that id is stored there."""
+        """Pins the object; None unless that id is stored at the address."""
 
     def is_valid(self, pinned: PinnedObject) -> bool:
-        """Was all that was read of it until now its own?"""
+        """Whether everything read so far belonged to the object."""
 
     def finish_read(self, pinned: PinnedObject, counts: bool) -> bool:
-        """A read is over. False if it was not valid."""
+        """Ends a read; False if it was not valid."""
 
     def count(self, view: object) -> None:
-        """One more read, of the object whose 4 count bytes these are."""
+        """Counts a read of the object whose 4 count bytes are `view`."""
 
     def note_progress(self) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
-        """Frees everything, tells nobody."""
+        """Frees everything without notifying peers."""
 
     def check(self) -> None:
-        """Raises if this end is closed or a parent process's."""
+        """Raises if this end is closed or the parent process's."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -456,11 +462,11 @@ class StoreWriter:
         """max_objects, puts, hits, evictions, objects, bytes."""
 
     def outstanding(self) -> list[int]:
-        """Reads that each reader still owes."""
+        """The number of outstanding reads of each reader."""
 
 class Claim:
     """
-    A block around a place for an object; left before publish(), there never was one.
+    A `with` block on space for an object; without publish(), nothing is stored.
     """
 
     @property
@@ -469,10 +475,10 @@ class Claim:
         """Its count bytes, metadata and data."""
 
     def offer(self) -> None:
-        """What was written is an object from now on, without a reference."""
+        """Makes what was written an object, still without a reference."""
 
     def publish(self, key: object) -> tuple[int, int]:
-        """Its address and id."""
+        """Publishes the object under `key`; returns its address and id."""
 
     def __enter__(self) -> Claim: ...
     def __exit__(
@@ -480,7 +486,7 @@ class Claim:
     ) -> None: ...
 
 class ObjectIndex:
-    """What a storage's writer knows besides the table."""
+    """What a storage's writer tracks beside the table."""
 
     def __init__(
         self,
@@ -492,7 +498,7 @@ class ObjectIndex:
         touched: set[int],
     ) -> None:
         """
-        Keeps these: key -> (address, id), id -> key, id -> references, ids that stay.
+        Keeps these up to date: key -> (address, id), id -> key, id -> references, touched ids.
         """
 
     def put(
@@ -505,70 +511,70 @@ class ObjectIndex:
         is_free: Callable[[int, int, int], bool] | None,
     ) -> tuple[int, int] | NoRoom:
         """
-        Stores an object with one reference, and evicts what is oldest for it; its address and id.
+        Stores an object with one reference, evicting the oldest if needed. Returns (address, id).
         """
 
     def claim(self, size: int, is_free: Callable[[int, int, int], bool] | None) -> Claim | NoRoom:
-        """The place of an object, to be filled step by step."""
+        """Reserves space for an object, to be filled step by step."""
 
     def refer(self, id: int, references: int) -> None:
-        """Sets how often every reader is to read it."""
+        """Sets how often every reader is to read the object."""
 
     def drop_reference(self, id: int, left: int) -> bool:
         """
-        Takes one reference back; False, and nothing has changed, if a reader has read it already.
+        Drops a reference; changes nothing and returns False if a reader has already read it.
         """
 
     def free(self, is_free: Callable[[int, int, int], bool] | None) -> list[int]:
         """
-        Evicts up to 2 x max_object_size of what the table, or `is_free`, says may go.
+        Evicts up to 2 x max_object_size bytes of what the table or `is_free` releases.
         """
 
 class ObjectMemory:
-    """The bytes of a stored object, given out piece by piece."""
+    """The bytes of a stored object, read piece by piece."""
 
     def __init__(self, shown: object, is_view: bool, allows_pickle: bool) -> None:
         """
-        What `shown` shows, also after its release; pieces lie where they are, or are copied.
+        The memory of `shown`, also after its release. With `is_view` pieces stay in place.
         """
 
     def tree(self) -> bytes:
-        """A copy of it."""
+        """A copy of the tree."""
 
     def take_array(self, itemsize: int, shape: object | None, is_writable: bool) -> object:
-        """The next piece, for an array. CorruptMessage if so much is not there."""
+        """
+        The next piece, for an array. CorruptMessage if it is larger than the rest.
+        """
 
     def take_bytes(self, length: object) -> bytes | memoryview: ...
     def take_bytearray(self, length: object) -> bytearray: ...
     def take_copy(self, length: object) -> bytearray | Buffer:
-        """The next piece, in writable memory of its own."""
+        """A writable copy of the next piece."""
 
     def release(self) -> None:
-        """Nothing is left to be taken; what was taken stays."""
+        """Ends reading; pieces that were taken stay valid."""
 
     @property
     def allows_pickle(self) -> bool:
-        """What it was made with, for who decodes."""
+        """As given to the constructor, for decoders."""
 
     @property
     def lies(self) -> bool:
-        """Are pieces left where they lie?"""
+        """Whether pieces stay in place."""
 
     @lies.setter
     def lies(self, arg: bool, /) -> None: ...
 
 def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
-    """
-    So many bytes of the memory of `owner`, which keeps them there; read-only.
-    """
+    """A read-only view of memory that `owner` keeps alive."""
 
 class RegionMap:
-    """All bytes of a region, as mmap.mmap has them."""
+    """All bytes of a region, like mmap.mmap."""
 
     @property
     def closed(self) -> bool: ...
     def close(self) -> None:
-        """This, and the views that exist already, keep the memory mapped."""
+        """Existing views stay valid: they keep the memory mapped."""
 
     def size(self) -> int: ...
     def __len__(self) -> int: ...
@@ -607,19 +613,21 @@ class RegionFile:
         """
 
     def await_space(self, seconds: float) -> str:
-        """'complete', 'build' (it is on the caller) or 'waiting'."""
+        """'complete', 'build' (up to the caller) or 'waiting'."""
 
     def publish(self) -> None:
-        """All the space is there."""
+        """Announces that all space is reserved."""
 
     def map(self, in_huge_pages: bool) -> None: ...
     def mark_mapped(self, participants: int, seconds: float) -> str:
         """
-        Removes the name when that makes so many: 'removed', 'kept' or 'waiting'.
+        Removes the name once `participants` have mapped the file: 'removed', 'kept' or 'waiting'.
         """
 
     def leave(self, patience: float) -> tuple[bool, str]:
-        """Gives everything up. Was the name removed, and what could not be done?"""
+        """
+        Frees everything. Returns whether the name was removed, and a description of any problem.
+        """
 
     def region_map(self) -> RegionMap: ...
     def rows(self) -> RegionRows: ...
@@ -630,21 +638,21 @@ class RegionFile:
     def fd(self) -> int: ...
     @property
     def allocated(self) -> int:
-        """Bytes that have their space."""
+        """Bytes whose space is allocated."""
 
     @property
     def free(self) -> int:
-        """Bytes of its file system."""
+        """Free bytes of its file system."""
 
     @property
     def builder(self) -> int:
-        """The pid of who reserves the space, or 0."""
+        """The pid of the process that reserves the space, or 0."""
 
     @property
     def is_own(self) -> bool: ...
 
 class Population:
-    """Threads that reserve and populate pages; they end with it."""
+    """Threads that reserve and populate pages; they end with this object."""
 
     def __init__(
         self,
@@ -658,7 +666,7 @@ class Population:
         threads: int,
     ) -> None: ...
     def wait(self, seconds: float) -> str:
-        """'reserved' (once), 'done' or 'working'; raises what went wrong."""
+        """'reserved' (once), 'done' or 'working'; raises a thread's error."""
 
     def stop(self) -> None: ...
     @property
@@ -669,20 +677,20 @@ class Population:
     def was_touched(self) -> bool: ...
 
 def await_bytes(fd: int, bytes: int, seconds: float) -> bool:
-    """Is the file so long?"""
+    """Waits until the file has that many bytes; False on timeout."""
 
 def usable_cores() -> int: ...
 
 class BlockArray:
-    """Memory as blocks: the first axis counts them."""
+    """Memory divided into blocks by its first axis."""
 
     @staticmethod
     def of_buffer(buffer: object) -> BlockArray:
-        """Of an object with the buffer protocol, which it holds."""
+        """Wraps an object with the buffer protocol, and keeps it alive."""
 
     @staticmethod
     def at(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> BlockArray:
-        """Memory that the caller keeps; strides in bytes."""
+        """Wraps memory that the caller keeps alive; strides in bytes."""
 
     @property
     def block_bytes(self) -> int: ...
@@ -691,21 +699,21 @@ class BlockArray:
 
 def copy_blocks(src: BlockArray, dst: BlockArray, pairs: object, threads: int) -> tuple[int, int]:
     """
-    Bytes moved, and how many threads could not be started; 0 threads are as many as pay.
+    Returns the bytes moved and the number of threads that failed to start; 0 threads: automatic.
     """
 
 class CudaCopies:
-    """Asynchronous copies by the functions of a CUDA run time."""
+    """Asynchronous copies with the functions of a CUDA runtime."""
 
     def __init__(self, copy: int, copy_2d: int, batch: int, tells_index: bool) -> None:
         """
-        Addresses of the functions, 0 for a batch if there is none. Does that tell which it refuses?
+        Function addresses; `batch` 0: none. `tells_index`: it reports which copy was refused.
         """
 
     def queue(
         self, src: BlockArray, dst: BlockArray, pairs: object, to_device: bool, stream: int
     ) -> tuple[int, int, int]:
-        """Bytes, copies that were queued, and CUDA's error."""
+        """Returns the bytes, the number of queued copies, and CUDA's error."""
 
 def sweep_dead_segments() -> list[str]:
     """
@@ -714,13 +722,13 @@ def sweep_dead_segments() -> list[str]:
 
 def close_in_children(fd: int) -> int:
     """
-    Forked children close that descriptor while it is this file's; returns the inode.
+    Makes forked children close `fd` while it refers to the same file; returns the inode.
     """
 
 def fork_generation() -> int:
     """
-    Another number in each forked child, also of forks by C code; costs no system call.
+    A number that differs in each forked child, also after forks by C code; makes no system call.
     """
 
 def keep_in_children(fd: int, inode: int) -> None:
-    """Takes that back, when the descriptor is closed."""
+    """Undoes close_in_children, once the descriptor is closed."""

@@ -76,8 +76,8 @@ class PickleCodec:
             if isinstance(error, MemlaneError):  # raised by a __reduce__ of memlane
                 raise
             raise InvalidType(
-                f"the message cannot be pickled, and was not sent: {error}; send what it consists "
-                f"of, or give its class a __reduce__"
+                f"the message cannot be pickled and was not sent: {error}; send its contents "
+                f"instead, or give its class a __reduce__"
             ) from error
         finally:
             self._pickler.clear_memo()  # the memo would keep the object alive
@@ -121,7 +121,7 @@ class MsgpackCodec:
             raise InvalidArgument(f"the msgpack serializer cannot send this: {error}") from None
         except RecursionError:
             raise InvalidArgument(
-                "the msgpack serializer cannot send this: it is nested too deeply, or in itself"
+                "the msgpack serializer cannot send this: it is nested too deeply or in itself"
             ) from None
 
     def decode(self, stream: bytes) -> Any:
@@ -132,12 +132,12 @@ class MsgpackCodec:
         # TypeError: msgspec 0.18 raises it for a map with an unhashable key.
         except (DecodeError, UnicodeError, RecursionError, TypeError) as error:
             raise CorruptMessage(
-                f"the message is no MessagePack; it was skipped: {error}"
+                f"the message is not valid MessagePack and was skipped: {error}"
             ) from None
 
     def decode_parts(self, stream: bytes | Incoming, buffers: Sequence[Buffer]) -> Any:
         if buffers:
-            raise CorruptMessage("the message has buffers beside it, which MessagePack has not")
+            raise CorruptMessage("the message has out-of-band buffers, which MessagePack lacks")
         return self.decode(stream if isinstance(stream, bytes) else stream.read())
 
 
@@ -146,7 +146,7 @@ def codec_of(serializer: object, *, keep_readonly: bool = False) -> Codec:
     if serializer == "pickle":
         return PickleCodec(keep_readonly=keep_readonly)
     if serializer != "msgpack":
-        raise InvalidArgument(f"there is no serializer {serializer!r}: pickle and msgpack are")
+        raise InvalidArgument(f"serializer must be 'pickle' or 'msgpack', not {serializer!r}")
     if keep_readonly:
         raise InvalidArgument("keep_readonly=True needs serializer='pickle': msgpack has no arrays")
     return MsgpackCodec()

@@ -30,6 +30,6 @@ def warning_interval() -> float:
     import logging  # imported late: only a wrong setting needs it
 
     logging.getLogger("memlane").warning(
-        "%s=%r is no positive number of seconds; using %s", name, text, DEFAULT_INTERVAL
+        "%s=%r is not a positive number of seconds; using %s", name, text, DEFAULT_INTERVAL
     )
     return DEFAULT_INTERVAL

@@ -26,7 +26,7 @@ def check_all(directory: str, need: int, fs_free: int, root: Path = Path("/")) -
         root,
         (
             fs_free,
-            f"{directory} has no more; free some of it or make it larger (docker: --shm-size; "
+            f"{directory} has no more space; free some or make it larger (docker: --shm-size; "
             f"kubernetes: an emptyDir with medium: Memory mounted at {directory})",
         ),
     )
@@ -41,10 +41,10 @@ def check(need: int, root: Path = Path("/"), *others: tuple[int, str]) -> None:
     free, hint = min(
         (
             cgroup_free,
-            f"the memory limit of cgroup {group} allows no more, and shared memory counts; raise "
-            f"it (docker: --memory; kubernetes: resources.limits.memory)",
+            f"the memory limit of cgroup {group}, which includes shared memory, allows no more; "
+            f"raise it (docker: --memory; kubernetes: resources.limits.memory)",
         ),
-        (memory_room(root), "this machine has no more memory available; end what uses it"),
+        (memory_room(root), "this machine has no more memory available; end processes that use it"),
         *others,
     )
     if need > free:

@@ -74,7 +74,7 @@ def _line(end: RingEnd, wait: str, waited: float) -> str:
         case "ready":
             return (
                 f"{names_of(absent_readers(end))} kept pid {os.getpid()} waiting for "
-                f"{waited:.1f} s: not everybody has attached to the queue"
+                f"{waited:.1f} s: not all readers have attached to the queue"
             )
         case _:
             rank = end.ranks[end.slot - 1]

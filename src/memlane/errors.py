@@ -136,7 +136,7 @@ class ReaderGivenUp(PeerDied):
     """
 
     def __init__(self, rank: int, pid: int, detail: str) -> None:
-        super().__init__(f"the writer has given up this reader ({detail}); no more comes to it")
+        super().__init__(f"the writer has given up this reader ({detail}); it gets nothing more")
         self.rank = rank
         self.pid = pid
 
@@ -295,8 +295,8 @@ class SegmentExists(MemlaneError, FileExistsError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"/dev/shm/{name} exists already, and a living process uses it or it is not memlane's; "
-            f"choose another name, or none"
+            f"/dev/shm/{name} already exists, and a living process uses it or it is not memlane's; "
+            f"choose another name, or omit it"
         )
         self.name = name
 
@@ -394,7 +394,7 @@ _EXHAUSTION_HINTS = {
     ),
     errno.EFBIG: "no file may be that large (see `ulimit -f`); ask for less, or raise the limit",
     errno.ENOMEM: (
-        "this process may not map so much memory (see `ulimit -v` and the cgroup's limit); ask for "
-        "less, or raise the limit"
+        "this process may not map that much memory (see `ulimit -v` and the cgroup's limit); ask "
+        "for less, or raise the limit"
     ),
 }

@@ -30,7 +30,7 @@ def test_words_that_lead_nowhere() -> None:
     assert "memlane has no 'quue' for SGLang 0.5" in run(
         "switched", release="0.5", fails=True, MEMLANE_SGLANG="quue"
     )
-    assert "memlane has no 'store' for SGLang 0.5; name some of queue" in run(
+    assert "memlane has no 'store' for SGLang 0.5; choose from queue" in run(
         "switched", release="0.5", fails=True, MEMLANE_SGLANG="store"
     )
 

@@ -63,7 +63,7 @@ def test_words(text: str, systems: tuple[str, ...]) -> None:
     [
         ("quue", "memlane has no 'quue' for vLLM 0.33"),
         ("queue,", "memlane has no ''"),
-        ("1", "name some of queue, store, region, separated by commas, or all"),
+        ("1", "choose from queue, store, region, separated by commas, or all"),
     ],
 )
 def test_words_that_lead_nowhere(text: str, says: str) -> None:

@@ -296,7 +296,7 @@ def canonical_views() -> None:
             assert one.shape == two.shape == (3, size)
             one.fill_(size % 100)
             assert torch.equal(one, two)
-        with pytest.raises(AssertionError, match="leave rows of"):
+        with pytest.raises(AssertionError, match="exceed rows of"):
             ranks[0].create_next_canonical_view(1)
         assert ranks[1].base_tensor.view(3, 4 * PAGE)[:, :8].tolist() == [[7] * 7 + [77]] * 3
         with pytest.raises(ValueError, match="in use with"):

@@ -139,7 +139,7 @@ def declined() -> None:
     register()
     register()
     assert original[0] is broadcast.MessageQueue
-    with pytest.raises(ValueError, match="not tested with the engine's version"):
+    with pytest.raises(ValueError, match="not tested with this version of the engine"):
         pickle.loads(sent)
 
 

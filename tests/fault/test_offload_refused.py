@@ -116,7 +116,7 @@ def test_live_region_of_another_implementation() -> None:
             timeout=PATIENCE,
             check=False,
         )
-        assert "cannot be seen from here" in run.stdout, run.stderr
+        assert "is not visible from here" in run.stdout, run.stderr
     other.tell()
     other.result()
     region_of(instance).cleanup()

@@ -28,7 +28,7 @@ def play(_link: Link) -> list[int]:
         Storage(limit, 1, Ring(SIZE, create=True), BytesSerde) as writer,
         Storage.create_from_handle(writer.handle()) as reader,
     ):
-        with refuses(ValueError, match=r"less than 2\*\*31 bytes"):
+        with refuses(ValueError, match=r"below 2\*\*31 bytes"):
             writer.ring_buffer.allocate_buf(2**31 - 8)
         address, _ = writer.ring_buffer.allocate_buf(2**31 - 9)
         assert writer.ring_buffer.free_buf(lambda *_: True) == [0]

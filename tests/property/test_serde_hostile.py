@@ -223,7 +223,7 @@ def test_data_is_used_once() -> None:
     """Nodes cannot share bytes, so copies are never larger than the data."""
     data = bytes(64 << 10)
     read(of_tree([0, False, [[16, "|u1", [len(data)]]] * 10_000], data))
-    with pytest.raises(ValueError, match="bytes are wanted"):
+    with pytest.raises(ValueError, match="bytes were expected"):
         MSGPACK.deserialize(in_chunk(of_tree([0, False, [[16, "|u1", [65]]] * 2], bytes(128))))
 
 

@@ -65,7 +65,7 @@ def test_rank_that_comes_too_late(kind: str, late: int) -> None:
         (error,) = errors_of(create, [groups[late]], *SMALL, timeout=PATIENCE)
         assert time.monotonic() - begun < BOUND
         assert isinstance(error, RankMissing)
-        assert f"this is rank {late}, which came too late" in str(error)
+        assert f"this is rank {late}, which was too late" in str(error)
         with queues_over(groups, 1) as queues:
             queues[1].enqueue("together")
             assert queues[late].dequeue(PATIENCE) == "together"

@@ -272,5 +272,5 @@ def test_writer_that_dies_while_a_reader_attaches() -> None:
     attaching = Aside(MessageQueue.create_from_handle, writer.hear(), 0)
     time.sleep(0.5)
     writer.kill()
-    with refuses(WriterUnreachable, match="nobody listens there any more"):
+    with refuses(WriterUnreachable, match="no process listens there any more"):
         attaching.result(20)

@@ -114,7 +114,7 @@ def test_encoding_raises(error: BaseException, size: int) -> None:
 def test_what_cannot_be_pickled(message: Any) -> None:
     """The error says so, pickle's own is its cause, and nothing was sent."""
     with queue_of() as (writer, (reader,)):
-        with refuses(TypeError, match="the message cannot be pickled, and was not sent") as caught:
+        with refuses(TypeError, match="the message cannot be pickled and was not sent") as caught:
             writer.enqueue(message)
         assert "pickle" in str(caught.value.__cause__)
         with refuses(TimeoutError):

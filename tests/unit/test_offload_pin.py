@@ -155,8 +155,7 @@ def test_interrupted_between_two_chunks(
         monkeypatch.setattr(_runtime.Runtime, call, interrupted)
         with region_of(new_id(), blocks=5) as region:
             with pytest.raises(Alarm):
-                region.pin()
-                region.unpin()
+                region.unpin() if call == "unregister" and region.pin() else region.pin()
             assert fake.ranges_registered() == {"register": 0, "unregister": 2}[call]
             region.unpin()
             assert fake.ranges_registered() == 0

@@ -145,7 +145,7 @@ def test_sg_chunks_that_four_bytes_cannot_tell() -> None:
     with ring_of_bytes(100) as ring:
         ring.data_buffer_size = 1 << 32  # as if; nothing is allocated
         for size in (2**31 - 8, 2**31, 2**32 - 8):
-            with refuses(ValueError, match=r"less than 2\*\*31"):
+            with refuses(ValueError, match=r"below 2\*\*31"):
                 ring.allocate_buf(size)
         assert ring.metadata == {}
 

@@ -153,6 +153,6 @@ def _is_here(name: object) -> bool:
     except SegmentMissing:
         return False
     except SegmentRefused as error:
-        logger.warning("shared memory is in sight, but is not used: %s", error)
+        logger.warning("shared memory is visible but is not used: %s", error)
         return False
     return True

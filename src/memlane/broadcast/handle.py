@@ -17,7 +17,7 @@ FORMAT_VERSION = 3
 def checked_handle(handle: object) -> Handle:
     """Returns `handle` if a queue can have made it; raises otherwise."""
     if not isinstance(handle, Handle):
-        hint = "; Handle.from_json() makes one of its text" if isinstance(handle, str) else ""
+        hint = "; parse its text with Handle.from_json()" if isinstance(handle, str) else ""
         raise InvalidType(f"a Handle is needed, not {type(handle).__name__}{hint}")
     handle.validate()
     return handle
@@ -80,7 +80,7 @@ class Handle:
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InvalidArgument(f"this text is not a handle: {error}") from None
         except TypeError as error:
-            raise InvalidType(f"a handle is read from text: {error}") from None
+            raise InvalidType(f"the text of a handle must be str or bytes: {error}") from None
         handle.validate()
         return handle
 
@@ -97,14 +97,14 @@ class Handle:
         if self.format_version != FORMAT_VERSION:
             raise InvalidArgument(
                 f"the handle has format version {self.format_version}, this memlane reads "
-                f"version {FORMAT_VERSION}; use one version of memlane on both sides"
+                f"version {FORMAT_VERSION}; use the same version of memlane on both sides"
             )
         digits = self.queue_id if isinstance(self.queue_id, str) else ""
         if len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
-            raise InvalidArgument(f"the handle's queue_id is no 32 hexadecimal digits: {self!r}")
+            raise InvalidArgument(f"the handle's queue_id is not 32 hexadecimal digits: {self!r}")
         codec_of(self.serializer)
         if not isinstance(self.local_reader_ranks, (list, tuple)):
-            raise InvalidArgument(f"the handle's ranks are no list: {self.local_reader_ranks!r}")
+            raise InvalidArgument(f"the handle's ranks are not a list: {self.local_reader_ranks!r}")
         for rank in self.local_reader_ranks:
             checked_rank(rank)
         if len(set(self.local_reader_ranks)) != len(self.local_reader_ranks):
@@ -123,7 +123,7 @@ class Handle:
         if self.relay_of is not None:
             pid, address = self.relay_of
             if not isinstance(pid, int) or not isinstance(address, str):
-                raise InvalidArgument(f"the handle's relay is of no writer: {self.relay_of!r}")
+                raise InvalidArgument(f"the handle's relay_of names no writer: {self.relay_of!r}")
         if self.remote_subscribe_addr is not None:
             from memlane.broadcast.remote.checks import check_network
 

@@ -181,7 +181,7 @@ def writer_with_remote_readers(
     if options.insecure:
         logger.warning(
             "the queue at %s neither encrypts nor authenticates "
-            "(insecure_network=True): anyone on the network can read along and send",
+            "(insecure_network=True): anyone on the network can read and send messages",
             endpoint.text,
         )
     handle.remote_subscribe_addr = endpoint.text
@@ -230,7 +230,7 @@ class NetworkReader(RemoteReader):
         self, _owner: object, _timeout: float | None, _cancel: threading.Event | None
     ) -> AbstractContextManager[memoryview]:
         raise WrongRole(
-            "Only local readers can acquire_read: a remote reader has no chunks, use dequeue"
+            "Only local readers can acquire_read: a remote reader has no chunks; use dequeue"
         )
 
     def statistics(self) -> QueueStatistics:

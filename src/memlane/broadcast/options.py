@@ -54,6 +54,6 @@ def check_security(insecure: bool, serializer: str) -> None:
     """Decoding unauthenticated messages must not execute code."""
     if insecure and serializer != "msgpack":
         raise InvalidArgument(
-            f'insecure_network=True needs serializer="msgpack", not {serializer!r}: whoever '
-            f"reaches the network could have readers execute what he wants"
+            f'insecure_network=True needs serializer="msgpack", not {serializer!r}: otherwise '
+            f"anyone on the network could make readers execute code"
         )

@@ -91,7 +91,7 @@ class MessageQueue:
         readers = integer_from("n_reader", n_reader, 0, MAX_READERS)
         local = integer_from("n_local_reader", n_local_reader, 0)
         if local > readers:
-            raise InvalidArgument(f"{local} local readers are more than {readers} readers")
+            raise InvalidArgument(f"n_local_reader must be at most n_reader {readers}, not {local}")
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
         ranks = checked_ranks(local_reader_ranks, local)
         pool = min(integer_from("max_extent_bytes", max_extent_bytes, 0), MAX_SEGMENT_BYTES)
@@ -271,7 +271,7 @@ class MessageQueue:
         )
 
     __reduce__ = no_pickle(
-        "send export_handle(rank), and call create_from_handle(handle, rank) where it arrives"
+        "send export_handle(rank), and call create_from_handle(handle, rank) in the receiver"
     )
 
     # The writer -----------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class MessageQueue:
 
     def _must_be_reader(self, call: str) -> ReaderEnd:
         if self._reader is None:
-            raise WrongRole(f"Only readers can {call}: make one by create_from_handle()")
+            raise WrongRole(f"Only readers can {call}: make one with create_from_handle()")
         return self._reader
 
     def dequeue(

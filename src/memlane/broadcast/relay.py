@@ -151,14 +151,18 @@ class Relay:
         except Closed:
             self.abandon()
         except PeerDied as error:
-            logger.warning("%s; the readers behind this relay go on by themselves", error)
+            logger.warning(
+                "%s; the readers behind this relay continue over their own connections", error
+            )
             self.abandon()
         except (MemoryError, SystemFault) as error:
             self._fail()
-            logger.warning("%r; the readers behind this relay go on by themselves", error)
+            logger.warning(
+                "%r; the readers behind this relay continue over their own connections", error
+            )
         except BaseException:  # it would go unnoticed otherwise
             self._fail()
-            logger.exception("a relay failed; its readers go on by themselves")
+            logger.exception("a relay failed; its readers continue over their own connections")
         finally:
             self._has_told.set()
 

@@ -35,7 +35,8 @@ def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object)
         )
     if (chunk + 1 + readers) * chunks > MAX_SEGMENT_BYTES:
         raise InvalidArgument(
-            f"{chunks} chunks of {chunk} bytes for {readers} readers are more than a file holds"
+            f"{chunks} chunks of {chunk} bytes for {readers} readers are too large for a segment: "
+            f"at most {MAX_SEGMENT_BYTES} bytes"
         )
     return RingGeometry(readers, chunk, chunks)
 
@@ -117,7 +118,9 @@ class ShmRingBuffer:
         if self._is_closed or (self._close_owner and not self._segment_is_open()):
             raise Closed("this ring is closed")
         if self._close_owner and self._segment and not self._segment.is_own:
-            raise WrongProcess("this ring is of a queue of the process that forked this one")
+            raise WrongProcess(
+                "this ring belongs to a queue of the parent process; make a new queue in the child"
+            )
         if self._segment is None:
             self._segment = RingSegment.attach(self._geometry, self._name)
             self._finalizer = weakref.finalize(self, self._segment.abandon)
@@ -194,7 +197,7 @@ class ShmRingBuffer:
     def _chunk_index(self, index: int) -> int:
         chunk = integer_from("current_idx", index, 0)
         if chunk >= self.max_chunks:
-            raise InvalidArgument(f"chunk {chunk} of a ring with {self.max_chunks} chunks")
+            raise InvalidArgument(f"there is no chunk {chunk}: the ring has {self.max_chunks}")
         return chunk
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd
                 with undone_by(relay.ring.abandon):
                     return RelayingReader(relay, ring.place, stream)
             except _NO_RING as error:
-                logger.warning("reader %d reads over a connection of its own: %s", rank, error)
+                logger.warning("reader %d reads over its own connection: %s", rank, error)
                 stream.go_alone(0)
                 stream.until_welcome(deadline, timeout)
         return stream
@@ -84,7 +84,7 @@ def _reader_behind(
         raise SegmentRefused(str(error)) from None
     with undone_by(reader.native.abandon):
         if participant(reader.native, 0).state == "dead":
-            raise SegmentMissing(ring.name, "its relay has died, which the writer will hear soon")
+            raise SegmentMissing(ring.name, "its relay has died, and the writer does not know yet")
         here = [ReportRow(ring.place, os.getpid(), "running", 0)]
         if not stream.attach_at(ring, here, deadline, timeout):
             raise SegmentMissing(ring.name, "its relay has ended")
@@ -112,7 +112,7 @@ class SharedReader(LocalReader):
     def _go_on(self, error: WriterDied) -> NetworkReader:
         """The ring is dead: requests a stream from the first message not read there."""
         if self._alone is None:
-            logger.warning("reader %d reads over a connection of its own: %s", self.rank, error)
+            logger.warning("reader %d reads over its own connection: %s", self.rank, error)
             self._stream.go_alone(self.native.position, self.native.counters()[1])
             self._alone = self._stream
             self.native.abandon()

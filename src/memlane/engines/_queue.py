@@ -99,7 +99,9 @@ class EngineQueue(memlane.MessageQueue):
             raise InvalidType(cls.ENGINE.not_switched(repr(type(handle)), "queue"))
         if rank != -1:
             return super().create_from_handle(handle, rank, timeout=timeout)
-        refused: Exception = InvalidArgument("the queue has no remote readers: rank -1 is none")
+        refused: Exception = InvalidArgument(
+            "rank -1 is any remote place, but the queue has no remote readers"
+        )
         free = (number for number in count() if number not in handle.local_reader_ranks)
         for number in islice(free, handle.n_remote_reader):
             try:
@@ -150,7 +152,7 @@ class EngineQueue(memlane.MessageQueue):
         except WriterDied as error:
             if self.work is None:
                 raise
-            raise ReaderDied(self.worker, error.pid, ", and its answer is awaited") from None
+            raise ReaderDied(self.worker, error.pid, " while its answer was awaited") from None
 
     def acquire_read(  # type: ignore[override]
         self, timeout: float | None = None, indefinite: bool = False
@@ -190,7 +192,7 @@ class _Wait:
     def _look_at(self, workers: list[memlane.ReaderStatistics], waited: float) -> None:
         for who in workers:
             if who.state == "dead":
-                raise ReaderDied(who.rank, who.pid or 0, ", and the others wait for it")
+                raise ReaderDied(who.rank, who.pid or 0, " while the other workers wait for it")
         if self._is_idle or waited < self._speaks_after:
             return
         self._speaks_after += min(self._speaks_after, _LONGEST_PAUSE)

@@ -49,7 +49,7 @@ class Engine:
         if unknown:
             raise InvalidArgument(
                 f"{self.variable}={text}: memlane has no {' and no '.join(map(repr, unknown))} for "
-                f"{self.name} {release}; name some of {', '.join(offered)}, separated by commas, "
+                f"{self.name} {release}; choose from {', '.join(offered)}, separated by commas, "
                 f"or all"
             )
         return offered if "all" in words else tuple(words)
@@ -63,20 +63,20 @@ class Engine:
         if not {system, "all"} & set(_words_of(text or "")):
             why = f"{self.variable} is {'not set' if text is None else repr(text)} here"
         elif self.package in _declined:
-            why = "memlane is not tested with the engine's version here"
+            why = "memlane is not tested with this version of the engine"
         else:
             return
         raise InvalidArgument(
-            f"this {system}'s writer uses memlane, but this process the engine's own {system} "
-            f"({why}): set {self.variable}={system} in every process and on every node, with one "
-            f"version of the engine"
+            f"this {system}'s writer uses memlane, but this process uses the engine's own {system} "
+            f"({why}): set {self.variable}={system} in every process and on every node, with the "
+            f"same version of the engine"
         )
 
     def not_switched(self, what: str, system: str) -> str:
         """What is said where something of the engine's own arrives at memlane's."""
         return (
-            f"the writer of {what} uses the engine's own {system}, but this process memlane's: set "
-            f"{self.variable}={system} in every process and on every node"
+            f"the writer of {what} uses the engine's own {system}, but this process uses "
+            f"memlane's: set {self.variable}={system} in every process and on every node"
         )
 
 
@@ -100,7 +100,7 @@ def switch_on(engine: Engine) -> None:
         if engine.package not in _declined:
             _declined.add(engine.package)
             log.warning(
-                "%s=%s changes nothing: memlane is tested with %s %s, and this is %s",
+                "%s=%s has no effect: memlane is tested with %s %s, and this is %s",
                 *(engine.variable, text, engine.name, " and ".join(engine.tested), version),
             )
         return

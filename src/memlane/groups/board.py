@@ -58,7 +58,8 @@ def address_of(host: str, port: int) -> tuple[str, bool]:
     try:
         family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise SystemFault(error.errno, f"the group's host {host!r} is not known: {error}") from None
+        what = f"cannot resolve the group's host {host!r}: {error}"
+        raise SystemFault(error.errno, what) from None
     is_ipv6 = family == socket.AF_INET6
     return f"tcp://[{found[0]}]:{port}" if is_ipv6 else f"tcp://{found[0]}:{port}", is_ipv6
 
@@ -278,7 +279,7 @@ class BoardStore:
                 raise RankMissing(
                     f"gave up after {deadline.timeout:.1f} s waiting for rank 0, which keeps the "
                     f"group's board at {self._address}: not started, stopped, dead, or its "
-                    f"group has another secret",
+                    f"group has a different secret",
                     self._deadline.timeout,
                     (0,),
                 )
@@ -304,7 +305,7 @@ class BoardStore:
             self._has_answered = True
             if number == self._number:
                 if value == _CLOSED:
-                    raise GroupFailed("rank 0 closed the group in the middle of this call", 0)
+                    raise GroupFailed("rank 0 closed the group during this call", 0)
                 return (value,)
         return None
 
@@ -331,5 +332,5 @@ class BoardStore:
             return _decode_answer(answer)
         except _NONSENSE as error:
             raise GroupFailed(
-                f"rank 0 answered what no board of this version does: {error}", 0
+                f"rank 0 sent an answer that this version of memlane cannot read: {error}", 0
             ) from None

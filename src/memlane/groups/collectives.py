@@ -33,7 +33,7 @@ def checked_timeout(timeout: object) -> float | None:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise InvalidType(f"timeout must be a number of seconds, not {type(timeout).__name__}")
     if not timeout >= 0:
-        raise InvalidArgument(f"timeout must be a number of seconds from 0 on, not {timeout}")
+        raise InvalidArgument(f"timeout must be at least 0 seconds, not {timeout}")
     return float(min(timeout, 3.2e7))
 
 
@@ -58,7 +58,7 @@ def stall_of(rank: int, missing: Callable[[], Sequence[int]]) -> Stall:
     return Stall(
         lambda waited: (
             f"{text_of_ranks(missing())} kept rank {rank} of the group (pid {os.getpid()}) waiting "
-            f"for {waited:.1f} s: not everybody has come to the collective call"
+            f"for {waited:.1f} s: not all ranks have joined the collective call"
         )
     )
 
@@ -151,8 +151,8 @@ def _own_value(outcome: Outcome, error: Exception | None) -> Any:
 def _value_of(rank: int, outcome: object) -> Any:
     if not isinstance(outcome, dict) or not ("value" in outcome or "error" in outcome):
         raise GroupFailed(
-            f"rank {rank} sent what is no step of this call; do all ranks run one version of "
-            f"memlane, and make the same calls in one order?",
+            f"rank {rank} sent something that is not a step of this call; run the same version of "
+            f"memlane on all ranks, and make the same calls in the same order",
             rank,
         )
     if "error" in outcome:

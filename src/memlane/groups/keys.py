@@ -40,8 +40,8 @@ def group_keys(secret: str | bytes) -> GroupKeys:
         raise InvalidType(f"secret must be bytes or text, not {type(secret).__name__}")
     if len(secret) < LEAST_SECRET:
         raise InvalidArgument(
-            f"a group's secret must have at least {LEAST_SECRET} bytes, not {len(secret)}; let "
-            f"secrets.token_hex() make one"
+            f"a group's secret must have at least {LEAST_SECRET} bytes, not {len(secret)}; make "
+            f"one with secrets.token_hex()"
         )
     need_curve()
     return GroupKeys(_key_pair(secret, b"memlane board"), _key_pair(secret, b"memlane member"))

@@ -38,8 +38,8 @@ def collectives_of(group: Any, timeout: float | None) -> Collectives:
         rank, size = _place(group.rank, group.world_size)
     except AttributeError:
         raise InvalidType(
-            f"{type(group).__name__} is no group that this process is in: neither a process group "
-            f"of torch nor an object with rank, world_size and broadcast_obj(obj, src)"
+            f"{type(group).__name__} is not a group that this process is in; pass a process group "
+            f"of torch, or an object with rank, world_size and broadcast_obj(obj, src)"
         ) from None
     return BroadcastCollectives(group, rank, size, deadline)
 
@@ -48,5 +48,5 @@ def _place(rank: object, size: object) -> tuple[int, int]:
     ranks = integer_from("world_size", size, 1)
     own = integer_from("rank", rank, 0)
     if own >= ranks:
-        raise InvalidArgument(f"rank {own} in a group of {ranks}")
+        raise InvalidArgument(f"rank must be below the world_size of {ranks}, not {own}")
     return own, ranks

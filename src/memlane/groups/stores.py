@@ -121,7 +121,7 @@ class StoreCollectives(Collectives):
         else:
             outcomes = self._take(f"{key}/all", 0, missing)
             if not isinstance(outcomes, list) or len(outcomes) != self.size:
-                raise _foreign(0, f"{len(posts)} outcomes were due")
+                raise _foreign(0, f"it does not contain {len(posts)} outcomes")
             spent += self._own
             self._own = []
         if not self._is_joined:
@@ -202,7 +202,7 @@ class StoreCollectives(Collectives):
             raise _foreign(src, str(error)) from None
         self._over, self._is_over = value, True
         if self.rank in missing:
-            text = f"{text}; this is rank {self.rank}, which came too late: call again on all ranks"
+            text = f"{text}; this is rank {self.rank}, which was too late: call again on all ranks"
         if missing:
             raise RankMissing(text, self.deadline.timeout, missing)
         raise GroupFailed(text, rank)
@@ -223,5 +223,5 @@ def _decoded(value: bytes, rank: int | None, kind: Any = Any) -> Any:
 def _foreign(rank: int | None, why: str) -> GroupFailed:
     who = "no rank" if rank is None else f"rank {rank}"
     return GroupFailed(
-        f"the group's store holds under a key of {who} what it cannot have written: {why}", rank
+        f"the group's store holds an invalid value under a key of {who}: {why}", rank
     )

@@ -57,10 +57,10 @@ class TcpGroup:
         self.world_size = integer_from("world_size", world_size, 1)
         self.rank = integer_from("rank", rank, 0)
         if self.rank >= self.world_size:
-            raise InvalidArgument(f"rank {rank} in a group of {world_size}")
+            raise InvalidArgument(f"rank must be below the world_size of {world_size}, not {rank}")
         self.port = integer_from("port", port, 0)
         if self.port > 65535 or (self.port == 0 and self.rank != 0):
-            raise InvalidArgument(f"port {port}: the others must know rank 0's port")
+            raise InvalidArgument(f"port must be that of rank 0 (at most 65535), not {port}")
         self._timeout = checked_timeout(timeout)
         self._keys = group_keys(secret)
         self._pid = os.getpid()
@@ -94,13 +94,13 @@ class TcpGroup:
         try:
             return msgspec.msgpack.decode(packed)
         except (msgspec.MsgspecError, UnicodeError, TypeError, RecursionError) as error:
-            raise GroupFailed(f"rank {src} sent what cannot be decoded: {error}", src) from None
+            raise GroupFailed(f"rank {src} sent an undecodable object: {error}", src) from None
 
     def collectives(self, timeout: float | None) -> StoreCollectives:
         """Begins a collective call of this group."""
         if os.getpid() != self._pid:
             raise WrongProcess(
-                "this group belongs to the process that forked this one; make a new one"
+                "this group belongs to the parent process; make a new one in the child"
             )
         if not self._finalizer.alive:
             raise Closed("this group is closed")

@@ -33,7 +33,7 @@ def store_of(group: Any) -> Any:
             return group.get_group_store()
         return dist.distributed_c10d._get_process_group_store(group)  # before torch 2.6
     except (RuntimeError, KeyError) as error:
-        raise Unsupported(f"this process group has no store to meet in: {error}") from None
+        raise Unsupported(f"this process group has no store: {error}") from None
 
 
 class TorchStore:
@@ -111,8 +111,8 @@ class TorchStore:
         if ended is None:
             raise RankMissing(
                 f"gave up after {self._deadline.timeout} s waiting for the store of the process "
-                f"group: the process that keeps it (rank 0's, most often) is stopped, busy or out "
-                f"of reach",
+                f"group: the process that keeps it (usually rank 0's) is stopped, busy or "
+                f"unreachable",
                 self._deadline.timeout,
             )
         self._has_answered = True

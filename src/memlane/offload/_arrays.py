@@ -71,7 +71,7 @@ class Side:
             raise InvalidType(f"{self.name} has no memory: {error}") from error
         if address == tensor.storage_offset() * itemsize and tensor.numel() != 0:
             raise InvalidArgument(
-                f"{self.name} has no memory: its storage was freed, or never made"
+                f"{self.name} has no memory: its storage was freed, or never allocated"
             )
         self.blocks = BlockArray.at(address, self.shape, strides, itemsize)
 
@@ -119,7 +119,7 @@ def _shown(name: str, array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(memoryview(array))
     except TypeError:
         raise InvalidType(
-            f"{name} must be an array, a tensor or something with the buffer protocol, not "
+            f"{name} must be an array, a tensor or an object with the buffer protocol, not "
             f"{type(array).__name__}"
         ) from None
     except (ValueError, BufferError) as error:

@@ -28,7 +28,7 @@ class Holding:
         self, file_name: str, num_blocks: int, row_bytes: int, cell_bytes: int, plan: _start.Plan
     ) -> None:
         if plan.total_bytes >= _MOST_BYTES:
-            raise InvalidArgument(f"{plan.total_bytes} bytes are more than a region can have")
+            raise InvalidArgument(f"{plan.total_bytes} bytes are too many for a region")
         file = RegionFile(
             plan.directory, file_name, plan.total_bytes, num_blocks, row_bytes, cell_bytes
         )
@@ -58,7 +58,7 @@ class Holding:
     def require_own(self) -> None:
         if not self.file.is_own:
             raise WrongProcess(
-                "this region was opened by the process that forked this one; only cleanup() may "
+                "this region was opened in the parent process, before the fork; only cleanup() may "
                 "be called here. Make a new region in the child"
             )
 
@@ -82,7 +82,7 @@ def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -
     if removed:
         _log.info("removed %s", what)
     if problem:
-        _log.warning("%s may stay until its next start replaces it: %s", what, problem)
+        _log.warning("%s may remain until the next start replaces it: %s", what, problem)
 
 
 def share_of_cores(sharing: int) -> int:

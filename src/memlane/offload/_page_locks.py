@@ -86,7 +86,7 @@ class PageLocks:
                     try:
                         runtime.unregister(self._locked[-1])
                     except CudaRefused as error:
-                        _log.warning("%s: could not be unlocked: %s", self._name, error)
+                        _log.warning("%s could not be unlocked: %s", self._name, error)
                     self._locked.pop()
 
     def take_over(self) -> None:

@@ -27,8 +27,8 @@ def wants_huge(pages: str, directory: str) -> bool:
     if pages == "huge" and not offers:
         raise Unsupported(
             f"{directory} offers no huge pages: mount it with huge=advise (mount -o "
-            f"remount,huge=advise {directory}; a container needs a tmpfs of its own mounted so), "
-            f"or take pages='auto'"
+            f"remount,huge=advise {directory}; a container needs its own tmpfs with that option), "
+            f"or pass pages='auto'"
         )
     return offers
 
@@ -39,7 +39,7 @@ def offers_huge(directory: str) -> bool:
         facts = os.stat(directory)
     except OSError as error:
         raise system_fault(
-            error.errno or 0, f"no regions in {directory}: {error.strerror}"
+            error.errno or 0, f"cannot create regions in {directory}: {error.strerror}"
         ) from None
     device = f"{os.major(facts.st_dev)}:{os.minor(facts.st_dev)}"
     for line in _lines_of("/proc/self/mountinfo"):

@@ -18,13 +18,13 @@ def refusal(what: str, pair: int, block: int | None, sources: int, targets: int)
             text = f"block {block} of dst, and so does an earlier one"
         case "overlap":
             text = (
-                f"block {block} of dst, whose memory is also that of a block that is read by one "
-                "of the pairs; move it in two calls, or by way of other blocks"
+                f"block {block} of dst, which shares memory with a block that one of the pairs "
+                "reads; move it in two calls, or by way of other blocks"
             )
         case "tangled":
             return InvalidArgument(
-                f"src and dst share memory, and lie in it so differently that blocks cannot be "
-                f"told apart; {_HINT}. Copy to other memory first"
+                f"src and dst share memory, in layouts too different to tell their blocks apart; "
+                f"{_HINT}. Copy to other memory first"
             )
         case "self_overlap":
             return InvalidArgument(
@@ -32,7 +32,7 @@ def refusal(what: str, pair: int, block: int | None, sources: int, targets: int)
             )
         case _:
             return WrongProcess(
-                "a signal handler forked in the middle of this call: the move is the parent's, "
-                "and this process must not count on what it has moved"
+                "a signal handler forked during this call: the move belongs to the parent process, "
+                "and this one must not rely on what it has moved"
             )
     return PairRefused(f"pair {pair} names {text}; {_HINT}", what, pair, block)

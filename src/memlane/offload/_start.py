@@ -121,18 +121,18 @@ def _enter(file: RegionFile, plan: Plan) -> str:
             raise _in_use(plan.path)
         if now > deadline:
             raise TimedOut(
-                f"could not join {plan.path} within {plan.timeout} s: somebody who is joining or "
-                f"leaving it has been stopped in the middle of that",
+                f"could not join {plan.path} within {plan.timeout} s: a process has been stopped "
+                f"while joining or leaving it",
                 plan.timeout,
             )
     return entry
 
 
 def _in_use(path: str) -> SegmentRefused:
-    who = holders_of(path) or "a process that cannot be seen from here"
+    who = holders_of(path) or "a process that is not visible from here"
     return SegmentRefused(
-        f"{path} is in use by {who}, which does not hold it as memlane's regions are held: it is "
-        f"another implementation's. End that process, or take another instance_id"
+        f"{path} is in use by {who}, but not as a region of memlane: it belongs to another "
+        f"implementation. End that process, or choose another instance_id"
     )
 
 
@@ -146,7 +146,7 @@ def _await_space(file: RegionFile, plan: Plan) -> str:
         elif time.monotonic() > deadline:
             raise TimedOut(
                 f"the space of {plan.path} is not complete: {allocated} of {plan.total_bytes} "
-                f"bytes, and none more for {plan.timeout} s; pid {file.builder} reserves it",
+                f"bytes, unchanged for {plan.timeout} s; pid {file.builder} is reserving it",
                 plan.timeout,
             )
     return turn
@@ -173,8 +173,8 @@ def _remove_name_at(participants: int, file: RegionFile, plan: Plan) -> bool:
     while (naming := file.mark_mapped(participants, _SLICE)) == "waiting":
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"could not remove the name {plan.path} within {plan.timeout} s: somebody who is "
-                f"joining or leaving has been stopped in the middle of that",
+                f"could not remove the name {plan.path} within {plan.timeout} s: a process has "
+                f"been stopped while joining or leaving",
                 plan.timeout,
             )
     return naming == "removed"

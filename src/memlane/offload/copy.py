@@ -85,7 +85,7 @@ def copy_blocks(
     ids = _ids(pairs)
     if source.device is not None or target.device is not None:
         if threads is not None:
-            raise InvalidArgument("threads= is for moves within the memory of the host")
+            raise InvalidArgument("threads= is for moves within host memory")
         moved = cuda.transfer(source, target, ids, stream)
         return moved.wait() if stream is None else moved
     if stream is not None:
@@ -112,7 +112,7 @@ def _ids(pairs: Any) -> np.ndarray[Any, Any]:
         ids = pairs
     elif torch is not None and isinstance(pairs, torch.Tensor):
         if pairs.device.type != "cpu":
-            raise InvalidArgument(f"pairs must be in the memory of the host, not on {pairs.device}")
+            raise InvalidArgument(f"pairs must be in host memory, not on {pairs.device}")
         ids = pairs.detach().numpy()
     else:
         try:

@@ -104,7 +104,7 @@ def transfer(
     elif not isinstance(stream, torch.cuda.Stream):
         raise InvalidType(f"stream must be a torch.cuda.Stream, not {type(stream).__name__}")
     if stream.device != device:
-        raise InvalidArgument(f"the stream is one of {stream.device}, the tensor is on {device}")
+        raise InvalidArgument(f"the stream is on {stream.device}, but the tensor is on {device}")
     runtime = _runtime()
     forget_finished()
     with torch.cuda.device(device):

@@ -142,7 +142,7 @@ class SharedOffloadRegion:
         )
         self._hold(Holding(name, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
         if pages == "huge" and self.pages != "huge":
-            _log.warning("%s has huge pages only in part: memory is fragmented", self.mmap_path)
+            _log.warning("%s is only partly in huge pages: memory is fragmented", self.mmap_path)
 
     def _hold(self, holding: Holding) -> None:
         self._holding = holding
@@ -337,7 +337,6 @@ def _wait_for_file_size(fd: int, expected_size: int, timeout: float = 30.0) -> N
     while not await_bytes(fd, expected_size, max(0.0, deadline - time.monotonic())):
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"the file is not {expected_size} bytes long, but {os.fstat(fd).st_size}, after "
-                f"{timeout} s",
+                f"the file has {os.fstat(fd).st_size} bytes after {timeout} s, not {expected_size}",
                 timeout,
             )

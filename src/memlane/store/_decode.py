@@ -34,7 +34,7 @@ def value_of(memory: ObjectMemory, node: Any) -> Any:
         }
     if kind is bytes:
         return memoryview(node) if memory.lies else node
-    raise CorruptMessage(f"there is a {kind.__name__} in it")
+    raise CorruptMessage(f"the object has an unknown part: {kind.__name__}")
 
 
 def _hashable(memory: ObjectMemory, node: Any) -> Any:
@@ -49,7 +49,7 @@ def _sequence(kind: type) -> Callable[[ObjectMemory, list[Any]], Any]:
     def decode(memory: ObjectMemory, node: list[Any]) -> Any:
         _, are_plain, items = _parts(node, 3)
         if type(items) is not list:
-            raise CorruptMessage(f"a {kind.__name__} has no items")
+            raise CorruptMessage(f"the items of a {kind.__name__} are not a list")
         if not are_plain:
             value = value_of if kind in (list, tuple) else _hashable
             items = [value(memory, item) for item in items]
@@ -60,7 +60,7 @@ def _sequence(kind: type) -> Callable[[ObjectMemory, list[Any]], Any]:
 
 def _parts(node: list[Any], count: int) -> list[Any]:
     if len(node) != count:
-        raise CorruptMessage(f"a node of {count} parts has {len(node)}")
+        raise CorruptMessage(f"a node has {len(node)} parts, not {count}")
     return node
 
 
@@ -76,7 +76,7 @@ def _dict(memory: ObjectMemory, node: list[Any]) -> dict[Any, Any]:
 def _content(node: list[Any]) -> bytes:
     """The last part of `node`, which must be bytes: many constructors treat a number as a size."""
     if type(node[-1]) is not bytes:
-        raise CorruptMessage(f"there is a {type(node[-1]).__name__} where bytes should be")
+        raise CorruptMessage(f"bytes were expected, not {type(node[-1]).__name__}")
     return node[-1]
 
 
@@ -114,13 +114,13 @@ def _scalar(memory: ObjectMemory, node: list[Any]) -> Any:
     try:
         return scalars[0]
     except SystemError as error:  # numpy's error for invalid text
-        raise CorruptMessage(f"it is no {dtype}: {error}") from error
+        raise CorruptMessage(f"a scalar is not a valid {dtype}: {error}") from error
 
 
 def _numpy_text(memory: ObjectMemory, node: list[Any]) -> np.str_:
     text = value_of(memory, _parts(node, 2)[1])
     if type(text) is not str:
-        raise CorruptMessage(f"there is a {type(text).__name__} where text should be")
+        raise CorruptMessage(f"text was expected, not {type(text).__name__}")
     return np.str_(text)
 
 

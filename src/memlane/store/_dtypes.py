@@ -68,7 +68,7 @@ def _checked(tree: Any) -> np.dtype[Any]:
     # Valid for a field only. An array would get another dtype, or elements of zero bytes, of which
     # a few bytes can claim any number.
     if dtype.subdtype is not None or not dtype.itemsize:
-        raise CorruptMessage(f"no array can have the dtype {dtype}")
+        raise CorruptMessage(f"an array cannot have the dtype {dtype}")
     return dtype
 
 
@@ -94,7 +94,7 @@ def _dtype_of(tree: Any) -> np.dtype[Any]:
 
 def _dtype_of_text(text: str) -> np.dtype[Any]:
     if not _TEXT.fullmatch(text):
-        raise ValueError(f"{text!r} is no dtype of numbers, times or bytes")
+        raise ValueError(f"{text!r} is not a dtype of numbers, times or bytes")
     return np.dtype(text)
 
 

@@ -82,7 +82,7 @@ class Encoding:
                 return _tensors.encode(self, value)
         return self.unsupported(
             value,
-            "register a dataclass or msgspec Struct by MsgpackSerde.register_type, in the writer "
+            "register a dataclass or msgspec Struct with MsgpackSerde.register_type, in the writer "
             "and in every reader, or use PickleMsgpackSerde",
         )
 
@@ -164,7 +164,7 @@ def _time(encoding: Encoding, value: datetime.time) -> list[Any]:
 
 def _zone(encoding: Encoding, value: zoneinfo.ZoneInfo) -> list[Any]:
     if value.key is None:
-        return encoding.unsupported(value, "a time zone without a key has no name to travel under")
+        return encoding.unsupported(value, "a time zone without a key has no name to send")
     return [_wire.ZONE, value.key]
 
 
@@ -172,7 +172,7 @@ def _array(encoding: Encoding, array: np.ndarray[Any, Any]) -> list[Any]:
     dtype = array.dtype
     described = describe(dtype)
     if described is None or not dtype.itemsize:
-        why = f"its dtype {dtype!r} is none of numbers, times, bytes and fields of them"
+        why = f"its dtype {dtype!r} is not made of numbers, times and bytes"
         return encoding.unsupported(array, why)
     node = [_wire.ARRAY, described, array.shape]
     if not array.flags.c_contiguous:
@@ -191,7 +191,7 @@ def _array(encoding: Encoding, array: np.ndarray[Any, Any]) -> list[Any]:
 def _numpy_scalar(encoding: Encoding, value: np.generic) -> list[Any]:
     described = describe(value.dtype)
     if described is None or not value.nbytes or type(value) is not value.dtype.type:
-        return encoding.unsupported(value, "it is none of numpy's own scalars without objects")
+        return encoding.unsupported(value, "only numpy's own scalars without objects can be sent")
     return [_wire.SCALAR, described, value.tobytes()]
 
 

@@ -38,15 +38,15 @@ def register(cls: type[T], name: str | None) -> type[T]:
         module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
         name = f"{module}.{cls.__qualname__}"
     if type(name) is not str or not name:
-        raise InvalidArgument(f"the name of a registered type is a text, not {name!r}")
+        raise InvalidArgument(f"the name of a registered type must be text, not {name!r}")
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"the name of a registered type is no UTF-8: {error}") from None
+        raise InvalidArgument(f"the name of a registered type is not UTF-8: {error}") from None
     holder = _by_name.get(name)
     if holder is not None and not _is_same(holder.type, cls):
         raise InvalidArgument(
-            f"the name {name!r} belongs to {holder.type!r}; give {cls!r} another by name=..."
+            f"the name {name!r} belongs to {holder.type!r}; give {cls!r} another with name=..."
         )
     entry = Registered(cls, name, *_fields_and_builder(cls))
     _by_type[cls] = entry
@@ -58,8 +58,8 @@ def of_name(name: Any) -> Registered:
     entry = _by_name.get(name) if isinstance(name, str) else None
     if entry is None:
         raise InvalidArgument(
-            f"Unsupported object type {name!r}: nothing is registered under this name here "
-            f"(MsgpackSerde.register_type, in the writer and in every reader)"
+            f"Unsupported object type {name!r}: nothing is registered under this name here; call "
+            f"MsgpackSerde.register_type in the writer and in every reader"
         )
     return entry
 

@@ -53,7 +53,7 @@ def encode(encoding: Encoding, tensor: torch.Tensor) -> list[Any]:
         or tensor.is_quantized
         or tensor.is_nested
     ):
-        return encoding.unsupported(tensor, f"it is no plain CPU tensor, but {_kind(tensor)}")
+        return encoding.unsupported(tensor, f"it is not a plain CPU tensor, but {_kind(tensor)}")
     node = [_wire.TENSOR, _NAMES[tensor.dtype], tensor.shape]
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()

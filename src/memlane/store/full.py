@@ -49,13 +49,13 @@ def store_full(
     readers = end.orphan_blockers() if is_obstructed else []
     oldest = ring.monotonic_id_start
     if readers or oldest not in ring.metadata:
-        return _kept(end, what, "what was cleared", need, key, None, readers)
+        return _kept(end, what, "cleared data", need, key, None, readers)
     if oldest not in storage.id_index:
-        why = f"the oldest chunk, id {oldest}, is none of the storage's; free_buf() may free it"
+        why = f"the oldest chunk, id {oldest}, is not the storage's own; free_buf() may free it"
         return StoreFull(f"{what}: {why}", need, key)
     kept = storage.id_index[oldest]
     if oldest in storage._touched:
-        why = f"the oldest object, {kept!r}, is kept by touch(); release_touches() lets it go"
+        why = f"the oldest object, {kept!r}, is kept by touch(); release_touches() ends that"
         return StoreFull(f"{what}: {why}", need, key, kept)
     blockers = end.blockers(oldest, min(storage.writer_flag.get(oldest, 0), 2**31 - 1))
     return _kept(end, what, f"the oldest object, {kept!r},", need, key, kept, blockers)
@@ -85,7 +85,7 @@ def _kept(
         parts.append("never attached" if is_absent else who.since())
         name = "the writer itself" if rank is None else f"reader {rank}"
         names.append(f"{name} ({', '.join(parts)})")
-    who_keeps = names_of(names) if names else "somebody who has just let go of it"
+    who_keeps = names_of(names) if names else "a process that has just released it"
     return StoreFull(
         f"{what}: {kept_what} is kept by {who_keeps}", need, key, kept, tuple(blockers)
     )

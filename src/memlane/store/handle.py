@@ -41,7 +41,7 @@ class ShmObjectStorageHandle:
         """Registers a serde for `to_json` and `from_json`; neither imports one by name."""
         key = serde_class.__name__ if name is None else name
         if _serdes.setdefault(key, serde_class) is not serde_class:
-            raise InvalidArgument(f"{key!r} names another serde already")
+            raise InvalidArgument(f"{key!r} is already the name of another serde")
 
     def to_json(self) -> str:
         """The handle as JSON text, for channels that do not carry pickles."""
@@ -75,7 +75,7 @@ class ShmObjectStorageHandle:
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InvalidArgument(f"this text is not a handle: {error}") from None
         except TypeError as error:
-            raise InvalidType(f"a handle is read from text: {error}") from None
+            raise InvalidType(f"the text of a handle must be str or bytes: {error}") from None
         try:
             handle = _handle_of(fields)
         except (TypeError, ValueError, KeyError) as error:
@@ -96,7 +96,7 @@ class ShmObjectStorageHandle:
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"this handle was not made by a storage: {error}") from None
         if not isinstance(self.serde_class, type):
-            raise InvalidArgument(f"the handle's serde is no class: {self.serde_class!r}")
+            raise InvalidArgument(f"the handle's serde is not a class: {self.serde_class!r}")
 
 
 def _handle_of(fields: Any) -> ShmObjectStorageHandle:
@@ -105,7 +105,7 @@ def _handle_of(fields: Any) -> ShmObjectStorageHandle:
     if fields["format_version"] != FORMAT_VERSION:
         raise InvalidArgument(
             f"the handle has format version {fields['format_version']!r}, this memlane reads "
-            f"version {FORMAT_VERSION}; use one version of memlane on both sides"
+            f"version {FORMAT_VERSION}; use the same version of memlane on both sides"
         )
     if fields["serde"] not in _serdes:
         raise InvalidArgument(f"no serde is registered here as {fields['serde']!r}")

@@ -60,13 +60,13 @@ class SingleWriterShmRingBuffer:
     ) -> None:
         size = integer_from("data_buffer_size", data_buffer_size, 1)
         if size > MAX_SEGMENT_BYTES:
-            raise InvalidArgument(f"a ring of {size} bytes is more than a file holds")
+            raise InvalidArgument(f"a ring can have at most {MAX_SEGMENT_BYTES} bytes, not {size}")
         if create:
             segment_id = new_id()
             chosen = name_of(segment_id) if name is None else segment_name(name)
             self._segment = ByteRingSegment.create(size, segment_id, chosen)
         elif name is None:
-            raise InvalidArgument("a name to attach to is needed, or create=True")
+            raise InvalidArgument("pass the name of a ring to attach to, or create=True")
         else:
             self._segment = ByteRingSegment.attach(size, segment_name(name))
         self.data_buffer_size = size
@@ -99,8 +99,8 @@ class SingleWriterShmRingBuffer:
         number, chunks = integer_from("an id", value, 0), self._segment.count
         if number >= ID_MAX or chunks:
             raise InvalidArgument(
-                f"ids are below 2**31 and set on an empty ring; {number} on a ring of "
-                f"{chunks} chunks"
+                f"ids must be below 2**31 and can only be set on an empty ring, not {number} on a "
+                f"ring of {chunks} chunks"
             )
         self._segment.set_next_id(number)
 
@@ -141,7 +141,7 @@ class SingleWriterShmRingBuffer:
         """The integer in little-endian, signed bytes."""
         return int.from_bytes(byte_data, "little", signed=True)
 
-    __reduce__ = no_pickle("send handle(), and make another ring with its two values")
+    __reduce__ = no_pickle("send handle(), and make another ring from its two values")
 
     # The writer -----------------------------------------------------------------------------
 
@@ -163,13 +163,13 @@ class SingleWriterShmRingBuffer:
 
     def _check_total(self, total: int) -> None:
         if self.data_buffer_size >= total >= ID_MAX:
-            raise InvalidArgument(f"a chunk has less than 2**31 bytes, not {total}")
+            raise InvalidArgument(f"a chunk must be below 2**31 bytes, not {total}")
 
     def _no_room(self, total: int, is_obstructed: bool) -> StoreFull:
         used = self.data_buffer_end - self.data_buffer_start
         why = (
-            "does not fit where somebody still reads what was cleared; the storage's statistics() "
-            "tell who"
+            "does not fit, because cleared data is still being read; the storage's statistics() "
+            "name the readers"
             if is_obstructed
             else f"does not fit contiguously, {used} of {self.data_buffer_size} bytes are in use; "
             f"try calling free_buf() to free up space"
@@ -224,7 +224,7 @@ class SingleWriterShmRingBuffer:
         address = integer("address", address)
         if not 0 <= address < 2 * self.data_buffer_size:
             raise InvalidArgument(
-                f"address {address} is outside the ring: below {2 * self.data_buffer_size}"
+                f"address {address} is outside the ring: not below {2 * self.data_buffer_size}"
             )
         at = address % self.data_buffer_size
         room = self.data_buffer_size - at

@@ -104,9 +104,9 @@ class MsgpackSerde(ObjectSerde):
                 encoding = self._encoding(self.allow_pickle, looks_closer=True)
                 tree = self._pack(encoding.node(value))
         except RecursionError:
-            raise InvalidArgument("it is nested too deeply, or contains itself") from None
+            raise InvalidArgument("the object is nested too deeply, or contains itself") from None
         except ValueError as error:
-            raise InvalidArgument(f"it cannot be serialized: {error}") from error
+            raise InvalidArgument(f"the object cannot be serialized: {error}") from error
         head = _wire.HEADER.pack(_wire.MAGIC, len(tree))
         gap = _wire.gap_behind_metadata(len(head) + len(tree))
         metadata = b"".join((head, tree, _wire.PADDING[gap]))

@@ -188,8 +188,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         ring._check_total(total)
         if total > ring.data_buffer_size:
             raise StoreFull(
-                f"no room for {key!r}: its {total} bytes are more than the whole ring has; make "
-                f"one of more than {ring.data_buffer_size} bytes",
+                f"no room for {key!r}: its {total} bytes are more than the whole ring has; make a "
+                f"ring of more than {ring.data_buffer_size} bytes",
                 size,
                 key,
             )
@@ -200,11 +200,11 @@ class SingleWriterShmObjectStorage(ObjectReads):
             data, data_bytes, metadata, md_bytes = parts
         except (TypeError, ValueError):
             raise InvalidType(
-                f"{self.serde_class.__name__}.serialize must return data, its bytes, metadata and "
-                f"its bytes; it returned {type(parts).__name__}"
+                f"{self.serde_class.__name__}.serialize must return data, its size, metadata and "
+                f"its size; it returned {type(parts).__name__}"
             ) from None
-        data_bytes = integer_from("the bytes of the data", data_bytes, 0)
-        return data, data_bytes, metadata, integer_from("the bytes of the metadata", md_bytes, 0)
+        data_bytes = integer_from("the size of the data", data_bytes, 0)
+        return data, data_bytes, metadata, integer_from("the size of the metadata", md_bytes, 0)
 
     def _checked_writer(self, call: str = "do that") -> StoreWriter:
         """The writer's end, if still usable: Python code may have closed it or forked."""
@@ -236,7 +236,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         """Adds a reference: every reader is to read the object once more."""
         references = self.writer_flag.get(id, 0) + 1
         if references > MAX_REFERENCES:
-            raise InvalidArgument(f"object {id} has {MAX_REFERENCES} references; no more can be")
+            raise InvalidArgument(f"object {id} has {MAX_REFERENCES} references, the maximum")
         self._checked_writer()
         self._index.refer(id, references)
 
@@ -264,9 +264,9 @@ class SingleWriterShmObjectStorage(ObjectReads):
             number = self._find(key)[1]
             left = self.writer_flag.get(number, 0) - 1
             if left < 0:
-                raise InvalidArgument(f"{key!r} has no reference to take back")
+                raise InvalidArgument(f"{key!r} has no reference to drop")
             if not self._index.drop_reference(number, left):
-                raise InvalidArgument(f"the last reference of {key!r} has been read by a reader")
+                raise InvalidArgument(f"a reader has already read the last reference of {key!r}")
 
     def touch(self, key: Hashable) -> None:
         """Keeps the object from eviction until its next `get_cached` or `release_touches()`."""
@@ -315,7 +315,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         """Counters, and the state of every reader; makes a few system calls per reader."""
         return store_statistics(self._end)
 
-    __reduce__ = no_pickle("send handle(), and call create_from_handle(handle) where it arrives")
+    __reduce__ = no_pickle("send handle(), and call create_from_handle(handle) in the receiver")
 
     def close(self) -> None:
         """Closes this end and its ring, and tells the peers. Idempotent.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from memlane.broadcast.remote.peer import Peer
 
 
-NO_RELAY = Refused("no_relay", "the relay of that host has ended")
+NO_RELAY = Refused("no_relay", "the relay on that host has ended")
 
 
 def refusal(
@@ -32,7 +32,7 @@ def refusal(
             peer.taken <= hello.taken <= hello.sequence <= outbox.next
             and hello.sequence >= outbox.first
         ):
-            return Refused("gone", f"reader {rank} comes back at message {hello.sequence}")
+            return Refused("gone", f"reader {rank} cannot resume at message {hello.sequence}")
         return None
     for other in peers:
         if other.rank == rank and other.session and not _may_replace(peer, other, hello):
@@ -43,9 +43,9 @@ def refusal(
                 f"{other.address}, which is {state}",
             )
     if peer.state != "absent" or peer.rank not in (None, rank):
-        return Refused("place_taken", f"that place is reader {peer.rank}'s")
+        return Refused("place_taken", f"that place belongs to reader {peer.rank}")
     if (hello.taken, hello.sequence, hello.piece, hello.is_behind) != (0, 0, 0, False):
-        return Refused("foreign", "a reader begins with the first message")
+        return Refused("foreign", "a new reader must begin with the first message")
     return None
 
 

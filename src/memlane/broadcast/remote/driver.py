@@ -130,8 +130,8 @@ class RemoteEnd(ABC):
         """Raises if this end is closed, its thread failed, or a parent process opened it."""
         if self._generation != fork_generation():
             raise WrongProcess(
-                "this object was opened by the process that forked this one; only close() may be "
-                "called here. Make a new end in the child"
+                "this object was opened in the parent process, before the fork; only close() may "
+                "be called here. Make a new end in the child"
             )
         if self._closing or self._closed:
             raise Closed("this end is closed")

@@ -29,11 +29,11 @@ def checked_host(connect_ip: str | None) -> str:
     try:
         address = ipaddress.ip_address(connect_ip.removeprefix("[").removesuffix("]"))
     except ValueError:
-        raise InvalidArgument(f"connect_ip is no IP address: {connect_ip!r}") from None
+        raise InvalidArgument(f"connect_ip is not an IP address: {connect_ip!r}") from None
     if address.is_unspecified or address.is_multicast:
         raise InvalidArgument(
-            f"connect_ip {connect_ip} is no address that a reader could connect to; name one, and "
-            f"to listen on all interfaces give listen_on_all=True besides"
+            f"readers cannot connect to connect_ip {connect_ip}; give an address of this host, and "
+            f"add listen_on_all=True to listen on all interfaces"
         )
     return str(address)
 

@@ -113,7 +113,7 @@ def header_of(part: bytes | memoryview) -> Header:
     if magic != _MAGIC or version != VERSION:
         raise CorruptMessage(
             f"a frame begins with {magic!r} and version {version}, not with {_MAGIC!r} and "
-            f"version {VERSION}; use one version of memlane on both sides"
+            f"version {VERSION}; use the same version of memlane on both sides"
         )
     return Header(what, epoch, sequence, kind, piece, pieces, offset, total)
 
@@ -203,4 +203,4 @@ def body_of(part: bytes | memoryview, kind: type[Any]) -> Any:
     try:
         return msgspec.msgpack.decode(memoryview(part)[HEADER_BYTES:], type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise CorruptMessage(f"a frame is no {kind.__name__}: {error}") from None
+        raise CorruptMessage(f"a frame is not a valid {kind.__name__}: {error}") from None

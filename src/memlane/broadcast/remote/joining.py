@@ -28,8 +28,8 @@ def attach(
     secrets = handle.remote_reader_keys
     if not secrets:
         raise InvalidArgument(
-            f"the handle carries no key for the network: it is the writer's own, or was exported "
-            f"for a local reader; export_handle({rank}) gives one for reader {rank}"
+            f"the handle has no network key, because it is the writer's own or was exported for a "
+            f"local reader; attach with export_handle({rank})"
         )
     host = where_memory_is_shared()
     first = min(usual_place(rank, handle.local_reader_ranks), len(secrets) - 1)

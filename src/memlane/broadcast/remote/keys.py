@@ -47,9 +47,9 @@ def check_keys(server_key: str, keys: object, places: int) -> None:
     if not isinstance(keys, list) or len(keys) > places:
         raise InvalidArgument(f"the handle must have at most {places} keys of remote readers")
     if server_key and not all(is_key(key) for key in (server_key, *keys)):
-        raise InvalidArgument("a key in the handle is no CURVE key")
+        raise InvalidArgument("a key in the handle is not a CURVE key")
     if not all(isinstance(key, str) and len(key) <= 64 for key in keys):
-        raise InvalidArgument("a key in the handle is none of memlane's")
+        raise InvalidArgument("a key in the handle was not made by memlane")
 
 
 def is_key(text: object) -> bool:

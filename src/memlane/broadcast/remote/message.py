@@ -69,7 +69,7 @@ def decode(message: Message, codec: Codec) -> Any:
             return codec.decode_parts(stream, buffers)
         case _:
             raise CorruptMessage(
-                "the chunk was filled by hand; its bytes stay on the writer's host"
+                "the chunk was filled with acquire_write, which sends nothing to other hosts"
             )
 
 

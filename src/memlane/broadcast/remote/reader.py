@@ -109,7 +109,7 @@ class RemoteReader(RemoteEnd):
                 raise session.failure
             now = time.monotonic()
             if not session.was_accepted and now >= patience:
-                raise WriterUnreachable(self.endpoint.text, "nobody accepts a connection")
+                raise WriterUnreachable(self.endpoint.text, "no connection was accepted")
             if is_done():
                 return True
             if (why := session.death(now)) is not None:
@@ -174,7 +174,7 @@ class RemoteReader(RemoteEnd):
                     try:
                         session.receive(part, payload, time.monotonic())
                     except CorruptMessage as error:
-                        logger.warning("reader %d asks for a frame again: %s", self.rank, error)
+                        logger.warning("reader %d requests a frame again: %s", self.rank, error)
             if until_whole and session.inbox:
                 break
         self._is_torn = self._lacks_memory = False
@@ -246,8 +246,8 @@ class RemoteReader(RemoteEnd):
 
         def line(waited: float) -> str:
             return (
-                f"{missing()} kept pid {os.getpid()} waiting for {waited:.1f} s: not everybody has "
-                f"attached to the queue"
+                f"{missing()} kept pid {os.getpid()} waiting for {waited:.1f} s: not all readers "
+                f"have attached to the queue"
             )
 
         self._asked_at = 0.0

@@ -270,7 +270,7 @@ class ReaderSession(Watch):
         elif self.epoch == 0:
             return  # sent to all, and again on request
         elif header.epoch != self.epoch:
-            raise CorruptMessage(f"a frame of another writer came (epoch {header.epoch:x})")
+            raise CorruptMessage(f"a frame from another writer arrived (epoch {header.epoch:x})")
         elif header.what == What.MESSAGE:
             self._take_piece(
                 header, memoryview(part)[HEADER_BYTES:] if payload is None else payload
@@ -288,12 +288,12 @@ class ReaderSession(Watch):
 
     def _be_welcome(self, header: Header, welcome: Welcome) -> None:
         if self.epoch not in (0, header.epoch):
-            raise CorruptMessage(f"another writer welcomes this reader (epoch {header.epoch:x})")
+            raise CorruptMessage(f"another writer welcomed this reader (epoch {header.epoch:x})")
         if welcome.number != self._greeting:
             return  # answers a HELLO that was replaced
         place = (header.sequence, header.piece)
         if place != self.wanted:
-            raise CorruptMessage(f"the writer goes on at {place}, but {self.wanted} is wanted")
+            raise CorruptMessage(f"the writer resumes at {place}, not at {self.wanted}")
         self.writer_pid, self.ring = welcome.pid, welcome.ring
         self.window, self.window_bytes = welcome.window, welcome.window_bytes
         self._ack_messages = max(1, welcome.window // 4)
@@ -327,7 +327,7 @@ class ReaderSession(Watch):
             return  # what was lost is sent again, followed by another END
         if (header.sequence, 0) != self.wanted:
             raise CorruptMessage(
-                f"the writer ends with message {header.sequence}, but {self.wanted} is wanted"
+                f"the writer ended at message {header.sequence}, but {self.wanted} was expected"
             )
         self._end = header.sequence
         if self.ring is None:
@@ -340,7 +340,7 @@ class ReaderSession(Watch):
         if place < self.wanted:
             return  # the writer did not know whether it had been sent
         if place > self.wanted or header.piece >= header.pieces:
-            raise CorruptMessage(f"frame {place} came where {self.wanted} was due")
+            raise CorruptMessage(f"frame {place} arrived, but {self.wanted} was expected")
         message = self._put(header, payload)
         if message is None:
             self.wanted = (header.sequence, header.piece + 1)

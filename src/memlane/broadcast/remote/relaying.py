@@ -54,8 +54,8 @@ def rows_of(
     itself. Others are ignored, because their places in that ring were given up."""
     for row in report.rows:
         if not 0 <= row.place < len(peers) or row.taken > sent:
-            raise CorruptMessage(f"place {teller.place} reports of {row}")
+            raise CorruptMessage(f"place {teller.place} sent an invalid row: {row}")
     if teller.via is not None and teller.via.ring != (report.name, report.ring_id):
-        raise CorruptMessage(f"place {teller.place} reads from another ring than it was shown")
+        raise CorruptMessage(f"place {teller.place} reads from a ring that it was not given")
     rows = [(peers[row.place], row) for row in report.rows]
     return [(peer, row) for peer, row in rows if teller in (peer, peer.via)]

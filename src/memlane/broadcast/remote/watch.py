@@ -69,22 +69,23 @@ class Watch:
             )
         elif self._failed >= _ENOUGH_HANDSHAKES:
             self.failure = AccessRefused(
-                f"what listens at {self._where} is not the writer of this handle, or has no CURVE"
+                f"the handshake failed: the process listening at {self._where} is not this "
+                f"handle's writer"
             )
 
     def death(self, now: float) -> str | None:
         """Why the writer counts as dead; None if it does not."""
         if self._is_deserted:
-            return "its host says that nobody listens there any more"
+            return "its host refuses connections, because no process listens there any more"
         if self._is_silent:
             return f"its host has not answered for {self._bound} s"
         if self.was_cut and now - (self.lost_since or now) >= self._bound:
-            return f"the connection ended, and could not be made again within {self._bound} s"
+            return f"the connection was lost and could not be restored within {self._bound} s"
         return None
 
     def state(self) -> str:
         if not self.was_accepted:
-            return "nobody accepts a connection"
+            return "no connection accepted yet"
         if not self._was_here:
-            return "its host has accepted a connection, it has not answered"
+            return "its host accepted a connection, no answer yet"
         return "connected" if self.is_connected else "without a connection"

@@ -323,7 +323,7 @@ class RemoteWriter(RemoteEnd):
                 deadline,
                 timeout,
                 lambda: self.session.everybody_absent(time.monotonic()),
-                ": not everybody has attached to the queue",
+                ": not all readers have attached to the queue",
             )
 
     # The rest ---------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ class RemoteWriter(RemoteEnd):
 
         def line(waited: float) -> str:
             names = names_of(session.texts(session.unfinished(), time.monotonic()))
-            return f"{names} kept close() waiting for {waited:.1f} s: not everything is read"
+            return f"{names} kept close() waiting for {waited:.1f} s: messages are unread"
 
         poller = self._full_poller
         poller.unregister(self._closing_event)

@@ -86,11 +86,11 @@ class WriterSession:
             return
         peer = self._by_route.get(route)
         if peer is None or header.epoch != self.epoch:
-            raise CorruptMessage("a frame of a peer that has not said hello")
+            raise CorruptMessage("a frame from a peer that has not said hello")
         if header.what == What.BYE:
             self._hear_bye(route, peer, now)
         elif peer.state != "running" and header.what != What.REPORT:  # also while it attaches
-            raise CorruptMessage(f"a frame of {peer.name(self.local_ranks)}, which is {peer.state}")
+            raise CorruptMessage(f"a frame from {peer.name(self.local_ranks)} ({peer.state})")
         elif header.what == What.ACK:
             self._take(peer, header.sequence, now)
         elif header.what == What.ASK:
@@ -114,7 +114,7 @@ class WriterSession:
         if place is None:
             place = self._place_of_token(hello.token)
         if place is None or hello.queue_id != self.queue_id:
-            raise CorruptMessage("a hello of a peer that is not expected")
+            raise CorruptMessage("a hello from an unexpected peer")
         peer = self.peers[place]
         if peer.session == hello.session and hello.number <= peer.greeting:
             return  # by a connection that has ended since
@@ -253,7 +253,7 @@ class WriterSession:
             if peer.state == "running" and peer.lost_since is not None:
                 dead_at = max(peer.lost_since, peer.knocked_at) + bound
                 if now >= dead_at:
-                    why = f"its connection ended, and it has not come back within {bound} s"
+                    why = f"its connection was lost and not restored within {bound} s"
                     self._die(peer, why, now)
                 else:
                     due = dead_at if due is None else min(due, dead_at)
@@ -335,7 +335,7 @@ class WriterSession:
                     rank,
                     peer.pid,
                     f" at {peer.address} after {peer.taken} messages: {peer.died}; "
-                    f"release_reader({rank}) goes on without it",
+                    f"call release_reader({rank}) to continue without it",
                 )
 
     def release(self, rank: int) -> None:
@@ -386,8 +386,8 @@ class WriterSession:
         if not free:
             ranks = [peer.rank for peer in self.peers]
             raise InvalidArgument(
-                f"the queue has no reader {rank}: the {len(ranks)} places for remote readers are "
-                f"those of {ranks}"
+                f"the queue has no reader {rank}: the {len(ranks)} places for remote readers "
+                f"belong to {ranks}"
             )
         found = next((peer for peer in free if peer.place == usual), free[-1])
         found.keep_for(rank)

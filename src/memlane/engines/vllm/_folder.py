@@ -47,10 +47,10 @@ def _make(path: str) -> None:
             os.mkdir(path, 0o700)
         facts = os.lstat(path)
     except OSError as error:
-        raise system_fault(error.errno or 0, f"cannot make the folder {path}") from None
+        raise system_fault(error.errno or 0, f"cannot create the folder {path}") from None
     if not stat.S_ISDIR(facts.st_mode):
         raise SegmentRefused(
-            f"{path} is no folder: vLLM's own region has that name, and this process uses "
+            f"{path} is not a folder: vLLM's own region has that name, and this process uses "
             f"memlane's. Set {VLLM.variable}=region in every process of the engine, or in none; if "
             f"all of them have ended, remove {path}"
         )

@@ -103,15 +103,15 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
             self._worker_area_end = self._worker_offset + self.cpu_page_size
             if self._worker_area_end > self._row_stride:
                 raise InvalidArgument(
-                    f"the cell of rank {self.rank} would end {self._worker_area_end} bytes after "
-                    f"the beginning of its row, which has {self._row_stride}"
+                    f"the cell of rank {self.rank} would end at byte {self._worker_area_end}, "
+                    f"beyond its row of {self._row_stride} bytes"
                 )
         if is_creators:
             return (whole, NOTHING), 1
         if shard is not None:
             index, count = (integer_from("populate_shard", number, 0) for number in shard)
             if index >= count:
-                raise InvalidArgument(f"populate_shard {shard}: {count} shares have no {index}")
+                raise InvalidArgument(f"populate_shard {shard}: the index must be below {count}")
             pages = self.total_size_bytes // self.page_size
             begin, end = (min(pages, -(-pages // count) * n) for n in (index, index + 1))
             part = Part(begin * self.page_size, (end - begin) * self.page_size, 0, 1)
@@ -134,7 +134,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
         """The next tensor that all ranks have in common, from the beginning of each row."""
         at, size = self._canonical_offset, integer("tensor_page_size", tensor_page_size)
         if size < 1 or at + size > self._row_stride:
-            raise OutsideCell(f"{size} bytes at byte {at} leave rows of {self._row_stride} bytes")
+            raise OutsideCell(f"{size} bytes at byte {at} exceed rows of {self._row_stride} bytes")
         view = self.base_tensor.as_strided((self.num_chunks, size), (self._row_stride, 1), at)
         self._canonical_offset += size
         self._views.append(view)
