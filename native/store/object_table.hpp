@@ -144,8 +144,8 @@ public:
         if (g.n_readers != n_readers || g.max_object_size != max_object_size)
             throw core::LayoutMismatch(ring.name() + " has a storage for " + std::to_string(g.n_readers) +
                                        " readers and objects of " + std::to_string(g.max_object_size) +
-                                       " bytes, not for " + std::to_string(n_readers) + " readers and " +
-                                       std::to_string(max_object_size) + " bytes");
+                                       " bytes, not for " + std::to_string(n_readers) +
+                                       " readers and objects of " + std::to_string(max_object_size) + " bytes");
         check(g.max_objects > 0 && g.max_objects <= kIdEnd && table.count == g.capacity() && table.stride == g.stride() &&
               slots.count == 1 + g.n_readers && slots.stride == sizeof(core::ParticipantSlot));
         return {ring, ring_bytes, std::move(*appendix), g};

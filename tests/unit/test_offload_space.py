@@ -145,7 +145,7 @@ def test_segments_that_the_cgroup_has_no_memory_for(
     """The kernel would kill this process while reserving; nothing is left."""
     before = segments()
     monkeypatch.setattr(_space, "cgroup_room", lambda *_: ((8 << 20) - 1, "/box"))
-    with refuses(ShmExhausted, match="memory limit of cgroup /box allows no more") as caught:
+    with refuses(ShmExhausted, match="memory limit of cgroup /box, which") as caught:
         SEGMENTS[kind]()
     assert caught.value.need >= 8 << 20 > caught.value.free
     assert segments() == before

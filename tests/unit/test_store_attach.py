@@ -117,7 +117,7 @@ def test_other_numbers(numbers: tuple[int, int]) -> None:
     ring = Ring(4096, create=True)
     with Storage(1000, 2, ring, BytesSerde):
         mine = Ring(*ring.handle())
-        text = rf"2 readers and objects of 1000 bytes; .* {numbers[1]} readers and {numbers[0]} "
+        text = rf"2 readers .* 1000 bytes, .* {numbers[1]} readers and objects of {numbers[0]} "
         with refuses(LayoutMismatch, match=text):
             Storage(*numbers, mine, BytesSerde)
         reader = Storage(1000, 2, mine, BytesSerde)
