@@ -124,9 +124,8 @@ void bind_broadcast(nb::module_& m) {
         .def("__enter__", &Turn::enter)
         .def("__exit__", &Turn::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none())
         .def_prop_ro("thread", &Turn::thread, "The thread that is in a call, or 0.")
-        .def("acquire", &Turn::acquire, "timeout"_a = -1.0,
-             "Keeps calls out; False if one still runs after `timeout` seconds (below 0: no limit).")
-        .def("release", &Turn::release);
+        .def("finish", &Turn::finish, "timeout"_a,
+             "Runs `finish` once no call runs. False: one still does after `timeout` seconds (< 0: any).");
 
     m.def("pooled", &pooled_buffer, "nbytes"_a,
           "Private, writable memory from a pool, with undefined contents.");

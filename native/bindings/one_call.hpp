@@ -83,25 +83,21 @@ public:
             raise_error("ConcurrentUse", nb::str("another call on this end is under way; one thread at a time may use it"));
     }
 
-    void exit(nb::handle /*kind*/, nb::handle /*error*/, nb::handle /*traceback*/) {
-        call_.disown();
-        const Ended ended{*this};
-        if (!finish_.is_none()) finish_();
-    }
+    void exit(nb::handle /*kind*/, nb::handle /*error*/, nb::handle /*traceback*/) { end(); }
 
     // The thread that is in a call; 0 if none is.
     unsigned long thread() const noexcept { return call_.caller(); }
 
-    // Waits until no call is under way, and keeps calls out until release(). A negative timeout waits for ever.
-    bool acquire(double timeout) {
+    // Waits until no call is under way, then runs `finish`, with calls kept out. False if it has not waited long enough;
+    // a negative timeout waits for ever.
+    bool finish(double timeout) {
         const os::Deadline deadline =
             timeout < 0 ? os::Deadline::never() : os::Deadline::after(static_cast<os::Nanoseconds>(timeout * 1e9));
         while (!call_.begin())
             if (!call_.wait(deadline)) return false;
-        call_.disown();
+        end();
         return true;
     }
-    void release() noexcept { call_.end(); }
 
     static int traverse(PyObject* self, visitproc visit, void* arg) noexcept {
         Py_VISIT(Py_TYPE(self));
@@ -121,8 +117,14 @@ public:
 private:
     struct Ended {
         Turn& turn;
-        ~Ended() { turn.release(); }
+        ~Ended() { turn.call_.end(); }
     };
+
+    void end() {
+        call_.disown();
+        const Ended ended{*this};
+        if (!finish_.is_none()) finish_();
+    }
 
     nb::object check_;
     nb::object finish_;

@@ -84,9 +84,9 @@ public:
 
     // None unless an object is stored under that id at that address.
     std::optional<PinnedObject> pin(nb::handle address, nb::handle id) const {
-        Core& end = core();
         const auto at = number_from("address", address);
         const auto number = number_from("monotonic_id", id);
+        Core& end = core();  // not earlier: numbers that are not ints run Python, which may close this end
         if (!at || !number || *at / 2 >= end.table().ring_bytes() || *number >= store::kIdEnd) return std::nullopt;
         std::shared_ptr<os::Mapping> shown = end.shown();  // first: a failure here leaves nothing pinned
         const auto object = end.pin(*at, static_cast<std::uint32_t>(*number));

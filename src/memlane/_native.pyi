@@ -135,12 +135,10 @@ class Turn:
     def thread(self) -> int:
         """The thread that is in a call, or 0."""
 
-    def acquire(self, timeout: float = -1.0) -> bool:
+    def finish(self, timeout: float) -> bool:
         """
-        Keeps calls out; False if one still runs after `timeout` seconds (below 0: no limit).
+        Runs `finish` once no call runs. False: one still does after `timeout` seconds (< 0: any).
         """
-
-    def release(self) -> None: ...
 
 def pooled(nbytes: int) -> Buffer:
     """Private, writable memory from a pool, with undefined contents."""

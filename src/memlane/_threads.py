@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import threading
 
 from memlane.errors import system_fault
@@ -19,7 +18,7 @@ def start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        if sys.is_finalizing() or "shutdown" in str(error):
+        if "can't start new thread" not in str(error):  # but at exit, or another thread's error
             raise
         raise system_fault(errno.EAGAIN, f"cannot start the thread {thread.name!r}") from None
 

@@ -13,6 +13,7 @@ import pytest
 from memlane import Closed, ConcurrentUse, MessageQueue, WriterDied
 from tests.harness import Aside, Link, start
 from tests.queues import refuses
+from tests.stores import BytesSerde, Ring, Storage
 
 
 def use(end: MessageQueue, go: threading.Barrier) -> str:
@@ -77,3 +78,31 @@ def test_closing_more_than_once_at_once(blocked: bool) -> None:
                 with refuses(Closed):
                     call.result()
             writer.enqueue(1, timeout=0)
+
+
+class Closing:
+    """An address that closes the storage when it is looked at, as a signal handler may then."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def __index__(self) -> int:
+        self._storage.close()
+        return 0
+
+
+def get_and_close(_link: Link, is_reader: bool) -> None:
+    ring = Ring(1 << 14, create=True)
+    writer = Storage(1024, 1, ring, BytesSerde)
+    storage = Storage.create_from_handle(writer.handle()) if is_reader else writer
+    writer.put("key", b"value")
+    with refuses(Closed):
+        storage.get(Closing(storage), 0)  # type: ignore[arg-type]
+    writer.close()
+    ring.close()
+
+
+@pytest.mark.parametrize("is_reader", [False, True], ids=["writer", "reader"])
+def test_closing_while_numbers_are_read(is_reader: bool) -> None:
+    """Fails without the guard: the process ended by SIGSEGV."""
+    start(get_and_close, is_reader).result()

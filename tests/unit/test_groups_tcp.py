@@ -10,11 +10,12 @@ import zmq
 
 from memlane import Closed, GroupFailed, MessageQueue, RankMissing, SystemFault
 from memlane.groups import TcpGroup, board
+from memlane.groups.board import BoardStore
 from memlane.groups.collectives import Deadline
 from memlane.groups.keys import group_keys
 from memlane.groups.stores import StoreCollectives
 from tests.groups import SECRET, SMALL, groups_of, on_ranks, queues_over
-from tests.harness import PATIENCE, Aside, until
+from tests.harness import PATIENCE, Alarm, Aside, until
 from tests.queues import refuses
 
 DATA = {"text": "ü", "bytes": b"\0", "list": [1, None, 2.5, True]}
@@ -312,3 +313,47 @@ def test_calls_without_a_deadline() -> None:
             with queues_over(groups, timeout=None) as queues:
                 queues[0].enqueue("said", PATIENCE)
                 assert queues[1].dequeue(PATIENCE) == "said"
+
+
+def test_close_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be called again. Fails without the guard: the board listened for ever."""
+    group = TcpGroup("127.0.0.1", 0, 0, 1, secret=SECRET)
+    thread = group._finalizer.peek()[2][0]._thread  # type: ignore[index]
+
+    def interrupted() -> None:
+        monkeypatch.undo()
+        raise Alarm
+
+    monkeypatch.setattr(thread, "join", interrupted)
+    with pytest.raises(Alarm):
+        group.close()
+    with refuses(Closed):
+        group.broadcast_obj(1, 0)
+    group.close()
+    assert not thread.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", group.port), PATIENCE)
+
+
+def test_a_group_that_its_own_thread_collects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may run anywhere: the board ends, and waits for nobody there."""
+    first, second = (TcpGroup("127.0.0.1", 0, 0, 1, secret=SECRET) for _ in range(2))
+    board_of_first = first._finalizer.peek()[2][0]  # type: ignore[index]
+    take, kept = board_of_first._take, [first]
+
+    def collect(*request: Any) -> None:
+        kept.clear()
+        take(*request)
+
+    monkeypatch.setattr(board_of_first, "_take", collect)
+    port = first.port
+    store = BoardStore(second._context, first._address, first._keys, 0, Deadline(PATIENCE))
+    del first
+    try:
+        store.add("key", 1)
+    finally:
+        store.close(b"")
+        second.close()
+    until(lambda: not board_of_first._thread.is_alive())
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), PATIENCE)

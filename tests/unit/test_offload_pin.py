@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from memlane import Closed
 from memlane.offload import _page_locks, _runtime
 from tests.cuda import build_runtime, with_runtime
 from tests.harness import Alarm, Aside
@@ -159,6 +160,53 @@ def test_interrupted_between_two_chunks(
             assert fake.ranges_registered() == {"register": 0, "unregister": 2}[call]
             region.unpin()
             assert fake.ranges_registered() == 0
+
+    with_runtime(library, scene)
+
+
+@pytest.mark.parametrize("act", ["unpin", "cleanup"])
+def test_pin_that_a_signal_handler_undoes(
+    library: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """In the middle of it: nothing stays locked. Fails without the guard: unmapped memory did."""
+
+    def scene(fake: Any) -> None:
+        monkeypatch.setattr(_page_locks, "MOST_AT_ONCE", 2 * PAGE)
+        register = _runtime.Runtime.register
+        with region_of(new_id(), blocks=5) as region:
+
+            def undone(runtime: _runtime.Runtime, *args: int) -> None:
+                register(runtime, *args)
+                monkeypatch.setattr(_runtime.Runtime, "register", register)
+                getattr(region, act)()
+
+            monkeypatch.setattr(_runtime.Runtime, "register", undone)
+            assert region.pin() is False
+            assert fake.ranges_registered() == 0
+
+    with_runtime(library, scene)
+
+
+def test_cleanup_that_was_interrupted(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be called again. Fails without the guard: the memory stayed locked and the file."""
+
+    def scene(fake: Any) -> None:
+        region = region_of(new_id())
+        region.pin()
+        unregister = _runtime.Runtime.unregister
+
+        def interrupted(_runtime: object, _address: int) -> None:
+            raise Alarm
+
+        monkeypatch.setattr(_runtime.Runtime, "unregister", interrupted)
+        with pytest.raises(Alarm):
+            region.cleanup()
+        monkeypatch.setattr(_runtime.Runtime, "unregister", unregister)
+        with refuses(Closed):
+            region.pin()
+        region.cleanup()
+        assert fake.ranges_registered() == 0
+        assert not Path(region.mmap_path).exists()
 
     with_runtime(library, scene)
 

@@ -11,6 +11,7 @@ from memlane._deadlines import deadline_of
 from memlane._exit import abandoned_at_exit
 from memlane._segments import new_id
 from memlane._serialization import codec_of
+from memlane._undo import finish
 from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
 from memlane.broadcast.grouping import create_from_process_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
@@ -260,7 +261,7 @@ class MessageQueue:
             self.close()
         elif self._finalizer is not None:
             self._is_closed = True
-            self._finalizer()  # frees everything unannounced: peers see a death
+            finish(self._finalizer)  # frees everything unannounced: peers see a death
 
     def __repr__(self) -> str:
         role = "writer" if self._reader is None else f"reader {self._reader.rank}"

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from contextlib import ExitStack, closing, suppress
 from pickle import PickleBuffer
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from memlane import _threads
@@ -120,15 +121,16 @@ class Relay:
         self._unreported = 0  # messages since then, and their bytes
         self._unreported_bytes = 0
         self._report_at = 0.0
-        self._told: list[ReportRow] | None = None
-        self._told_at = 0.0
+        self._reported: list[ReportRow] | None = None
+        self._reported_at = 0.0
         self._heard: Absent | None = None  # the latest answer that was handled
         self._has_name = True
         self._pid = os.getpid()
+        # No Events: a signal handler may close the reader while that closes, and they hold a lock.
         self._is_orphan = False  # the reader in this process has closed
+        self._must_look = False  # it has just done so
+        self._told: SimpleQueue[None] = SimpleQueue()  # gets an item once the writer knows
         self.has_failed = False  # if so, the stream belongs to that reader
-        self._leaving = threading.Event()  # that reader is closing
-        self._has_told = threading.Event()  # the writer has been told
         self._codec = _Passing()
         self._encoder = Encoder(self._codec)
         self._thread = threading.Thread(
@@ -164,7 +166,7 @@ class Relay:
             self._fail()
             logger.exception("a relay failed; its readers continue over their own connections")
         finally:
-            self._has_told.set()
+            self._told.put(None)
 
     def _pass_on(self) -> None:
         while True:
@@ -172,7 +174,7 @@ class Relay:
             is_needed = not is_orphan or self._is_awaited()
             if is_orphan:  # readers that closed are reported before the relay's own end
                 self._report()
-                self._has_told.set()
+                self._told.put(None)
             elif self._is_report_due():
                 self._report()
             if not is_needed:
@@ -191,7 +193,7 @@ class Relay:
             except TimedOut:
                 continue
             except Cancelled:
-                self._leaving.clear()
+                self._must_look = False
                 continue
             self._put(message)
 
@@ -220,7 +222,7 @@ class Relay:
         """Lets the relay act as the `cancel` of `take`: is there something other than messages?"""
         session = self.stream.session
         is_ready = session.is_ready and self._has_name
-        return self._leaving.is_set() or is_ready or session.absent is not self._heard
+        return self._must_look or is_ready or session.absent is not self._heard
 
     def _fail(self) -> None:
         """Ends the ring, but not the stream if the reader in this process still needs it. Tells the
@@ -299,7 +301,7 @@ class Relay:
                 # The writer decides how the queue continues; the other readers here go on.
                 self._dead.add(place)
                 native.release_reader(place)
-            state = "dead" if place in self._dead else who.state
+            state = "dead" if place in self._dead else self._state_of(place)
             if state == "absent":
                 continue
             rows.append(ReportRow(place, who.pid, state, who.position))
@@ -308,15 +310,19 @@ class Relay:
         self._behind, self._unreported, self._unreported_bytes = behind, 0, 0
         now = time.monotonic()
         self._report_at = now + ACK_DELAY
-        if rows != self._told or now - self._told_at >= _REPEAT:
-            self._told, self._told_at = rows, now
+        if rows != self._reported or now - self._reported_at >= _REPEAT:
+            self._reported, self._reported_at = rows, now
             self.stream.report(self._plan.name, self._plan.ring_id, rows)
 
     def _is_awaited(self) -> bool:
         """Whether any reader is here or may still attach."""
-        native = self.ring.native
-        states = (participant(native, 1 + place).state for place in tuple(self._places))
+        states = (self._state_of(place) for place in tuple(self._places))
         return any(state not in ("dead", "closed") for state in states)
+
+    def _state_of(self, place: int) -> str:
+        """Its own reader's is known first: in a signal handler, `close()` ends after the call."""
+        has_closed = self._is_orphan and place == self._plan.place
+        return "closed" if has_closed else participant(self.ring.native, 1 + place).state
 
     def _attend(self) -> None:
         """Until all readers have attached: asks the writer which are absent."""
@@ -353,14 +359,16 @@ class Relay:
         if self._pid != os.getpid():
             self._close()  # a forked child's copies
             return
-        self._is_orphan = True
-        self._leaving.set()
+        if self._is_orphan:
+            return  # in a signal handler: the interrupted call goes on with it
+        self._is_orphan = self._must_look = True
         self.stream.wake()
         with suppress(Closed):
-            if self._is_awaited():
-                self._has_told.wait(_LAST_WORDS)
-            else:
+            if not self._is_awaited():
                 self._thread.join(_LAST_WORDS)
+            else:
+                with suppress(Empty):
+                    self._told.get(timeout=_LAST_WORDS)
         if self.has_failed:
             self.stream.close(timeout)
 

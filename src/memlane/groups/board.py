@@ -13,8 +13,8 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from threading import Thread
+from contextlib import ExitStack, suppress
+from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -111,9 +111,8 @@ class Board:
     def __init__(self, host: str, port: int, keys: GroupKeys, size: int) -> None:
         self._values: dict[str, Any] = {}
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> waiting clients and their requests
-        self._is_parting = False
-        self._end = os.eventfd(0, os.EFD_CLOEXEC)
-        with undone_by(lambda: os.close(self._end)):
+        self._events = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]  # one, while it serves
+        with undone_by(self._close_events):
             self._context = new_context()  # its own, because ZAP works per context
             with undone_by(lambda: self._context.destroy(linger=0)):
                 self._open(host, port, keys, size)
@@ -131,21 +130,29 @@ class Board:
         _threads.start(self._thread)
 
     def close(self) -> None:
-        """Waits for ranks in the middle of a call, but at most `_PARTING` seconds."""
-        if self._is_parting:
-            return
-        self._is_parting = True
-        os.eventfd_write(self._end, 1)
-        self._thread.join()
-        self._members.close()
-        self._context.destroy()
-        self._members.descriptors.forget_all()
-        os.close(self._end)
+        """Waits for ranks in the middle of a call, but at most `_PARTING` seconds. Idempotent, and
+        can be called again if a signal handler raised in it."""
+        for event in self._events:
+            os.eventfd_write(event, 1)
+        if self._thread is not current_thread():  # a finalizer may run there
+            self._thread.join()
 
     def _serve(self) -> None:
+        with ExitStack() as ending:
+            ending.callback(self._close_events)
+            ending.callback(self._members.descriptors.forget_all)
+            ending.callback(self._context.destroy)
+            ending.callback(self._members.close)
+            self._attend()
+
+    def _close_events(self) -> None:
+        while self._events:
+            os.close(self._events.pop())
+
+    def _attend(self) -> None:
         members, parting = self._members, None
         poller = select.poll()
-        for descriptor in (*members.quiet, members.news, self._end):
+        for descriptor in (*members.quiet, members.news, *self._events):
             poller.register(descriptor, select.POLLIN)
         while parting is None or (members.connections and parting.left() > 0):
             poller.poll(None if parting is None else int(parting.left() * 1000) + 1)
@@ -159,9 +166,9 @@ class Board:
                     self._forget(client)  # it has left, or was lost before its request was read
             for client in members.look_at_door():
                 self._forget(client)
-            if self._is_parting and parting is None:
-                os.eventfd_read(self._end)
-                parting = Deadline(_PARTING)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._events[0])
+                parting = parting or Deadline(_PARTING)
         for waiting in self._waiting.values():
             for client, number in waiting.items():
                 self._send(client, number, _CLOSED)

@@ -11,7 +11,7 @@ import zmq
 from memlane._checks import integer_from
 from memlane._contexts import new_context
 from memlane._msgspec import msgspec
-from memlane._undo import undone_by
+from memlane._undo import finish, undone_by
 from memlane.errors import Closed, GroupFailed, InvalidArgument, InvalidType, WrongProcess
 from memlane.groups.board import Board, BoardStore, address_of
 from memlane.groups.collectives import Deadline, checked_timeout
@@ -71,6 +71,7 @@ class TcpGroup:
         if board is not None:
             self.port = board.port
             self._address, _ = address_of(host, self.port)
+        self._is_closed = False
         self._finalizer = weakref.finalize(self, _close, board, self._context, self._pid)
 
     def broadcast_obj(self, obj: Any, src: int, timeout: float | None = None) -> Any:
@@ -102,7 +103,7 @@ class TcpGroup:
             raise WrongProcess(
                 "this group belongs to the parent process; make a new one in the child"
             )
-        if not self._finalizer.alive:
+        if self._is_closed:
             raise Closed("this group is closed")
         deadline = Deadline(timeout)
         store = BoardStore(self._context, self._address, self._keys, self.rank, deadline)
@@ -111,7 +112,8 @@ class TcpGroup:
 
     def close(self) -> None:
         """Idempotent. On rank 0 it also ends the others' calls, so close rank 0 last."""
-        self._finalizer()
+        self._is_closed = True
+        finish(self._finalizer)
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +122,7 @@ class TcpGroup:
         self.close()
 
     def __repr__(self) -> str:
-        state = "" if self._finalizer.alive else " closed"
+        state = " closed" if self._is_closed else ""
         return f"<TcpGroup {self._address} rank {self.rank} of {self.world_size}{state}>"
 
 

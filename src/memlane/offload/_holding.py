@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 
 from memlane._native import RegionFile, RegionMap, usable_cores
-from memlane._undo import undone_by
+from memlane._undo import finish, undone_by
 from memlane.errors import InvalidArgument, InvalidType, WrongProcess
 from memlane.offload import _start
 from memlane.offload._page_locks import PageLocks
@@ -41,6 +42,8 @@ class Holding:
         self.memory: RegionMap | None = memory
         self.locks = PageLocks(file.address, plan.total_bytes, row_bytes, plan.path)
         self._plan = plan
+        self.is_open = True
+        self._one_at_a_time = threading.RLock()
         what = f"{plan.path} ({plan.total_bytes} bytes)"
         self._finalizer = weakref.finalize(self, _release, file, self.locks, memory, what)
         _log.info(
@@ -50,10 +53,6 @@ class Holding:
             plan.total_bytes,
             self.pages,
         )
-
-    @property
-    def is_open(self) -> bool:
-        return self._finalizer.alive
 
     def require_own(self) -> None:
         if not self.file.is_own:
@@ -67,9 +66,11 @@ class Holding:
         _start.remove_name(self.file, self._plan)
 
     def end(self) -> None:
-        """Frees everything; the last holder removes the file. Idempotent."""
-        self.memory = None
-        self._finalizer()
+        """Frees everything; the last holder removes the file. Idempotent, and can be called again
+        if a signal handler raised in it."""
+        self.is_open, self.memory = False, None
+        with self._one_at_a_time:
+            finish(self._finalizer)
 
 
 def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -> None:

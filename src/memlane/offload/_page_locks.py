@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 
 from memlane.offload import cuda
 from memlane.offload._runtime import CudaRefused, Runtime, loaded_runtime
@@ -22,6 +23,8 @@ class PageLocks:
         self._row_bytes = row_bytes
         self._name = name
         self._locked: list[int] = []
+        self._current: int | None = None  # the one that is being registered
+        self._unlocks = 0  # calls of unlock()
         self._runtime: Runtime | None = None  # the one that locked them
         self._one_at_a_time = threading.RLock()
 
@@ -51,13 +54,21 @@ class PageLocks:
                 )
                 return False
             self._runtime = runtime
+            unlocks = self._unlocks
             try:
                 with cuda.device_in_use():
                     for address, size in self.chunks():
-                        self._locked.append(address)  # first: an interruption must not hide it
+                        self._current = address
                         runtime.register(address, size)
+                        if self._unlocks != unlocks:  # in a signal handler
+                            self._unlock_current(runtime)
+                            return False
+                        self._locked.append(address)
+                        self._current = None
             except CudaRefused as error:
-                self._locked.pop()
+                self._current = None
+                if self._unlocks != unlocks:
+                    return False
                 locked = len(self._locked)
                 self.unlock()
                 _log.warning(
@@ -76,18 +87,29 @@ class PageLocks:
         """Call it before the memory is unmapped; logs a failure as a warning."""
         cuda.forget_finished()
         with self._one_at_a_time:
-            runtime = (self._runtime or loaded_runtime()) if self._locked else None
+            self._unlocks += 1
+            is_any = self._locked or self._current is not None
+            runtime = (self._runtime or loaded_runtime()) if is_any else None
             if runtime is None:
                 self._locked = []
                 return
             cuda.finish_all()
             with cuda.device_in_use():
+                self._unlock_current(runtime)
                 while self._locked:  # what an interruption leaves is unlocked by the next call
+                    address = self._locked[-1]
                     try:
-                        runtime.unregister(self._locked[-1])
+                        runtime.unregister(address)
                     except CudaRefused as error:
                         _log.warning("%s could not be unlocked: %s", self._name, error)
-                    self._locked.pop()
+                    with suppress(ValueError):  # a signal handler has unlocked all of them
+                        self._locked.remove(address)
+
+    def _unlock_current(self, runtime: Runtime) -> None:
+        if self._current is not None and self._current not in self._locked:
+            with suppress(CudaRefused):  # it is not registered yet
+                runtime.unregister(self._current)
+                self._current = None
 
     def take_over(self) -> None:
         """Call it after registering the whole mapping, from its beginning."""

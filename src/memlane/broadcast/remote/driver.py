@@ -34,6 +34,7 @@ from memlane._stalls import Stall
 from memlane.errors import (
     Cancelled,
     Closed,
+    ConcurrentUse,
     MemlaneError,
     TimedOut,
     WrongProcess,
@@ -72,8 +73,8 @@ class RemoteEnd(ABC):
     def __init__(self, name: str) -> None:
         self._generation = fork_generation()
         self.lock = threading.RLock()
-        self.turn = Turn(self.check, self._end_call)
-        self._closing = self._announce = self._closed = False
+        self.turn = Turn(self._begin_call, self._end_call)
+        self._closing = self._announce = self._closed = self._is_freed = False
         self._deadline: float | None = None  # of the goodbye
         self._ends_itself = False  # the thread closes this end, because nobody else can
         self._was_closed_here = False  # inside of `locked`
@@ -113,7 +114,8 @@ class RemoteEnd(ABC):
         return self._events[-1]
 
     def _free(self, linger: float = 0.0) -> None:
-        """Closes everything still open; unsent frames have `linger` seconds to go out."""
+        """Closes everything still open; unsent frames have `linger` seconds to go out. What a
+        signal handler interrupts can be called again."""
         self._closed = True
         if self.transport is not None:
             self.transport.close()
@@ -123,6 +125,7 @@ class RemoteEnd(ABC):
         with self.lock:  # another thread may be about to write to one
             while self._events:
                 os.close(self._events.pop())
+        self._is_freed = True
 
     # Calls ------------------------------------------------------------------------------------
 
@@ -154,6 +157,12 @@ class RemoteEnd(ABC):
             if self._was_closed_here:
                 self._close()
 
+    def _begin_call(self) -> None:
+        """Runs before each call."""
+        self.check()
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise ConcurrentUse("a signal handler may not use an end whose call it interrupts")
+
     def _end_call(self) -> None:
         """Runs after each call: finishes closing the end if it was closed meanwhile."""
         if self._closing and self._generation == fork_generation():
@@ -171,7 +180,7 @@ class RemoteEnd(ABC):
         self._close()
 
     def _close(self) -> None:
-        if self._closed or self._generation != fork_generation():
+        if self._is_freed or self._generation != fork_generation():
             self._closed = True
             return
         self._closing = True
@@ -187,26 +196,25 @@ class RemoteEnd(ABC):
             self._was_closed_here = True
             return
         # At interpreter exit, another thread may be in a call that never returns.
-        if self.turn.acquire(timeout=-1 if self._announce else 1.0):
-            try:
-                self._finish()
-            finally:
-                self.turn.release()
+        self.turn.finish(-1 if self._announce else 1.0)
 
     def _finish(self) -> None:
         """Ends the thread and frees everything. No call may be in progress."""
-        if self._closed:
+        if self._is_freed:
             return
         self._ender = threading.get_ident()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
-        self._closed = True
-        linger = 0.0
         try:
-            if self._announce:
-                linger = self._say_goodbye()
+            if self._thread.is_alive() and self._thread is not threading.current_thread():
+                self._thread.join()
+            linger, says_goodbye = 0.0, self._announce and not self._closed
+            self._closed = True
+            try:
+                if says_goodbye:
+                    linger = self._say_goodbye()
+            finally:
+                self._free(linger)
         finally:
-            self._free(linger)
+            self._ender = 0
 
     @abstractmethod
     def _say_goodbye(self) -> float:
@@ -276,11 +284,8 @@ class RemoteEnd(ABC):
             self._broken = error
             logger.exception("the thread of a remote end failed")
         # If a call or another thread holds the turn, it closes this end.
-        if self._ends_itself and self.turn.acquire(timeout=0):
-            try:
-                self._finish()
-            finally:
-                self.turn.release()
+        if self._ends_itself:
+            self.turn.finish(0)
 
     @abstractmethod
     def _serve(self) -> None:

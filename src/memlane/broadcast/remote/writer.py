@@ -107,7 +107,7 @@ class RemoteWriter(RemoteEnd):
             lambda: self.outbox.has_room(size),
             deadline,
             timeout,
-            lambda: self.session.texts(self.outbox.in_the_way(size), time.monotonic()),
+            lambda: names_of(self.session.texts(self.outbox.in_the_way(size), time.monotonic())),
             ": No available shared memory broadcast block",
         )
         return True
@@ -190,6 +190,7 @@ class RemoteWriter(RemoteEnd):
     def _flush(self) -> None:
         """Sends what is due. A frame whose sending was interrupted is sent again."""
         session, send = self.session, self.transport.send
+        was_torn, self.is_torn = self.is_torn, True
         while session.answers:
             send(*session.answers[0])
             session.answers.popleft()
@@ -199,6 +200,7 @@ class RemoteWriter(RemoteEnd):
                     peer.lose(time.monotonic())
                     break
                 peer.note_sent(found[1])
+        self.is_torn = was_torn
 
     # Receiving --------------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class RemoteWriter(RemoteEnd):
         is_ready: Callable[[], bool],
         deadline: float | None,
         timeout: float | None,
-        culprits: Callable[[], list[str]],
+        who: Callable[[], str],
         words: str,
     ) -> None:
         """Waits until `is_ready` holds; raises if a reader dies."""
@@ -305,9 +307,6 @@ class RemoteWriter(RemoteEnd):
             if self._local is not None:
                 self._local.raise_death()
             return True if is_ready() else None
-
-        def who() -> str:
-            return names_of(culprits())
 
         def line(waited: float) -> str:
             return f"{who()} kept the writer (pid {os.getpid()}) waiting for {waited:.1f} s{words}"
@@ -322,7 +321,7 @@ class RemoteWriter(RemoteEnd):
                 lambda: not self.session.absent(),
                 deadline,
                 timeout,
-                lambda: self.session.everybody_absent(time.monotonic()),
+                lambda: names_of(self.session.everybody_absent(time.monotonic())),
                 ": not all readers have attached to the queue",
             )
 
@@ -330,7 +329,7 @@ class RemoteWriter(RemoteEnd):
 
     def announce_ready(self) -> None:
         """At once, because the thread, which would do so, ends when this end closes."""
-        with self.lock:
+        with self.turn, self.lock:
             self.session.announce_ready()
             self._flush()
 
@@ -396,4 +395,5 @@ class RemoteWriter(RemoteEnd):
     def _free(self, linger: float = 0.0) -> None:
         super()._free(linger)
         if self._lends:
+            self._lends = False
             lending.end()

@@ -1,0 +1,143 @@
+"""A signal handler uses an end, closes it or raises, in the middle of a call of the same thread.
+
+The handler runs at a fixed moment: behind a function that the call makes.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memlane import Closed, ConcurrentUse, MessageQueue, WriterClosed
+from memlane.broadcast.remote import transport
+from memlane.broadcast.remote.frames import What
+from tests.harness import PATIENCE, Alarm, until
+from tests.queues import refuses
+from tests.relays import relayed_queue
+from tests.remotes import remote_queue
+
+Act = Callable[[], object]
+
+
+def behind(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Act, nth: int = 1) -> None:
+    """Calls `act` behind the n-th call of that function in this thread."""
+    function, me, left = getattr(owner, name), threading.get_ident(), [nth]
+
+    def called(*args: Any) -> Any:
+        result = function(*args)
+        if threading.get_ident() == me:
+            left[0] -= 1
+            if left[0] == 0:
+                act()
+        return result
+
+    monkeypatch.setattr(owner, name, called)
+
+
+def interrupt() -> None:
+    raise Alarm
+
+
+def states(writer: MessageQueue) -> list[str]:
+    return [row.state for row in writer.statistics().readers]
+
+
+def test_enqueue_during_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused, and the statistics are right. Fails without the guard: it sent in between."""
+    with remote_queue() as (writer, (reader,)):
+        seen: list[str] = []
+
+        def use() -> None:
+            with refuses(ConcurrentUse):
+                writer.enqueue("refused")
+            seen.extend(states(writer))
+
+        behind(monkeypatch, writer._writer.remote.session.outbox, "drop_taken", use)
+        assert states(writer) == seen == ["running"]
+        writer.enqueue("message")
+        assert reader.dequeue(PATIENCE) == "message"
+
+
+def test_close_during_wait_until_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end is closed when the call ends. Fails without the guard: never."""
+    with remote_queue() as (writer, (reader,)):
+        remote = writer._writer.remote
+        behind(monkeypatch, remote.session, "announce_ready", writer.close)
+        writer.wait_until_ready(PATIENCE)
+        until(lambda: remote._is_freed)
+        with refuses(WriterClosed):
+            reader.dequeue(PATIENCE)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_half_a_control_frame(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """What the handler left half sent is ended before the next frame, and sent again.
+
+    Fails without the guard: the next message went into the other half, and was lost.
+    """
+    with remote_queue(2) as (writer, readers):
+        remote = writer._writer.remote
+        with remote.lock:  # the end's own thread must not send it first
+            for peer in remote.session.peers:
+                peer.say(remote.session._frame(What.READY))
+            behind(monkeypatch, transport, "_send", interrupt, nth)
+            with pytest.raises(Alarm):
+                remote._flush()
+        writer.enqueue("message")
+        for reader in readers:
+            assert reader.dequeue(PATIENCE) == "message"
+
+
+@pytest.mark.parametrize("role", ["writer", "reader"])
+@pytest.mark.parametrize("name", ["is_alive", "close"])
+def test_close_that_was_interrupted(monkeypatch: pytest.MonkeyPatch, role: str, name: str) -> None:
+    """It can be called again, and then frees everything."""
+    with remote_queue() as (writer, (reader,)):
+        queue = writer if role == "writer" else reader
+        end = writer._writer.remote if role == "writer" else reader._reader
+        reader.close() if role == "writer" else None
+        behind(monkeypatch, end._thread if name == "is_alive" else end.transport, name, interrupt)
+        with pytest.raises(Alarm):
+            queue.close()
+        queue.close()
+        assert end._is_freed
+        assert end._context.closed
+        if role == "reader":
+            until(lambda: states(writer) == ["closed"])
+
+
+def test_close_during_close_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither waits for the other."""
+    with relayed_queue(2) as (writer, readers):
+        relay = readers[0]._reader._relay
+        behind(monkeypatch, relay, "_is_awaited", readers[0].close)
+        readers[0].close()
+        writer.enqueue("message")
+        assert readers[1].dequeue(PATIENCE) == "message"
+        until(lambda: states(writer) == ["closed", "running"])
+
+
+def test_close_of_a_relay_in_its_dequeue() -> None:
+    """The writer knows at once that this reader closed, though the call has yet to end.
+
+    Fails without the guard: it counted as dead if its process ended in the handler.
+    """
+    with relayed_queue(2) as (writer, readers):
+        relaying, done = readers[0], threading.Event()
+
+        class Handler:
+            """A `cancel` that closes the end from within the call."""
+
+            def is_set(self) -> bool:
+                if not done.is_set():
+                    relaying.close()
+                    until(lambda: states(writer)[0] == "closed")
+                    done.set()
+                return False
+
+        with refuses(Closed):
+            relaying.dequeue(PATIENCE, Handler())  # type: ignore[arg-type]
+        assert done.is_set()
+        writer.enqueue("message")
+        assert readers[1].dequeue(PATIENCE) == "message"
