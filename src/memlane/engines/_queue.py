@@ -1,6 +1,6 @@
-"""MessageQueue as engines know it: all their copies come from one, and differ in their imports.
+"""MessageQueue as engines know it. All their copies descend from one and differ in their imports.
 
-Only what their callers see; the queue itself is `memlane.MessageQueue`.
+Holds only what engines call beyond memlane's API; the queue itself is `memlane.MessageQueue`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("memlane")
 
-_SHORT = 0.05  # a wait of so many seconds is too short to look around
-_LONGEST_PAUSE = 60.0  # between two lines
+_SHORT = 0.05  # seconds; shorter waits do not check the other workers
+_LONGEST_PAUSE = 60.0  # seconds between two log lines
 
 
 @dataclass
 class EngineHandle(memlane.Handle):
-    """Refused where the engine's own queue is in use."""
+    """A handle that processes with the engine's own queue refuse to unpickle."""
 
     engine: Engine | None = None
 
@@ -58,8 +58,8 @@ class EngineQueue(memlane.MessageQueue):
 
     shutting_down = False
     tensor_arena = None
-    # Of a queue for a worker's answers: its rank, and the queue that it is told its work by. All
-    # workers work for each answer, so who waits for one hears of the death of any.
+    # Set on queues that carry a worker's answers: its rank, and the queue that carries its work.
+    # Each answer needs all workers, so a process that waits for one must learn of any death.
     worker = -1
     work: EngineQueue | None = None
 
@@ -86,7 +86,7 @@ class EngineQueue(memlane.MessageQueue):
         )
 
     def export_handle(self, rank: int | None = None) -> EngineHandle:
-        """A reader hands on what it attached by."""
+        """On a reader: the handle that it attached with."""
         handle = super().export_handle(rank) if self._is_writer else self.handle
         return EngineHandle(**{**vars(handle), "engine": self.ENGINE})
 
@@ -94,7 +94,7 @@ class EngineQueue(memlane.MessageQueue):
     def create_from_handle(
         cls, handle: memlane.Handle, rank: int, *, timeout: float | None = None
     ) -> Self:
-        """As memlane's, of a handle that came from this class. Rank -1 is any free remote place."""
+        """As memlane's, for handles of this class. Rank -1 takes any free remote place."""
         if not isinstance(handle, EngineHandle):
             raise InvalidType(cls.ENGINE.not_switched(repr(type(handle)), "queue"))
         if rank != -1:
@@ -122,8 +122,8 @@ class EngineQueue(memlane.MessageQueue):
     ) -> Self:
         """One writer; all other ranks of torch's group, or of an engine's stateless one, read.
 
-        With an external handle, which `writer_rank` alone has, that rank is a reader, too. The
-        handle travels as engines send theirs, so that a rank with the engine's own queue is found.
+        An external handle, which only `writer_rank` has, makes that rank a reader, too. Handles are
+        sent the way engines send theirs, which exposes a rank that has the engine's own queue.
         """
         rank = dist.get_rank(pg) if isinstance(pg, dist.ProcessGroup) else pg.rank
         is_here = list(resolve_name(cls.ENGINE.same_node)(pg, writer_rank))
@@ -142,10 +142,10 @@ class EngineQueue(memlane.MessageQueue):
         return queue
 
     def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> Any:  # type: ignore[override]
-        """As memlane's, until `shutdown()`. `indefinite`: the wait is idle, and says nothing.
+        """As memlane's, until `shutdown()`. With `indefinite`, a long wait is not logged.
 
-        Raises also:
-            ReaderDied: the worker whose answer is awaited died, or another one.
+        Also raises:
+            ReaderDied: the worker that should answer, or another one, died.
         """
         try:
             return super().dequeue(timeout, _Wait(self, indefinite))  # type: ignore[arg-type]
@@ -161,13 +161,13 @@ class EngineQueue(memlane.MessageQueue):
         return super().acquire_read(timeout, _Wait(self, indefinite))  # type: ignore[arg-type]
 
     def shutdown(self) -> None:
-        """From any thread: a call that waits for a message ends ("cancelled"), and so do all later
-        ones. The peers hear nothing; they see a death when the process ends."""
+        """Ends a blocked read and all later ones ("cancelled"); from any thread. The peers are not
+        told: they see a death when the process ends."""
         self.shutting_down = True
 
 
 def _shared(pg: Any, handle: EngineHandle | None, source: int) -> Any:
-    """The handle of rank `source`, on all ranks."""
+    """Returns the handle of rank `source` on all ranks."""
     if not isinstance(pg, dist.ProcessGroup):
         return pg.broadcast_obj(handle, source)
     box = [handle]
@@ -176,14 +176,14 @@ def _shared(pg: Any, handle: EngineHandle | None, source: int) -> Any:
 
 
 class _Wait:
-    """What a read gets as its `cancel`, and asks every 100 ms while it waits."""
+    """The `cancel` of a read, which polls it every 100 ms while it waits."""
 
     def __init__(self, queue: EngineQueue, is_idle: bool) -> None:
         self._queue, self._is_idle = queue, is_idle
         self._began, self._speaks_after = time.monotonic(), warning_interval()
 
     def is_set(self) -> bool:
-        """Raises ReaderDied for a worker; a message that has come is delivered before."""
+        """Raises ReaderDied if a worker died; a message that has arrived is delivered first."""
         waited = time.monotonic() - self._began
         if self._queue.work is not None and waited >= _SHORT and not self._queue.shutting_down:
             self._look_at(list(self._queue.work.statistics().readers), waited)
@@ -196,7 +196,7 @@ class _Wait:
         if self._is_idle or waited < self._speaks_after:
             return
         self._speaks_after += min(self._speaks_after, _LONGEST_PAUSE)
-        # The culprit first: workers that cannot run, then the longest silent.
+        # The likely culprit first: workers that cannot run, then the longest silent.
         workers.sort(key=lambda who: (who.state == "running", who.last_progress or 0.0))
         now = time.monotonic()
         names = [

@@ -1,6 +1,6 @@
-"""Names of an engine, replaced wherever a module that is loaded has copied them: all or none.
+"""Replaces names of an engine in every loaded module that has copied them: all or none.
 
-Knows nothing of any engine.
+Independent of any particular engine.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Replacement(NamedTuple):
 
 
 def replace(replacements: Iterable[Replacement]) -> list[str]:
-    """Replaces them all and tells each in a line; if one fails, the others are taken back.
+    """Replaces all and returns a log line for each; if one fails, undoes the others.
 
-    Modules that are imported later find the new object where the original was.
+    Modules that are imported later find the new object in place of the original.
     """
     lines = []
     with ExitStack() as undo:
@@ -34,7 +34,7 @@ def replace(replacements: Iterable[Replacement]) -> list[str]:
             original = getattr(owner, name)
             copies = set()
             for where, holder in ((module, owner), *sys.modules.items()):
-                # Only what lies there: a lazy module would import what it is asked for.
+                # Not getattr: a lazy module would import what it is asked for.
                 for copy, value in list(getattr(holder, "__dict__", {}).items()):
                     if value is original:
                         setattr(holder, copy, by)

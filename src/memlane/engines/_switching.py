@@ -1,6 +1,6 @@
-"""Puts memlane's systems in the place of an engine's, as its variable says, and logs it there.
+"""Replaces an engine's systems with memlane's, as its variable asks, and logs each replacement.
 
-Which engines there are, and what is tested with which release, their folders say.
+Each engine's folder says which releases are tested with which systems.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from memlane.errors import InvalidArgument
 SYSTEMS = ("queue", "store", "region")
 
 _on: set[tuple[str, str]] = set()  # package and system
-_declined: set[str] = set()  # packages whose version is not tested
+_declined: set[str] = set()  # packages whose version has not been tested
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What differs between engines; `variable` switches memlane on.
+    """What differs between engines.
 
     Attributes:
-        tested: releases, and the systems that there are adapters for.
-        own_address, same_node: the engine's own functions ("module:name"), which tell this host's
-            address, and which ranks of a group share memory with one of them.
+        variable: the environment variable that switches memlane on.
+        tested: the systems that have adapters, by release.
+        own_address, same_node: engine functions ("module:name") that return this host's address,
+            and which ranks of a group share memory with a given one.
     """
 
     name: str
@@ -38,12 +39,12 @@ class Engine:
     same_node: str
 
     def release_of(self, version: str) -> str | None:
-        """The tested release that a version belongs to, None if it belongs to none."""
+        """The tested release that a version belongs to, or None."""
         found = re.match(r"(\d+\.\d+)\.\d", version)
         return found[1] if found and found[1] in self.tested else None
 
     def systems_of(self, text: str, release: str) -> tuple[str, ...]:
-        """What the variable asks for, of what there is for this release."""
+        """The systems that the variable asks for, if this release has them."""
         words, offered = _words_of(text), self.tested[release]
         unknown = [word for word in words if word not in (*offered, "all")]
         if unknown:
@@ -55,9 +56,9 @@ class Engine:
         return offered if "all" in words else tuple(words)
 
     def check_arrival(self, system: str) -> None:
-        """Where something of memlane's arrives, that system must be memlane's, too.
+        """Raises if this process uses the engine's own `system`, but received memlane's objects.
 
-        Asked also before the plugin was called: spawned processes get their arguments first.
+        May run before the plugin: spawned processes unpickle their arguments first.
         """
         text = os.environ.get(self.variable)
         if not {system, "all"} & set(_words_of(text or "")):
@@ -73,7 +74,7 @@ class Engine:
         )
 
     def not_switched(self, what: str, system: str) -> str:
-        """What is said where something of the engine's own arrives at memlane's."""
+        """The error text for the reverse: the engine's own object arrived at memlane's system."""
         return (
             f"the writer of {what} uses the engine's own {system}, but this process uses "
             f"memlane's: set {self.variable}={system} in every process and on every node"
@@ -85,10 +86,10 @@ def _words_of(text: str) -> list[str]:
 
 
 def switch_on(engine: Engine) -> None:
-    """What the plugins do; any number of times in a process.
+    """The body of the plugins. Can be called any number of times in a process.
 
     Raises:
-        InvalidArgument: the variable names something that is no system, or one that is not there.
+        InvalidArgument: the variable names an unknown system, or one that this release lacks.
     """
     text = os.environ.get(engine.variable, "").strip()
     if not text:
@@ -114,4 +115,4 @@ def switch_on(engine: Engine) -> None:
     _on.update(new)
     memlane_log = logging.getLogger("memlane")
     if not memlane_log.handlers:
-        memlane_log.parent = log  # what memlane says of waits and deaths is the engine's, too
+        memlane_log.parent = log  # memlane's lines about waits and deaths go to the engine's log

@@ -26,7 +26,7 @@ from memlane import Handle, MessageQueue, ReaderDied, TimedOut, WriterDied
 
 
 class Place(NamedTuple):
-    """An actor's end: `steps` come from the driver, `answers` go to it."""
+    """An actor's ends: it reads `steps` from the driver and writes `answers` to it."""
 
     rank: int
     steps: MessageQueue
@@ -34,14 +34,14 @@ class Place(NamedTuple):
 
 
 class Crew(AbstractContextManager["Crew"]):
-    """Actors by rank, as they were given; on the driver's node they share its memory."""
+    """Actors, ranked in the given order. Those on the driver's node share its memory."""
 
     def __init__(self, actors: Sequence[Any], *, timeout: float = 60.0, **options: Any) -> None:
-        """Asks each actor for its node, and attaches it. Options are those of `MessageQueue`.
+        """Asks each actor for its node and attaches it. `options` are those of `MessageQueue`.
 
         Raises:
-            ray.exceptions.RayError: an actor died meanwhile, or is busy for longer than `timeout`.
-            TimedOut: it did not attach within `timeout` seconds.
+            ray.exceptions.RayError: an actor died, or was busy for longer than `timeout` seconds.
+            TimedOut: an actor did not attach within `timeout` seconds.
         """
 
         def ask(function: Any, *columns: Any) -> list[Any]:
@@ -67,7 +67,7 @@ class Crew(AbstractContextManager["Crew"]):
             self._opened = opened.pop_all()
 
     def send(self, step: Any, timeout: float | None = None) -> None:
-        """To every actor. Raises ReaderDied, having sent nothing, and else as `enqueue`."""
+        """Sends to every actor. Raises as `enqueue`; on ReaderDied nothing was sent."""
         while True:
             try:
                 return self._steps.enqueue(step, timeout)
@@ -77,15 +77,15 @@ class Crew(AbstractContextManager["Crew"]):
                 self._steps.release_reader(error.rank)
 
     def receive(self, timeout: float | None = None) -> dict[int, Any]:
-        """The next answer of each actor, by rank; `timeout` is for each of them.
+        """Returns the next answer of each actor by rank; `timeout` applies to each of them.
 
         Raises:
-            ReaderDied: an actor died, whichever; what came of the others is kept for the next call.
-            Exception: an answer cannot be decoded; those of the others to this step are dropped.
+            ReaderDied: an actor died; the answers of the others are kept for the next call.
+            Exception: an answer cannot be decoded; the others' answers to this step are dropped.
         """
         for rank in self._answers:
             others = SimpleNamespace(is_set=partial(self._look_at_others, rank))
-            self._take(rank, timeout, others)  # which it asks every 100 ms
+            self._take(rank, timeout, others)  # polls it every 100 ms
         received, self._received = self._received, {}
         broken, self._broken = self._broken, None
         if broken is not None:
@@ -100,7 +100,7 @@ class Crew(AbstractContextManager["Crew"]):
                 raise ReaderDied(rank, error.pid) from error
             except TimedOut:
                 raise
-            except Exception as error:  # it has come, whatever it is
+            except Exception as error:  # the answer is consumed, even if it cannot be decoded
                 error.add_note(f"in the answer of actor {rank}")
                 self._received[rank], self._broken = None, error
 
@@ -111,14 +111,14 @@ class Crew(AbstractContextManager["Crew"]):
         return False
 
     def go_on_without(self, rank: int) -> None:
-        """An actor that died: nobody waits for it any more, and its rank is gone for good."""
+        """Stops waiting for an actor that died; its rank cannot be used again."""
         self._answers.pop(rank).close()
         self._received.pop(rank, None)
 
     def close(self) -> None:
-        """Actors read what is left, then `steps.dequeue()` raises WriterClosed there. Their own
-        ends are theirs to close. Raises TimedOut, having closed everything, if one of them may not
-        have got all steps; not for those that the driver has gone on without."""
+        """Closes the driver's ends. Actors read what is left, then `steps.dequeue()` raises
+        WriterClosed; they close their own ends. After closing everything, raises TimedOut if an
+        actor that the driver still waits for may not have got all steps."""
         try:
             self._steps.close()
         except TimedOut as error:

@@ -14,9 +14,9 @@ SGLANG = Engine(
 
 
 def register() -> None:
-    """The entry point of `sglang.srt.plugins`: called early in every process.
+    """The entry point of `sglang.srt.plugins`, called early in every process.
 
-    SGLang logs what a plugin raises, and goes on; a variable that leads nowhere ends the process.
+    SGLang logs a plugin's exception and continues, so a wrong variable ends the process instead.
     """
     try:
         switch_on(SGLANG)

@@ -1,6 +1,6 @@
-"""SGLang's MessageQueue (`srt/distributed/device_communicators/shm_broadcast.py`), by memlane's.
+"""Replaces SGLang's MessageQueue (`srt/distributed/device_communicators/shm_broadcast.py`).
 
-SGLang makes it over a group and calls `broadcast_object`.
+SGLang creates it over a group and calls `broadcast_object`.
 """
 
 from memlane.engines._queue import EngineQueue

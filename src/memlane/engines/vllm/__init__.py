@@ -1,9 +1,9 @@
-"""vLLM on memlane: the plugin that vLLM finds by itself, and one module for each system.
+"""vLLM on memlane: the plugin that vLLM discovers, and one module for each system.
 
 `MEMLANE_VLLM=queue` switches the queue on, `store` the object store, `region` the offload region,
-`all` every system that there is for this vLLM; unset or empty, nothing is changed and nothing
-imported. Where versions of vLLM differ, `VLLM` says so; names and callers are the same in all of
-them, but for arguments of the region (`region.py`).
+`all` every system that memlane has for this vLLM; unset or empty changes and imports nothing.
+`VLLM` holds what differs between versions; names and callers are the same in all of them, except
+for arguments of the region (`region.py`).
 """
 
 import hashlib
@@ -25,21 +25,21 @@ VLLM = Engine(
 
 def register() -> None:
     """The entry point of `vllm.general_plugins`: called in the client, EngineCore and each worker,
-    more than once in a process if need be.
+    possibly more than once in a process.
 
     Raises:
-        InvalidArgument: the variable names something that is no system, or one that is not there;
-            or the engine's object store is memlane's, and this process would look for vLLM's own.
+        InvalidArgument: the variable names an unknown system, or one that this vLLM lacks; or the
+            engine's object store is memlane's, but this process would look for vLLM's own.
     """
     switch_on(VLLM)
-    # Workers know the store by its name alone, so this is how they learn of its writer.
+    # Workers know the store only by its name, so the name must tell whose it is.
     name = os.environ.get("VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME")
     if name and os.path.exists(f"/dev/shm/{store_name(name)}"):
         VLLM.check_arrival("store")
 
 
 def store_name(name: str) -> str:
-    """Of the segment behind a name that vLLM has chosen; one that memlane has chosen stays."""
+    """The segment's name for a name that vLLM chose; a name that memlane chose is kept."""
     if re.fullmatch(f"{NAME_PREFIX}[0-9a-f]{{32}}", name):
         return name
     return NAME_PREFIX + hashlib.sha256(name.encode()).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""The folder that bears the name of vLLM's region, with memlane's region as a file in it.
+"""The folder with the name of vLLM's region, and memlane's region as a file in it.
 
-vLLM's own class cannot open a folder, and memlane refuses a file: whichever comes first has the
-name, and processes of both kinds never share a region.
+vLLM's own class cannot open a folder, and memlane refuses a file: whichever comes first takes the
+name, so processes of the two kinds never share a region.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ T = TypeVar("T")
 
 
 def within(path: str, start: Callable[[], T]) -> T:
-    """What `start` makes in the folder; if it fails, the folder goes unless others use it."""
+    """Calls `start` with the folder in place; if it fails, removes the folder unless it is used."""
     for tries_left in reversed(range(100)):
         try:
             _make(path)
             with undone_by(lambda: remove(path)):
                 return start()
         except SystemFault as error:
-            # Whoever left an earlier region has removed the folder at this moment.
+            # The last process of an earlier region has just removed the folder.
             if error.errno != errno.ENOENT or not tries_left:
                 raise
     raise AssertionError
 
 
 def remove(path: str) -> None:
-    """Unless others use it."""
+    """Removes the folder unless it is used."""
     with suppress(OSError):
         os.rmdir(path)
 

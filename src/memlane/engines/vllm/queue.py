@@ -1,5 +1,5 @@
-"""vLLM's MessageQueue (`distributed/device_communicators/shm_broadcast.py`), by memlane's; and how
-the executor that uses it starts and ends.
+"""Replaces vLLM's MessageQueue (`distributed/device_communicators/shm_broadcast.py`), and how the
+executor that uses it starts and ends.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from memlane.engines._queue import EngineHandle
 
-# Seconds for the survivors of another worker. They may be in a collective that the dead one never
-# joins, where nothing but SIGKILL is heard; vLLM sends it after nine.
+# Seconds for surviving workers to end. They may be in a collective that the dead one never joins,
+# where only SIGKILL ends them; vLLM sends it after nine seconds.
 GRACE = 3.0
-OWN_PATIENCE = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"  # if it is set, it holds
+OWN_PATIENCE = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"  # takes precedence if set
 
 
 class MessageQueue(EngineQueue):
@@ -43,10 +43,10 @@ class MessageQueue(EngineQueue):
         reader_rank: int = 0,
         blocking: bool = False,
     ) -> tuple[Self, list[EngineHandle]]:
-        """Every rank writes a queue of its own to one reader, which gets all handles.
+        """Every rank writes its own queue to one reader, which gets all handles.
 
-        Ranks are global ones. Which of them are local is concluded from the devices per node, not
-        tried: executors expect addresses of all others, also where nodes share their memory.
+        Ranks are global. Which are local follows from the devices per node and is not probed:
+        executors expect addresses of all others, even where nodes share their memory.
         """
         from vllm.platforms import current_platform
         from vllm.platforms.interface import get_assigned_physical_gpu_ids
@@ -64,25 +64,25 @@ class MessageQueue(EngineQueue):
 
 
 def with_workers(executor: Any) -> None:
-    """An executor has its queues: those for answers get to know whose they are."""
+    """Tells an executor's answer queues which worker writes them."""
     for rank, answers in enumerate(executor.response_mqs):
         answers.worker, answers.work = rank, executor.rpc_broadcast_mq
 
 
 def one_at_a_time(shutdown: Callable[[Any], None]) -> Callable[[Any], None]:
-    """`shutdown` of an executor, behind a lock of that executor's.
+    """Wraps an executor's `shutdown` in a lock of that executor.
 
-    vLLM's own returns at once to a second caller. With memlane the main thread of EngineCore hears
-    of a death as early as the thread that monitors the workers, and would end the process, that
-    thread in it, before the survivors have been ended: they would go on as orphans.
+    vLLM's own returns at once to a second caller. With memlane, the main thread of EngineCore
+    learns of a death as early as the thread that monitors the workers. It would end the process
+    before that thread has ended the surviving workers, which would remain as orphans.
     """
 
     @wraps(shutdown)
     def shut_down(executor: Any) -> None:
-        # Re-entrant, because a signal handler may call it in the middle of itself.
+        # Re-entrant, because a signal handler may interrupt it and call it again.
         with vars(executor).setdefault("_memlane_shutdown_lock", threading.RLock()):
             processes = [worker.proc for worker in getattr(executor, "workers", None) or ()]
-            # A process that ends closes its sentinel, and only then can be waited for.
+            # A sentinel is ready as soon as its process begins to end, before it can be joined.
             ended = wait([process.sentinel for process in processes], 0)
             alive = [process for process in processes if process.sentinel not in ended]
             killing = threading.Timer(GRACE, lambda: [process.kill() for process in alive])
@@ -97,7 +97,7 @@ def one_at_a_time(shutdown: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def replacements() -> list[Replacement]:
-    """What is replaced in this process. The executor's hook for the end of its start is empty."""
+    """The replacements for this process. `_post_init_executor` is an empty hook in vLLM."""
     executor, name = MultiprocExecutor.__module__, MultiprocExecutor.__name__
     shutdown = one_at_a_time(MultiprocExecutor.shutdown)
     home = "vllm.distributed.device_communicators.shm_broadcast"

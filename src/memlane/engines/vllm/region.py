@@ -1,6 +1,6 @@
-"""vLLM's SharedOffloadRegion (`v1/kv_offload/cpu/shared_offload_region.py`), by memlane's.
+"""Replaces vLLM's SharedOffloadRegion (`v1/kv_offload/cpu/shared_offload_region.py`).
 
-Only what vLLM's callers see; space, pages and the life of the file are `memlane.offload`'s.
+Holds only what vLLM's callers use; `memlane.offload` manages space, pages and the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
 
     BLOCK_SIZE_ALIGNMENT = mmap.PAGESIZE
 
-    # vLLM sets these itself, and page-locks itself, too.
+    # vLLM sets these, because it page-locks by itself.
     _base: Any = None
     is_pinned = False
 
@@ -56,7 +56,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
         if barrier is not None and not callable(barrier):
             raise InvalidType(f"barrier must be callable, not {type(barrier).__name__}")
         barriers = [] if barrier is None else [barrier] * (1 if populate_shard is None else 2)
-        with ExitStack() as others:  # they wait there, for one that fails, too
+        with ExitStack() as others:  # the others wait at the barrier, even for a rank that fails
             for wait in barriers:
                 others.callback(wait)
             self.page_size = mmap.PAGESIZE
@@ -81,7 +81,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
             place = (folder, self.mmap_path, self.total_size_bytes)
             pages = (share_of_cores(sharing), wants_huge("auto", "/dev/shm"))
             plan = Plan(*place, *parts, *pages, check=creator_memory_check)
-            # The holders agree on rows; how each divides them is its affair.
+            # Holders must agree on rows, not on how each divides them.
             sizes = (self.num_chunks, self._row_stride, self._row_stride)
             self._hold(_folder.within(folder, lambda: Holding(_folder.FILE, *sizes, plan)))
             self._end = weakref.finalize(self, _leave, self._holding, folder)
@@ -96,7 +96,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
     def _parts(
         self, shard: tuple[int, int] | None, is_creators: bool
     ) -> tuple[tuple[Part, Part], int]:
-        """What this one populates, if it creates the region or joins it; how many do so at once."""
+        """What this process populates as creator and as joiner; how many do so at once."""
         whole = Part(0, self.total_size_bytes, 0, 1)
         if self.rank is not None:
             self._worker_offset = self.rank * self.cpu_page_size
@@ -123,7 +123,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
 
     @property
     def base_tensor(self) -> torch.Tensor:
-        """All of it, as int8."""
+        """The whole region as int8."""
         self._check_usable()
         base: torch.Tensor = self._base
         return base
@@ -131,7 +131,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
     create_next_worker_view = memlane.SharedOffloadRegion.create_next_view
 
     def create_next_canonical_view(self, tensor_page_size: int) -> torch.Tensor:
-        """The next tensor that all ranks have in common, from the beginning of each row."""
+        """The next tensor that all ranks share, from the beginning of each row."""
         at, size = self._canonical_offset, integer("tensor_page_size", tensor_page_size)
         if size < 1 or at + size > self._row_stride:
             raise OutsideCell(f"{size} bytes at byte {at} exceed rows of {self._row_stride} bytes")
@@ -141,7 +141,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
         return view
 
     def iter_worker_slot_ranges(self) -> Iterator[tuple[int, int]]:
-        """(offset, bytes) of this rank's cells, with all pages that they touch."""
+        """Yields (offset, bytes) of this rank's cells, rounded out to whole pages."""
         if self.rank is None:
             raise OutsideCell("a region without a rank has no cells")
         page, begin = self.page_size, self.rank * self.cpu_page_size
@@ -150,11 +150,11 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
             yield first, -(-(row + begin + self.cpu_page_size) // page) * page - first
 
     def create_kv_memoryview(self) -> memoryview:  # type: ignore[override]
-        """All of it without a copy: (num_chunks, kv_bytes_per_chunk)."""
+        """The whole region without a copy; shape (num_chunks, kv_bytes_per_chunk)."""
         return memoryview(self.base_tensor.view(self.num_chunks, -1).numpy())
 
     def cleanup(self) -> None:
-        """As memlane's, once what vLLM page-locked is unlocked."""
+        """As memlane's, after unlocking the pages that vLLM has locked."""
         if self.is_pinned and self._base is not None and self._file.is_own:
             for address in reversed(self.pinned_addresses or [self._base.data_ptr()]):
                 vllms_own.host_unregister(address)
@@ -171,5 +171,5 @@ def _leave(holding: Holding, folder: str) -> None:
 
 
 def replacements() -> list[Replacement]:
-    """What is replaced in this process."""
+    """The replacements for this process."""
     return [Replacement(vllms_own.__name__, "SharedOffloadRegion", SharedOffloadRegion)]

@@ -1,7 +1,7 @@
-"""vLLM's object store (`distributed/device_communicators/shm_object_storage.py`), by memlane's.
+"""Replaces vLLM's object store (`distributed/device_communicators/shm_object_storage.py`).
 
-Only what vLLM's callers see: signed handles, `touch` and `clear` of readers, and names. The store
-itself is memlane's; how values become bytes stays vLLM's.
+Holds only what vLLM's callers use: signed handles, readers' `touch` and `clear`, and names. Values
+are still serialized by vLLM's serde.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memlane.errors import InvalidArgument, SegmentMissing, UnknownKey
 
 
 class SingleWriterShmRingBuffer(memlane.SingleWriterShmRingBuffer):
-    """Its segments are named by memlane, so that what a killed engine leaves is swept."""
+    """Its segments have memlane's names, so a sweep removes what a killed engine leaves."""
 
     def __init__(
         self, data_buffer_size: int, name: str | None = None, create: bool = False
@@ -38,8 +38,8 @@ class SingleWriterShmRingBuffer(memlane.SingleWriterShmRingBuffer):
 class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
     """The constructor and the calls of vLLM's caches.
 
-    A handle is signed by HMAC-SHA256 with a secret that only the ends of the storage know. Readers
-    accept no other; so does the writer, and only for what it has stored now.
+    Handles are signed with HMAC-SHA256 and a secret that only the storage's ends know. Readers
+    accept no other handles; the writer only those of objects that are stored now.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
         self._secret = self._end.secret
 
     def get_signature(self, key: str) -> list[int]:
-        """Of the handle under which an object is stored now."""
+        """The signature of the handle under which an object is stored now."""
         return list(self._signature_of(key, *self._find(key)))
 
     def _signature_of(self, key: str, address: int, number: int) -> bytes:
@@ -66,14 +66,14 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
     def verify_signature(
         self, key: str | None, address: int, monotonic_id: int, signature: list[int] | None
     ) -> None:
-        """Raises InvalidArgument unless the handle was given out for that key."""
+        """Raises InvalidArgument unless the handle was issued for that key."""
         if key is None or signature is None:
             raise InvalidArgument("a key and an SHM handle signature are needed to read an object")
         try:
             given = bytes(signature) if isinstance(signature, list) else b""
             is_right = hmac.compare_digest(given, self._signature_of(key, address, monotonic_id))
         except (AttributeError, TypeError, ValueError, OverflowError):
-            is_right = False  # of a wrong kind, or beyond what is signed
+            is_right = False  # of a wrong type, or out of range
         if is_right and self.is_writer:
             is_right = self.key_index.get(key) == (address, monotonic_id)
         if not is_right:
@@ -85,7 +85,7 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
     def get(
         self, address: int, monotonic_id: int, signature: Any = None, key: str | None = None
     ) -> Any:
-        """As memlane's; a reader's handle must be signed."""
+        """As memlane's; readers need a signed handle."""
         if not self.is_writer:
             self.verify_signature(key, address, monotonic_id, signature)
         return super().get(address, monotonic_id)
@@ -93,8 +93,8 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
     def touch(  # type: ignore[override]
         self, key: str, address: int = 0, monotonic_id: int = 0, signature: Any = None
     ) -> None:
-        """On the writer as memlane's, silent if the key is unknown; on a reader a look whether the
-        object can still be read, which counts as no read."""
+        """On the writer as memlane's, but unknown keys are ignored. On a reader, checks that the
+        object can still be read, without counting a read."""
         if self.is_writer:
             with suppress(UnknownKey):
                 super().touch(key)
@@ -103,14 +103,14 @@ class SingleWriterShmObjectStorage(memlane.SingleWriterShmObjectStorage):
         self._pin(address, monotonic_id).release()
 
     def clear(self) -> None:
-        """The writer's; a reader's does nothing."""
+        """As memlane's on the writer; does nothing on a reader."""
         if self.is_writer:
             super().clear()
 
 
 def replacements() -> list[Replacement]:
-    """What is replaced in this process; the serde and vLLM's handle stay."""
-    # Memory that may not be written to is new to the serde, which copies it.
+    """The replacements for this process; vLLM's serde and handle stay."""
+    # vLLM's serde has never seen read-only memory; it copies it, so the warning does not apply.
     warnings.filterwarnings("ignore", "The given buffer is not writable", module="vllm.v1.seri")
     home = "vllm.distributed.device_communicators.shm_object_storage"
     return [
