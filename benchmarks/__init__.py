@@ -1,1 +1,1 @@
-"""The measurements shown in docs/benchmarks.md, each with the command that repeats it."""
+"""The measurements in docs/benchmarks.md, each with the command that repeats it."""

@@ -9,7 +9,7 @@ from benchmarks.results import RATES, CellResult
 
 @dataclass(frozen=True)
 class Bar:
-    """`met` is None if the run has not measured it."""
+    """`met` is None if the run did not measure it."""
 
     promise: str
     figures: str
@@ -23,7 +23,7 @@ def missing(promise: str) -> Bar:
 def against(
     promise: str, cell: CellResult | None, measure: str, mine: str, others: list[str], factor: float
 ) -> Bar:
-    """`mine` to the best of `others`: at most `factor` for times, at least for rates."""
+    """Compares `mine` with the best of `others`: at most `factor` for times, at least for rates."""
     other = cell.best(measure, others) if cell else None
     ratio = cell.ratio(measure, mine, other) if cell and other else None
     if cell is None or other is None or ratio is None:

@@ -1,4 +1,4 @@
-"""What the command lines have in common that measure peers in turns: words, tables, files."""
+"""Shared by the command lines that measure peers in turns: options, tables, files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def say(line: str) -> None:
 def parser(
     name: str, what: str, payloads: Iterable[str], peers: Iterable[str]
 ) -> argparse.ArgumentParser:
-    """Of `python -m benchmarks.NAME`. A word that is not given asks for all."""
+    """The parser of `python -m benchmarks.NAME`. An option that is not given selects all."""
     words = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=what)
     words.add_argument("--only", action="append", choices=payloads, default=[], help="a payload")
     words.add_argument("--readers", action="append", type=_positive, default=[], help="a count")
@@ -56,8 +56,8 @@ def run(
     panels: Sequence[plot.Panel],
     folder: Path | None,
 ) -> None:
-    """Shows each cell as soon as it is measured, and what was promised at the end."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the cleaning up
+    """Prints each cell as soon as it is measured, and checks the promises at the end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raises, for the clean-up
     say(results.machine)
     _warn_of(results.load_before)
     start = time.monotonic()
@@ -85,7 +85,7 @@ def run(
 
 
 def results_of(mode: str, rounds: int) -> Results:
-    """Empty ones, of this machine as it is now."""
+    """Empty results, with this machine and its load now."""
     return Results(describe(), mode, rounds, os.getloadavg()[0])
 
 

@@ -1,6 +1,6 @@
-"""What waiting, sending, dying and importing cost: `make bench`.
+"""What waiting, sending, detecting a death and importing cost. Part of `make bench`.
 
-Every figure is measured between real processes in this run; none is taken from elsewhere.
+Every figure is measured in this run, with real processes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _cpu_ns(process: BaseProcess) -> int:
 
 
 def idle_readers() -> tuple[float, float]:
-    """CPU of blocked readers together, in % of one core; and the next message's slowest way, us."""
+    """CPU of all blocked readers, in % of one core; us until the slowest has the next message."""
     with MessageQueue(IDLE_READERS, IDLE_READERS) as queue:
         here, there = FORK.Pipe()
         readers = [
@@ -66,7 +66,7 @@ def idle_readers() -> tuple[float, float]:
 
 
 def native_enqueue() -> tuple[float, float]:
-    """p50 and p99 in ns of the native part of enqueue, timed in C++: medians of several runs."""
+    """p50 and p99 of the native part of enqueue in ns, timed in C++; medians of several runs."""
     program = needs.native_program("enqueue_latency")
     runs = [
         json.loads(subprocess.run([program], check=True, capture_output=True, text=True).stdout)
@@ -92,7 +92,7 @@ def _create_and_wait(handles: Connection) -> None:
 
 
 def _kill_when_asleep(victim: BaseProcess, sleeper: int) -> list[int]:
-    """Kills `victim` once thread `sleeper` of this process blocks; when, is the list's one item."""
+    """Kills `victim` once thread `sleeper` blocks; the time is then appended to the result."""
     killed_at: list[int] = []
     state = Path(f"/proc/self/task/{sleeper}/stat")
 
@@ -137,14 +137,14 @@ def _writer_death_ms() -> float:
 
 
 def deaths() -> tuple[float, float]:
-    """p50 and p100 in ms from kill -9 to the exception in a call blocked without timeout."""
+    """p50 and p100 in ms from kill -9 to the exception in a call that blocks without timeout."""
     times = [_reader_death_ms() for _ in range(KILLS // 2)]
     times += [_writer_death_ms() for _ in range(KILLS // 2)]
     return statistics.median(times), max(times)
 
 
 def import_ms() -> float:
-    """Median ms of `import memlane` after numpy and zmq, each in a fresh interpreter."""
+    """Median ms of `import memlane` after numpy and zmq, in fresh interpreters."""
     program = (
         "import numpy, zmq, time; t = time.perf_counter(); import memlane; "
         "print(time.perf_counter() - t)"

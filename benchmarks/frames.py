@@ -1,7 +1,7 @@
-"""Objects as a pickle and detached buffers, for peers that carry only bytes.
+"""Objects as a pickle and out-of-band buffers, for peers that carry only bytes.
 
-In memory: the number of buffers and the sizes of pickle and buffers as 64-bit words, then the
-pickle, then the buffers, each on the next multiple of 64.
+Layout: the number of sizes that follow, the sizes of the pickle and the buffers (64-bit words),
+then the pickle and the buffers; each buffer begins at the next multiple of 64.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Frames:
 
     @property
     def room(self) -> int:
-        """Bytes that `write` may touch."""
+        """An upper bound of the bytes that `write` touches."""
         sizes = (len(self.head), *map(len, self.buffers))
         return 8 * (1 + len(sizes)) + sum(size + ALIGN for size in sizes)
 
 
 def encode(obj: object) -> Frames:
-    """Pickles with protocol 5, large buffers detached."""
+    """Pickles with protocol 5; buffers are passed out of band."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
     return Frames(head, [buffer.raw() for buffer in buffers])
 
 
 def write(memory: memoryview, frames: Frames) -> None:
-    """One copy into `memory`."""
+    """Writes into `memory`, with one copy."""
     sizes = (len(frames.head), *map(len, frames.buffers))
     struct.pack_into(f"={1 + len(sizes)}Q", memory, 0, len(sizes), *sizes)
     at = 8 * (1 + len(sizes))
@@ -47,7 +47,7 @@ def write(memory: memoryview, frames: Frames) -> None:
 
 
 def read(memory: memoryview, copy: bool) -> object:
-    """The object: its own by one copy, or an alias of `memory`."""
+    """Decodes the object: with one copy, or as an alias of `memory`."""
     (count,) = struct.unpack_from("=Q", memory)
     sizes = struct.unpack_from(f"={count}Q", memory, 8)
     pieces = []

@@ -1,6 +1,6 @@
-"""What a benchmark needs beside memlane: looked for before anything is measured.
+"""What a benchmark needs besides memlane. Checked before anything is measured.
 
-What is missing ends the program with one sentence that says how to get it.
+If something is missing, the program exits with one sentence that says how to get it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def package(name: str, what: str) -> None:
 
 
 def compiler() -> str:
-    """The command of the C++ compiler."""
+    """The name of the C++ compiler's command."""
     if shutil.which("g++") is None:
         sys.exit("this benchmark compiles a program to compare with: install g++")
     return "g++"
 
 
 def native_program(name: str) -> Path:
-    """One of the programs that are built with the C++ tests."""
+    """The path of a program that is built with the C++ tests."""
     program = ROOT / "build/native/native/tests" / name
     if not program.exists():
         sys.exit(f"{program} has not been built: run `make native-test` first")

@@ -1,4 +1,4 @@
-"""The run as one SVG picture of horizontal bars, for a README."""
+"""Draws a run as an SVG picture of horizontal bars, for the README."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _panel(cell: CellResult, measure: str, title: str, unit: str, x: int, y: int
 
 
 def svg(results: Results, panels: Sequence[Panel]) -> str | None:
-    """The picture, or None if the run has nothing of it."""
+    """The picture, or None if the run measured none of the panels."""
     found = [
         (cell, measure, title, unit)
         for payload, readers, measure, title, unit in panels

@@ -1,7 +1,7 @@
-"""What the processes of a measurement have in common: they obey orders, and end with the run.
+"""Shared by the processes of a measurement: they execute orders, and end with the run.
 
-Orders come through a pipe; between two slices all processes sleep there. What goes wrong in any of
-them is reported through the run's pipe, and the process ends.
+Orders arrive through a pipe, on which all processes sleep between two slices. A process that fails
+reports the error through the run's pipe, and the run kills it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Nobody outlives the run, however it ends."""
+    """Makes the kernel kill this process when its parent ends, however that happens."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def lead(open_peer: Callable[[], object], orders: Connection) -> None:
-    """The body of a peer's first process: what it opens obeys, until `close`."""
+    """The body of a peer's first process: opens the peer and executes orders until `close`."""
     os.setpgid(0, 0)  # the run kills the whole group
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -41,7 +41,7 @@ def lead(open_peer: Callable[[], object], orders: Connection) -> None:
 
 
 def follow(process: object, orders: Connection, failures: Connection) -> None:
-    """The body of a process that the first one has forked."""
+    """The body of a process that the first one forks."""
     die_with_parent()
     obey(process, orders, failures)
     leave()
@@ -59,13 +59,13 @@ def obey(process: object, orders: Connection, failures: Connection) -> None:
 
 
 def report_failure(error: BaseException, failures: Connection) -> None:
-    """Tells the run, which then ends this peer."""
+    """Reports to the run, which then kills this peer."""
     failures.send(RuntimeError(f"{type(error).__name__}: {error}"))
     time.sleep(60)  # the run kills us
 
 
 def leave() -> None:
-    """Past everything that an interpreter does at its end."""
+    """Exits without the interpreter's shutdown."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

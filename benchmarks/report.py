@@ -1,4 +1,4 @@
-"""A run on the terminal and as JSON."""
+"""Formats a run for the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.results import CellResult, Figures, Results
 Column = tuple[str, str, str]
 NAME_WIDTH = 18
 WIDTH = 13
-# Above so many runnable processes per core others disturb the figures.
+# Above this number of runnable processes per core, other processes disturb the figures.
 HIGH_LOAD = 0.5
 
 
@@ -35,7 +35,7 @@ def _text(number: float | None, measure: str, unit: str) -> str:
 
 
 def table(cell: CellResult, columns: Sequence[Column]) -> Iterator[str]:
-    """The lines of one cell: the peers, then the floor."""
+    """The lines of one cell: its peers, then the floor."""
     readers = "1 reader" if cell.readers == 1 else f"{cell.readers} readers"
     yield f"\n{cell.title}, {readers}"
     shown = [
@@ -78,7 +78,7 @@ def bar_lines(bars: list[Bar]) -> Iterator[str]:
 
 
 def to_json(results: Results, bars: list[Bar], command: str) -> str:
-    """Medians and the rounds behind them; single messages are left out."""
+    """Medians and the value of each round, without those of single messages."""
     cells = [
         {
             "payload": cell.payload,

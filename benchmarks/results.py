@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# Measures of which more is better.
+# Measures where more is better.
 RATES = ("messages_s", "gb_s")
 
 
 @dataclass
 class Figures:
-    """One peer in one cell. `rounds[measure]` has a value for every round."""
+    """One peer in one cell. `rounds[measure]` has one value per round."""
 
     rounds: dict[str, list[float]] = field(default_factory=dict)
     ways_us: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Figures:
 
 @dataclass
 class CellResult:
-    """All peers with one payload and so many readers."""
+    """All peers with one payload and number of readers."""
 
     payload: str
     title: str
@@ -53,7 +53,7 @@ class CellResult:
         return choose(medians, key=lambda name: medians[name])
 
     def ratio(self, measure: str, name: str, other: str) -> float | None:
-        """Median over the rounds of what `name` had to what `other` had in the same round."""
+        """Median over the rounds of the ratio of `name` to `other` in the same round."""
         if name not in self.peers or other not in self.peers:
             return None
         pairs = list(

@@ -1,4 +1,4 @@
-"""One peer and its readers, from outside: started, asked for slices, and killed if they hang."""
+"""Starts the processes of one peer, asks them for slices, and kills them if they hang."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ OPEN_SECONDS = 30.0
 
 
 class Hung(Exception):
-    """A peer did not come back in time, and was killed."""
+    """A peer did not answer in time, and was killed."""
 
 
 class Workspace:
-    """Folder and prefix of everything that peers leave on disk; removed at the end."""
+    """The folder and the name prefix of everything that peers create; removed at the end."""
 
     def __init__(self) -> None:
         for stale in (*SHM.glob(f"{PREFIX}*_*"), *TMP.glob(f"{PREFIX}*_*")):
             pid = stale.name[len(PREFIX) :].partition("_")[0]
             if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-                self._remove(stale)  # of a run that was killed
+                self._remove(stale)  # left by a run that was killed
         self.prefix = f"{PREFIX}{os.getpid()}_"
         self.folder = Path(tempfile.mkdtemp(prefix=self.prefix))
         self._count = 0
@@ -57,12 +57,12 @@ class Workspace:
 
 
 class Session:
-    """A context manager; leaving it ends the processes, by force where they do not end."""
+    """A context manager; leaving it ends the processes, and kills those that do not end."""
 
     def __init__(
         self, main: Callable[..., None], *args: object, open_seconds: float = OPEN_SECONDS
     ) -> None:
-        """Starts a process with `main(*args, orders)`, which answers once when it is open."""
+        """Starts a process with `main(*args, orders)`, which answers once it is open."""
         self._orders, there = FORK.Pipe()
         self._process = FORK.Process(target=main, args=(*args, there))
         self._process.start()
@@ -74,7 +74,7 @@ class Session:
             raise
 
     def ask(self, order: str, *args: object, timeout: float) -> Any:
-        """Has the writer's process do it; what fails or hangs ends the session and raises."""
+        """Sends the writer's process an order; if it fails or hangs, kills the peer and raises."""
         try:
             self._orders.send((order, args))
             return self._answer(timeout)
@@ -94,7 +94,7 @@ class Session:
         return answer
 
     def kill(self) -> None:
-        """All processes of this peer; nothing else is in their group."""
+        """Kills all processes of this peer; nothing else is in their process group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid or os.getpid() + 1, signal.SIGKILL)
         self._process.join(5)

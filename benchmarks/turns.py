@@ -1,4 +1,4 @@
-"""The peers of one cell in turns: each once in every round, in an order that moves on by one."""
+"""The peers of a cell take turns: each once per round, in an order that rotates by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Say = Callable[[str], None]
 
 
 class Turn(Protocol):
-    """One peer's open session; `take` measures, and adds to its figures."""
+    """One peer's open session; `take` measures and adds to its figures."""
 
     @property
     def figures(self) -> Figures: ...
@@ -20,7 +20,7 @@ class Turn(Protocol):
 
 
 class Turns:
-    """Who fails or hangs is reported and left out of the result."""
+    """Peers that fail or hang are reported and left out of the result."""
 
     def __init__(self, result: CellResult, say: Say) -> None:
         self._result = result
@@ -32,7 +32,7 @@ class Turns:
         self._result.peers[name] = turn.figures
 
     def take(self, number: int) -> None:
-        """The round of that number."""
+        """Runs round `number`."""
         names = list(self._turns)
         start = number % max(len(names), 1)
         for name in names[start:] + names[:start]:

@@ -1,10 +1,10 @@
 """A driver and its Ray actors: python examples/ray_workers.py (pip install . ray)
 
-The driver sends every step to the actors by one write into shared memory, and to each on another
-node by a stream; each answers through a queue of its own. Then an actor is killed:
-the driver hears who died, and goes on with the others.
+The driver sends each step to the actors on its node by one write into shared memory, and to each
+actor on another node by a stream; each actor answers through its own queue. Then an actor is
+killed: the driver learns which one died, and continues with the others.
 
-On a cluster set RAY_ADDRESS; `--workers 8` then spreads eight actors over its nodes, and none is
+On a cluster, set RAY_ADDRESS; `--workers 8` then spreads eight actors over its nodes, and none is
 killed.
 """
 
@@ -26,14 +26,14 @@ STEPS, SECONDS = 6, 60.0
 class Worker:
     """One actor."""
 
-    memlane: Place  # which the driver's crew sets
+    memlane: Place  # set by the driver's crew
 
     def pid(self) -> int:
-        """Of its process."""
+        """The actor's process id."""
         return os.getpid()
 
     def run(self, workers: int) -> int:
-        """Works until the driver closes; Ray runs nothing else in here meanwhile."""
+        """Works until the driver closes; Ray calls no other method of this actor meanwhile."""
         place = self.memlane
         count = 0
         with place.steps as steps, place.answers as answers:
@@ -48,7 +48,7 @@ class Worker:
 
 
 def totals(crew: Crew, number: int) -> dict[int, int]:
-    """Sends one step, and waits for what those make of it that live."""
+    """Sends one step, and waits for the totals of the workers that are alive."""
     step = {"number": number, "tokens": np.arange(1000) + 1000 * number}
     is_sent = False
     while True:
@@ -63,7 +63,7 @@ def totals(crew: Crew, number: int) -> dict[int, int]:
 
 
 def main() -> None:
-    """Some steps with all workers, some after the death of one, and the end."""
+    """Runs some steps with all workers, then some after the death of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
     count = parser.parse_args().workers
@@ -76,7 +76,7 @@ def main() -> None:
         running = [worker.run.remote(count) for worker in workers]
         for number in range(STEPS):
             if number == STEPS // 2 and not os.environ.get("RAY_ADDRESS"):
-                # As the kernel does where memory is short; `ray.kill` takes effect a moment later.
+                # As the kernel does when memory is short; `ray.kill` takes effect a moment later.
                 os.kill(pids[-1], signal.SIGKILL)
             print(f"step {number}: {totals(crew, number)}")
     for rank in range(count - 1):

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-# numpy's BLAS ends its threads at a fork and starts them again when it likes: no leak of ours. Said
+# numpy's BLAS ends its threads at a fork and restarts them at any time: not our leak. Must be set
 # before anything imports numpy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# torch's helpers stay once they were needed.
+# torch's helper threads, once started, never end.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -42,20 +42,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than five seconds by its nature")
     config.addinivalue_line("markers", "root: gives files away, or becomes another user")
     config.addinivalue_line("markers", "hosts: makes hosts and cables (examples/lab)")
-    # Orphans of killed peers come to this process, where they are seen and reaped.
+    # Children of killed peers are reparented to this process, which finds and reaps them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # What a shell ignores for its background jobs, or nohup, children would inherit.
+    # Children would inherit the signals that nohup, or a shell for its background jobs, ignores.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for ignored in (signal.SIGQUIT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_DFL)
-    # Beside the first thread ThreadSanitizer starts one of its own, which stays.
+    # With the first thread, ThreadSanitizer starts one of its own, which never ends.
     first = threading.Thread(target=int)
     first.start()
     first.join()
 
 
 def pytest_collection_finish() -> None:
-    # What the imports have made stays: the collection after each test need not look at it.
+    # Objects created by imports stay: the collection after each test need not traverse them.
     gc.collect()
     gc.freeze()
 
@@ -81,7 +81,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(autouse=True)
 def _deadline(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that hangs after minutes (a soak test after its own time); others continue."""
+    """Fails a test that hangs for minutes (a soak test: for its own time); the others continue."""
 
     def expire(_signal: int, _frame: FrameType | None) -> None:
         pytest.fail("the test hangs")
@@ -104,7 +104,7 @@ def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     passed = not request.node.stash.get(_failed, True)
     left = surplus(before, holdings(_PREFIX))
     settled = time.monotonic() + (2.0 if passed else 0.0)
-    while left and time.monotonic() < settled:  # an orphan may be about to see that it is alone
+    while left and time.monotonic() < settled:  # a dead peer's child may be about to end
         time.sleep(0.01)
         reap(children_of(os.getpid()))
         left = surplus(before, holdings(_PREFIX))

@@ -1,6 +1,6 @@
-"""A stand-in for CUDA's runtime (`cudart.cpp`), because there is no GPU here to run the real one.
+"""A fake CUDA runtime (`cudart.cpp`), because machines that run the tests may have no GPU.
 
-A scene runs in a process that has it loaded under the real library's name, as torch would.
+A scene runs in a process that has loaded it under the real library's name, as torch would.
 """
 
 import ctypes

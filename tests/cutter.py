@@ -11,13 +11,13 @@ from contextlib import suppress
 from tests.harness import Link
 from tests.remotes import HERE
 
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: the end of a connection is a reset
-_LEAST, _MOST = 6, 22  # bits of how many bytes a connection lives for
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection resets it
+_LEAST, _MOST = 6, 22  # log2 of the bytes after which a connection is cut
 
 
 def cutting(link: Link, to: tuple[str, int], cuts: int, seed: int) -> int:
-    """Role: passes on what comes, late now and then; each connection for 64 B to 4 MiB, and some of
-    it said twice, by a second connection. After so many cuts it cuts no more."""
+    """Role: forwards connections, sometimes with a delay; cuts each after 64 B to 4 MiB, and sends
+    some of the data twice, over a second connection. After `cuts` cuts it only forwards."""
     dice, count = random.Random(seed), 0
     with socket.create_server((HERE, 0)) as listener:
         link.tell(listener.getsockname()[1])
@@ -32,7 +32,7 @@ def cutting(link: Link, to: tuple[str, int], cuts: int, seed: int) -> int:
                 ends = [here, socket.create_connection(to)]
                 if dice.random() < 0.1:
                     ends.append(socket.create_connection(to))
-            except OSError:  # the writer has gone
+            except OSError:  # the writer is gone
                 here.close()
                 continue
             thread = threading.Thread(target=_carry, args=(ends, lives_for, dice.random()))
@@ -46,7 +46,7 @@ def cutting(link: Link, to: tuple[str, int], cuts: int, seed: int) -> int:
 
 
 def _carry(ends: list[socket.socket], lives_for: int, seed: float) -> None:
-    """Until so many bytes went through, in both directions together, or one end closes."""
+    """Forwards until `lives_for` bytes went through in total, or both ends have closed."""
     here, there, *twins = ends
     dice = random.Random(seed)
     other = {here: there, there: here}
@@ -55,7 +55,7 @@ def _carry(ends: list[socket.socket], lives_for: int, seed: float) -> None:
         while lives_for > 0 and speaking:
             for one in select.select([*speaking, *twins], [], [])[0]:
                 data = one.recv(min(1 << 16, lives_for))
-                if one in twins:  # what is said to the second connection is for nobody
+                if one in twins:  # discard answers to the second connection
                     if not data:
                         twins.remove(one)
                     continue

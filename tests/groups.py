@@ -14,11 +14,11 @@ from tests.harness import PATIENCE, Aside, Link
 T = TypeVar("T")
 SECRET = "of the tests: 0123456789abcdef"
 SMALL = (4096, 4)
-"""Chunk bytes and chunks of a queue that costs nothing."""
+"""Chunk bytes and chunks of a queue that costs little."""
 
 
 class ThreadGroup:
-    """What anybody might bring: rank, world size and a broadcast, here between threads."""
+    """A user's own group: rank, world size and a broadcast, here between threads."""
 
     def __init__(self, rank: int, world_size: int, said: dict[int, Any]) -> None:
         self.rank = rank
@@ -39,7 +39,7 @@ class ThreadGroup:
 
 
 def thread_groups(size: int, stack: ExitStack) -> list[Any]:
-    """Groups of somebody else."""
+    """A user's own groups."""
     said: dict[int, Any] = {}
     return [ThreadGroup(rank, size, said) for rank in range(size)]
 
@@ -55,7 +55,7 @@ def tcp_groups(size: int, stack: ExitStack) -> list[Any]:
 
 
 def torch_groups(size: int, stack: ExitStack) -> list[Any]:
-    """torch's groups, without any backend to communicate by: only their store is needed."""
+    """torch's groups, without a communication backend: only their store is needed."""
     dist = pytest.importorskip("torch.distributed")
     store = dist.HashStore()
     return [dist.ProcessGroup(store, rank, size) for rank in range(size)]
@@ -70,7 +70,7 @@ KINDS: dict[str, Callable[[int, ExitStack], list[Any]]] = {
 
 @contextmanager
 def groups_of(kind: str, size: int) -> Iterator[list[Any]]:
-    """The groups of all ranks, one for each thread that is to play a rank."""
+    """The groups of all ranks, one per thread."""
     with ExitStack() as stack:
         yield KINDS[kind](size, stack)
 
@@ -84,7 +84,7 @@ def on_ranks(call: Callable[..., T], groups: list[Any], *args: Any, **kwargs: An
 def errors_of(
     call: Callable[..., Any], groups: list[Any], *args: Any, **kwargs: Any
 ) -> list[BaseException]:
-    """``call(group, ...)`` in a thread per rank, which raises on each."""
+    """The errors of ``call(group, ...)`` in a thread per rank; it must raise on each."""
     errors: list[BaseException] = []
     for each in [Aside(call, group, *args, **kwargs) for group in groups]:
         try:
@@ -117,6 +117,6 @@ def queues_over(
 
 
 def member(link: Link, port: int, rank: int, size: int, call: Callable[..., Any]) -> Any:
-    """Role: a rank in a process of its own; it does what `call(link, group)` does."""
+    """Role: a rank in its own process, which runs `call(link, group)`."""
     with TcpGroup("127.0.0.1", port, rank, size, secret=SECRET) as group:
         return call(link, group)

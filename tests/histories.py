@@ -1,7 +1,7 @@
-"""What the ends of one queue did, each recorded by itself, and a check whether that is allowed.
+"""What the ends of one queue did, as each recorded it, and a check whether that is allowed.
 
-A history has the records of a writer, of its readers, and of the process that disturbs them: a time
-on the monotonic clock, a word, and a number (of a message, a rank) or the name of an error:
+A history has the records of a writer, its readers, and the process that disturbs them. Each has a
+monotonic time, a word, and a number (of a message, a rank) or the name of an error:
 
     writer      sending k, then sent k or failed k; died r (a ReaderDied that it raised); closed
     reader r    got k; ended with an error
@@ -16,8 +16,8 @@ from pathlib import Path
 
 WRITER = -1
 SLACK = 1.5 + 1.0
-"""Beyond the bound: what keep-alives take (`docs/design/remote.md`), and a loaded machine."""
-_LEAST_PAUSE = 0.3  # of TCP's pauses the shortest, and what the cable takes to be plugged
+"""Allowed beyond the bound: keep-alives (`docs/design/remote.md`), and a loaded machine."""
+_LEAST_PAUSE = 0.3  # TCP's shortest pause, plus the time it takes to plug the cable
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Record:
 
 
 class Log:
-    """One process writes down what it did; complete also if it is killed."""
+    """A log of what one process did; complete even if the process is killed."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -51,7 +51,7 @@ class Log:
 
 @dataclass
 class History:
-    """Of one queue; `local` tells who needs no cable."""
+    """The history of one queue; `local` are the ranks that need no cable."""
 
     bound: float
     writer: list[Record]
@@ -60,7 +60,7 @@ class History:
     local: set[int] = field(default_factory=set)
 
     def violations(self) -> list[str]:
-        """What must not be, in words."""
+        """Everything that must not happen, in words."""
         found = [*self._of_the_writer()]
         for rank in self.readers:
             found += self._of_order(rank)
@@ -83,9 +83,9 @@ class History:
             yield moment, float("inf")
 
     def _was_gone(self, rank: int, moment: float) -> bool:
-        """Was its cable out for so long before that moment that it may count as dead? TCP asks
-        again after pauses that double, so half of the bound may be enough; and it may not have
-        asked in between two times without a cable."""
+        """Whether its cable was pulled for so long before that moment that it may count as dead.
+        TCP's retries double their pauses, so half of the bound may be enough; and two gaps count as
+        one if TCP may not have retried between them."""
         if rank in self.local:
             return False
         first = last = 0.0
@@ -98,7 +98,7 @@ class History:
         return False
 
     def _latest(self, moment: float) -> float:
-        """When everybody knows of a death at that moment, whatever was stopped or cut meanwhile."""
+        """When all ends must know of a death at that moment, whatever was stopped or cut since."""
         spans = [*self._spans("stopped", "resumed"), *self._spans("pulled", "plugged")]
         return (
             moment

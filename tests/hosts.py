@@ -1,4 +1,4 @@
-"""Other hosts for tests: mount namespaces with a /dev/shm of their own, full of readers."""
+"""Other hosts for tests: mount namespaces with their own /dev/shm, in which readers run."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests.queues import segments, start_reader
 
 
 def _serve_host(link: Link, claim: str | None) -> None:
-    """Forks the readers that it is told to, and passes on what they are asked and answer."""
+    """Forks readers on request, and forwards calls to them and their answers."""
     if claim is not None:
         joining.where_memory_is_shared = lambda: claim
     readers: dict[int, Remote] = {}
@@ -43,7 +43,7 @@ class Host:
         self.pids: dict[int, int] = {}
 
     def ask(self, call: str, rank: int = -1, *arguments: Any) -> Any:
-        """Has reader `rank` do it, or the host itself."""
+        """Makes the call in reader `rank`, or in the host itself."""
         self.peer.tell((call, rank, *arguments))
         answer = self.peer.hear(2 * PATIENCE)
         if isinstance(answer, BaseException):
@@ -51,7 +51,7 @@ class Host:
         return answer
 
     def attach(self, handle: Handle, rank: int) -> None:
-        """A reader in a process of its own."""
+        """Starts a reader in its own process."""
         self.pids[rank] = self.ask("attach", rank, handle)
 
     def read(self, rank: int, timeout: float = PATIENCE) -> Any:
@@ -59,7 +59,7 @@ class Host:
         return self.ask("dequeue", rank, timeout)
 
     def signal(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """To the process of that reader."""
+        """Sends a signal to the process of that reader."""
         os.kill(self.pids[rank], number)
 
     @property
@@ -71,7 +71,7 @@ class Host:
 
 @contextmanager
 def hosts(count: int = 1, size: str = "64m", claim: str | None = None) -> Iterator[list[Host]]:
-    """Hosts without readers; with `claim` all of them say that they are that one."""
+    """Hosts without readers; with `claim`, all of them claim to be that host."""
     with ExitStack() as stack:
         made = []
         for _ in range(count):
@@ -81,7 +81,7 @@ def hosts(count: int = 1, size: str = "64m", claim: str | None = None) -> Iterat
 
 
 def attach_all(writer: MessageQueue, there: dict[Host, list[int]]) -> None:
-    """Those ranks on those hosts, one after the other."""
+    """Attaches those ranks on those hosts, one after the other."""
     for host, ranks in there.items():
         for rank in ranks:
             host.attach(writer.export_handle(rank), rank)

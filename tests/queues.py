@@ -22,7 +22,7 @@ BOUND = 1.0
 def queue_of(
     n_readers: int = 1, *, ready: bool = True, **options: Any
 ) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
-    """A block on a writer and its readers, all in this process."""
+    """A writer and its readers, all in this process, until the end of the block."""
     options = {"max_chunk_bytes": 4096, "max_chunks": 4, **options}
     writer = MessageQueue(n_readers, n_readers, **options)
     ends = [writer]
@@ -41,7 +41,7 @@ def queue_of(
 def ring_of(
     n_reader: int = 2, max_chunk_bytes: int = 64, max_chunks: int = 3
 ) -> Iterator[ShmRingBuffer]:
-    """A block on a ring used alone."""
+    """A ring used alone, until the end of the block."""
     ring = ShmRingBuffer(n_reader, max_chunk_bytes, max_chunks)
     try:
         yield ring
@@ -51,7 +51,7 @@ def ring_of(
 
 @contextmanager
 def refuses(*kinds: type[E], match: str | None = None) -> Iterator["pytest.ExceptionInfo[E]"]:
-    """Expects an error of memlane's that is also one of ``kinds``."""
+    """Expects a memlane error that is also one of ``kinds``."""
     with pytest.raises(kinds, match=match) as caught:
         yield caught
     assert isinstance(caught.value, MemlaneError), repr(caught.value)
@@ -85,12 +85,12 @@ def path_of(end: MessageQueue | ShmRingBuffer) -> Path:
 
 
 def reading(link: Link, handle: Handle, rank: int) -> None:
-    """Role: a reader that does what it is told."""
+    """Role: a reader that makes the requested calls."""
     serve(link, MessageQueue.create_from_handle(handle, rank))
 
 
 def writing(link: Link, n_readers: int, max_chunk_bytes: int, max_chunks: int) -> None:
-    """Role: a writer that does what it is told; its greeting is the handle."""
+    """Role: a writer that makes the requested calls; its greeting is the handle."""
     queue = MessageQueue(
         n_readers, n_readers, max_chunk_bytes=max_chunk_bytes, max_chunks=max_chunks
     )

@@ -46,7 +46,7 @@ def path_of(instance: str) -> Path:
 
 @contextmanager
 def mapped(path: str | Path) -> Iterator[mmap.mmap]:
-    """The same file as mapped by a process that knows nothing of memlane."""
+    """The same file as mapped by a process that knows nothing about memlane."""
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         yield memory
 
@@ -63,7 +63,7 @@ def populated_pages(path: str | Path) -> list[bool]:
 
 
 def without_populate() -> None:
-    """From here on this process has the madvise of a kernel before 5.14."""
+    """From here on, madvise behaves in this process as it does in a kernel before 5.14."""
     number = {"x86_64": 28, "aarch64": 233}[platform.machine()]
     load, equals, at_least, give = 0x20, 0x15, 0x35, 0x06
     steps = [
@@ -90,7 +90,7 @@ def file_of(instance: str, *, blocks: int = 4, workers: int = 2, cell: int = PAG
 
 
 def serving(link: Link, instance: str, rank: int | None, options: dict[str, Any]) -> None:
-    """Role: a region that does what it is told."""
+    """Role: a region that makes the requested calls."""
     with region_of(instance, rank, **options) as region:
         serve(link, region, region._creator)
 

@@ -50,7 +50,7 @@ def relay_of(writer: MessageQueue) -> int:
 
 
 def bytes_sent(writer: MessageQueue) -> int:
-    """What the readers' hosts have acknowledged of this writer's connections."""
+    """Bytes that the readers' hosts have acknowledged on this writer's connections."""
     total = 0
     transport = writer._writer.remote.transport  # type: ignore[union-attr]
     for connection in transport.connections.values():

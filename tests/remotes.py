@@ -14,11 +14,11 @@ from tests.queues import start_reader
 
 HERE = "127.0.0.1"
 LIVENESS = 1.0
-"""Seconds after which tests count as dead who cannot be reached."""
+"""Seconds after which an unreachable peer counts as dead in tests."""
 
 
 class Writer(MessageQueue):
-    """At the end of a test its readers may have been killed; only `close()` complains of that."""
+    """Its `with` block ignores readers that a test has killed; only `close()` raises for them."""
 
     def __exit__(self, *error: Any) -> None:
         with suppress(TimedOut):
@@ -47,7 +47,7 @@ def remote_queue(
 
 
 def start_remote_reader(writer: MessageQueue, rank: int = 0, method: str = "fork") -> Remote:
-    """A remote reader in a process of its own, attached."""
+    """An attached remote reader in its own process."""
     return start_reader(writer.export_handle(rank), rank, method)
 
 
@@ -59,9 +59,9 @@ def address_of(handle: Handle) -> tuple[str, int]:
 
 
 class Cable:
-    """A way through the network that a test can cut: connections through it end at once.
+    """A TCP proxy that a test can cut: connections through it end at once.
 
-    The end of what one side says is passed on as that, and the other side may still speak.
+    If one side shuts down its direction, that is forwarded, and the other side can still send.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -70,7 +70,7 @@ class Cable:
         self._port = self._listener.getsockname()[1]
         self.handle = replace(handle, remote_subscribe_addr=f"tcp://{HERE}:{self._port}")
         self._pairs: dict[socket.socket, socket.socket] = {}
-        self._silent: set[socket.socket] = set()  # these have said all they will
+        self._silent: set[socket.socket] = set()  # these have sent everything
         self._is_cut = False
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
@@ -79,7 +79,7 @@ class Cable:
         self._thread.start()
 
     def cut(self, *, mend: bool = False) -> None:
-        """End all connections; refuse new ones, or with `mend` take them again."""
+        """End all connections; refuse new ones, or with `mend` accept them again."""
         with self._lock:
             self._is_cut = not mend
             for end in list(self._pairs):
@@ -87,7 +87,7 @@ class Cable:
                     end.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
-        """Take connections again."""
+        """Accept connections again."""
         with self._lock:
             self._is_cut = False
 
@@ -122,7 +122,7 @@ class Cable:
             return
         try:
             there = socket.create_connection(self._to)
-        except ConnectionRefusedError:  # the writer has gone
+        except ConnectionRefusedError:  # the writer is gone
             here.close()
             return
         self._pairs[here], self._pairs[there] = there, here

@@ -11,14 +11,14 @@ import numpy as np
 
 from memlane.store.serde import MsgpackSerde, ObjectSerde, PickleMsgpackSerde
 
-PREAMBLE = 12  # of a chunk: id, size, count of reads
+PREAMBLE = 12  # bytes before a chunk's content: id, size, read count
 
 MSGPACK = MsgpackSerde()
 PICKLE = PickleMsgpackSerde()
 
 
 def laid(serde: ObjectSerde, value: object, *, behind: int = 0) -> memoryview:
-    """What a reader is given: metadata and data, in a chunk that starts at a multiple of 64."""
+    """What a reader gets: metadata and data, in a chunk that starts at a multiple of 64."""
     data, nbytes, metadata, metadata_nbytes = serde.serialize(value)
     parts = data if isinstance(data, list) else [data]
     assert type(metadata) is bytes
@@ -48,7 +48,7 @@ def exported(value: object) -> tuple[bytearray, Any]:
 
 
 def is_in_use(memory: bytearray) -> bool:
-    """Checked at once, not after a garbage collection."""
+    """Whether the memory is exported now, before any garbage collection."""
     try:
         memory.append(0)
     except BufferError:
@@ -57,7 +57,7 @@ def is_in_use(memory: bytearray) -> bool:
 
 
 def exact(value: Any) -> Any:
-    """Whether two values are indistinguishable. A memoryview counts as bytes."""
+    """A key that only indistinguishable values share. A memoryview counts as bytes."""
     kind = type(value)
     if kind is dict:
         return kind, tuple((exact(key), exact(item)) for key, item in value.items())

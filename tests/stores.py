@@ -19,7 +19,7 @@ Ring = SingleWriterShmRingBuffer
 Storage = SingleWriterShmObjectStorage
 Place = tuple[int, int]
 
-# An object begins 12 bytes behind a multiple of 64: 8 bytes of chunk header, 4 of read count.
+# An object begins 12 bytes after a multiple of 64: 8 bytes of chunk header, 4 of read count.
 _METADATA_BYTES = 116
 
 
@@ -75,7 +75,7 @@ class Paced(BytesSerde):
 
 @contextmanager
 def ring_of_bytes(size: int) -> Iterator[Ring]:
-    """A block on a byte ring used alone."""
+    """A byte ring used alone, until the end of the block."""
     ring = Ring(size, create=True)
     try:
         yield ring
@@ -115,7 +115,7 @@ def fill(writer: Storage, value: bytes, prefix: str = "") -> list[Place]:
 
 
 def reading(link: Link, handle: ShmObjectStorageHandle) -> None:
-    """Role: a reader that does what it is told."""
+    """Role: a reader that makes the requested calls."""
     with Storage.create_from_handle(handle) as reader:
         serve(link, reader)
 

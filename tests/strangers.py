@@ -1,6 +1,6 @@
-"""Unauthenticated peers of every kind, for queues of tests: roles for their own process.
+"""Hostile peers of every kind, without or with a listed key: roles that run in their own process.
 
-Each connects `count` times, and returns how often it was let in or told anything it must not know.
+Each connects `count` times, and returns how often it was admitted or got what it must not know.
 """
 
 import os
@@ -18,7 +18,7 @@ from memlane.broadcast.remote import frames as wire
 from tests.harness import PATIENCE, Link
 from tests.remotes import HERE, LIVENESS, address_of
 
-# What ZeroMQ says first (ZMTP 3.1): signature, version, mechanism, role; 64 bytes.
+# What ZeroMQ sends first (ZMTP 3.1): signature, version, mechanism, role; 64 bytes.
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 PLAIN_GREETING = GREETING.replace(b"CURVE", b"NULL\0")
 
@@ -30,24 +30,24 @@ GARBAGE = [
     PLAIN_GREETING,
     PLAIN_GREETING + b"\x04\x26\x05READY" + bytes(32) + b"\x00\x04mlq\x01",
 ]
-# Announced, with little of it sent: a command and a message of 2**62 bytes, a command of 1 MiB.
+# Announced but mostly not sent: a command and a message of 2**62 bytes, a command of 1 MiB.
 OVERSIZED = [
     GREETING + b"\x06\x40" + bytes(7) + b"\x05HELLO",
     GREETING + b"\x02\x40" + bytes(7),
     GREETING + b"\x06" + (1 << 20).to_bytes(8, "big") + b"\x05HELLO" + bytes(1 << 16),
 ]
-# One that has begun its handshake, and says nothing more.
+# Handshakes that begin and do not continue.
 BEGUN = [GREETING[:10], GREETING, GREETING + b"\x04\xc8\x05HELLO\x01\x00" + bytes(72)]
 
 
 def hello(handle: Handle, rank: int = 1, token: str = "", piece: int = 0) -> bytes:
-    """What a reader says first; the session is the same in all of them."""
+    """A reader's first frame; the session is the same in all of them."""
     body = wire.Hello(handle.queue_id, rank, 1, b"s" * 16, token, 0, 0, piece, "")
     return wire.control(wire.Header(wire.What.HELLO, 0), body)
 
 
 def raw(_link: Link, handle: Handle, count: int, texts: list[bytes]) -> int:
-    """Sends bytes by plain TCP, and waits until the writer ends the connection."""
+    """Sends bytes over plain TCP, and waits until the writer ends the connection."""
     heard = 0
     for number in range(count):
         with socket.create_connection(address_of(handle), PATIENCE) as one:
@@ -59,14 +59,14 @@ def raw(_link: Link, handle: Handle, count: int, texts: list[bytes]) -> int:
                     said += part
             except TimeoutError:
                 raise
-            except OSError:  # it was reset, which is as good
+            except OSError:  # the writer reset it: also an end
                 pass
             heard += b"READY" in said or b"mlq" in said
     return heard
 
 
 def half_open(_link: Link, handle: Handle, count: int, texts: list[bytes]) -> int:
-    """All at once, and they stay until the writer ends them."""
+    """Opens all connections at once, and keeps them until the writer ends them."""
     ones = []
     for number in range(count):
         ones.append(socket.create_connection(address_of(handle), PATIENCE))
@@ -79,14 +79,14 @@ def half_open(_link: Link, handle: Handle, count: int, texts: list[bytes]) -> in
 
 
 def keyless(_link: Link, handle: Handle, count: int, server_key: str) -> int:
-    """With a key that nobody expects, for the right writer or another one; ten at a time."""
+    """Connects with an unlisted key, for the right writer or another one; ten at a time."""
     heard, context = 0, zmq.Context()
     for _ in range(-(-count // 10)):
         ones = [dealer_of(context, handle, None, server_key) for _ in range(10)]
         for one in ones:
-            with suppress(zmq.Again):  # it was refused already, and has nobody to send to any more
+            with suppress(zmq.Again):  # it was refused already, and has no peer to send to
                 one.send(hello(handle), zmq.NOBLOCK)
-        # Now and then libzmq gives up at the stranger's end without a word: all share one wait.
+        # Sometimes libzmq gives up at the stranger's end without an event: all share one wait.
         end = time.monotonic() + LIVENESS
         fates = [fates_of(one, 1, max(0.0, end - time.monotonic())) for one in ones]
         heard += sum(zmq.EVENT_HANDSHAKE_SUCCEEDED in fate for fate in fates)
@@ -107,9 +107,9 @@ _FATES = (
 
 
 def fates_of(one: "zmq.Socket[bytes]", count: int, patience: float = PATIENCE) -> list[int]:
-    """What becomes of its handshake, and then of its connection, as far as it is told."""
+    """The reported events of its handshake, and then of its connection."""
     fates: list[int] = []
-    with one.get_monitor_socket() as monitor:  # since before it connected
+    with one.get_monitor_socket() as monitor:  # opened before it connected
         while len(fates) < count and monitor.poll(patience * 1000):
             fates.append(int(parse_monitor_message(monitor.recv_multipart())["event"]))
         one.disable_monitor()
@@ -117,7 +117,7 @@ def fates_of(one: "zmq.Socket[bytes]", count: int, patience: float = PATIENCE) -
 
 
 def replaying(_link: Link, handle: Handle, count: int, frames: list[bytes]) -> int:
-    """With a key that is listed, and taken: whatever another session said, each time anew."""
+    """Connects with a listed key that is in use, and replays another session's frames each time."""
     heard, context = 0, zmq.Context()
     for _ in range(count):
         one = dealer_of(context, handle, handle.remote_reader_keys[0], handle.remote_server_key)
@@ -131,7 +131,7 @@ def replaying(_link: Link, handle: Handle, count: int, frames: list[bytes]) -> i
 
 
 def oversizing(_link: Link, handle: Handle, count: int) -> int:
-    """With a key that is listed, frames of 1 MiB; the connection ends each time."""
+    """Sends a frame of 1 MiB with a listed key; the connection ends each time."""
     heard, context = 0, zmq.Context()
     for _ in range(count):
         one = dealer_of(context, handle, handle.remote_reader_keys[0], handle.remote_server_key)
@@ -147,7 +147,7 @@ def oversizing(_link: Link, handle: Handle, count: int) -> int:
 def dealer_of(
     context: "zmq.Context[zmq.Socket[bytes]]", handle: Handle, secret: str | None, server_key: str
 ) -> "zmq.Socket[bytes]":
-    """A reader's socket of a stranger's making; without a secret it makes a key up."""
+    """A reader's socket, made by a stranger; without a secret it makes up a key."""
     dealer = context.socket(zmq.DEALER)
     dealer.set(zmq.LINGER, 0)
     dealer.set(zmq.RCVTIMEO, int(PATIENCE * 1000))
@@ -166,7 +166,7 @@ def dealer_of(
 
 @contextmanager
 def recording(handle: Handle) -> Iterator[tuple[Handle, Callable[[], bytes]]]:
-    """A way to the writer on which everything is written down that a reader says."""
+    """A proxy to the writer that records everything a reader sends."""
     said: list[bytes] = []
     with socket.create_server((HERE, 0)) as listener:
         there = socket.create_connection(address_of(handle))

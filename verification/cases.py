@@ -1,4 +1,4 @@
-"""What is verified: models as the code has it, and with one thing weakened, which must fail."""
+"""The cases: models as the code has it, and variants with one thing weakened, which must fail."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ class Run:
 
     Attributes:
         model: the file, without .pml
-        defines: sizes, and what else happens in it
+        defines: sizes, and the optional events that occur
         liveness: check the model's ltl formula, under weak fairness, instead of its assertions
     """
 
@@ -25,8 +25,8 @@ class Variant:
     Attributes:
         name: the place in the code
         weakened: what is different there
-        run: the smallest search that shows it, with the macro that weakens
-        caught_by: the property that must catch it; any other failure is one of the model
+        run: the smallest search that shows it, with the macro that weakens the model
+        caught_by: the property that must catch it; any other failure is a fault of the model
     """
 
     name: str
@@ -101,7 +101,7 @@ def death(name: str, weakened: str, macro: str, caught_by: str, size: str = DEAT
 
 
 def unnoticed(name: str, weakened: str, macro: str) -> Variant:
-    """A weakened death.pml in which somebody waits for ever."""
+    """A weakened death.pml in which a process waits for ever."""
     run = Run("death", f"{DEATH} {macro}", liveness=True)
     return Variant(name, weakened, run, "every_death_is_noticed")
 

@@ -1,7 +1,7 @@
-"""Checks the models of the protocol with Spin: as the code has it they hold, weakened they fail.
+"""Checks the models of the protocol with Spin: they must hold, and their weakened variants fail.
 
 `python -m verification.verify` runs everything, prints one line per search, and exits with 1 if
-anything is not as it must be. Needs spin and a C compiler.
+any result is not the required one. Needs spin and a C compiler.
 """
 
 import argparse
@@ -20,15 +20,15 @@ from verification.cases import BASES, VARIANTS, Run, Variant
 
 HERE = Path(__file__).parent
 LONGEST_SECONDS = 120
-# Weak fairness counts processes in words of 32 bits less two.
+# For weak fairness, Spin needs a bit per process and two more, in words of 32 bits.
 COMPILE_LIVENESS = ("-DNFAIR=4",)
 COMPILE_SAFETY = ("-DSAFETY",)
-# These leave sleepers and killed processes behind; what may stay is said by their own assertions.
+# These may end with sleeping or killed processes; their own assertions say which.
 HAVE_THEIR_OWN_REST = ("wait", "death", "segment", "extents", "store")
 
 
 class Unusable(Exception):
-    """A search that proves nothing: it did not compile, or did not come to its end."""
+    """A search that proves nothing: it did not compile, or did not complete."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Outcome:
     """What a search found.
 
     Attributes:
-        violated: name of the property that does not hold; None if all do
-        states: explored
-        seconds: of the search alone
+        violated: the property that does not hold; None if all hold
+        states: how many were explored
+        seconds: the time of the search alone
     """
 
     violated: str | None
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def call(command: list[str], folder: str) -> str:
-    """What a command says; it must succeed."""
+    """Runs a command, which must succeed, and returns its output."""
     run = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
     )
@@ -57,7 +57,7 @@ def call(command: list[str], folder: str) -> str:
 
 
 def violation(text: str) -> str | None:
-    """The property that the report of a search names as violated."""
+    """The property that a search reports as violated."""
     if found := re.search(r"assertion violated (\w+)", text):
         return found[1]
     if re.search(r"pan:\d+: acceptance cycle", text):
@@ -82,7 +82,7 @@ def outcome_of(text: str, seconds: float) -> Outcome:
 
 
 def search(run: Run) -> Outcome:
-    """Generates, compiles and runs the search."""
+    """Generates, compiles and runs a search."""
     defines = [f"-D{one}" for one in run.defines.split()]
     options = ["-m2000000", "-w22"]
     if run.liveness:
@@ -108,7 +108,7 @@ class Verdict:
 
 
 def verdict_of(case: Run | Variant, outcome: Outcome | None) -> Verdict:
-    """Whether a case came out as it must; `outcome` is None if its search proves nothing."""
+    """Compares an outcome with the required one. None: the search proved nothing."""
     if isinstance(case, Variant):
         columns, must = (f"{case.run.model}: {case.name}", case.weakened), case.caught_by
     else:
@@ -123,7 +123,7 @@ def verdict_of(case: Run | Variant, outcome: Outcome | None) -> Verdict:
 
 
 def judge(case: Run | Variant) -> Verdict:
-    """Runs a case and says whether it came out as it must."""
+    """Runs a case and returns its verdict."""
     run = case.run if isinstance(case, Variant) else case
     try:
         return verdict_of(case, search(run))
@@ -133,7 +133,7 @@ def judge(case: Run | Variant) -> Verdict:
 
 
 def table(title: tuple[str, ...], verdicts: Iterable[Verdict]) -> str:
-    """Columns of text; the last two are numbers."""
+    """Formats the verdicts as columns of text; the last two are numbers."""
     rows = [title, *(verdict.columns for verdict in verdicts)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(title))]
     lines = []
@@ -145,7 +145,7 @@ def table(title: tuple[str, ...], verdicts: Iterable[Verdict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs what was asked for; 0 if everything came out as it must."""
+    """Runs the selected cases; returns 0 if every result is the required one."""
     parser = argparse.ArgumentParser(prog="python -m verification.verify", description=__doc__)
     parser.add_argument("--match", default="", help="only cases whose line contains this text")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

@@ -15,7 +15,7 @@ OTHERS = [peer.name for peer in PEERS if not peer.is_memlane]
 SLEEPERS = [peer.name for peer in PEERS if not peer.is_memlane and peer.sleeps]
 COPIERS = [peer.name for peer in PEERS if not peer.is_memlane and not peer.is_view]
 
-# The machine on which the throughput promise was written copied 1 MiB at this speed.
+# The throughput promise was written on a machine that copied 1 MiB at this speed.
 REFERENCE_COPY_GB_S = 28.0
 
 

@@ -8,8 +8,8 @@
     reader, any number of times                               obj = recv(); del obj; release()
     both                                                      close()
 
-`send` and `recv` may block without a timeout: whoever runs a channel kills what does not come back.
-A reader's last look at the object is before `release`; only then may the peer use its memory again.
+`send` and `recv` may block without a timeout: the session kills processes that do not return.
+A reader does not touch the object after `release`; from then on the peer may reuse its memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.broadcast.payloads import MIB, Payload
 
-# Messages that a ring's writer may be ahead of the slowest reader, the same for all rings:
-# memlane's default, and as many large ones as a user would give memory to.
+# How many messages a ring's writer may be ahead of the slowest reader, the same for all rings:
+# memlane's default, and as many large messages as a user would provide memory for.
 CHUNKS = 10
 LARGE_CHUNKS = 4
 LARGE = 10 * MIB
@@ -32,7 +32,7 @@ SLACK = 64 * 1024
 
 @dataclass(frozen=True)
 class Setting:
-    """What a channel is for. `name` is unique and begins with `prefix`; files go to `folder`."""
+    """What a channel carries. `name` is unique and begins with `prefix`; files go to `folder`."""
 
     payload: Payload
     readers: int
@@ -47,52 +47,52 @@ class Setting:
 
 
 class Channel(ABC):
-    """One peer's way from one writer to its readers."""
+    """One peer's channel from a writer to its readers."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
 
     @property
     def warm_up(self) -> int:
-        """Messages after which every part of the memory was used once."""
+        """How many messages it takes to use all of the memory once."""
         return self.setting.chunks + 2
 
     def prepare(self) -> None:
-        """Makes what the processes inherit."""
+        """Creates what the processes inherit."""
         return
 
     @abstractmethod
     def open_writer(self) -> object:
-        """Opens the writer's end; returns what readers need, picklable."""
+        """Opens the writer's end; returns what readers need to attach, picklable."""
 
     @abstractmethod
     def open_reader(self, rank: int, token: object) -> None:
         """Opens a reader's end."""
 
     def ready(self) -> None:
-        """Returns when every message from now on reaches every reader."""
+        """Waits until every later message will reach every reader."""
         return
 
     @abstractmethod
     def send(self, obj: object) -> None:
-        """To all readers."""
+        """Sends to all readers."""
 
     @abstractmethod
     def recv(self) -> object:
-        """The next object."""
+        """Returns the next object."""
 
     def release(self) -> None:
-        """Ends the use of the object that `recv` gave."""
+        """Ends the use of the object that `recv` returned."""
         return
 
     def close(self) -> None:
-        """Ends this end."""
+        """Closes this end."""
         return
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A channel's kind. `missing` says why it cannot carry a payload here, or returns None."""
+    """A kind of channel. `missing` returns why it cannot carry a payload here, or None."""
 
     name: str
     channel: type[Channel]

@@ -1,4 +1,4 @@
-// What the machine itself needs: a futex wake-up of N sleeping processes, a round trip between two that spin, a copy.
+// What the machine itself needs: to wake N processes from a futex, for a round trip between two that spin, for a copy.
 //
 //     floor futex READERS MESSAGES     one-way times in ns, all readers pooled, one per line
 //     floor spin ROUNDS                mean round trip in ns

@@ -1,4 +1,4 @@
-"""What no library can be faster than on this machine, measured between the peers' turns."""
+"""Lower bounds for any library on this machine, measured between the peers' turns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Floor:
         return [float(line) for line in done.stdout.split()]
 
     def futex_us(self, readers: int, messages: int) -> float:
-        """p50 from a paced writer to processes that sleep on one futex, readers pooled."""
+        """p50 from a paced writer to readers that sleep on one futex, over all readers."""
         return statistics.median(self._run("futex", readers, messages)) / 1e3
 
     def spin_us(self) -> float:
@@ -51,7 +51,7 @@ class Floor:
 
 
 def pickle_us(obj: object) -> tuple[float, float]:
-    """Encode and decode time of `obj` by pickle, protocol 5, everything in the cache."""
+    """Encode and decode time of `obj` with pickle protocol 5 and warm caches."""
     data = pickle.dumps(obj, protocol=5)
     start = time.perf_counter()
     for _ in range(PICKLE_ROUNDS):
@@ -65,7 +65,7 @@ def pickle_us(obj: object) -> tuple[float, float]:
 
 
 def rested_pickle_us(obj: object) -> tuple[float, float]:
-    """The same, p50 of single calls after a pause each: what paced processes have."""
+    """The same as p50 of single calls, each after a pause, as in paced processes."""
     data = pickle.dumps(obj, protocol=5)
     encode, decode = [], []
     for _ in range(RESTED_ROUNDS):

@@ -1,4 +1,4 @@
-"""What a peer's turn is: one slice of everything that the cell asks for."""
+"""A peer's turn: one slice of everything that the cell asks for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Turn:
         timeout = TIMEOUT
         session.ask("warm_up", timeout=timeout)
         self._burst, known = 3, 0
-        while self._burst > 2 * known and known < cell.most:  # each estimate serves for the next
+        while self._burst > 2 * known and known < cell.most:  # each rate sizes the next burst
             known = self._burst
             rate = session.ask("back_to_back", known, timeout=timeout)
             self._burst = min(cell.burst(rate), 30 * known)
@@ -69,7 +69,7 @@ def measure_floor(cell: Cell, floor: Floor, figures: Figures) -> None:
 def run_cell(
     cell: Cell, rounds: int, peers: Sequence[Peer], floor: Floor, workspace: Workspace, say: Say
 ) -> CellResult:
-    """All peers side by side; who fails or hangs is ended, reported and left out."""
+    """All peers side by side. Those that fail or hang are killed, reported and left out."""
     result = CellResult(cell.payload.name, cell.payload.title, cell.readers)
     turns = Turns(result, say)
     with ExitStack() as stack:
@@ -94,7 +94,7 @@ def run_cell(
 
 
 def run(plan: Plan, peers: Sequence[Peer], workspace: Workspace, say: Say) -> Iterator[CellResult]:
-    """Cell after cell."""
+    """Measures cell after cell."""
     floor = Floor(workspace.folder)
     for cell in plan.cells:
         yield run_cell(cell, plan.rounds, peers, floor, workspace, say)

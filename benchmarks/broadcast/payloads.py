@@ -1,4 +1,4 @@
-"""What is sent: from the decision of a scheduler to an array of 64 MiB."""
+"""What is sent: from a scheduler's decision to 64 MiB arrays and tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True)
 class Payload:
-    """One kind of message, `bytes` of content; `is_array`: pickle can detach it."""
+    """A kind of message with `bytes` of content; `is_array`: pickle passes it out of band."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ def _bytes(count: int) -> object:
 def _tensor(count: int) -> object:
     import torch
 
-    torch.set_num_threads(1)  # what forks afterwards must have no others
+    torch.set_num_threads(1)  # the process forks later, and must not have other threads then
     return torch.arange(count // 4, dtype=torch.float32)
 
 

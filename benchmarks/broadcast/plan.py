@@ -1,4 +1,4 @@
-"""What one run measures, and how long each peer's turn is."""
+"""What a run measures, and how long each peer's turn is."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ IDLE_READERS = 4
 PAUSE = 0.001
 IDLE_SECONDS = 3.0
 READERS = (1, 2, 4, 8)
-# What a peer may have in flight to all readers; one without a high-water mark would take more.
+# What a peer may have in flight to all readers; without a high-water mark it would take more.
 IN_FLIGHT_BYTES = 512 * MIB
-# Of those that carry tensors, back to back.
+# At most this many tensors are sent back to back.
 TENSORS = 24
-# Between two paced messages: a step of an engine that gets images.
+# Between two paced tensors: a step of an engine that receives images.
 TENSOR_PAUSE = 0.02
 
-# The middle of the default run: all counts where the promises are, 1 and 4 for the rest.
+# The numbers of readers in the default run; other payloads are measured with 1 and 4.
 DEFAULT_READERS = {"dict": READERS, "array-1m": READERS}
 QUICK = {"dict": (1, 4), "array-1m": (1, 4), "array-64m": (4,)}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One payload with so many readers; messages and seconds are those of one peer's turn."""
+    """One payload and number of readers; messages and seconds are those of one peer's turn."""
 
     payload: Payload
     readers: int
@@ -38,13 +38,13 @@ class Cell:
 
     @property
     def most(self) -> int:
-        """Messages that may be in flight; who carries tensors has a bound of his own."""
+        """Messages that may be in flight. Peers that carry tensors limit themselves."""
         if self.payload.is_tensor:
             return TENSORS
         return max(3, IN_FLIGHT_BYTES // (self.payload.bytes * self.readers))
 
     def burst(self, messages_per_second: float) -> int:
-        """Messages back to back that fill the turn, within what may be in flight."""
+        """How many messages back to back fill the turn, within what may be in flight."""
         return max(3, min(int(self.seconds * messages_per_second), self.most))
 
 
@@ -55,7 +55,7 @@ class Plan:
 
 
 def make(quick: bool, only: Sequence[str], readers: Sequence[int], rounds: int | None) -> Plan:
-    """The run that the command line asks for; what it names is measured with any mode."""
+    """The run that the command line asks for; payloads that it names are measured in any mode."""
     rounds = rounds or (5 if not quick else 3)
     cells = []
     for payload in PAYLOADS:
@@ -64,7 +64,9 @@ def make(quick: bool, only: Sequence[str], readers: Sequence[int], rounds: int |
         counts: Sequence[int] = DEFAULT_READERS.get(payload.name, (1, 4))
         if quick:
             counts = QUICK.get(payload.name, (1,) if only else ())
-        cells += [_cell(payload, count, quick, rounds) for count in readers or counts]
+        if counts and readers:
+            counts = readers
+        cells += [_cell(payload, count, quick, rounds) for count in counts]
     return Plan(rounds, tuple(cells))
 
 

@@ -1,6 +1,6 @@
-"""One peer and its readers, from inside: the writer's process forks the readers and obeys orders.
+"""The processes of one peer: the writer's process forks the readers and executes orders.
 
-Between two slices all processes sleep in the pipe of their orders, also those of peers that poll.
+Between two slices all processes sleep on the pipe of their orders, even those of peers that poll.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _cpu_ns(pid: int) -> int:
 
 
 class _Process:
-    """What writer and readers have in common. `back` is a channel from reader 0 to the writer."""
+    """Shared by writer and readers. `back` is a channel from reader 0 to the writer."""
 
     def __init__(self, channel: Channel, back: Channel, board: Board) -> None:
         self.channel = channel
@@ -105,13 +105,13 @@ class _Writer(_Process):
             self._ask("open_back")()
 
     def _ask(self, order: str, *args: object) -> Callable[[], list[object]]:
-        """Starts it in all readers; the result waits for their answers."""
+        """Sends the order to all readers; the returned function waits for their answers."""
         for _, pipe in self.readers:
             pipe.send((order, args))
         return lambda: [pipe.recv() for _, pipe in self.readers]
 
     def warm_up(self) -> None:
-        """Uses all of the memory once, and checks that objects arrive as they were."""
+        """Uses all of the memory once, and checks that objects arrive unchanged."""
         messages = self.channel.warm_up
         answers = self._ask("check", messages)
         for _ in range(messages):
@@ -133,7 +133,7 @@ class _Writer(_Process):
         return self.board.ways_ns(messages)
 
     def back_to_back(self, messages: int) -> float:
-        """Messages per second, until the last reader has the last one."""
+        """Messages per second, until every reader has the last one."""
         answers = self._ask("take", messages)
         time.sleep(SETTLE / 10)
         send, obj = self.channel.send, self.obj
@@ -144,7 +144,7 @@ class _Writer(_Process):
         return messages / (max(ends) - start) * 1e9
 
     def round_trip(self, messages: int) -> float:
-        """Mean ns from here to reader 0 and back by the same kind of channel."""
+        """Mean ns to reader 0 and back through the same kind of channel."""
         answers = self._ask("reply", messages)
         channel, back, obj = self.channel, self.back, self.obj
         time.sleep(SETTLE / 10)
@@ -159,7 +159,7 @@ class _Writer(_Process):
         return (end - start) / messages
 
     def idle(self, seconds: float) -> float:
-        """CPU of all readers together while no message comes, in % of one core."""
+        """CPU time of all readers together while no message arrives, in % of one core."""
         answers = self._ask("take", 1)
         time.sleep(SETTLE)
         pids = [pid for pid, _ in self.readers]

@@ -29,12 +29,12 @@ ROLES = {
 LOGS = MODEL.parent / "logs"
 Line = tuple[float, str]
 
-variables: dict[str, str] = {}  # of every client
+variables: dict[str, str] = {}  # the environment of every client
 
 
 def client(side: str, *words: str) -> Iterator[Line]:
-    """The lines of a client's log, each with the time at which it came. Leaves no process."""
-    sockets = tempfile.TemporaryDirectory()  # a killed vLLM leaves its own, and segments
+    """The lines of a client's log, each with its arrival time. Leaves no process behind."""
+    sockets = tempfile.TemporaryDirectory()  # a killed vLLM leaves its sockets and segments behind
     model = SEER if words == ("images",) else MODEL
     process = subprocess.Popen(
         [OWN_SHM, "nice", "-n", "5", str(PYTHON), str(CLIENT), str(model), *words],
@@ -65,7 +65,7 @@ def facts(line: str) -> dict[str, Any]:
 
 
 def speeds(what: str, rounds: int) -> None:
-    """One table of medians; `what` is the client's word."""
+    """Prints one table of medians; `what` is the client's command."""
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     for _ in range(rounds):
         for side in SIDES:

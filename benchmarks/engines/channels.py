@@ -1,6 +1,6 @@
-"""There and back: one object to all actors, and a number from each.
+"""Round trips: one object to all actors, and a number back from each.
 
-Through memlane's queues, and through the channels of Ray's compiled graphs, in turns.
+Through memlane's queues and through the channels of Ray's compiled graphs, in turns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Worker:
 
 
 def measure(step: Step, pids: list[int]) -> dict[str, float]:
-    """Medians there and back in microseconds; share of a core of all processes when idle."""
+    """Median round trips in us, and what all idle processes use, in % of one core."""
     found = {}
     for name, given in OBJECTS.items():
         times = []

@@ -1,6 +1,6 @@
-"""A client of vLLM, run in its environment: `client.py MODEL speed|nodes|images`, or `kill ROLE`.
+"""A client of vLLM, run in its environment: `client.py MODEL speed|nodes|images|kill|stop [ROLE]`.
 
-What it measures it prints as one line of JSON behind `@@`; everything else is vLLM's log.
+Prints what it measures as lines of JSON after `@@`; everything else is vLLM's log.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def tell(**facts: object) -> None:
 
 
 def processes() -> dict[int, tuple[str, float]]:
-    """Of this session: command line and CPU seconds of each that is alive."""
+    """Command line and CPU seconds of each live process of this session, by pid."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             name = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:  # gone meanwhile
+        except OSError:  # it has ended
             continue
         if int(fields[3]) == os.getsid(0) and fields[0] != "Z":
             ticks = int(fields[11]) + int(fields[12])
@@ -66,7 +66,7 @@ NODES = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29517}
 
 @contextmanager
 def second_node(model: str) -> Iterator[None]:
-    """In a process of its own; each node has a core."""
+    """Runs the second node in a process of its own; each node has one core."""
     environment = {**os.environ, BIND: "1"}
     node = subprocess.Popen([sys.executable, __file__, model, "second node"], env=environment)
     os.environ[BIND] = "0"
@@ -89,7 +89,7 @@ def be_second_node(model: str) -> None:
 
 
 class Engine:
-    """For a client that waits for each call."""
+    """A synchronous engine: the client waits for each call."""
 
     def __init__(self, model: str, **more: Any) -> None:
         from vllm import LLM
@@ -99,7 +99,7 @@ class Engine:
     def generate(
         self, prompts: int, tokens: int, images: Sequence[Any] = (), **sampling: Any
     ) -> list[list[int]]:
-        """The tokens of each prompt, to which an image belongs if there are `images`."""
+        """Returns the tokens for each prompt, which has an image if there are `images`."""
         from vllm import SamplingParams
 
         given: list[Any] = [{"prompt_token_ids": [5, 6, 7, 8 + i]} for i in range(prompts)]
@@ -111,7 +111,7 @@ class Engine:
 
 
 def speed(engine: Engine) -> None:
-    """Tokens, throughput, steps, and what a trickle of requests costs."""
+    """Measures tokens, throughput, steps, and the CPU time of a trickle of requests."""
     greedy = engine.generate(20, 32, temperature=0)
     seeded = engine.generate(20, 32, temperature=0.8, seed=7)
     began = time.monotonic()
@@ -130,7 +130,7 @@ def speed(engine: Engine) -> None:
 
 
 def speed_of_nodes(engine: Engine) -> None:
-    """Tokens, throughput and steps."""
+    """Measures tokens, throughput and steps."""
     greedy = engine.generate(20, 32, temperature=0)
     began = time.monotonic()
     engine.generate(20, 100, temperature=0)
@@ -141,7 +141,7 @@ def speed_of_nodes(engine: Engine) -> None:
 
 
 def sight(engine: Engine) -> None:
-    """Tokens for 64 new images, and for the same again from the cache."""
+    """Measures tokens for 64 new images, and for the same images from the cache."""
     import numpy as np
     from PIL import Image
 
@@ -161,7 +161,7 @@ def sight(engine: Engine) -> None:
 
 
 async def strike(model: str, what: str, role: str) -> None:
-    """Does it to one process in the middle of a long request, and tells what the client gets."""
+    """Kills or stops one process during a long request, and reports what the client gets."""
     from vllm import AsyncEngineArgs, SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -183,7 +183,7 @@ async def strike(model: str, what: str, role: str) -> None:
             asyncio.get_running_loop().call_later(1, hit)
             async for _ in steps:
                 pass
-    except TimeoutError:  # nothing ends by itself after a stop
+    except TimeoutError:  # after a stop, nothing ends by itself
         tell(left=[])
         os._exit(0)
     except Exception as error:

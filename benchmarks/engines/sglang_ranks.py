@@ -1,6 +1,6 @@
 """Ranks of one of SGLang's process groups, run in its environment: `sglang_ranks.py`.
 
-What it measures it prints as one line of JSON behind `@@`; everything else is SGLang's log.
+Prints what it measures as lines of JSON after `@@`; everything else is SGLang's log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def seconds_of_cpu() -> float:
 
 
 def rank(number: int, port: int, struck: Any) -> None:
-    """The first one writes; SGLang's plugins are called as each of its processes calls them."""
+    """Rank 0 writes. Loads SGLang's plugins, as each of SGLang's processes does."""
     from sglang.srt.distributed import parallel_state
     from sglang.srt.plugins import load_plugins
 

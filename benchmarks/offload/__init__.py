@@ -1,6 +1,6 @@
-"""The offload region, measured against what one would write instead.
+"""The offload region, compared with what one would write instead.
 
-startup     of a region: `python -m benchmarks.offload.startup`
-moving      blocks between two arrays: `python -m benchmarks.offload.moving`
-floor.cpp   what the machine itself can copy, on one thread and on two
+startup     starting a region: `python -m benchmarks.offload.startup`
+moving      moving blocks between two arrays: `python -m benchmarks.offload.moving`
+floor.cpp   how fast the machine itself can copy, with one thread and with two
 """

@@ -1,9 +1,9 @@
-// What the machine itself can copy: memcpy on threads that are there already, from the one half of a large memory to the
-// other, each thread its own part, over and over.
+// How fast the machine itself can copy: memcpy from one large memory to another of the same size. Each thread copies its
+// own part, over and over, for the whole measurement.
 //
-//     floor BYTES_OF_HALF BYTES_OF_BLOCK THREADS SECONDS     GB/s; a block of 0 bytes is the whole part
+//     floor BYTES_OF_HALF BYTES_OF_BLOCK THREADS SECONDS     GB/s; 0 means that a block is the whole part
 //
-// Blocks are taken in an order without a pattern, the same for all threads.
+// Blocks are copied in random order, the same for all threads.
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ double now() {
 char* memory(std::size_t bytes) {
     void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) std::exit(1);
-    madvise(at, bytes, MADV_HUGEPAGE);  // as numpy's arrays have it
+    madvise(at, bytes, MADV_HUGEPAGE);  // as numpy does for its arrays
     std::memset(at, 1, bytes);
     return static_cast<char*>(at);
 }

@@ -1,8 +1,8 @@
 """`python -m benchmarks.offload.moving [--quick] [--shared] [--output FOLDER]`.
 
-Scattered blocks from one array to another by `copy_blocks`, by numpy, by torch, and by a loop over
-memoryviews; beside them what memcpy does with the same blocks, and with one long array. All in one
-process, in turns, the order moving on by one each round; ratios are medians over the rounds.
+Moves scattered blocks from one array to another with `copy_blocks`, numpy, torch, and a loop over
+memoryviews, in one process, in turns, in an order that rotates by one each round. For comparison:
+memcpy of blocks of the same size, and of one long array. Ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memlane import copy_blocks
 
 SOURCE = Path(__file__).with_name("floor.cpp")
 KIB, MIB = 1 << 10, 1 << 20
-HALF = 512 * MIB  # of each of the two arrays: ten times a large cache
+HALF = 512 * MIB  # size of each of the two arrays: ten times a large cache
 ALIGNMENT = 4096
 FLOOR_SECONDS = 0.3
 MOST_PAIRS = 1_000_000
@@ -49,7 +49,7 @@ Array = np.ndarray[Any, np.dtype[np.int8]]
 
 @dataclass
 class Size:
-    """One size of blocks; GB/s of every round."""
+    """One block size, with the GB/s of every round."""
 
     block_bytes: int
     pairs: int
@@ -59,17 +59,17 @@ class Size:
         return statistics.median(self.rates[name])
 
     def ratio(self, mine: str, other: str) -> float:
-        """Of the same rounds."""
+        """The median of the ratios of the same rounds."""
         pairs = zip(self.rates[mine], self.rates[other], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
     def nanoseconds(self, name: str) -> float:
-        """A pair, checks included."""
+        """Per pair, checks included."""
         return self.block_bytes / self.median(name)
 
 
 def _array(shared: bool) -> Array:
-    """Populated, on a page boundary: private (on huge pages where numpy has them), or shared."""
+    """A populated, page-aligned array: private (on huge pages where numpy uses them) or shared."""
     if shared:
         array = np.frombuffer(mmap.mmap(-1, HALF), np.int8)
     else:
@@ -81,7 +81,7 @@ def _array(shared: bool) -> Array:
 
 
 def _movers(src: Array, dst: Array, size: int, pairs: Any) -> dict[str, Callable[[], object]]:
-    import torch  # whoever asks for help need not have it
+    import torch  # here, because --help must work without it
 
     from_blocks, to_blocks = src.reshape(-1, size), dst.reshape(-1, size)
     a, b = pairs[:, 0].copy(), pairs[:, 1].copy()
@@ -150,7 +150,7 @@ def _table(size: Size) -> Iterator[str]:
 
 
 def bars(sizes: list[Size]) -> Iterator[Bar]:
-    """The promises, against figures of the same rounds."""
+    """The promises, checked against figures of the same rounds."""
     by_bytes = {size.block_bytes: size for size in sizes}
     if size := by_bytes.get(64 * KIB):
         best = max(PEERS, key=size.median)

@@ -1,11 +1,11 @@
 """`python -m benchmarks.offload.startup [--gib 1 2 8] [--rounds N] [--cell KIB]`.
 
-How long a region takes to start: made and populated, whole and by one rank of two, and joined when
-it is populated already. Beside it, in the same run and turn by turn, what Python does without
-memlane: a file that is mapped, and `mmap.madvise(MADV_POPULATE_WRITE)` block by block, or one write
-to every page. Neither of them reserves anything, so a full /dev/shm would be their SIGBUS.
+How long it takes to create and populate a region (all of it, or the part of one rank of two), and
+to join a populated one. Compared, in the same run and in turns, with Python without memlane: a
+mapped file, populated by `mmap.madvise(MADV_POPULATE_WRITE)` block by block, or by a write to every
+page. Neither reserves space: on a full /dev/shm the former fails with EFAULT, the latter by SIGBUS.
 
-Each start is one of a fresh process. Wall time, and processor time of all its threads.
+Each start runs in a fresh process. Figures are wall time, and processor time of all its threads.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ CONTENDERS: dict[str, Contender] = {
     "madvise": by_madvise,
     "touch": by_touch,
 }
-_clock = [0.0, 0.0, 0.0]  # began; wall and processor seconds
+_clock = [0.0, 0.0, 0.0]  # start; wall and processor seconds
 
 
 def _stop_the_clock() -> None:
@@ -114,7 +114,7 @@ def _timed(contender: Contender, shape: Shape, answer: Connection) -> None:
 
 
 def measure(contender: Contender, shape: Shape) -> tuple[float, float]:
-    """Wall and processor seconds of one start in a process of its own."""
+    """Wall and processor seconds of one start in its own process."""
     here, there = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_timed, args=(contender, shape, there))
     process.start()
@@ -125,7 +125,7 @@ def measure(contender: Contender, shape: Shape) -> tuple[float, float]:
 
 
 def compare(shape: Shape, rounds: int) -> None:
-    """Every contender in turn, so that what else the machine does meets all of them."""
+    """Every contender in turn, so that other load on the machine affects all of them."""
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
     for _ in range(rounds):
         for name, contender in CONTENDERS.items():
@@ -147,7 +147,7 @@ def compare(shape: Shape, rounds: int) -> None:
 
 
 def attach(shape: Shape, rounds: int) -> None:
-    """To a region that another holder has populated."""
+    """Measures joining a region that another holder has populated."""
     with SharedOffloadRegion(INSTANCE, shape.gib * GIB, shape.blocks, 0, 1, shape.cell):
         times = [measure(join, shape) for _ in range(rounds)]
     wall = statistics.median(one for one, _ in times)

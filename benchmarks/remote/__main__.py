@@ -22,7 +22,7 @@ def _name(nbytes: int) -> str:
 
 
 def _row(what: str, rounds: int, measure: Callable[[str], float], show: str) -> None:
-    """All kinds in turn, `rounds` times; medians, and memlane beside its like."""
+    """Measures all kinds in turn; prints medians, and memlane's ratios to pyzmq."""
     values: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(rounds):
         for kind in KINDS:

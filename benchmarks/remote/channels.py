@@ -1,4 +1,4 @@
-"""Ways from one process to another over TCP; each is opened by the writer, and then by a reader."""
+"""Channels between two processes over TCP, opened first by the writer and then by the reader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import zmq
 from memlane import MessageQueue
 
 HERE = "127.0.0.1"
-BY_REFERENCE = 64 * 1024  # from here on by reference, as the library's manual advises
+BY_REFERENCE = 64 * 1024  # from this size on, as the library's manual advises
 
 
 class Channel(ABC):
-    """`token` is what the reader needs."""
+    """`open_writer` returns the token that the reader needs."""
 
     def __init__(self, *, encrypted: bool) -> None:
         self.encrypted = encrypted
@@ -69,7 +69,7 @@ class PushPull(Channel):
 
 
 class Pickled(PushPull):
-    """The same, and the reader decodes."""
+    """The same, but the reader decodes."""
 
     def receive(self) -> object:
         return pickle.loads(self._socket.recv())

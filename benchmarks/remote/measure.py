@@ -1,4 +1,4 @@
-"""One slice of one channel: a reader in a process of its own, and how long its messages took."""
+"""One slice of one channel: a reader in its own process, and how long its messages took."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _read(kind: type[Channel], encrypted: bool, token: Any, pipe: Connection, co
 
 
 def _run(kinds: dict[str, Any], name: str, obj: object, count: int, pause: float) -> list[int]:
-    """Times of arrival and, in turn, of sending, in ns."""
+    """Times of sending and arrival in ns, alternating, message after message."""
     kind, encrypted = kinds[name]
     channel = kind(encrypted=encrypted)
     token = channel.open_writer()
@@ -71,7 +71,7 @@ def _run(kinds: dict[str, Any], name: str, obj: object, count: int, pause: float
 
 
 def latency(name: str, count: int) -> float:
-    """Median one way of a small dict, nothing else on the way, in us."""
+    """Median one-way time of a small dict without other traffic, in us."""
     stamps = _run(DICT_KINDS, name, STEP, count, 0.002)
     return statistics.median(
         (there - here) / 1000 for here, there in zip(stamps[::2], stamps[1::2], strict=True)
@@ -79,7 +79,7 @@ def latency(name: str, count: int) -> float:
 
 
 def rate(name: str, nbytes: int, count: int) -> float:
-    """Messages of bytes per second, the first tenth left out."""
+    """Messages of `nbytes` bytes per second, without the first tenth."""
     stamps = _run(KINDS, name, os.urandom(nbytes), count, 0.0)
     arrived = stamps[1::2]
     first = max(1, count // 10) - 1

@@ -1,8 +1,8 @@
-"""Eight readers on one host, behind a relay and with a connection each: one queue, in one run.
+"""Eight readers on one host, behind a relay and with a connection each, in one run.
 
-`python -m benchmarks.remote.relayed` prints how many messages a second the last of them gets, with
-a window of 64 messages. All processes share this machine, so eight connections cost it eight
-encryptions and decryptions of each message; a relay costs it one, and a hop through a ring.
+`python -m benchmarks.remote.relayed` prints how many messages per second the last reader receives,
+with a window of 64 messages. All processes share this machine, so eight connections cost it eight
+encryptions and decryptions per message; a relay costs it one of each, and a hop through a ring.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _read(handle: Handle, rank: int, pipe: Connection, count: int) -> None:
 
 
 def rate(nbytes: int, count: int, *, relayed: bool) -> float:
-    """Messages per second, until the last reader has the last one."""
+    """Messages per second, until every reader has the last one."""
     payload = os.urandom(nbytes)
     with MessageQueue(
         READERS, 0, connect_ip="127.0.0.1", relay=relayed, remote_window=WINDOW

@@ -1,7 +1,7 @@
 """What many hosts cost the writer: `python -m benchmarks.remote.scale`.
 
-A few constants are measured here, on the loopback; what they mean for more hosts than there are
-here is computed, and simulated for 64 readers. Nothing in the tables but the constants is measured.
+Measures a few constants on the loopback. From these it computes what more hosts would cost, and
+simulates 64 readers. Only the constants are measured, nothing else in the tables.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SIMULATED_HOSTS = 8
 
 @dataclass(frozen=True)
 class Constants:
-    """Microseconds, of one core each."""
+    """In microseconds, each on one core."""
 
-    call: float  # of enqueue, without any reader
+    call: float  # enqueue without readers
     call_per_connection: float
     call_per_byte: float
-    io: float  # of libzmq's thread, per message and connection
+    io: float  # libzmq's thread, per message and connection
     io_per_byte: float
-    relay: float  # later than without a relay, one way
+    relay: float  # one-way delay that a relay adds
 
 
 def _read(handle: Handle, rank: int, ready: Connection) -> None:
@@ -52,7 +52,7 @@ def _read(handle: Handle, rank: int, ready: Connection) -> None:
 
 
 def writer_cost(connections: int, nbytes: int, messages: int) -> tuple[float, float]:
-    """Of one message: microseconds of the calling thread, and of all other threads."""
+    """Per message: microseconds of the calling thread, and of all other threads."""
     here, there = FORK.Pipe()
     with MessageQueue(connections, 0, connect_ip="127.0.0.1") as writer:
         readers = [
@@ -77,7 +77,7 @@ def writer_cost(connections: int, nbytes: int, messages: int) -> tuple[float, fl
 
 
 def relay_delay(messages: int) -> float:
-    """How much later a message arrives through a relay; medians, in one process."""
+    """How many us later a message arrives through a relay; medians, in one process."""
 
     def one_way(*, relayed: bool) -> float:
         with ExitStack() as stack:
@@ -98,7 +98,7 @@ def relay_delay(messages: int) -> float:
 
 
 def measure() -> Constants:
-    """Slopes between one and eight connections, small and large messages; the least of rounds."""
+    """From one and eight connections, small and large messages; each the minimum of all rounds."""
 
     def least(connections: int, nbytes: int, messages: int) -> tuple[float, float]:
         costs = [writer_cost(connections, nbytes, messages) for _ in range(ROUNDS)]
@@ -120,11 +120,11 @@ def measure() -> Constants:
 
 @dataclass(frozen=True)
 class Shape:
-    """Who sends to how many connections, and through how many relays the last message goes."""
+    """How many connections the writer and the relays have, and the longest way to a reader."""
 
     name: str
     connections: int  # of the writer
-    relays: int  # on the way to the last reader
+    relays: int  # between the writer and the last reader
     most_connections: int  # of any relay
 
 
@@ -140,7 +140,7 @@ def shapes(hosts: int) -> list[Shape]:
 
 
 def table(c: Constants, nbytes: int) -> list[str]:
-    """Cost of a message of that size, by hosts and shape."""
+    """The cost of a message of that size, by hosts and shape."""
     lines = [
         "| hosts x 8 | shape | connections | calling thread, us | I/O thread, us | most messages/s "
         "| on the wire | last reader after, us |",
@@ -165,7 +165,7 @@ def table(c: Constants, nbytes: int) -> list[str]:
 
 
 def windows() -> list[str]:
-    """Bytes that must be on their way to keep a connection busy."""
+    """How many bytes must be in flight to keep a connection busy."""
     lines = ["| round trip | 10 Gbit/s | 25 Gbit/s | 100 Gbit/s |", "|---|---|---|---|"]
     for name, seconds in (("50 us", 50e-6), ("1 ms", 1e-3), ("10 ms", 10e-3), ("80 ms", 0.08)):
         cells = []
@@ -178,11 +178,11 @@ def windows() -> list[str]:
 
 
 def simulate(c: Constants, relayed: bool, window: int, messages: int = 20_000) -> dict[str, float]:
-    """64 readers that work 50 us on each message of 256 bytes and pause 20 ms now and then.
+    """64 readers that work 50 us on each 256-byte message, and rarely pause for 20 ms.
 
-    In steps of one message: when the writer may send it, when each connection has it, when each
-    relay's ring has room for it, when each reader has taken it. Acknowledgements travel back at
-    once.
+    Computes for each message when the writer may send it, when each connection has carried it,
+    when each relay's ring has room for it, and when each reader has taken it. Acknowledgements
+    are sent back at once.
     """
     random.seed(1)
     readers = SIMULATED_HOSTS * READERS_PER_HOST
@@ -193,7 +193,7 @@ def simulate(c: Constants, relayed: bool, window: int, messages: int = 20_000) -
     free = io_free = 0.0
     late, waited = [], 0.0
     for number in range(messages):
-        room = max(taken[number - window]) + NETWORK_US if number >= window else 0.0
+        room = max(taken[number + 1 - window]) + NETWORK_US if number >= window else 0.0
         waited += max(0.0, room - free)
         sent = max(free, room) + call
         free = sent

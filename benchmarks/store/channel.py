@@ -4,13 +4,13 @@
     writer                                                    open_writer() -> token
     each reader                                               open_reader(rank, token)
     writer                                                    place = put(obj)
-                                                              settle(): `obj` may be changed again
+                                                              settle(); `obj` may be changed again
     reader, by copy                                           obj = get(place); del obj; release()
     reader, by view                                           with view(place) as obj; release()
     writer, when all have read them                           forget(places)
     both                                                      close()
 
-`put`, `get`, `view`, the end of its block and `release` are timed, the others are not.
+`put`, `get`, `view`, the end of its block, and `release` are timed; the others are not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.store.payloads import Payload
 
 @dataclass(frozen=True)
 class Setting:
-    """What a channel is for. `name` is unique and begins with `prefix`; files go to `folder`."""
+    """What a channel stores. `name` is unique and begins with `prefix`; files go to `folder`."""
 
     payload: Payload
     readers: int
@@ -50,35 +50,35 @@ class Channel(ABC):
         self.setting = setting
 
     def prepare(self) -> None:
-        """Makes what the processes inherit."""
+        """Creates what the processes inherit."""
         return
 
     @abstractmethod
     def open_writer(self) -> object:
-        """Opens the writer's end; returns what readers need, picklable."""
+        """Opens the writer's end; returns what readers need to attach, picklable."""
 
     def open_reader(self, rank: int, token: Any) -> None:
         """Opens a reader's end."""
         raise NotImplementedError
 
     def start_readers(self) -> Ask | None:
-        """Readers of the peer's own making: calls a method in all of them. None: forked ones do."""
+        """Starts the peer's own readers; returns a call to all of them. None: fork readers."""
         return None
 
     @abstractmethod
     def put(self, obj: Any) -> Any:
-        """Stores it; what readers find it by."""
+        """Stores the object; returns its place, by which readers find it."""
 
     def settle(self) -> None:
-        """Returns when the memory of the last object is not looked at any more."""
+        """Waits until the peer no longer reads the memory of the last object."""
         return
 
     def get(self, place: Any) -> Any:
-        """The object, in memory of its own."""
+        """The object, in its own memory."""
         raise NotImplementedError
 
     def view(self, place: Any) -> AbstractContextManager[Any]:
-        """The object, where it lies."""
+        """The object, in the memory of the store."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -86,17 +86,17 @@ class Channel(ABC):
         return
 
     def forget(self, places: Sequence[Any]) -> None:
-        """All readers have read them."""
+        """Frees the objects; all readers have read them."""
         return
 
     def close(self) -> None:
-        """Ends this end."""
+        """Closes this end."""
         return
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A channel's kind. `missing` says why it cannot run here, or returns None."""
+    """A kind of channel. `missing` returns why it cannot run here, or None."""
 
     name: str
     channel: type[Channel]

@@ -1,4 +1,4 @@
-"""What a peer's turn is: some slices of puts, gets and views, and some objects handed over."""
+"""A peer's turn: some slices of puts, gets and views, and some objects handed over."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.store.worker import writer_main
 from benchmarks.turns import Say, Turns
 
 TIMEOUT = 60.0
-SLICES = 5  # of a peer's turn
-HAND_OVERS = 9  # of a peer's turn
+SLICES = 5  # in a peer's turn
+HAND_OVERS = 9  # in a peer's turn
 
 
 def _us(times: list[int]) -> float:
@@ -50,7 +50,7 @@ def run_cell(
     workspace: Workspace,
     say: Say,
 ) -> CellResult:
-    """All peers side by side; who fails or hangs is ended, reported and left out."""
+    """All peers side by side. Those that fail or hang are killed, reported and left out."""
     result = CellResult(payload.name, payload.title, readers)
     turns = Turns(result, say)
     with ExitStack() as stack:

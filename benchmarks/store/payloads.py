@@ -13,7 +13,7 @@ import numpy.typing as npt
 KIB = 1024
 MIB = 1024 * KIB
 
-# What torch has to say of views, whoever makes them.
+# torch warns about read-only views, whichever peer made them.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
 
 Array = npt.NDArray[Any]
@@ -21,9 +21,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Payload:
-    """One kind of object, `bytes` of arrays.
+    """A kind of object with `bytes` of arrays.
 
-    `slots` of them fit a peer's memory; `burst` are put one after the other and then read.
+    A peer's memory has room for `slots` of them; `burst` are put in a row and then read.
     """
 
     name: str
@@ -41,7 +41,7 @@ def _array(count: int) -> Callable[[], Any]:
 def _tensors() -> Any:
     import torch
 
-    def tensor(first: int) -> Any:  # by numpy: torch's threads do not survive the forks
+    def tensor(first: int) -> Any:  # numpy: torch's threads do not survive forks
         return torch.from_numpy(np.arange(first, first + 200 * KIB // 4, dtype=np.float32))
 
     return {
@@ -78,18 +78,18 @@ def arrays(obj: Any) -> Iterator[Array]:
 
 
 def stamp(obj: Any, number: int) -> None:
-    """Makes it another object than the one that was stored before."""
+    """Makes the object differ from the one that was stored before."""
     for array in arrays(obj):
         array[0] = array[-1] = number
 
 
 def is_stamped(obj: Any, number: int) -> bool:
-    """A look at both ends of every array, which leaves the caches as they are."""
+    """Checks only both ends of every array, so as not to disturb the caches."""
     return all(array[0] == array[-1] == number for array in arrays(obj))
 
 
 def check(obj: Any, own: Any, number: int) -> None:
-    """Raises unless it is `own`, stamped with that number, to the last byte."""
+    """Raises unless every byte of the object is that of `own`, stamped with that number."""
     stamp(own, number)
     pairs = zip(arrays(obj), arrays(own), strict=True)
     if not all(one.dtype == other.dtype and np.array_equal(one, other) for one, other in pairs):
@@ -97,7 +97,7 @@ def check(obj: Any, own: Any, number: int) -> None:
 
 
 def to_arrays(obj: Any) -> Any:
-    """Tensors as arrays on the same memory, for peers whose pickling would copy a tensor."""
+    """Turns tensors into arrays on the same memory, for peers whose pickling would copy tensors."""
     if isinstance(obj, dict):
         return {key: to_arrays(value) for key, value in obj.items()}
     if isinstance(obj, list):
@@ -106,7 +106,7 @@ def to_arrays(obj: Any) -> Any:
 
 
 def to_tensors(obj: Any) -> Any:
-    """The way back."""
+    """The reverse of `to_arrays`."""
     import torch
 
     if isinstance(obj, dict):

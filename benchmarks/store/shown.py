@@ -1,4 +1,4 @@
-"""What tables and picture show of a run."""
+"""What the tables and the picture show of a run."""
 
 from __future__ import annotations
 

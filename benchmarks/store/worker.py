@@ -1,8 +1,8 @@
-"""One peer and its readers, from inside: the writer's process forks the readers and obeys orders.
+"""The processes of one peer: the writer's process forks the readers and executes orders.
 
-All times are of single calls. Before each `put` both ends of every array are changed, and behind
-each `get` they are looked at, while no time is taken; of the first lap, and of one object in each
-slice, every byte is compared.
+All times are of single calls. Outside the measured time, both ends of every array are changed
+before each `put` and checked after each `get`; in the first lap, and for one object of each slice,
+every byte is compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.processes import FORK, follow, lead
 from benchmarks.store.channel import Channel, Peer, Setting
 from benchmarks.store.payloads import check, is_stamped, stamp
 
-Item = tuple[Any, int]  # where an object is, and its number
+Item = tuple[Any, int]  # an object's place and number
 
 
 def must(is_right: bool) -> None:
@@ -26,7 +26,7 @@ def must(is_right: bool) -> None:
 
 
 class Reader:
-    """Answers with times in ns."""
+    """Returns times in ns."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -36,7 +36,7 @@ class Reader:
         self.channel.open_reader(rank, token)
 
     def take(self, by_view: bool, items: Sequence[Item]) -> list[int]:
-        """Of each object, from asking for it to the end of its use."""
+        """Times from requesting each object to the end of its use, without the check."""
         read = self._viewed if by_view else self._got
         return [read(place, number) for place, number in items]
 
@@ -63,7 +63,7 @@ class Reader:
         return used + time.perf_counter_ns() - start
 
     def check(self, by_view: bool, item: Item) -> None:
-        """Every byte of an object."""
+        """Checks every byte of an object."""
         place, number = item
         if by_view:
             with self.channel.view(place) as obj:
@@ -75,7 +75,7 @@ class Reader:
         self.channel.release()
 
     def arrival(self, item: Item) -> int:
-        """When it was there, on the clock of all processes; by view where there are views."""
+        """When the object arrived, on the clock that all processes share; by view if possible."""
         place, number = item
         channel = self.channel
         if channel.has_view:
@@ -128,7 +128,7 @@ class Writer:
         self.channel.forget([place for place, _ in items])
 
     def first_lap(self) -> list[int]:
-        """ns of each put while the memory is used for the first time. Every object is checked."""
+        """ns of each put while the memory is used for the first time. Checks every object."""
         times = []
         for _ in range(self.channel.setting.payload.slots):
             item, used = self._put()
@@ -138,7 +138,7 @@ class Writer:
         return times
 
     def slice(self) -> dict[str, list[int]]:
-        """ns of single puts, gets and views; of all readers together."""
+        """ns of single puts, gets and views, over all readers."""
         items, puts = [], []
         for _ in range(self.channel.setting.payload.burst):
             item, used = self._put()
@@ -155,7 +155,7 @@ class Writer:
         return times
 
     def hand_over(self) -> int:
-        """ns from before a put until all readers have the object, told where it is by a pipe."""
+        """ns from before a put until all readers, told its place by a pipe, have the object."""
         self._number += 1
         stamp(self._obj, self._number)
         start = time.monotonic_ns()

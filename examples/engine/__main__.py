@@ -1,4 +1,4 @@
-"""The demo's entry: `PYTHONPATH=examples python -m engine --help`."""
+"""The demo's entry point: `PYTHONPATH=examples python -m engine --help`."""
 
 from .ending import run
 

@@ -1,4 +1,4 @@
-"""The demo's command line: what may be asked for, and what is refused before anything starts."""
+"""The demo's command line: options, defaults, and checks before anything starts."""
 
 import argparse
 import errno
@@ -17,16 +17,16 @@ from .workload import Workload, prompts_workload, trace_workload, with_images
 PROMPTS = Path(__file__).with_name("prompts.txt")
 
 DEFAULTS = {"tokens": 96, "requests": 100, "time_scale": 0.25, "token_scale": 64}
-"""Of the options that belong to either prompts or a trace."""
+"""Defaults of the options that apply only to prompts, or only to a trace."""
 
 IMAGES = 8
-"""Of prompts if nothing is said; a trace has none of its own."""
+"""The default with prompts; the default with a trace is 0."""
 MOST_IMAGES = 100
 LEAST_STORE_MIB = -(-MAX_OBJECT_BYTES // (1 << 20))
 
 
 def parse_arguments(config: ModelConfig) -> argparse.Namespace:
-    """Return what was given, and with it the `workload` and the `pools` of blocks."""
+    """Parse the command line; adds the `workload` and the block `pools` to the result."""
     parser = _parser(config)
     arguments = parser.parse_args()
     mode, others = ("--prompts", DEFAULTS.keys() - {"tokens"})
@@ -125,7 +125,7 @@ def _add_pools(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompts(options: "argparse._ActionsContainer") -> None:
-    """A parser's option, or a group's."""
+    """Add `--prompts` to a parser or a group of options."""
     options.add_argument(
         "--prompts",
         type=read_prompts,
@@ -181,7 +181,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompts(path: str) -> list[bytes]:
-    """Return the lines that are not empty; their bytes are the tokens."""
+    """Return the non-empty lines; their bytes are the tokens."""
     try:
         text = _standard_input() if path == "-" else Path(path).read_bytes()
     except OSError as error:
@@ -208,7 +208,7 @@ def _read_trace(path: str) -> tuple[Path, list[TraceLine]]:
 
 
 def positive(text: str) -> int:
-    """Return the number, if it is one that counts something."""
+    """Parse a positive integer."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)

@@ -1,6 +1,6 @@
 """Continuous batching: which sequences run in the next step, with which tokens, in which blocks.
 
-Nothing here knows of processes, queues, stores or clocks.
+Nothing here knows about processes, queues, stores or clocks.
 """
 
 from bisect import bisect_right
@@ -14,10 +14,10 @@ from .images import Image
 from .paging import BlockTables, Pair, Pools, blocks_of, plan_pools
 
 END_OF_TEXT = ord("\n")
-"""As a newline ends a prompt in the prompts file, a generated one ends its sequence."""
+"""A newline ends a prompt in the prompts file; a generated newline ends its sequence."""
 
 SLICE_STEPS = 4
-"""After so many steps those on the device make room for those who are not, if they must."""
+"""Every this many steps, sequences without blocks on the device move ahead of the others."""
 
 Run = tuple[int, int, bytes]
 """One sequence's share of a step: its number, the position of the first token, the tokens."""
@@ -28,9 +28,9 @@ ImageReference = tuple[int, int, int]
 
 
 class Decision(TypedDict):
-    """What every worker is told at every step: a few hundred bytes of plain data.
+    """The message to all workers at each step: a few hundred bytes of plain data.
 
-    Plain, because instances of a class would cost as much to pickle as everything else together.
+    Plain, because pickling instances of a class would cost as much as everything else together.
     """
 
     step: int
@@ -38,41 +38,40 @@ class Decision(TypedDict):
     """`time.monotonic_ns()` just before the broadcast; the clock is the same in all processes."""
     run: list[Run]
     tables: list[list[int]]
-    """For each run the blocks on the device that have the sequence's tokens, those of this step
-    included."""
+    """For each run, the device blocks that hold the sequence's tokens, including this step's."""
     swap_out: list[Pair]
-    """Blocks to be copied from the device to the offload region, before anything else."""
+    """Blocks to copy from the device to the offload region, before anything else."""
     swap_in: list[Pair]
-    """Blocks to be copied back, after that."""
+    """Blocks to copy back, after `swap_out`."""
     drop: list[int]
     """Finished sequences, which the workers may forget."""
     images: list[ImageReference]
-    """Of the sequences that join in this step. The pixels are in the store, and not sent."""
+    """Images of the sequences that join in this step. The pixels stay in the store."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asks for: a prompt, not empty, and how much shall follow it."""
+    """A non-empty prompt, and how many tokens to generate."""
 
     prompt: bytes
-    """With an image it begins with `images.PLACEHOLDERS`."""
+    """With an image, it begins with `images.PLACEHOLDERS`."""
     new_tokens: int
-    """Tokens to generate; at most so many if `may_end_early`."""
+    """Tokens to generate; an upper bound if `may_end_early`."""
     arrival: float = 0.0
-    """Seconds from the start of the run; before that nobody knows of it."""
+    """Seconds from the start of the run; the engine ignores the request until then."""
     may_end_early: bool = True
-    """Whether `END_OF_TEXT` ends it. In a trace it is known how long each answer was."""
+    """Whether `END_OF_TEXT` ends it. A trace specifies the length of each answer."""
     image: Image | None = None
 
     @property
     def most_computed(self) -> int:
-        """How many tokens it may come to in the caches. The last one is generated and never run."""
+        """The most tokens it may have in the caches. The last token is generated but never run."""
         return len(self.prompt) + self.new_tokens - 1
 
 
 @dataclass
 class Sequence:
-    """A request and what was generated for it. `computed` tokens are in the workers' caches."""
+    """A request and its tokens so far, of which `computed` are in the workers' caches."""
 
     request: Request
     tokens: bytearray
@@ -85,24 +84,24 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is to be generated any more."""
+        """Whether there is nothing left to generate."""
         ended = self.request.may_end_early and self.tokens[-1] == END_OF_TEXT
         return self.new_tokens > 0 and (ended or self.new_tokens == self.request.new_tokens)
 
 
 class Counts(NamedTuple):
-    """How many requests are where."""
+    """Number of requests in each state."""
 
     to_come: int
     waiting: int
-    """They have arrived, and there is no room in the batch yet."""
+    """Arrived, but not in the batch yet."""
     running: int
     paused: int
     finished: int
 
 
 Admit = Callable[[int, Request], bool]
-"""Asked for the request of that number when it is its turn to join: has it all that it needs?"""
+"""Called when it is the turn of that request to join; returns whether it may join now."""
 
 
 def admit_all(_number: int, _request: Request) -> bool:
@@ -111,13 +110,13 @@ def admit_all(_number: int, _request: Request) -> bool:
 
 
 class Batcher:
-    """Sequences are at work from when there is room in the batch until they are finished.
+    """A sequence is at work from when it joins the batch until it is finished.
 
-    Prefill and decode are the same thing here: a sequence runs the tokens that are not computed
-    yet. That is a prompt, chunk by chunk, or the one token that the previous step generated. Where
-    a prompt is cut depends on nothing but its length, so neither does what is computed for it.
+    Prefill and decode are the same here: a sequence runs the tokens that are not computed yet.
+    These are its prompt, piece by piece, or the one token that the previous step generated. Where a
+    prompt is split depends only on its length, so its result does not depend on other sequences.
 
-    If not all who are at work fit the device's blocks, some are paused. They take turns.
+    If not all sequences at work fit the device's blocks, some are paused. They take turns.
     """
 
     def __init__(
@@ -130,8 +129,8 @@ class Batcher:
     ) -> None:
         """Take the requests, in the order of their arrivals.
 
-        Up to `max_batch` sequences are at work at a time. A step runs `max_step_tokens` tokens at
-        most, of one prompt a quarter of that. None as pools is for a device with room for all.
+        Up to `max_batch` sequences are at work at a time. A step runs at most `max_step_tokens`
+        tokens, and a quarter of that from one prompt. Without `pools`, all fit on the device.
         """
         self.sequences = [Sequence(request, bytearray(request.prompt)) for request in requests]
         self.blocks = BlockTables(pools or pools_for(requests, max_batch, offload=False))
@@ -140,9 +139,9 @@ class Batcher:
         self._chunk_tokens = max(1, max_step_tokens // 4)
         self._waiting = deque(range(len(self.sequences)))
         self._at_work: list[int] = []
-        """Those at the front run first."""
+        """The front runs first."""
         self._finished: list[int] = []
-        """Since the last decision."""
+        """Finished since the last decision."""
         self._finished_ever = 0
         self._paused = 0
         self._step = 0
@@ -154,12 +153,12 @@ class Batcher:
 
     @property
     def next_arrival(self) -> float | None:
-        """When the first of those arrives that are not at work yet; None if all are or were."""
+        """Arrival of the next request that has not been started; None if all have been."""
         return self.sequences[self._waiting[0]].request.arrival if self._waiting else None
 
     def counts(self, elapsed: float) -> Counts:
-        """Count the requests `elapsed` seconds after the start; any thread may ask."""
-        # Where requests get last is looked at first, so that no difference is negative.
+        """Count the requests `elapsed` seconds after the start; any thread may call this."""
+        # Read the last states of a request first, so that no difference is negative.
         finished = self._finished_ever
         paused = self._paused
         started = self.joined
@@ -176,8 +175,8 @@ class Batcher:
     def decide(self, elapsed: float, admit: Admit = admit_all) -> Decision | None:
         """Plan the step that starts `elapsed` seconds after the start; `accept` must follow.
 
-        Who is not admitted waits for the next step, and so does everybody behind.
-        None when there is nothing to run before the next arrival, if there is one.
+        A request that is not admitted waits for the next step, and so do all behind it.
+        Returns None if there is nothing to run before the next arrival, or ever.
         """
         while (
             len(self._at_work) < self._max_batch
@@ -209,9 +208,9 @@ class Batcher:
         return decision
 
     def accept(self, decision: Decision, next_tokens: list[int]) -> int:
-        """Take the token that was elected for each run; returns how many were new.
+        """Take the token elected for each run; returns how many sequences got a new token.
 
-        A run that stopped short of its prompt's end has none: there the next token is known.
+        The token of a run that ended inside its prompt is ignored: the next token is known.
         """
         new = 0
         for (number, _, computed), token in zip(decision["run"], next_tokens, strict=True):
@@ -229,12 +228,12 @@ class Batcher:
         return new
 
     def _take_turns(self) -> None:
-        """Let who has no blocks go first, if the others have had their steps: none can starve."""
+        """Move sequences without blocks to the front from time to time, so that none starves."""
         if self._step % SLICE_STEPS == 0:
-            self._at_work.sort(key=self.blocks.is_on_device)  # which is stable
+            self._at_work.sort(key=self.blocks.is_on_device)  # stable
 
     def _choose(self) -> list[Run]:
-        """Fill the step and the device from the front. Where the device is full it ends."""
+        """Choose runs from the front that fit the step; stop when the device is full."""
         run: list[Run] = []
         room, blocks = self._max_step_tokens, self.blocks.pools.device
         for number in self._at_work:

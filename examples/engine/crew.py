@@ -22,14 +22,14 @@ CLOSE_SECONDS = 5.0
 """How long workers may take to leave before they are killed."""
 
 SILENT_SECONDS = 1.0
-"""After so much of it the user is told whom the scheduler waits for."""
+"""After this time the user is told which workers have not left yet."""
 
 LONGEST_REST = 86_400.0
-"""Seconds that the scheduler sleeps at most; poll(2) knows no more than 24 days."""
+"""The longest time that the scheduler sleeps; poll(2) takes at most 24 days."""
 
 
 class WorkerDied(Exception):
-    """A worker is gone, and with it a part of the model: the engine cannot go on."""
+    """A worker died, and with it a part of the model: the engine cannot continue."""
 
     def __init__(self, rank: int, pid: int, cause: str) -> None:
         """Name the worker, and why it died."""
@@ -39,7 +39,7 @@ class WorkerDied(Exception):
 
 
 class Process(Protocol):
-    """What the crew needs of a worker's process, wherever it runs."""
+    """A worker's process as the crew uses it, on whichever host it runs."""
 
     @property
     def pid(self) -> int | None:
@@ -47,36 +47,36 @@ class Process(Protocol):
 
     @property
     def exitcode(self) -> int | None:
-        """None as long as it runs."""
+        """None while it runs."""
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that is ready when it has ended."""
+        """A descriptor that is ready once the process has ended."""
 
     @property
     def last_words(self) -> str:
-        """What it said of its end, if it said anything; complete when it has been joined."""
+        """Why it left, if it said so; complete after `join`."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, so many seconds at most."""
+        """Wait for its end, at most `timeout` seconds."""
 
     def kill(self) -> None:
-        """End it."""
+        """Kill it."""
 
 
 class Crew:
-    """The workers of an engine, by rank; to be used in a `with` block, which lets them go.
+    """The workers of an engine, by rank; use it in a `with` block, which shuts them down.
 
-    One queue broadcasts from the scheduler to all of them. One queue per worker carries its
-    answers back; the worker creates it, for whoever writes a queue creates it. Which of them are on
-    this host only the queues know. Who starts the workers fills this in (`local.py`, `remote.py`).
+    One queue broadcasts from the scheduler to all workers. One queue per worker carries its answers
+    back; the worker creates it, because the writer of a queue creates it. Only the queues know
+    which workers are on this host. Subclasses start the workers (`local.py`, `remote.py`).
     """
 
     dying_seconds = 0.0
-    """So long at most a queue can know of a death before the system can say how it came about."""
+    """The longest time between a queue's report of a death and the exit code of the process."""
 
     def __init__(self, broadcast: MessageQueue, images: ImageWriter | None = None) -> None:
-        """Begin without a worker; `images` is the store that all of them will see, if any."""
+        """Begin without workers; `images` is the store that all of them will read, if any."""
         self.broadcast = broadcast
         self.images = images
         self.processes: dict[int, Process] = {}
@@ -87,7 +87,7 @@ class Crew:
         self._watcher: threading.Thread | None = None
 
     def wait_until_ready(self) -> None:
-        """Return when all queues have their readers, and none has a name in /dev/shm any more."""
+        """Return when all readers have attached to all queues, whose names are then unlinked."""
         with self._naming():
             self.broadcast.wait_until_ready(START_SECONDS)
         for rank, answers in self.answers.items():
@@ -96,18 +96,18 @@ class Crew:
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
         self._watcher.start()
         self.send(None)
-        self.gather()  # a worker answers when its own queue is ready, which takes its name away
+        self.gather()  # a worker answers once its own queue is ready, and its name unlinked
 
     def send(self, message: object) -> None:
-        """Tell all workers; raises `WorkerDied` within the time that the queue promises."""
+        """Send to all workers; raises `WorkerDied` within the time that the queue promises."""
         with self._naming():
             self.broadcast.enqueue(message)
 
     def gather(self) -> list[Any]:
-        """Return one answer of every worker, in the order of ranks.
+        """Return one answer from each worker, in rank order.
 
-        Raises `WorkerDied` when any of them is gone, even while another is stopped whose answer is
-        awaited first: the end of a process sets the event that cancels the wait.
+        Raises `WorkerDied` if any worker dies, even while this waits for another one that is
+        stopped: the end of any process sets the event that cancels the wait.
         """
         gathered = []
         for rank, answers in self.answers.items():
@@ -116,7 +116,7 @@ class Crew:
         return gathered
 
     def rest(self, until: float) -> None:
-        """Sleep until that time (of `time.monotonic`), but see at once when a worker is gone."""
+        """Sleep until that time (of `time.monotonic`); raises `WorkerDied` at once if one dies."""
         seconds = min(max(0.0, until - time.monotonic()), LONGEST_REST)
         if self._is_one_gone.wait(seconds):
             raise self._first_death()
@@ -133,7 +133,7 @@ class Crew:
         return [process.exitcode for process in self.processes.values()]
 
     def named(self, text: str) -> str:
-        """Say "worker 1" where memlane, which knows only its queues, has a "writer" or "reader"."""
+        """Replace the "writer" and "reader" of memlane's messages by "worker 1" and the like."""
         names = {self.pid(rank): f"worker {rank}" for rank in self.processes}
         names[os.getpid()] = "the scheduler"
 
@@ -143,8 +143,8 @@ class Crew:
         return re.sub(r"((?:the |a )?(?:writer|reader)(?: \d+)?) \(pid (\d+)", name, text)
 
     def close(self, *, in_order: bool = True) -> None:
-        """Let the workers go; in order: take their reports, which they send when all is done."""
-        with ExitStack() as rest:  # is done whatever fails
+        """Shut the workers down; if `in_order`, collect the reports that they send at the end."""
+        with ExitStack() as rest:  # runs whatever fails
             if self.images is not None:
                 rest.callback(self.images.close)
             if self._watcher is not None:
@@ -154,12 +154,12 @@ class Crew:
                 rest.callback(answers.close)
             if not in_order:
                 self._kill_stopped()
-            self.broadcast.close()  # they see `Closed`, after what is still queued
+            self.broadcast.close()  # workers get `Closed` after what is still queued
             if in_order:
                 self._take_reports()
 
     def __enter__(self) -> Self:
-        """Return the crew, which is ready already; what memlane logs names its workers now."""
+        """Return the crew, which is already ready; memlane's log messages now name its workers."""
         logging.getLogger("memlane").addFilter(self._name)
         return self
 
@@ -169,12 +169,12 @@ class Crew:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Let the workers go, however the block ended."""
+        """Shut the workers down, however the block ended."""
         logging.getLogger("memlane").removeFilter(self._name)
         self.close(in_order=kind is None)
 
     def death(self, rank: int, news: str) -> WorkerDied:
-        """Return what is known of the death of a worker: more than the `news` of it, as a rule."""
+        """Return the error for a dead worker, with the best known cause; `news` is the fallback."""
         process = self.processes[rank]
         process.join(self.dying_seconds)
         cause = process.last_words or _end_of(process.exitcode) or self.named(news)
@@ -186,7 +186,7 @@ class Crew:
 
     @contextmanager
     def _naming(self, rank: int | None = None) -> Iterator[None]:
-        """Name the worker about which a queue complains; `rank` is whose answers are read."""
+        """Raise a queue's error as `WorkerDied`; `rank` is the worker whose answers are read."""
         try:
             yield
         except ReaderDied as death:
@@ -198,7 +198,7 @@ class Crew:
             raise self._first_death() from None
 
     def _watch(self) -> None:
-        """Thread: tell of the first worker that ends, and end."""
+        """Thread: set the event when the first worker ends."""
         wait([process.sentinel for process in self.processes.values()])
         self._is_one_gone.set()
 
@@ -209,14 +209,14 @@ class Crew:
         return self.death(rank, "it left")
 
     def _kill_stopped(self) -> None:
-        """Who is stopped could not hear that it is to leave."""
+        """Kill stopped workers, which would not notice the shutdown."""
         for reader in self.broadcast.statistics().readers:
             if reader.state == "stopped":
                 say(f"worker {reader.rank} (pid {reader.pid}) is stopped: killed")
                 self.processes[reader.rank].kill()
 
     def _see_off(self) -> None:
-        """Wait until all have left, and kill those who do not."""
+        """Wait until all workers have left, and kill those that do not leave."""
         if not (late := self._join(SILENT_SECONDS)):
             return
         patience = CLOSE_SECONDS - SILENT_SECONDS
@@ -227,14 +227,14 @@ class Crew:
             self.processes[rank].join()
 
     def _join(self, seconds: float) -> list[int]:
-        """Return the ranks of those who are still there after so long."""
+        """Wait at most that long; returns the ranks of the workers that are still running."""
         deadline = time.monotonic() + seconds
         for process in self.processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
         return [rank for rank, process in self.processes.items() if process.exitcode is None]
 
     def _take_reports(self) -> None:
-        """Read on to the reports; answers of an interrupted step may come before them."""
+        """Read each worker's report; answers of an interrupted step may precede it."""
         deadline = time.monotonic() + CLOSE_SECONDS
         for answers in self.answers.values():
             try:
@@ -243,7 +243,7 @@ class Crew:
                     pass
                 self.reports.append(answer)
             except (WriterDied, Closed, TimeoutError):
-                pass  # this worker has none: it died, or does not answer any more
+                pass  # no report: the worker died, or no longer answers
 
 
 def _end_of(exitcode: int | None) -> str:

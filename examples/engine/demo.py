@@ -30,9 +30,9 @@ from .summary import (
 
 MAX_STEP_TOKENS = 128
 MOST_CHECKED_STEPS = 1000
-"""So many steps the single process computes at most, to compare: half a minute at worst."""
+"""The most steps that the single process computes to compare: half a minute at worst."""
 PROMISED_SECONDS = 1.0
-"""Within this time memlane tells of a death."""
+"""memlane reports a death within this time."""
 
 
 def main() -> int:
@@ -117,7 +117,7 @@ def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
 def _view(
     crew: LocalCrew, batcher: Batcher, progress: Progress, arguments: argparse.Namespace
 ) -> AbstractContextManager[object]:
-    """Return a live view if there is a terminal for it, else something that does nothing."""
+    """Return a live view if it is wanted and possible, otherwise a context without effect."""
     if arguments.plain or sys.stdout is None or not sys.stdout.isatty():
         return nullcontext()
     try:
@@ -129,14 +129,14 @@ def _view(
 
 
 def _compare(config: ModelConfig, arguments: argparse.Namespace, batcher: Batcher) -> bool:
-    """Print whether a single process, which never moves a block, elects the same; True if so."""
+    """Print whether a single process, which moves no blocks, elects the same tokens; True if so."""
     reference = _batcher(arguments, None)
     run_reference(config, arguments.workers, reference, MOST_CHECKED_STEPS)
     differing, generated, compared = [], 0, 0
     for number, (theirs, ours) in enumerate(
         zip(reference.sequences, batcher.sequences, strict=True)
     ):
-        # Where the reference was cut short, as much of it as there is.
+        # If the reference was cut short, compare as far as it got.
         as_far = None if theirs.is_finished else len(theirs.tokens)
         if theirs.tokens != ours.tokens[:as_far]:
             differing.append(number)

@@ -1,15 +1,15 @@
-"""How the demo ends: by itself, by an error that is one line, or by a signal. The one way out.
+"""How the demo ends: normally, with a one-line error, or by a signal. All exits pass through here.
 
-A signal must not interrupt a scheduler between starting a worker and noting it, or while a view has
-hidden the cursor and not yet promised to show it again. So the signals that end the demo wait, from
-the program's first line to its last, except in `with interruptible():` blocks, which surround
-everything that may take long. There the signal raises `Ended`, and the `with` blocks further out
-close what they hold.
+A signal must not interrupt the scheduler between starting a worker and recording it, or while a
+view has hidden the cursor but not yet arranged to show it again. So the signals that end the demo
+are deferred from the program's first line to its last, except in `with interruptible():` blocks,
+which surround everything that may take long. There the signal raises `Ended`, and the enclosing
+`with` blocks close what they hold.
 
-What is not interruptible may hang, on a terminal that nobody reads. After `STUCK_SECONDS` the demo
-leaves as a killed one would: its workers see that and go, and the last removes what has a name.
+Uninterruptible code may hang, for example on a terminal that nobody reads. `STUCK_SECONDS` after
+the signal the demo exits as if killed: its workers notice and leave; the last unlinks all names.
 
-Nothing slow is imported here: this runs before numpy and memlane are imported.
+This module imports nothing slow: it runs before numpy and memlane are imported.
 """
 
 import os
@@ -23,32 +23,32 @@ from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 STUCK_SECONDS = 20.0
-"""Far more than it takes to see stopped workers off, on a busy machine, too."""
+"""Far more than killing stopped workers takes, even on a busy machine."""
 
 
 class Ended(BaseException):
-    """A signal ends the demo; no `Exception`, so that nothing on the way takes it for an error."""
+    """A signal ends the demo. Not an `Exception`, so that no error handler catches it."""
 
 
 class _State:
-    """What the handler knows; a process has one set of handlers, and so one of these."""
+    """The state of the signal handlers; like them, there is one per process."""
 
     came: int | None = None
-    """The first signal that came."""
+    """The first signal received."""
     is_interruptible = False
 
 
 def run(module: str) -> NoReturn:
     """Run `main` of a module of this package, and exit with its code, or 128 + n after a signal.
 
-    So does a shell tell of a program that a signal has killed. This one could not leave that to the
-    system: as the first process of a container it is not killed by what it has no handler for.
+    A shell reports a program killed by signal n as 128 + n, too. The demo cannot let the signal
+    kill it: the first process of a container is not killed by signals that it has no handler for.
 
-    Who starts it may block the signals until here, for the interpreter's own start is interrupted
-    with a traceback: `env --block-signal=INT,TERM,HUP,QUIT python -m engine`.
+    You may start it with these signals blocked, because one that arrives while the interpreter
+    starts prints a traceback: `env --block-signal=INT,TERM,HUP,QUIT python -m engine`.
     """
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup says so, or a shell's `&`
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as set by nohup, or a shell's `&`
             signal.signal(number, _handle)
     signal.signal(signal.SIGALRM, _break_off)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -59,7 +59,7 @@ def run(module: str) -> NoReturn:
         code = import_module(f".{module}", __package__).main()
     except Ended:
         pass
-    except SystemExit as leave:  # so argparse ends it
+    except SystemExit as leave:  # raised by argparse
         code = leave.code
     except OSError as error:
         code = complain(error)
@@ -69,7 +69,7 @@ def run(module: str) -> NoReturn:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the block a signal that ends the demo raises `Ended`, at once if it came before."""
+    """Inside the block a signal that ends the demo raises `Ended`; at once if it came before."""
     _State.is_interruptible = True
     try:
         check()
@@ -80,7 +80,7 @@ def interruptible() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise `Ended` if a signal came. What was raised in a finalizer, for one, has got lost."""
+    """Raise `Ended` if a signal came; an `Ended` raised in a finalizer, for example, was lost."""
     if _State.came is not None:
         _State.is_interruptible = False
         raise Ended
@@ -88,10 +88,10 @@ def check() -> None:
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Start processes in the block: those signals will be blocked in them from the beginning.
+    """Processes started in the block have these signals blocked from the beginning.
 
-    A terminal sends Ctrl-C to all. But workers end when the scheduler lets them go, or dies; until
-    then they have work to do, or imports, of which an interrupted one would print a traceback.
+    A terminal sends Ctrl-C to all processes. But workers end when the scheduler shuts them down or
+    dies; until then they work, or import modules, and an interrupted import prints a traceback.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -101,14 +101,14 @@ def kept_from_children() -> Iterator[None]:
 
 
 def complain(error: Exception) -> int:
-    """Say in one line what went wrong, and return the exit code; nothing if a signal ends us."""
+    """Print an error in one line, unless a signal ends the demo; returns the exit code."""
     if _State.came is None:
         say(" ".join(str(error).split()) or f"{type(error).__name__}")
     return 1
 
 
 def say(text: str) -> None:
-    """Write one line to stderr, if there is somebody to read it."""
+    """Write one line to stderr, if it can be written to."""
     with suppress(OSError):
         if sys.stderr is not None:
             print(f"engine: {text}", file=sys.stderr, flush=True)
@@ -129,7 +129,7 @@ def _break_off(_number: int, _frame: FrameType | None) -> None:
 
 
 def _give_up_output() -> None:
-    """Leave nothing to the interpreter's own flush, which complains in words of its own."""
+    """Flush stdout, or discard it: the interpreter's own flush would print an error of its own."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

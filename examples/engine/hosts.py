@@ -1,4 +1,4 @@
-"""The entry of the demo on two hosts: `PYTHONPATH=examples python -m engine.hosts`, as root."""
+"""Entry point of the demo on two hosts: `PYTHONPATH=examples python -m engine.hosts`, as root."""
 
 from .ending import run
 

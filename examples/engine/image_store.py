@@ -1,16 +1,16 @@
-"""Images on their way to the workers, through memlane's object store: both ends of it.
+"""Images sent to the workers through memlane's object store: both ends of it.
 
     scheduler                                     workers
       a request with an image is to join:
-        stored already: refer to it once more
-        else: put it, one copy for all workers
-      broadcast (sequence, address, id)  ────────▶  view it where it lies: no copy, no pickle
-                                                    leave the view: that counts as read
+        stored already: add a reference
+        otherwise: put it, one copy for all workers
+      broadcast (sequence, address, id)  ────────▶  view it in place: no copy, no pickle
+                                                    leave the view: that counts as a read
       the step is answered: all have read  ◀──────  compute the step
 
-Nothing is ever freed by hand, and no call waits. The oldest images make room for a new one once
-all workers have read them as often as they were referred to. If they have not, the request stays
-where it was for one step: a step that was answered owes no reads.
+You free nothing by hand, and no call waits. When full, the store evicts the oldest images that all
+workers have read as often as they were referenced. If they have not, the request is postponed by a
+step: once a step is answered, all of its images have been read.
 """
 
 import time
@@ -28,32 +28,32 @@ from .batching import ImageReference
 from .images import MAX_BYTES, Image, Pixels
 
 MAX_OBJECT_BYTES = MAX_BYTES + 1024
-"""Beside the pixels the store keeps their shape and type, in less than a hundred bytes."""
+"""Besides the pixels, the store keeps their shape and type, in less than a hundred bytes."""
 
 
 class ImageWriter:
-    """The scheduler's end: puts images, and collects what the next step has to say of them."""
+    """The scheduler's end: puts images, and collects the references for the next step."""
 
     def __init__(self, ring_bytes: int, workers: int) -> None:
-        """Make a store of that size, to be read by so many workers."""
+        """Create a store of that size for that many workers."""
         ring = SingleWriterShmRingBuffer(ring_bytes, create=True)
         self._storage = SingleWriterShmObjectStorage(MAX_OBJECT_BYTES, workers, ring)
         self._references: list[ImageReference] = []
         self.put_bytes = 0
-        """Pixels that were copied into the store."""
+        """Bytes of pixels copied into the store."""
         self.referred_bytes = 0
-        """Pixels of all references: what each worker would have been sent without a store."""
+        """Bytes of pixels of all references: what each worker would be sent without a store."""
         self.postponed = 0
-        """How many requests had to wait for a step, because the store was full."""
+        """How often a request had to wait for a step because the store was full."""
 
     def handle(self) -> ShmObjectStorageHandle:
         """Return what a worker needs for an `ImageReader`."""
         return self._storage.handle()
 
     def refer(self, sequence: int, image: Image) -> bool:
-        """Have the next step show an image to all workers; False if it has to be a later step.
+        """Reference an image in the next step; False if it has to be in a later one.
 
-        Raises `StoreFull` if a step would not help, because nobody has anything to read in it.
+        Raises `StoreFull` if waiting would not help, because the next step has no images to read.
         """
         try:
             if self._storage.is_cached(image.key):
@@ -71,30 +71,30 @@ class ImageWriter:
         return True
 
     def take_references(self) -> list[ImageReference]:
-        """Return what was referred to since the last call; it must be sent, for reads are owed."""
+        """Return the references since the last call. Send them: unread images are never evicted."""
         references, self._references = self._references, []
         return references
 
     def statistics(self) -> StoreStatistics:
-        """Return what the store says of itself: puts, hits, evictions, and what it holds."""
+        """Return the store's statistics: puts, hits, evictions, and what it holds."""
         return self._storage.statistics()
 
     def close(self) -> None:
-        """Give up the store; views that workers still have stay readable."""
+        """Close the store; views that workers still hold stay readable."""
         self._storage.close()
 
 
 class ImageReader:
-    """A worker's end: looks at images where they lie, with a stopwatch."""
+    """A worker's end: views images in place, and measures how long that takes."""
 
     def __init__(self, handle: ShmObjectStorageHandle) -> None:
         """Attach to the scheduler's store, in the next free place."""
         self._storage = SingleWriterShmObjectStorage.create_from_handle(handle)
         self.view_ns: list[int] = []
-        """Per read, how long it took until the pixels could be looked at."""
+        """Per read, the time until the pixels were accessible."""
 
     def show(self, references: list[ImageReference], see: Callable[[int, Pixels], None]) -> None:
-        """Let `see` look at each image, in place: it must not keep the array, nor a part of it."""
+        """Call `see` with each image in place; it must not keep the array, or any part of it."""
         for sequence, address, number in references:
             started_ns = time.monotonic_ns()
             with self._storage.view(address, number) as pixels:
@@ -102,5 +102,5 @@ class ImageReader:
                 see(sequence, pixels)
 
     def close(self) -> None:
-        """Leave: nobody waits any more for what this worker has not read."""
+        """Detach: images that this worker has not read can be evicted from now on."""
         self._storage.close()

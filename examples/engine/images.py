@@ -1,4 +1,4 @@
-"""Images that come with requests: random pixels, of the sizes that real ones have.
+"""Images in requests: random pixels, in realistic sizes.
 
 To the model an image is `TOKENS` tokens in front of the prompt, one for each patch of a grid. In
 the text they are placeholders; their embeddings are made from the pixels (`Shard.see`).
@@ -21,16 +21,16 @@ PLACEHOLDERS = bytes(TOKENS)
 UNIT = 28
 SIDES = (336, 448, 672, 896, 1008)
 MAX_BYTES = 3 * max(SIDES) ** 2
-"""Of the pixels of one image: 2.9 MiB."""
+"""Bytes of the largest image's pixels: 2.9 MiB."""
 
 SEED = 28
 
 
 class Image(NamedTuple):
-    """An image as a request brings it along."""
+    """An image in a request."""
 
     key: str
-    """The same for the same content, whichever request brings it."""
+    """The same for the same content, in every request."""
     pixels: Pixels
 
 
@@ -42,7 +42,7 @@ def image_of(pixels: Pixels) -> Image:
 
 
 def draw_images() -> Iterator[Image]:
-    """Yield images without end, of all sizes in turn, the same ones in every process."""
+    """Yield images endlessly, of all sizes in turn, the same ones in every process."""
     random = np.random.default_rng(SEED)
     while True:
         for side in SIDES:

@@ -9,21 +9,20 @@ Array = npt.NDArray[np.float32]
 
 
 class KVCache:
-    """A pool of blocks. Which of them a sequence has is not known here: its table comes along."""
+    """A pool of blocks. Callers pass the table that lists a sequence's blocks."""
 
     def __init__(self, blocks: int, layers: int, heads: int, head_dim: int) -> None:
-        """Take memory for so many blocks."""
+        """Allocate memory for that many blocks."""
         self.blocks: Array = np.empty((blocks, layers, 2, heads, BLOCK_SIZE, head_dim), np.float32)
-        """On the first axis the blocks; a block is contiguous, all layers in it."""
+        """The first axis counts the blocks; a block is contiguous and contains all layers."""
 
     def extend(
         self, table: list[int], layer: int, position: int, keys: Array, values: Array
     ) -> tuple[Array, Array]:
         """Store keys and values, each (heads, rows, head_dim), from `position` on.
 
-        Returns all keys and all values of the sequence so far, gathered from its blocks. They are
-        laid out in the same way wherever the blocks lie, so the arithmetic that follows is the
-        same to the last bit.
+        Returns all keys and all values of the sequence so far, gathered from its blocks. Their
+        layout does not depend on where the blocks are, so later arithmetic is bit-identical.
         """
         at, end = position, position + keys.shape[1]
         while at < end:

@@ -1,7 +1,7 @@
 """The live view of a run on a terminal, drawn with rich; the only module that needs it.
 
-It is drawn by a thread of its own, so it goes on when the scheduler does not: a worker that is
-stopped, or dead, is seen here while the scheduler still waits for it.
+A separate thread draws it, so it continues while the scheduler is blocked: it shows that a worker
+is stopped, or dead, while the scheduler still waits for it.
 """
 
 import os
@@ -24,14 +24,14 @@ from .progress import Progress
 from .summary import quantiles
 
 REFRESHES_PER_SECOND = 4
-"""Each takes some system calls per worker, and the interpreter's lock for one or two ms. That is
-why it is drawn as plain lines: with rich's tables it would be six."""
+"""Each refresh costs some system calls per worker, and holds the GIL for one or two ms. With rich's
+tables that would be six ms, so the view consists of plain lines."""
 
 RATE_REFRESHES = 8
-"""Rates are of this many refreshes: two seconds."""
+"""Rates are averages over this many refreshes: two seconds."""
 
 RECENT_STEPS = 1000
-"""Percentiles are of this many steps."""
+"""Percentiles are over this many steps."""
 
 BAR_WIDTH = 40
 LABEL_WIDTH = 12
@@ -39,7 +39,7 @@ FRAME = 2
 """Rows that the panel's frame takes, and twice as many columns."""
 
 WIDE = 49
-"""Columns that everything about a worker takes; where there are fewer, it is told in short."""
+"""Columns that a worker's full row takes; narrower terminals show a shorter row."""
 
 SHOW_CURSOR = b"\x1b[?25h"
 
@@ -49,12 +49,12 @@ STATE_STYLES = {"running": "green", "stopped": "bold yellow", "dead": "bold red"
 class LiveView(Live):
     """Shows a running engine from the start of its `with` block to the end.
 
-    The last picture stays on the terminal. It shows the workers as they are when the block is left,
-    by an exception, too.
+    The last picture stays on the terminal. It shows the workers as they are when the block ends,
+    with or without an exception.
     """
 
     def __init__(self, crew: Crew, batcher: Batcher, progress: Progress) -> None:
-        """Look at the three; change nothing about them."""
+        """Observe the three; the view changes none of them."""
         self._crew = crew
         self._batcher = batcher
         self._progress = progress
@@ -67,7 +67,7 @@ class LiveView(Live):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Draw for the last time; the cursor is shown again, whatever has become of rich."""
+        """Draw for the last time; show the cursor again even if rich fails."""
         try:
             super().__exit__(kind, error, traceback)
         finally:
@@ -75,7 +75,7 @@ class LiveView(Live):
                 os.write(self.console.file.fileno(), SHOW_CURSOR)
 
     def refresh(self) -> None:
-        """Draw, as long as there is a terminal; that it is gone the engine learns by a signal."""
+        """Draw. If the terminal is gone, do nothing: a signal tells the engine."""
         with suppress(OSError):
             super().refresh()
 
@@ -90,7 +90,7 @@ class LiveView(Live):
         return Panel(text, title="memlane engine")
 
     def _run(self, broadcast: QueueStatistics, width: int) -> list[Text]:
-        """One line each, the most important first: on a small terminal the last have no room."""
+        """Return the lines, the most important first: a small terminal cuts off the last ones."""
         progress = self._progress
         counts = self._batcher.counts(progress.elapsed())
         steps = progress.steps[-RECENT_STEPS:]
@@ -154,7 +154,7 @@ def _line(label: str, content: str | Text) -> Text:
 
 
 def _workers(readers: Sequence[ReaderStatistics], width: int, height: int) -> list[Text]:
-    """Return a line each, below a heading; where they do not fit, without it and who runs."""
+    """Return a heading and a row per worker; if they do not fit, rows only, running ones last."""
     heading = f"{'worker':>6}{'pid':>10}  {'state':<9}"
     if width >= WIDE:
         heading += f"{'behind':>6}{'last progress':>16}"

@@ -21,25 +21,25 @@ from .worker import CHUNK_BYTES, START_SECONDS, Assignment, LastWords, Ready, ru
 
 
 class CannotStart(Exception):
-    """The system does not let us have a process; says which, and what to do."""
+    """The system refuses to start a process; the message says which one, and what to do."""
 
 
 class LocalWorker:
-    """A worker's process, and the pipe through which it says that it is ready, or why it ends."""
+    """A worker's process, and the pipe on which it reports that it is ready, or why it ends."""
 
     def __init__(self, assignment: Assignment) -> None:
         """Start it."""
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe(duplex=False)
-        with theirs:  # of which only the worker keeps a copy: the pipe ends with it
+        with theirs:  # only the worker keeps a copy, so the pipe ends with the worker
             self._process = context.Process(
                 target=run_worker, args=(assignment, theirs), name=f"worker-{assignment.rank}"
             )
             self._process.start()
         self.sentinel = self._process.sentinel
-        """A descriptor that is ready when it has ended."""
+        """A descriptor that is ready once the process has ended."""
         self.last_words = ""
-        """Why it ended, if it could tell; complete when it has been joined."""
+        """Why it ended, if it could say; complete after `join`."""
 
     @property
     def pid(self) -> int | None:
@@ -48,11 +48,11 @@ class LocalWorker:
 
     @property
     def exitcode(self) -> int | None:
-        """None as long as it runs."""
+        """None while it runs."""
         return self._process.exitcode
 
     def hear(self) -> Ready | None:
-        """Return that it is ready; None if it says why it ends, or has ended without a word."""
+        """Return what it sends when it is ready; None if it has ended, or has said why it ends."""
         try:
             message: Ready | LastWords = self.pipe.recv()
         except EOFError:
@@ -63,7 +63,7 @@ class LocalWorker:
         return message
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, so many seconds at most."""
+        """Wait for its end, at most `timeout` seconds."""
         self._process.join(timeout)
         if self.exitcode is not None and not self.pipe.closed:
             with self.pipe:
@@ -71,27 +71,27 @@ class LocalWorker:
                     pass
 
     def kill(self) -> None:
-        """End it."""
+        """Kill it."""
         self._process.kill()
 
 
 class LocalCrew(Crew):
     """N worker processes on this host.
 
-    If there are images, one store has them for all. If the device's blocks may not do, the workers
-    have an offload region, which they make among themselves: the scheduler only says what goes
-    where.
+    Images, if there are any, are in one store for all workers. If the device may have too few
+    blocks, the workers create an offload region among themselves; the scheduler only decides which
+    blocks move where.
     """
 
-    dying_seconds = 0.5  # the locks of a process go just before its exit code is known
+    dying_seconds = 0.5  # a process drops its locks just before its exit code is known
 
     def __init__(
         self, config: ModelConfig, workers: int, pools: Pools, store_bytes: int = 0
     ) -> None:
         """Start the workers and wait until all are connected.
 
-        `pools` must be those of the `Batcher` that is to decide. `store_bytes` is the size of the
-        store for images; 0 is for none.
+        `pools` must be those of the `Batcher` that will decide. `store_bytes` is the size of the
+        image store; 0 means no store.
         """
         super().__init__(
             MessageQueue(workers, workers, max_chunk_bytes=CHUNK_BYTES),
@@ -99,14 +99,14 @@ class LocalCrew(Crew):
         )
         self.workers: dict[int, LocalWorker] = {}
         self.segments: list[str] = []
-        """Names of all shared memory. The queues' are gone from /dev/shm once all are ready, the
-        store's when the crew is let go; the region's once all workers have mapped it."""
+        """Names of all segments. The queues' names are unlinked once all are ready, the store's
+        when the crew is closed, the region's once all workers have mapped it."""
         self.region: RegionPlan | None = None
         if pools.region:
             instance, cell_bytes = secrets.token_hex(16), block_bytes(config, workers)
             self.region = RegionPlan(instance, pools.region, workers, cell_bytes)
         self.region_starts: list[RegionStart] = []
-        """One of each worker; none without a region."""
+        """One per worker; empty without a region."""
         self._note_segment(self.broadcast.export_handle())
         if self.images is not None:
             self.segments.append(self.images.handle().ring_buffer_handle[1])
@@ -127,7 +127,7 @@ class LocalCrew(Crew):
     def _start(self, assignments: Sequence[Assignment]) -> None:
         try:
             with kept_from_children():
-                # Else the first worker's start does that, and unblocks two of the signals.
+                # Otherwise the first worker's start does this, and unblocks two of the signals.
                 resource_tracker.ensure_running()
             with kept_from_children():
                 for assignment in assignments:
@@ -137,7 +137,7 @@ class LocalCrew(Crew):
             raise CannotStart(f"cannot start worker {len(self.workers)}: {_why(error)}") from error
 
     def _connect(self) -> None:
-        """Wait for all at once: who is slow must not hide who cannot start."""
+        """Wait for all workers at once: a slow one must not hide one that cannot start."""
         deadline = time.monotonic() + START_SECONDS
         ranks = {worker.pipe: rank for rank, worker in self.workers.items()}
         while len(self.answers) < len(self.workers):
@@ -151,7 +151,7 @@ class LocalCrew(Crew):
         self.answers = dict(sorted(self.answers.items()))
 
     def _take(self, rank: int) -> None:
-        """Connect to a worker that is ready; whatever comes after that is its end."""
+        """Connect to a worker that is ready; anything it sends later is about its end."""
         if (ready := self.workers[rank].hear()) is None:
             raise self.death(rank, "it did not start")
         self._note_segment(ready.answers)

@@ -4,8 +4,8 @@ Heads, MLP columns and vocabulary are split over the workers as in Megatron-LM. 
 read the same input (the parallel block of GPT-J and PaLM) instead of one after the other, so a
 layer needs one reduction and not two. The weights are random, from a fixed seed.
 
-Matrices are multiplied run by run: BLAS may round otherwise when there are more rows. So what
-comes out for a sequence is the same to the last bit, whoever runs beside it, in whatever steps.
+Matrices are multiplied run by run, because BLAS may round differently when there are more rows. So
+a sequence's result is bit-identical, whatever runs beside it, in whatever steps.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ CELLS = UNIT // GRID
 
 
 class Votes(NamedTuple):
-    """Per run, the best next token of one shard's vocabulary, and how good it is."""
+    """Per run, the best next token of one shard's vocabulary, and its logit."""
 
     tokens: npt.NDArray[np.int64]
     logits: Array
@@ -67,23 +67,23 @@ class Batch:
             positions += range(position, position + len(chunk))
         self.tokens = np.frombuffer(tokens, np.uint8)
         self.last_rows = [run.rows.stop - 1 for run in self.runs]
-        # Rotary position embedding: every pair of numbers in a head turns at a speed of its own.
+        # Rotary position embedding: each pair of numbers in a head rotates at its own speed.
         half = config.head_dim // 2
         angles = np.array(positions)[:, None] * 10_000.0 ** (-np.arange(half) / half)
         self.cos, self.sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
 
 
 class Shard:
-    """The part of the model that worker `rank` of `world` holds; of 1, it is the whole model.
+    """The part of the model that worker `rank` of `world` holds; the whole model if `world` is 1.
 
-    A step is `embed`, then for each layer `block` (whose results are added up over all shards and
-    then to the hidden state), then `vote`. A sequence's image is shown to `see` before its first.
+    A step is `embed`, then `block` for each layer (add up the results of all shards, then add the
+    sum to the hidden state), then `vote`. Pass a sequence's image to `see` before its first step.
     """
 
     def __init__(self, config: ModelConfig, rank: int, world: int, blocks: int) -> None:
         """Draw the whole model and keep this shard; a real engine would load only its own.
 
-        The cache has so many blocks.
+        The cache has `blocks` blocks.
         """
         heads = _share(config.heads, rank, world)
         columns = _share(config.mlp_columns, rank, world)
@@ -102,8 +102,8 @@ class Shard:
         self._embedding = draw(config.vocabulary, config.hidden, scale=config.vocabulary**0.5)
         self._layers: list[_Layer] = []
         for _ in range(config.layers):
-            # Sharp attention: else random weights soon repeat two tokens, and a wrong sum in one
-            # of the workers could go unnoticed.
+            # Sharp attention: without it, random weights soon repeat two tokens, and a wrong sum in
+            # one worker could go unnoticed.
             qkv = draw(config.hidden, 3 * config.hidden, scale=3.0)
             attention_out = draw(config.hidden, config.hidden)
             by_head = (config.heads, config.head_dim)
@@ -122,11 +122,11 @@ class Shard:
         self._seen: dict[int, Array] = {}
 
     def see(self, sequence: int, pixels: Pixels) -> None:
-        """Make the embeddings of a sequence's image; nothing refers to the pixels afterwards."""
+        """Compute the embeddings of a sequence's image; nothing refers to the pixels afterwards."""
         self._seen[sequence] = _patches_of(pixels) @ self._patches
 
     def embed(self, batch: Batch) -> Array:
-        """Return the hidden state before the first layer, (rows, hidden); every shard has it."""
+        """Return the hidden state before the first layer, (rows, hidden), equal in all shards."""
         hidden: Array = self._embedding[batch.tokens]
         for sequence, position, rows, _ in batch.runs:
             if position < TOKENS and sequence in self._seen:
@@ -161,13 +161,13 @@ class Shard:
         return Votes(best + self._first_token, logits.max(axis=1))
 
     def drop(self, sequences: list[int]) -> None:
-        """Forget the images of finished sequences. Whose blocks are whose is not known here."""
+        """Forget the images of finished sequences. The scheduler keeps track of their blocks."""
         for sequence in sequences:
             self._seen.pop(sequence, None)
 
 
 def combine(partial_sums: list[Array]) -> Array:
-    """Add partial sums in the order of ranks: floats are only equal if the order is."""
+    """Add partial sums in rank order: a float sum depends on the order."""
     total = partial_sums[0]
     for partial_sum in partial_sums[1:]:
         total = total + partial_sum
@@ -175,24 +175,24 @@ def combine(partial_sums: list[Array]) -> Array:
 
 
 def elect(votes: list[Votes]) -> list[int]:
-    """Choose the best token of each run over all shards; among equals the lowest."""
+    """Choose the best token of each run over all shards; ties go to the lowest token."""
     winners = np.stack([vote.logits for vote in votes]).argmax(axis=0)
     tokens = np.stack([vote.tokens for vote in votes])
     return [int(tokens[winner, run]) for run, winner in enumerate(winners)]
 
 
 class _Rows(NamedTuple):
-    """Where a run is in a batch, and in the cache."""
+    """The place of a run in a batch, and in the cache."""
 
     sequence: int
     position: int
-    """Of the first row, in the sequence."""
+    """Position of the first row in the sequence."""
     rows: slice
     table: list[int]
 
 
 class _Layer(NamedTuple):
-    """One shard's weights of a layer; those on the way in are split by columns, out by rows."""
+    """One shard's weights of a layer; input weights are split by columns, output ones by rows."""
 
     qkv: Array
     attention_out: Array
@@ -222,7 +222,7 @@ def _product(rows: Array, weights: Array, batch: Batch) -> Array:
 def _patches_of(pixels: Pixels) -> Array:
     """Return the patches of an image of any size, (TOKENS, 3 * CELLS * CELLS), normalised.
 
-    Pixels are added up as integers: that is exact, wherever they lie.
+    Pixels are added up as integers: the sum is exact, wherever they are in memory.
     """
     _, height, width = pixels.shape
     # Whole rows first: that reads memory in order, and leaves little for the second sum.
@@ -240,7 +240,7 @@ def _rms_norm(hidden: Array) -> Array:
 
 
 def _rotate(heads: Array, batch: Batch) -> Array:
-    """Tell (..., rows, head_dim) the positions of their rows."""
+    """Rotate heads, (..., rows, head_dim), by the positions of their rows."""
     half = heads.shape[-1] // 2
     first, second = heads[..., :half], heads[..., half:]
     return np.concatenate(
@@ -249,9 +249,9 @@ def _rotate(heads: Array, batch: Batch) -> Array:
 
 
 def _attend(queries: Array, keys: Array, values: Array, position: int) -> Array:
-    """Causal attention of rows that start at `position` to everything up to themselves."""
+    """Causal attention of rows from `position` on: each attends to all rows up to itself."""
     scores = queries @ keys.transpose(0, 2, 1) / np.float32(queries.shape[-1] ** 0.5)
-    if queries.shape[1] > 1:  # the one row of a decode comes last and sees everything
+    if queries.shape[1] > 1:  # the only row of a decode is last and attends to all
         own = position + np.arange(queries.shape[1])[:, None]
         scores[:, np.arange(keys.shape[1]) > own] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -1,15 +1,15 @@
-"""Blocks on their way between device and host, through memlane's offload region: a worker's side.
+"""A worker's side of moving blocks between its device and memlane's offload region.
 
     scheduler                                     workers (each: its device pool, its cells)
-      somebody must be paused, somebody comes back:
+      sequences must be paused, or resumed:
         choose the blocks on both sides
-      broadcast the pairs with the decision  ────▶  copy what leaves out of the device
-                                                    copy what comes back into it
+      broadcast the pairs with the decision  ────▶  copy paused blocks out of the device
+                                                    copy resumed blocks back into it
                                                     compute the step
 
-The region is one mapping of all workers: row `b` has block `b` of each of them, one cell beside the
-other, as a tier that stores whole rows elsewhere would want it. The "device" is memory of the
-worker; with a GPU it would be a tensor there, and the calls the same.
+All workers map one region. Row `b` has block `b` of each worker, cell next to cell, so a further
+tier can store whole rows. The "device" is the worker's own memory; with a GPU it would be a tensor
+there, and the calls would be the same.
 """
 
 import time
@@ -31,11 +31,11 @@ class RegionPlan(NamedTuple):
     """The geometry that all workers agree on."""
 
     instance: str
-    """Names the file; nobody else may have it."""
+    """Names the file; must be unique."""
     blocks: int
     workers: int
     cell_bytes: int
-    """A block of the worker that holds the most heads."""
+    """Size of a block of the worker that holds the most heads."""
 
     @property
     def total_bytes(self) -> int:
@@ -44,18 +44,18 @@ class RegionPlan(NamedTuple):
 
 
 class RegionStart(NamedTuple):
-    """How a worker came to its region."""
+    """How a worker's region started."""
 
     path: str
     seconds: float
-    """To create or join it, and to have the pages of its own cells."""
+    """Time to create or join it, and to populate the worker's own cells."""
 
 
 @dataclass
 class Moved:
-    """What a worker has moved: per call of `copy_blocks` the bytes and the ns that it took.
+    """What a worker has moved: the bytes and the duration in ns of each call of `copy_blocks`.
 
-    There is one call for all the blocks of a step in one direction.
+    One call moves all blocks of a step in one direction.
     """
 
     swap_out: list[tuple[int, int]] = field(default_factory=list)
@@ -63,13 +63,13 @@ class Moved:
 
 
 class Offload:
-    """One worker's cells of the region, beside its device pool, with a stopwatch."""
+    """One worker's cells of the region and its device pool; measures each move."""
 
     def __init__(self, plan: RegionPlan, rank: int, device: Array) -> None:
         """Create the region, or join it; the first axis of `device` counts its blocks.
 
-        As all workers are `participants`, the file's name is gone as soon as all of them have
-        mapped it: nothing stays behind however they end.
+        Because all workers are `participants`, the file's name is unlinked once all of them have
+        mapped it: nothing is left behind, however they end.
         """
         started = time.monotonic()
         self._region = SharedOffloadRegion(
@@ -87,14 +87,14 @@ class Offload:
         self._host = self._region.create_next_array(device[0].nbytes)
 
     def move(self, decision: Decision) -> None:
-        """Copy what leaves the device, then what comes back to it."""
+        """Copy blocks out of the device, then others back into it."""
         if pairs := decision["swap_out"]:
             self.moved.swap_out.append(_timed(self._device, self._host, pairs))
         if pairs := decision["swap_in"]:
             self.moved.swap_in.append(_timed(self._host, self._device, pairs))
 
     def close(self) -> None:
-        """Leave the region; the last one does away with it."""
+        """Leave the region; the last worker to leave removes it."""
         self._region.cleanup()
 
 

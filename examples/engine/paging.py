@@ -1,11 +1,11 @@
-"""Which blocks of the KV cache are whose, and what has to be moved before a step.
+"""Which sequence owns which blocks of the KV cache, and which must be moved before a step.
 
 A block has the keys and values of `BLOCK_SIZE` tokens of one sequence, in all layers. The blocks of
-a sequence lie anywhere in a pool; its block table says where. All workers do the same, each with
-the heads that it holds, so the scheduler keeps one set of tables for all of them.
+a sequence can be anywhere in a pool; its block table lists them. All workers move the same blocks,
+each for its own heads, so the scheduler keeps one set of tables for all of them.
 
-There are two pools: one on the device, where a sequence must be to run, and the offload region,
-where all have room who are at work. Nothing here moves a byte: `offload.py` does.
+There are two pools: the device, where a sequence must be to run, and the offload region, which has
+room for all sequences at work. This module only decides; `offload.py` moves the bytes.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ BLOCK_SIZE = 16
 """Tokens of a block."""
 
 Pair = tuple[int, int]
-"""A block to be copied, and the one it is copied to, in the other pool."""
+"""A block to copy, and the block of the other pool to copy it to."""
 
 
 class Pools(NamedTuple):
@@ -24,11 +24,11 @@ class Pools(NamedTuple):
 
     device: int
     region: int
-    """In its cells of the offload region; 0 is for no region."""
+    """Blocks in its cells of the offload region; 0 means no region."""
 
 
 class Moves(NamedTuple):
-    """What is to be copied before a step, and in this order: what leaves makes the room."""
+    """What to copy before a step, in this order: swapping out frees the blocks to swap in to."""
 
     swap_out: list[Pair]
     """Device to region."""
@@ -37,21 +37,21 @@ class Moves(NamedTuple):
 
 
 class PoolTooSmall(ValueError):
-    """There is a request that could never run, not even alone."""
+    """A request could never run, not even alone."""
 
 
 def blocks_of(tokens: int) -> int:
-    """Return how many blocks so many tokens fill, the last one perhaps in part."""
+    """Return how many blocks that many tokens need; the last one may be partly filled."""
     return -(-tokens // BLOCK_SIZE)
 
 
 def plan_pools(lengths: Iterable[int], at_work: int, device: int | None, offload: bool) -> Pools:
-    """Return pools for sequences of up to these lengths, `at_work` at a time, in tokens.
+    """Return pools for sequences of up to these lengths in tokens, `at_work` at a time.
 
-    Without `offload` the device has room for the longest all at once. With it the region has, and
-    the device has `device` blocks, or a third of those if that is None.
+    Without `offload` the device has room for the `at_work` longest. With it the region has, and the
+    device has `device` blocks; by default a third of the region's, but enough for the longest.
 
-    Raises `PoolTooSmall` if the longest of all does not fit the device alone.
+    Raises `PoolTooSmall` if the longest sequence does not fit the device alone.
     """
     longest = nlargest(at_work, map(blocks_of, lengths))
     enough = sum(longest)
@@ -68,7 +68,7 @@ def plan_pools(lengths: Iterable[int], at_work: int, device: int | None, offload
 
 
 class BlockTables:
-    """Gives blocks to sequences. Who is paused has all of its blocks in the region, else none."""
+    """Assigns blocks to sequences. Paused ones have all their blocks in the region, others none."""
 
     def __init__(self, pools: Pools) -> None:
         """Start with all blocks free."""
@@ -86,7 +86,7 @@ class BlockTables:
         return self.pools.device - len(self._free_device)
 
     def is_on_device(self, sequence: int) -> bool:
-        """Whether the sequence has blocks there; who has none is paused, or was never started."""
+        """Whether the sequence has blocks there; otherwise it is paused, or has not started."""
         return sequence in self._tables
 
     def is_paused(self, sequence: int) -> bool:
@@ -94,13 +94,13 @@ class BlockTables:
         return sequence in self._paused
 
     def table(self, sequence: int) -> list[int]:
-        """Return the blocks on the device that have the sequence's tokens, in their order."""
+        """Return the device blocks that hold the sequence's tokens, in order."""
         return list(self._tables[sequence])
 
     def make_room(self, lengths: dict[int, int], others: Iterable[int]) -> Moves:
-        """Let sequences, by number, have as many tokens on the device as is said there.
+        """Give each sequence in `lengths` device blocks for that many tokens.
 
-        All of them together must fit. Of `others` as many are paused as it takes, one by one.
+        All of them together must fit. Pauses as many of `others` as necessary, one by one.
         """
         missing = sum(
             blocks_of(tokens) - len(self._tables.get(sequence, ()))
@@ -121,7 +121,7 @@ class BlockTables:
         return moves
 
     def drop(self, sequence: int) -> None:
-        """Take back the blocks of a sequence that has just run for the last time."""
+        """Free the blocks of a sequence that has just run for the last time."""
         self._free_device.extend(self._tables.pop(sequence))
 
     def _pause(self, sequence: int) -> list[Pair]:
@@ -134,7 +134,7 @@ class BlockTables:
 
     def _resume(self, sequence: int) -> list[Pair]:
         away = self._paused.pop(sequence)
-        self._free_region.extend(away)  # nobody leaves any more before these are read
+        self._free_region.extend(away)  # no swap-out follows before these are read
         table = [self._free_device.pop() for _ in away]
         self._tables[sequence] = table
         return list(zip(away, table, strict=True))

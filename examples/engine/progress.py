@@ -1,4 +1,4 @@
-"""What has happened so far in a run: counted by the scheduler, read by live view and summary."""
+"""Counters of a run: the scheduler writes them, the live view and the summary read them."""
 
 import time
 from array import array
@@ -9,7 +9,7 @@ from .batching import Batcher, Decision
 class Progress:
     """Clock and counters of one run; all times are in seconds.
 
-    One thread writes. Others may look at any time: everything only ever grows.
+    One thread writes. Others may read at any time: everything only grows.
     """
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class Progress:
         self.steps = array("d")
         """Per step, how long it took: from the decision until its tokens were elected."""
         self.latencies = array("d")
-        """Per step and worker, how long the decision was on its way: from just before the
-        scheduler's `enqueue` until the worker's `dequeue` returned it."""
+        """Per step and worker, the latency of the decision: from just before the scheduler's
+        `enqueue` until the worker's `dequeue` returned it."""
         self.queued = array("d")
-        """Per request that was started, how long it waited for its first step since it arrived."""
+        """Per request that was started, the time from its arrival to its first step."""
         self.first_tokens = array("d")
-        """Per request, when its first token was there, counted from its arrival."""
+        """Per request, the time from its arrival to its first token."""
 
     def start(self) -> None:
         """Start the clock: the first request may arrive now."""
@@ -38,7 +38,7 @@ class Progress:
         return time.monotonic() - self.started
 
     def note_step(self, decided: float, decision: Decision, new: int, batcher: Batcher) -> None:
-        """Count a step that was decided at `decided` and gave `new` tokens just now."""
+        """Count a step that was decided at `decided` and has just generated `new` tokens."""
         now = self.elapsed()
         for number, position, tokens in decision["run"]:
             sequence = batcher.sequences[number]

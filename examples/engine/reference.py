@@ -1,9 +1,9 @@
 """The same model in one process, to check the engine against.
 
-It uses the same shards and the same order of additions, and nothing else of what the engine does:
-no queues, no store (it sees the images as the requests brought them), and a cache with room for
-all, so that no block is ever moved. It has steps of its own, for nothing depends on who runs
-beside whom (see `model.py`). So the tokens are equal, or something went wrong on the way.
+It uses the same shards and the same order of additions, but nothing else of the engine: no queues,
+no store (it takes the images from the requests), and a cache with room for all sequences, so that
+no block is ever moved. Its steps may differ, because results do not depend on what runs beside a
+sequence (see `model.py`). So if the tokens differ, the engine has lost or corrupted data.
 """
 
 import math
@@ -15,7 +15,7 @@ from .model import Batch, ModelConfig, Shard, combine, elect
 def run_reference(
     config: ModelConfig, workers: int, batcher: Batcher, most_steps: int | None = None
 ) -> None:
-    """Run all requests to their end, from the start on; or `most_steps` steps."""
+    """Run all requests to their end, or for `most_steps` steps."""
     shards = [Shard(config, rank, workers, batcher.blocks.pools.device) for rank in range(workers)]
     steps = 0
     while steps != most_steps:
@@ -26,7 +26,7 @@ def run_reference(
         for number in range(first_new, batcher.joined):
             image = batcher.sequences[number].request.image
             if image is not None:
-                shards[0].see(number, image.pixels)  # its embeddings are everybody's
+                shards[0].see(number, image.pixels)  # shard 0 embeds for all
         for shard in shards:
             shard.drop(decision["drop"])
         batch = Batch(decision, config)

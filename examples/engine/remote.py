@@ -1,4 +1,4 @@
-"""Workers on several hosts: each is a program that somebody starts there, and they meet by address.
+"""Workers on several hosts: each is a program started there that connects to the scheduler.
 
     scheduler (rank 0)                                worker (its rank, from 1 on)
       how many blocks  ─────── broadcast_obj ──────▶    make the shard
@@ -6,11 +6,11 @@
       who sees my memory?  ── in_the_same_node_as ──    do I?
       read   ◀─────────── broadcast_obj ────────────    write answers: its handle
 
-Who sees the scheduler's memory reads from it. On each other host one worker reads over TCP, and its
-relay passes everything on to the others there; answers come back over TCP. That is the last time
-that anybody asks where somebody is: `scheduler.py` and `worker.py` know nothing of hosts.
+Workers that share the scheduler's memory read from it. On each other host one worker reads over
+TCP, and relays everything to the others there; their answers come back over TCP. Hosts matter only
+during this start: `scheduler.py` and `worker.py` know nothing about them.
 
-Neither images nor paused sequences: a store and an offload region are of one host.
+There are no images and no paused sequences: a store and an offload region exist on one host only.
 """
 
 import os
@@ -32,20 +32,20 @@ from .worker import CHUNK_BYTES, START_SECONDS, work
 
 CHUNKS = 10
 SECRET = "ENGINE_SECRET"
-"""The variable of the environment that has the group's secret."""
+"""The environment variable with the group's secret."""
 
 
 class Place(NamedTuple):
-    """Where a worker is to run."""
+    """Where to run a worker."""
 
     address: str
-    """Of its host."""
+    """The address of its host."""
     command: tuple[str, ...] = ()
-    """What comes before a command that is to run there."""
+    """Prefix of a command that runs there."""
 
 
 class Program:
-    """A worker that was started as a program; a `Process` for its crew."""
+    """A worker that was started as a program; implements the crew's `Process`."""
 
     def __init__(self, command: Sequence[str], secret: str) -> None:
         """Start it."""
@@ -58,37 +58,37 @@ class Program:
         )
         assert self._popen.stdout is not None
         self.sentinel = self._popen.stdout.fileno()
-        """Nobody writes there: it is ready when it ends, with the program."""
+        """The program's stdout. It writes nothing there, so this is ready when it ends."""
         self.last_words = ""
-        """What it complained about; complete when it has been joined."""
+        """What it wrote to stderr; complete after `join`."""
 
     @property
     def pid(self) -> int:
-        """Its id, on whatever host: what starts it there becomes it."""
+        """Its id on any host: the command that starts it there execs it."""
         return self._popen.pid
 
     @property
     def exitcode(self) -> int | None:
-        """None as long as it runs."""
+        """None while it runs."""
         return self._popen.poll()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, so many seconds at most."""
+        """Wait for its end, at most `timeout` seconds."""
         with suppress(subprocess.TimeoutExpired):
             _, self.last_words = self._popen.communicate(timeout=timeout)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill it."""
         self._popen.kill()
 
 
 class RemoteCrew(Crew):
-    """A worker at each of some places, on whatever hosts."""
+    """One worker at each of the given places, on any hosts."""
 
     def __init__(self, address: str, places: Sequence[Place], blocks: int) -> None:
         """Start the workers and wait until all are connected.
 
-        `address` is this host's, as those at the places know it; each gets so many `blocks`.
+        `address` is this host's, as reachable from the places; each worker gets `blocks` blocks.
         """
         secret, size = secrets.token_hex(), len(places) + 1
         programs: dict[int, Program] = {}
@@ -121,7 +121,7 @@ class RemoteCrew(Crew):
 
 
 def run_member(scheduler: str, port: int, rank: int, size: int, address: str) -> None:
-    """Be worker `rank`, on the host of that address."""
+    """Run worker `rank` on the host with that address."""
     secret = os.environ.pop(SECRET)
     try:
         with TcpGroup(scheduler, port, rank, size, secret=secret, timeout=START_SECONDS) as group:

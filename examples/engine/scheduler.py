@@ -1,4 +1,4 @@
-"""The scheduler's side: has each decision computed by the crew, and combines the answers."""
+"""The scheduler's side: sends each decision to the crew, and combines the answers."""
 
 import time
 from collections.abc import Iterator
@@ -14,27 +14,27 @@ class Engine:
     """A crew of workers that computes one step at a time."""
 
     def __init__(self, config: ModelConfig, crew: Crew) -> None:
-        """Use a crew that is ready, each of whose workers holds its shard of that model."""
+        """Use a crew that is ready, and whose workers hold the shards of that model."""
         self.crew = crew
         self._config = config
 
     def step(self, decision: Decision) -> list[Ballot]:
-        """Have one decision computed; returns the ballots of all workers, by rank.
+        """Compute one decision; returns the ballots of all workers, by rank.
 
-        Raises `WorkerDied` if a worker is gone, within a second if it was one on this host.
+        Raises `WorkerDied` if a worker dies, within a second if it was on this host.
         """
         crew = self.crew
         if crew.images is not None:
             decision["images"] = crew.images.take_references()
         decision["sent_ns"] = time.monotonic_ns()
         crew.send(decision)
-        # From here on the scheduler plays the all-reduce of the GPUs.
+        # The scheduler stands in for the GPUs' all-reduce.
         for _ in range(self._config.layers):
             crew.send(combine(crew.gather()))
         return crew.gather()
 
     def generate(self, batcher: Batcher, progress: Progress) -> Iterator[None]:
-        """Run all requests to their end, from their arrivals on; yields after each step."""
+        """Run all requests to their end as they arrive; yields after each step."""
         progress.start()
         while True:
             decided = progress.elapsed()

@@ -1,4 +1,4 @@
-"""What the demo prints, whether there is a live view or not."""
+"""What the demo prints, with or without a live view."""
 
 import os
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def print_summary(
 
 
 def print_images(images: ImageWriter, store: StoreStatistics, reports: list[Report]) -> None:
-    """Print what the store was given, what it saved, and how fast the workers had the pixels."""
+    """Print what was put into the store, what it saved, and how fast workers got the pixels."""
     print_line(
         "object store",
         f"{store.puts} puts, {store.hits} hits, {store.evictions} evictions;"
@@ -119,7 +119,7 @@ def print_requests(progress: Progress) -> None:
 
 
 def quantiles(samples: Sequence[float], scale: float, unit: str) -> str:
-    """Return median and 99th percentile in words, or that there is nothing to tell yet."""
+    """Return median and 99th percentile as text, with dashes if there are no samples yet."""
     if not samples:
         return "p50 -, p99 -"
     p50, p99 = np.percentile(np.array(samples) * scale, [50, 99])

@@ -1,9 +1,9 @@
-"""Request traces of real services: JSON lines that say who came when, and how much was asked.
+"""Request traces of real services: JSON lines with the arrival and size of each request.
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353, ...]}
 
-Milliseconds from the start, tokens, and one id for each 512 tokens of the prompt. Where two prompts
-have the same id they have the same content, and had the same content before it, too.
+Times are in milliseconds from the start, lengths in tokens; each 512 tokens of the prompt have an
+id. Where two prompts have the same id, they have the same content there and everywhere before it.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ BLOCK_TOKENS = 512
 """Tokens of a prompt that one of its `hash_ids` stands for; the last one may stand for fewer."""
 
 TOKEN_SCALES = tuple(1 << power for power in range(BLOCK_TOKENS.bit_length()))
-"""By these a block can be divided: equal ids are equal content in the scaled prompts, too."""
+"""These divide a block evenly, so equal ids mean equal content in the scaled prompts, too."""
 
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TraceError(ValueError):
-    """A file is no trace; says in which line."""
+    """A file is not a trace; the message says in which line."""
 
 
 class TraceLine(msgspec.Struct, frozen=True):
-    """One request as the trace has it. Fields that are not named here are not looked at."""
+    """One request of the trace. Other fields are ignored."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
     """Its arrival, in ms from the start."""
@@ -42,7 +42,7 @@ class TraceLine(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Scale:
-    """How a trace is made to fit a small model on a small machine."""
+    """How a trace is scaled down to a small model on a small machine."""
 
     time: float
     """Seconds of the replay for one second of the trace."""
@@ -50,14 +50,14 @@ class Scale:
     """Tokens of the trace for one token of the replay; one of `TOKEN_SCALES`."""
 
     def tokens_of(self, length: int) -> int:
-        """Scale a length in tokens; rounded up, and never nothing."""
+        """Scale a length in tokens; rounded up, and at least 1."""
         return max(1, -(-length // self.tokens))
 
 
 def read_trace(path: Path) -> list[TraceLine]:
-    """Read and check a whole trace; empty lines count as none.
+    """Read and check a whole trace; empty lines are skipped.
 
-    Raises `TraceError` for a file that is no trace, `OSError` for one that cannot be read.
+    Raises `TraceError` for a file that is not a trace, `OSError` for one that cannot be read.
     """
     decoder = msgspec.json.Decoder(TraceLine)
     trace: list[TraceLine] = []
@@ -78,7 +78,7 @@ def read_trace(path: Path) -> list[TraceLine]:
 
 
 def requests_of(trace: list[TraceLine], scale: Scale) -> list[Request]:
-    """Return what the engine shall do. The first request arrives at once."""
+    """Return the requests for the engine. The first one arrives at once."""
     return [
         Request(
             prompt=_prompt(line, scale),
@@ -111,5 +111,5 @@ def _prompt(line: TraceLine, scale: Scale) -> bytes:
 
 
 def _block(name: int, tokens: int) -> bytes:
-    """Return so many tokens that depend on nothing but the id."""
+    """Return that many tokens, which depend only on the id."""
     return hashlib.shake_128(str(name).encode()).digest(tokens)

@@ -1,9 +1,9 @@
 """What `python -m engine.hosts` does, as root.
 
-Host 1 is this machine, with the scheduler and two workers. Host 2 has two more; it is a network
-stack and a /dev/shm of its own, behind a cable that takes its time (`lab`). One engine answers the
-same prompts three times: undisturbed; with the cable pulled for a second; with the cable pulled for
-longer than anybody waits.
+Host 1 is this machine, with the scheduler and two workers. Host 2 has two more workers; it has its
+own network stack and /dev/shm, behind a cable with a delay (`lab`). One engine answers the same
+prompts three times: undisturbed; with the cable pulled for a second; with the cable pulled for
+longer than any process waits.
 """
 
 import argparse
@@ -37,7 +37,7 @@ MAX_BATCH = 8
 MAX_STEP_TOKENS = 128
 PULLED_SECONDS = 1.0
 NOTICED_SECONDS = 1.5
-"""A host that is silent is dead at most so long after the queue's bound (`remote_liveness`)."""
+"""A silent host counts as dead at most this long after the queue's bound (`remote_liveness`)."""
 
 
 def main() -> int:
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _show(workload: Workload, host: lab.Host, cable: lab.Cable, delay_ms: float) -> bool:
-    """Run all three; True if everything was as it should be."""
+    """Run all three; True if everything went as expected."""
     expected = _batcher(workload)
     with interruptible():
         run_reference(ModelConfig(), len(HERE + THERE), expected)
@@ -123,7 +123,7 @@ def _pulled_for_a_while(
     try:
         batcher, progress = _run(crew, workload, pull)
     finally:
-        plug.cancel()  # it has done so, unless the run came to another end
+        plug.cancel()  # it has fired already, unless the run failed
     longest = max(progress.steps)
     print_line("recovered", f"one step took {longest:.2f} s, and no worker was given up")
     return _compare(batcher, expected) and longest >= PULLED_SECONDS
@@ -147,7 +147,7 @@ def _pulled_for_good(crew: RemoteCrew, workload: Workload, cable: lab.Cable, add
         return False
     seconds = time.monotonic() - pulled
     print_line("scheduler raises", f"after {seconds:.1f} s: {death}")
-    # That was the queue of its answers. The broadcast to it has another connection.
+    # The broadcast to that host uses another connection, and detects the death by itself.
     bound = crew.broadcast.handle.remote_liveness + NOTICED_SECONDS
     time.sleep(max(0.0, pulled + bound - time.monotonic()))
     try:
@@ -160,7 +160,7 @@ def _pulled_for_good(crew: RemoteCrew, workload: Workload, cable: lab.Cable, add
 
 
 def _print_ends(crew: RemoteCrew) -> bool:
-    """Print how the workers ended; True if all did so by themselves, those cut off by an error."""
+    """Print how the workers ended; True if all left by themselves, those cut off with an error."""
     for rank, program in crew.programs.items():
         for line in program.last_words.splitlines():
             print_line(f"worker {rank} says", line)
@@ -172,7 +172,7 @@ def _print_ends(crew: RemoteCrew) -> bool:
 def _run(
     crew: RemoteCrew, workload: Workload, halfway: Callable[[], None] | None = None
 ) -> tuple[Batcher, Progress]:
-    """Answer all; `halfway` is called when half of the requests have been started."""
+    """Answer all requests; calls `halfway` when half of them have been started."""
     batcher, progress = _batcher(workload), Progress()
     for _ in Engine(ModelConfig(), crew).generate(batcher, progress):
         check()
@@ -198,10 +198,10 @@ def _compare(batcher: Batcher, expected: Batcher) -> bool:
 
 
 def _processes_in(network: int) -> list[int]:
-    """Return the processes that still have that network."""
+    """Return the processes that are still in that network namespace."""
     left = []
     for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile, or is none of our business
+        with suppress(OSError):  # it has ended, or we may not look at it
             if (entry / "ns/net").stat().st_ino == network:
                 left.append(int(entry.name))
     return left

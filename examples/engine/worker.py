@@ -1,4 +1,4 @@
-"""One tensor-parallel worker: hears every decision, computes its shard, answers, and reports."""
+"""One tensor-parallel worker: reads every decision, computes its shard, answers, and reports."""
 
 import signal
 import time
@@ -19,31 +19,31 @@ CHUNK_BYTES = 1 << 20
 """Room for one message; the largest are the sums of a full step, about 64 KiB."""
 
 START_SECONDS = 60.0
-"""How long processes wait for each other at the start; imports take their time on a busy host."""
+"""How long processes wait for each other at the start; imports are slow on a busy host."""
 
 
 class Assignment(NamedTuple):
-    """What a worker is told when it starts."""
+    """What a worker is given when it starts."""
 
     config: ModelConfig
     rank: int
     world: int
     blocks: int
-    """Of the KV cache that its device has."""
+    """Blocks of the KV cache on its device."""
     broadcast: Handle
     images: ShmObjectStorageHandle | None
     region: RegionPlan | None
 
 
 class Ready(NamedTuple):
-    """What a worker tells as soon as it has everything."""
+    """What a worker sends once it is set up."""
 
     answers: Handle
     region: RegionStart | None
 
 
 class LastWords(NamedTuple):
-    """What a worker tells, through the same pipe, when it must leave by an error."""
+    """What a worker sends through the same pipe when it must leave because of an error."""
 
     text: str
 
@@ -53,28 +53,28 @@ class Ballot(NamedTuple):
 
     votes: Votes
     latency_ns: int
-    """Of the decision, from just before the scheduler's `enqueue` to the return of `dequeue`."""
+    """Of the decision: from just before the scheduler's `enqueue` to the return of `dequeue`."""
 
 
 @dataclass
 class Report:
-    """What a worker measured of broadcast, store and region; its last answer of all."""
+    """What a worker measured about broadcast, store and region; its very last answer."""
 
     waiting_ns: int = 0
     """Time spent inside `dequeue`."""
     waiting_cpu_ns: int = 0
     """CPU time of the whole process meanwhile, unpickling of the messages included."""
     view_ns: list[int] = field(default_factory=list)
-    """Per image that was shown, how long it took until its pixels could be looked at."""
+    """Per image, the time until its pixels were accessible."""
     moved: Moved = field(default_factory=Moved)
     """What it copied between device and offload region."""
 
 
 def run_worker(assignment: Assignment, pipe: Connection) -> None:
-    """Be a worker on the scheduler's host, with all that its memory makes possible.
+    """Run a worker on the scheduler's host, with the store and the region if there are any.
 
-    Exits with code 1 when the scheduler dies, which the queues notice by themselves. It starts with
-    the signals of a terminal blocked: they end the scheduler, and that ends the workers.
+    Exits with code 1 when the scheduler dies, which the queues detect by themselves. It starts with
+    a terminal's signals blocked: they end the scheduler, which ends the workers.
     """
     try:
         _run(assignment, pipe)
@@ -97,7 +97,7 @@ def _run(assignment: Assignment, pipe: Connection) -> None:
 
 
 def _leave(rank: int, pipe: Connection, error: Exception) -> NoReturn:
-    """Tell the scheduler why, or the user if the scheduler is gone."""
+    """Tell the scheduler the reason, or the user if the scheduler is gone."""
     try:
         pipe.send(LastWords(f"{type(error).__name__}: {error}"))
     except BrokenPipeError:
@@ -119,9 +119,9 @@ def work(
     inbox = _Inbox(broadcast)
     try:
         inbox.take_start()
-        # Who says so has attached to the answers; before, a scheduler that died would be absent.
+        # Now the scheduler has attached to the answers; dead before that, it would seem absent.
         answers.wait_until_ready(START_SECONDS)
-        # From here on nothing of this worker has a name in /dev/shm: SIGTERM may end it.
+        # From here on no segment of this worker has a name in /dev/shm: SIGTERM may end it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         answers.enqueue(None)
         while True:
@@ -159,18 +159,18 @@ def _step(
 
 
 class _Inbox:
-    """The reading end of the broadcast, with a stopwatch."""
+    """The reading end of the broadcast; measures its waits."""
 
     def __init__(self, broadcast: MessageQueue) -> None:
         self.report = Report()
         self._broadcast = broadcast
 
     def take_start(self) -> None:
-        """Wait for the first message, which says nothing else; it is not measured."""
+        """Wait for the first message, which has no content and is not measured."""
         self._broadcast.dequeue()
 
     def take_decision(self) -> tuple[Decision, int]:
-        """Return it, and how many ns it was on its way."""
+        """Return the decision and its latency in ns."""
         decision: Decision = self._take()
         return decision, time.monotonic_ns() - decision["sent_ns"]
 

@@ -1,4 +1,4 @@
-"""What the engine is asked to do: all prompts of a text file at once, or a trace as it came."""
+"""The engine's work: all prompts of a text file at once, or the requests of a trace over time."""
 
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
@@ -11,20 +11,20 @@ from .trace import Scale, TraceLine, requests_of
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in the order of their arrivals, and how to speak of them."""
+    """Requests in the order of their arrivals, and their description for the user."""
 
     requests: list[Request]
     title: str
     scaled: str | None = None
-    """For a trace: in what it differs from what was recorded."""
+    """For a trace: how the replay differs from the recording."""
     images: str | None = None
-    """If there are any: which, and how many requests have one."""
+    """If there are any: their number and size, and how many requests have one."""
 
 
 def with_images(workload: Workload, count: int) -> Workload:
-    """Return the same with so many images in front of the prompts.
+    """Return the workload with `count` images in front of its prompts.
 
-    The requests have the images in turn, then one has none, then the first image comes again.
+    The requests get the images in turn, then one gets none, then the first image comes again.
     """
     images = list(islice(draw_images(), min(count, len(workload.requests))))
     if not images:
@@ -48,7 +48,7 @@ def prompts_workload(prompts: list[bytes], tokens: int) -> Workload:
 
 
 def trace_workload(path: Path, trace: list[TraceLine], limit: int, scale: Scale) -> Workload:
-    """The first `limit` requests of a trace, when they came (times `scale.time`)."""
+    """The first `limit` requests of a trace, at their arrival times (scaled by `scale.time`)."""
     requests = requests_of(trace[:limit], scale)
     prompts = [len(request.prompt) for request in requests]
     answers = [request.new_tokens for request in requests]

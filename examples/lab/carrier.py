@@ -1,16 +1,16 @@
-"""The program behind a `Cable`: it takes frames out of one device and puts them into another.
+"""The program behind a `Cable`: it reads frames from one device and writes them to another.
 
     network stack                  this process                  the other network stack
       TAP device  ── read ──▶  lost?  else due at now + delay  ── write ──▶  TAP device
 
-It needs nothing of the kernel but /dev/net/tun, so it works where there is no netem; and what gets
-lost is what was drawn, not what a queue had no room for. A device lives as long as its descriptor,
-and so no longer than this process.
+All it needs from the kernel is /dev/net/tun, so it works without netem; and only frames drawn to
+be lost get lost, never because a queue is full. A device exists as long as its descriptor, and so
+no longer than this process.
 
     python carrier.py NAMESPACE NAMESPACE SEED
 
-Its first line says the addresses of the two ends. Then it takes `Conditions` as lines of JSON, and
-answers each with how many frames it has carried and lost so far.
+Its first line of output has the addresses of the two ends. Then it reads `Conditions` as lines of
+JSON, and answers each with the number of frames it has carried and lost so far.
 """
 
 import ctypes
@@ -27,9 +27,9 @@ from collections import deque
 from typing import NamedTuple
 
 MTU = 9000
-MOST_BYTES = MTU + 14  # and the Ethernet header
+MOST_BYTES = MTU + 14  # plus the Ethernet header
 BATCH = 64
-"""Frames taken in one direction before the other has its turn."""
+"""Frames read in one direction before the other direction gets its turn."""
 
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
@@ -40,17 +40,17 @@ class Conditions(NamedTuple):
     """What happens to frames from now on."""
 
     is_pulled: bool = False
-    """All are lost, also those on their way."""
+    """All frames are lost, including those in flight."""
     delay: float = 0.0
     """Seconds from end to end."""
     jitter: float = 0.0
-    """Up to so many seconds more, drawn for each frame; yet none overtakes another."""
+    """Up to this many seconds more, drawn for each frame; no frame overtakes another."""
     loss: float = 0.0
-    """The chance of each frame to be lost."""
+    """The probability that a frame is lost."""
 
 
 class Way:
-    """One direction: frames in the order in which they came, each with the time when it is due."""
+    """One direction: frames in order of arrival, each with the time when it is due."""
 
     def __init__(self, source: int, target: int, chance: random.Random) -> None:
         """Carry nothing yet."""
@@ -62,11 +62,11 @@ class Way:
 
     @property
     def due(self) -> float | None:
-        """When the next frame is to arrive."""
+        """When the next frame is due; None if there is none."""
         return self._frames[0][0] if self._frames else None
 
     def take(self, conditions: Conditions) -> None:
-        """Take what the device has sent."""
+        """Read what the device has sent."""
         for _ in range(BATCH):
             try:
                 frame = os.read(self.source, MOST_BYTES)
@@ -80,14 +80,14 @@ class Way:
             self._frames.append((max(due, self._frames[-1][0]) if self._frames else due, frame))
 
     def deliver(self) -> None:
-        """Let the other device receive what is due."""
+        """Write the frames that are due to the other device."""
         now = time.monotonic()
         while self._frames and self._frames[0][0] <= now:
             os.write(self._target, self._frames.popleft()[1])
             self.carried += 1
 
     def lose_all(self) -> None:
-        """Lose what is on its way."""
+        """Lose all frames in flight."""
         self.lost += len(self._frames)
         self._frames.clear()
 
@@ -100,7 +100,7 @@ def carry(ways: list[Way]) -> None:
         rest = max(0.0, min(dues) - time.monotonic()) if dues else None
         ready, _, _ = select.select([0, *(way.source for way in ways)], [], [], rest)
         if 0 in ready:
-            # Whoever asks waits for the answer, so there is one line at a time.
+            # The client waits for each answer, so there is one line at a time.
             if not (line := os.read(0, 4096)):
                 return
             conditions = Conditions(**json.loads(line))
@@ -115,7 +115,7 @@ def carry(ways: list[Way]) -> None:
 
 
 def plug_into(namespace: int) -> tuple[int, str]:
-    """Go into a network namespace and make a device there: its descriptor and its name."""
+    """Enter a network namespace and create a device there; returns its descriptor and name."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "cannot enter the namespace")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -126,12 +126,12 @@ def plug_into(namespace: int) -> tuple[int, str]:
 
 def main() -> None:
     """Connect two namespaces."""
-    # They live at least as long as the devices in them, then. The first may be our own: so both are
-    # opened before one is entered.
+    # Open descriptors keep the namespaces alive as long as the devices. Open both before entering
+    # one: the first path may be /proc/self, our own namespace.
     namespaces = [os.open(path, os.O_RDONLY) for path in sys.argv[1:3]]
     ends = [plug_into(namespace) for namespace in namespaces]
-    # The kernel numbers the devices of a namespace. So the larger number is of no other cable here,
-    # and this network (RFC 2544: for tests) of nobody else.
+    # The kernel numbers the devices of a namespace, so cables from one host to different hosts get
+    # different networks (in 198.18.0.0/15, which RFC 2544 reserves for tests).
     network = f"198.18.{max(int(name.removeprefix('cable')) for _, name in ends)}"
     for place, (namespace, (_, name)) in enumerate(zip(namespaces, ends, strict=True), start=1):
         for words in (

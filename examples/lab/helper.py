@@ -1,17 +1,17 @@
-"""A process that holds something for this one."""
+"""A child process that holds a resource for this one."""
 
 import subprocess
 from typing import Self
 
 
 class Refused(Exception):
-    """This machine does not let us have such a thing, and why."""
+    """This machine refuses the resource; the message says why."""
 
 
 class Helper:
-    """It says a line when it has what it is to hold, and ends when its input does.
+    """It prints a line once it holds its resource, and ends when its stdin does.
 
-    Its input ends with this process, however that ends.
+    Its stdin ends with this process, however that ends.
     """
 
     def __init__(self, *command: str) -> None:
@@ -22,32 +22,32 @@ class Helper:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # not interrupted by Ctrl-C
         )
         self.greeting = self._hear()
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """Its process id."""
         return self._process.pid
 
     def ask(self, line: str) -> str:
-        """Say a line, and return what it answers."""
+        """Send a line, and return its answer."""
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
         return self._hear()
 
     def close(self) -> None:
-        """End it, and with it what it holds. Idempotent."""
+        """Kill it, which frees what it holds. Idempotent."""
         self._process.kill()
         self._process.communicate()
 
     def __enter__(self) -> Self:
-        """Return it, which is running already."""
+        """Return the helper, which is already running."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """Kill it."""
         self.close()
 
     def _hear(self) -> str:

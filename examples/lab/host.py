@@ -10,20 +10,20 @@ _HOLD = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm && ip link set lo up && echo
 
 
 class Host(Helper):
-    """Another host than that of this process, until the end of the `with` block.
+    """A host other than this process's own, until the end of the `with` block.
 
-    Whoever runs on it keeps it alive; end them first.
+    Processes that run on it keep it alive; end them first.
     """
 
     def __init__(self) -> None:
-        """Start it, with nothing but a loopback; raises `Refused`."""
+        """Start it, with only a loopback device; raises `Refused`."""
         super().__init__("unshare", "--net", "--mount", "sh", "-c", _HOLD)
         self.command = ("nsenter", f"--target={self.pid}", "--net", "--mount", "--wd", "--")
-        """What follows runs there, in the folder in which this process was when it made the host"""
+        """Prefix of a command to run there, in this process's working directory at the start."""
 
 
 def refusal() -> str:
-    """Return why this machine lets nobody have hosts and cables; empty if it does."""
+    """Return why this machine refuses hosts or cables; empty if it allows both."""
     for command in ("unshare", "nsenter", "ip"):
         if shutil.which(command) is None:
             return f"there is no {command} command"

@@ -1,4 +1,4 @@
-// The little that these tests need of a test framework; nothing to install on a bare machine.
+// A minimal test framework, so that nothing has to be installed on a bare machine.
 #pragma once
 
 #include <sys/wait.h>
@@ -18,7 +18,7 @@
 
 namespace memlane::testing {
 
-// A pipe by which one process tells another that it has come to a point.
+// A pipe through which one process tells another that it has reached a point.
 class Signal {
 public:
     Signal() { CHECK(::pipe(ends_) == 0); }

@@ -1,13 +1,13 @@
-// Two roles as threads, of which one runs at a time, and every order in which they can come to their sync points.
+// Runs two roles as threads, one at a time, in every order in which they can reach their sync points.
 //
-// A role is any callable; it says which turn of its work begins. A *spot* is the first passage of a point (by name) in
-// one turn. For a pair of spots and an order, both threads are brought to their spots; then the one that is to be
-// first goes on alone, as far as it can: to its end, or until the kernel says that it sleeps. An order is impossible
-// if the one that is to be first sleeps, or has ended, while the other is held: then only the other can let it
-// come to its spot. Nothing here is decided by time. In the end both have ended: two that sleep have missed a
-// wake-up, and are found before the 100 ms slice of a wait would rescue them.
+// A role is any callable; it reports which turn of its work begins. A *spot* is the first passage of a point (by name)
+// in one turn. For a pair of spots and an order, both threads are brought to their spots. Then the one that is to be
+// first runs alone as far as it can: to its end, or until the kernel reports that it sleeps. An order is impossible if
+// the one that is to be first sleeps, or has ended, while the other is held, because then only the other could let it
+// reach its spot. Nothing here depends on timing. In the end both threads must have ended. If they sleep instead, a
+// wake-up was lost; this is found before the 100 ms slice of a wait would hide it.
 //
-// Knows points and threads only, no system: what is right a role must check itself.
+// This file knows only points and threads, none of the systems: a role must check its own results.
 #pragma once
 
 #include <pthread.h>
@@ -41,7 +41,7 @@ struct Spot {
     std::string text() const { return point + " of turn " + std::to_string(turn); }
 };
 
-// The order that is being driven, for whoever finds that it goes wrong.
+// The order that is being driven, for the message of a failure.
 inline std::string& current_order() {
     static std::string order;
     return order;
@@ -80,7 +80,7 @@ public:
     bool came_to_spot() const noexcept { return has_come_; }
     Rest rest() const noexcept { return rest_; }
 
-    // Lets it go on as far as it can; true if it went on at all. Whoever sleeps is paused at the next point it comes to.
+    // Lets it run as far as it can; true if it made progress. If it sleeps, it is paused at the next point it reaches.
     bool run() {
         if (rest_ == Rest::held || rest_ == Rest::ended) return false;
         const std::uint64_t before = passages_;
@@ -88,11 +88,11 @@ public:
         is_open_.notify_one();
         for (int looks = 0; (rest_ = look()) == Rest::paused; ++looks) looks < 20 ? ::sched_yield() : ::usleep(20);
         is_open_ = false;
-        // Nobody's start or end may hold a lock (of the allocator) in which the other one would be seen asleep.
+        // A thread that is still ending may hold the allocator's lock; the other, waiting for it, would look asleep.
         if (rest_ == Rest::ended) thread_.join();
         return passages_ != before || rest_ == Rest::ended;
     }
-    // From its spot, if it is there; it is not held there any more.
+    // Lets it leave its spot, if it is there; from now on it is not held there.
     void release() {
         is_held_at_spot_ = false;
         if (rest_ == Rest::held) rest_ = Rest::paused;
@@ -128,7 +128,7 @@ private:
         is_in_hook_ = false;
     }
 
-    // Where it has come to; paused stands for "still on its way".
+    // Its state now; `paused` stands for "still running".
     Rest look() const {
         if (ended_) return Rest::ended;
         if (is_in_hook_ && !is_open_) return Rest::held;
@@ -157,7 +157,7 @@ private:
     std::atomic<int> turn_{0};
     std::atomic<bool> has_come_{false};
     std::atomic<bool> is_held_at_spot_{true};
-    std::atomic<bool> is_open_{false};  // may it pass points?
+    std::atomic<bool> is_open_{false};  // it may pass points
     std::atomic<bool> is_in_hook_{false};
     std::atomic<bool> ended_{false};
     std::atomic<std::uint64_t> passages_{0};
@@ -165,7 +165,7 @@ private:
     std::thread thread_;
 };
 
-// Roles that belong together, made anew for every order.
+// Two roles that belong together, created anew for every order.
 struct Play {
     std::array<Actor::Role, 2> roles;
 };
@@ -177,7 +177,7 @@ public:
         core::sync_hook.store(Actor::hook);
     }
 
-    // Every pair of spots in both orders. What is passed in one of them only, because of it, is a spot, too.
+    // Drives every pair of spots in both orders, including spots that are passed only in one of these orders.
     void drive_all() {
         for (const int ahead : {0, 1}) play({}, 0, ahead);
         std::set<std::array<Spot, 2>> done;
@@ -200,7 +200,7 @@ public:
     const std::set<std::string>& points() const noexcept { return points_; }
     std::size_t driven() const noexcept { return driven_; }
     std::size_t impossible() const noexcept { return impossible_; }
-    // By point of the first and of the second that comes after it: whether it was driven in any turn, else why not.
+    // By first and second point: why the order was never driven, or empty if it was driven in any turn.
     using ByPoint = std::map<std::pair<std::string, std::string>, std::string>;
     const ByPoint& orders() const noexcept { return orders_; }
 
@@ -224,7 +224,7 @@ private:
         if (outcome.is_driven) known.clear();
     }
 
-    // One order. `ahead` runs first on the way to the spots: who is ahead seldom finds what it waits for.
+    // Plays one order. `ahead` runs first on the way to the spots, so it rarely finds what it waits for.
     Outcome play(const Spots& spots, int first, int ahead) {
         current_order() = scene_ + ": nobody is held";
         if (spots[0])
@@ -234,7 +234,7 @@ private:
         std::array<Actor, 2> actors{Actor(names_[0], std::move(made.roles[0]), spots[0]),
                                     Actor(names_[1], std::move(made.roles[1]), spots[1])};
         const auto run_both = [&](int begin) {
-            // Twice in vain: the second may have woken the first just before it went to sleep itself.
+            // Until two rounds are idle: the second may wake the first just before it goes to sleep itself.
             for (int idle = 0; idle < 2;) {
                 const bool any = actors[begin].run() | actors[1 - begin].run();
                 idle = any ? 0 : idle + 1;

@@ -1,5 +1,5 @@
-// Moves of blocks: every layout and size against a plain loop, on one to four threads; what must be refused; and copies to
-// a GPU against functions that are CUDA's in name and memcpy in fact. Built a second time with ThreadSanitizer.
+// Moving blocks: every layout and size, compared with a plain loop, on one to four threads; invalid pairs, which must be
+// refused; and copies to a GPU, with memcpy in place of CUDA's functions. Also built with ThreadSanitizer.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -22,7 +22,7 @@ struct Array {
     std::vector<std::byte> memory;
     Blocks blocks;
 
-    // `gap`: bytes between one block and the next; `shift`: of the first block from the memory's alignment.
+    // `gap`: bytes between two blocks; `shift`: offset of the first block from the memory's alignment.
     Array(std::int64_t count, std::int64_t bytes, std::int64_t gap = 0, std::int64_t shift = 0)
         : memory(static_cast<std::size_t>(shift + count * (bytes + gap) + 64)) {
         for (std::size_t at = 0; at + 8 <= memory.size(); at += 8) {
@@ -36,7 +36,7 @@ struct Array {
     std::byte* block(std::uint32_t id) const { return blocks.base + std::int64_t{id} * blocks.stride; }
 };
 
-// Random, or `neighbours` at a time.
+// Random pairs, in groups of `neighbours` adjacent blocks.
 std::vector<std::int64_t> some_pairs(std::uint64_t sources, std::uint64_t targets, std::size_t count, std::size_t neighbours) {
     std::vector<std::int64_t> to(targets / neighbours);
     std::iota(to.begin(), to.end(), 0);
@@ -76,16 +76,16 @@ void test_moves() {
         for (const std::int64_t bytes : {1, 64, 100})
             for (const std::size_t neighbours : {1u, 5u})
                 move_and_compare(bytes, 20'000, 17'000, neighbours == 1 ? 3 : 0, 16, neighbours, threads);
-        move_and_compare(1024, 10'000, 9'000, 0, 0, 1, threads);    // past the caches, in whole lines
-        move_and_compare(4096, 3000, 2500, 0, 16, 3, threads);      // and not
+        move_and_compare(1024, 10'000, 9'000, 0, 0, 1, threads);    // streamed, in whole cache lines
+        move_and_compare(4096, 3000, 2500, 0, 16, 3, threads);      // streamed, not in whole lines
         move_and_compare(5001, 2000, 1800, 77, 5, 1, threads);
         move_and_compare(65536, 160, 140, 65536, 0, 1, threads);    // rows of a region
         move_and_compare(3 << 20, 5, 4, 8, 3, 1, threads);          // several units each
-        move_and_compare(64, 10, 0, 0, 0, 1, threads);              // nothing
+        move_and_compare(64, 10, 0, 0, 0, 1, threads);              // no pairs
     }
 }
 
-// Blocks of two pieces, backwards, into whole ones.
+// Copies blocks of two pieces, stored backwards, into contiguous blocks.
 void test_pieces() {
     constexpr std::int64_t kBlocks = 50;
     std::vector<std::uint16_t> source(2 * kBlocks * 8);
@@ -122,17 +122,17 @@ void test_refusals() {
     CHECK(finding(Ids{-1, 0}, a.blocks, b.blocks).fault == Fault::no_such_source);
     CHECK(finding(std::vector<std::uint64_t>{0, ~0ull}, a.blocks, b.blocks).id == ~0ull);
     CHECK(finding(std::vector<std::int32_t>{0, -1}, a.blocks, b.blocks).fault == Fault::no_such_target);
-    // Few ids far apart are sorted, many near each other have bits.
+    // Few ids that are far apart are sorted; dense ones use a bitmap.
     CHECK(finding(Ids{0, 999'999, 1, 5, 2, 999'999, 3, 5}, a.blocks, b.blocks).pair == 2);
     CHECK(finding(Ids{0, 7, 1, 5, 2, 5}, a.blocks, b.blocks).fault == Fault::target_twice);
-    // One array: a block that is written must not be read.
+    // Within one array: no block may be both read and written.
     CHECK(finding(Ids{1, 2, 2, 3}, b.blocks, b.blocks).fault == Fault::overlap);
     CHECK(finding(Ids{1, 1}, b.blocks, b.blocks).fault == Fault::overlap);
     CHECK(finding(Ids{1, 2, 1, 3}, b.blocks, b.blocks).fault == Fault::none);
     CHECK(finding(Ids{1, 999'999, 500'000, 3}, b.blocks, b.blocks).fault == Fault::none);
 }
 
-// Blocks of any two strides in one memory, against bytes that are marked one by one.
+// Blocks of any two strides in one memory, compared with a check that marks every byte.
 void test_overlaps() {
     std::vector<std::byte> memory(4096);
     std::size_t refused = 0;
@@ -166,7 +166,7 @@ void test_overlaps() {
     CHECK(refused > 100 && refused < 4'900);
 }
 
-// What look() throws ends the move, and the helpers with it.
+// An exception from look() ends the move and its helpers.
 void test_look() {
     const Array from(500, 1 << 16);
     Array to(500, 1 << 16);
@@ -180,7 +180,7 @@ void test_look() {
         } catch (int) {
             thrown = true;
         }
-        for (std::uint32_t i = 0; i < 500 && !thrown; ++i) CHECK(std::memcmp(from.block(i), to.block(i), 1 << 16) == 0);  // or it was done within 50 ms
+        for (std::uint32_t i = 0; i < 500 && !thrown; ++i) CHECK(std::memcmp(from.block(i), to.block(i), 1 << 16) == 0);  // done before the first look
     }
 }
 
@@ -235,7 +235,7 @@ void test_device() {
         for (const std::int64_t gap : {0, 64}) {
             const Array from(100, 256, gap);
             Array to(100, 256);
-            // A run of ten, and two that stand alone.
+            // A run of ten pairs, and two single ones.
             std::vector<std::int64_t> pairs;
             for (std::int64_t i = 0; i < 10; ++i) pairs.insert(pairs.end(), {20 + i, 50 + i});
             pairs.insert(pairs.end(), {5, 99, 7, 3});

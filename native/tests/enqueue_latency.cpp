@@ -1,5 +1,5 @@
-// How long the native part of enqueue takes: a 225-byte message, one reader polling on another core. Prints
-// nanoseconds; `make bench` reads them.
+// Measures the native part of enqueue: a 225-byte message, one reader polling on another core. Prints nanoseconds,
+// which `make bench` reads.
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -32,7 +32,7 @@ int main() {
     std::byte message[kBytes]{};
     std::vector<os::Nanoseconds> samples(kMessages);
     for (std::uint64_t i = 0; i < kMessages; ++i) {
-        // Paced, so that every sample is of a ring that is not full; a full one measures the reader.
+        // Paced so that the ring is never full: a full ring would measure the reader.
         const os::Nanoseconds until = os::monotonic_now() + 2000;
         while (os::monotonic_now() < until) core::pause();
         const os::Nanoseconds before = os::monotonic_now();

@@ -1,12 +1,12 @@
-// Makes the k-th of one system call of one library fail, with an errno of choice: to be put before libc by LD_PRELOAD.
-// The k-th of that call, not of all: threads may come to theirs in any order.
+// Makes the k-th call of one system call by one library fail, with a chosen errno. Preload it before libc (LD_PRELOAD).
+// Calls are numbered per system call, not overall, because threads may make theirs in any order.
 //
-// It counts the calls that the watched library makes while it is armed (known by their return addresses; so the library
-// must not be compiled with tail calls), and tells their names. Nobody else's calls are counted or fail.
+// While armed, it counts the calls of the watched library and records their names. It recognises them by their return
+// addresses, so the library must be compiled without tail calls. Other calls are not counted and never fail.
 //
-// A call that gives something back (close, munmap, ...) does so before it fails, as the kernel does. Every function that
-// is exported here and is none of `failing_calls_*` is a call that can fail; tests/fault/test_failing_calls.py compares
-// that list with what the library imports.
+// A call that releases something (close, munmap, ...) does so before it fails, as the kernel does. Every function
+// exported here, except `failing_calls_*`, is a call that can fail; tests/fault/test_failing_calls.py compares that
+// list with what the library imports.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -34,13 +34,13 @@ std::uintptr_t first_watched = 0;
 std::uintptr_t last_watched = 0;
 std::atomic<bool> is_armed{false};
 std::atomic<int> calls{0};
-std::atomic<int> named{0};  // of the call that is to fail
+std::atomic<int> named{0};  // calls so far of the one that is to fail
 int to_fail = 0;
 const char* call_to_fail = "";
 int with_error = 0;
 const char* names[kMostCalls];
 
-// Counts the call. True if it is the one that fails.
+// Counts the call; true if it is to fail.
 bool fails(const char* name, void* from) {
     const auto at = reinterpret_cast<std::uintptr_t>(from);
     if (!is_armed.load() || at < first_watched || at >= last_watched) return false;
@@ -53,7 +53,7 @@ bool fails(const char* name, void* from) {
 
 extern "C" {
 
-// Watches the library whose path contains `part`; 0 if it is loaded.
+// Watches the library whose path contains `part`; returns 0 if it is loaded.
 int failing_calls_watch(const char* part) {
     first_watched = last_watched = 0;
     ::dl_iterate_phdr(
@@ -71,7 +71,7 @@ int failing_calls_watch(const char* part) {
     return last_watched == 0 ? -1 : 0;
 }
 
-// Counts from now on, and has the `number`-th `call` (from 1; 0: none) fail with `error`. `call` must stay.
+// Starts counting, and makes the `number`-th `call` (from 1; 0: none) fail with `error`. Keep `call` alive.
 void failing_calls_arm(const char* call, int number, int error) {
     calls = 0;
     named = 0;
@@ -81,16 +81,16 @@ void failing_calls_arm(const char* call, int number, int error) {
     is_armed = true;
 }
 
-// Ends that; how many calls there were.
+// Stops counting; returns how many calls there were.
 int failing_calls_disarm() {
     is_armed = false;
     return calls;
 }
 
-// Of the `number`-th call, from 1.
+// The name of the `number`-th call, from 1.
 const char* failing_calls_name(int number) { return names[number - 1]; }
 
-// `failure`: what the function returns then, with errno set.
+// `failure`: what the function returns if it fails, with errno set.
 #define REAL(name) static const auto real = reinterpret_cast<decltype(&::name)>(::dlsym(RTLD_NEXT, #name))
 #define BEFORE(name, failure)                         \
     REAL(name);                                       \
@@ -226,7 +226,7 @@ int munmap(void* at, size_t bytes) noexcept { AFTER(munmap, real(at, bytes), -1)
 int fclose(FILE* file) { AFTER(fclose, real(file), EOF); }
 int closedir(DIR* directory) { AFTER(closedir, real(directory), -1); }
 
-// What pthread_atfork is in the library that calls it. It returns its error.
+// What pthread_atfork calls in the library. It returns its error instead of setting errno.
 int __register_atfork(void (*prepare)(), void (*parent)(), void (*child)(), void* handle) {
     static const auto real =
         reinterpret_cast<int (*)(void (*)(), void (*)(), void (*)(), void*)>(::dlsym(RTLD_NEXT, "__register_atfork"));

@@ -1,5 +1,5 @@
-// What everything else stands on, proven between real processes: locks that end with their process and nothing
-// else, and a file that works without its name.
+// The kernel guarantees that everything else relies on, tested between real processes: locks are dropped when their
+// process ends, and only then, and a file works without its name.
 #include <csignal>
 #include <cstring>
 #include <optional>
@@ -26,8 +26,8 @@ os::FileDescriptor new_file(std::uint64_t bytes) {
     return file;
 }
 
-// A parent holds the lock, maps the file and forks; then it is killed. Its child lives on with the mapping and
-// with every descriptor that it was given, but the lock is gone at once.
+// A parent takes the lock, maps the file, forks, and is killed. Its child lives on with the mapping and every inherited
+// descriptor, but the lock is gone at once.
 void lock_ends_with_its_process() {
     const os::FileDescriptor file = new_file(4096);
     core::LivenessLock observer(file);
@@ -56,7 +56,7 @@ void lock_ends_with_its_process() {
     go_on.send();
 }
 
-// The counterpart: a lock on the mapped descriptor itself would outlive close(). This is why it is never done.
+// The counterpart: a lock on the mapped descriptor itself outlives close(), so memlane never locks that one.
 void lock_on_the_mapped_description_would_outlive_close() {
     const os::FileDescriptor file = new_file(4096);
     core::LivenessLock observer(file);
@@ -69,7 +69,7 @@ void lock_on_the_mapped_description_would_outlive_close() {
     CHECK(!observer.is_held_by_other(0));
 }
 
-// Giving up the lock does not wait for views: the memory stays, the lock is gone.
+// Dropping the lock does not wait for views: the memory stays, the lock is gone.
 void closing_with_a_live_view_gives_up_the_lock() {
     os::FileDescriptor file = new_file(4096);
     core::LivenessLock observer(file);
@@ -98,8 +98,8 @@ void child_never_drops_the_parents_lock() {
     CHECK(observer.is_held_by_other(0));
 }
 
-// A file that has lost its name is grown by one process and seen grown, through the descriptor it already holds,
-// by the other.
+// After a file has lost its name, one process grows it, and the other sees it grown through the descriptor that it
+// already has.
 void nameless_file_is_seen_grown() {
     const os::FileDescriptor file = new_file(4096);
     const std::string path = "/dev/shm/memlane-test-" + std::to_string(::getpid());
@@ -146,7 +146,7 @@ void name_is_never_taken_from_another_file() {
     CHECK(::access(path.c_str(), F_OK) != 0);
 }
 
-// As it is where pages are larger than what an offset was rounded to.
+// As on machines whose pages are larger than the alignment of the offset.
 void mapping_begins_anywhere() {
     const os::FileDescriptor file = new_file(3 * 4096);
     const os::Mapping whole(file, 3 * 4096);
@@ -159,7 +159,7 @@ void mapping_begins_anywhere() {
     CHECK(std::memcmp(whole.base() + 4200, "inside", 6) == 0);
 }
 
-// Shared futexes find each other through different mappings of one file.
+// Shared futexes work across different mappings of one file.
 void futex_wakes_across_mappings() {
     const os::FileDescriptor file = new_file(4096);
     const os::Mapping ours(file, 4096);

@@ -1,4 +1,4 @@
-// Orders of steps that luck would show once in a million runs, forced through the SYNC hooks.
+// Orders of steps that would occur by chance once in a million runs, forced through the SYNC hooks.
 #include <cstring>
 #include <functional>
 #include <map>
@@ -13,7 +13,7 @@ using core::Status;
 
 namespace {
 
-std::map<std::string, std::function<void()>> at_point;  // run once, when the point is next reached
+std::map<std::string, std::function<void()>> at_point;  // each runs once, when its point is next reached
 
 void hook(const char* point) {
     const auto found = at_point.find(point);
@@ -33,7 +33,7 @@ struct Pair {
     void send(std::uint64_t value) { put(must(writer.begin_nowait(8)), value); }
 };
 
-// The reader looks while the writer stands right before each of its stores: it must see nothing until `publish`.
+// The reader polls right before each of the writer's stores: it must see nothing until `publish`.
 void nothing_is_seen_before_publish() {
     for (const char* point : {"retract.store", "reset.store", "publish.store"}) {
         Pair pair;
@@ -50,7 +50,7 @@ void nothing_is_seen_before_publish() {
     }
 }
 
-// The reader stands between its two loads while the writer does a whole turn: still once and whole.
+// The writer does a whole turn between the reader's two loads: the message still arrives once and whole.
 void turn_between_the_readers_two_loads() {
     for (const char* point : {"reset.load", "publish.load"}) {
         Pair pair;
@@ -67,7 +67,7 @@ void turn_between_the_readers_two_loads() {
     }
 }
 
-// A message comes exactly when the reader has looked in vain and is about to say that it sleeps, or has just said so.
+// A message arrives when the reader has found nothing and is about to set `parked`, before and after it reads the word.
 void no_wake_up_is_lost() {
     for (const char* point : {"wake.load", "park.store"}) {
         Pair pair;
@@ -97,7 +97,7 @@ void no_wake_up_of_the_writer_is_lost() {
     }
 }
 
-// Two readers are the last at once: each has given the chunk back before the other one looks. One of them wakes.
+// Two readers are last at once: each has given the chunk back before either checks the other. One of them wakes.
 void one_of_two_last_readers_wakes() {
     const RingGeometry geometry{2, 64, 1};
     const auto segment = new_segment(geometry);
@@ -115,7 +115,7 @@ void one_of_two_last_readers_wakes() {
     CHECK(waits.consumed > before && waits.writer_parked == 0);
 }
 
-// The writer sends its last message and ends when the reader has looked in vain and is about to ask after the writer.
+// The writer sends its last message and ends after the reader has found nothing, before it checks the writer.
 void what_was_sent_comes_before_the_end() {
     for (const char* point : {"join.load", "leave.load"}) {
         for (const bool dies : {true, false}) {
@@ -136,7 +136,7 @@ void what_was_sent_comes_before_the_end() {
     }
 }
 
-// A message that a reader has leased, and what the writer would write it to.
+// Sends messages through extents, and takes leases of them.
 struct Lent {
     RingGeometry geometry{1, 64, 1};
     std::shared_ptr<core::Segment> segment = new_segment(geometry);
@@ -144,7 +144,7 @@ struct Lent {
     std::unique_ptr<RingReader> reader_end = new_reader(*segment, geometry, 0);
     RingReader& reader = *reader_end;
 
-    // Where the extent lies.
+    // Returns the offset of the message's extent.
     std::uint64_t send(unsigned char value) {
         writer.tend(true);
         auto claim = must(writer.begin_nowait(0));
@@ -163,8 +163,8 @@ struct Lent {
     }
 };
 
-// The writer sends when the reader stands before its mark, before it gives the chunk back, and before it takes the mark
-// away: what is lent is never written to, and what is not lent any more is.
+// The writer sends right before the reader marks the extent, before it gives the chunk back, and before it clears the
+// mark: an extent is not written to while it is lent, and is used again afterwards.
 void lent_extent_is_not_written_to() {
     Lent lent;
     const std::uint64_t first = lent.send(1);
@@ -185,7 +185,7 @@ void lent_extent_is_not_written_to() {
     CHECK(again->memory()[0] == std::byte{4} && again->memory()[core::kPage] == std::byte{4});
 }
 
-// The reader ends when the writer looks for leases: what it keeps are copies by then.
+// The reader ends while the writer looks for leases: by then the reader's leases are copies.
 void lease_of_a_reader_that_ends_is_a_copy() {
     Lent lent;
     const std::uint64_t first = lent.send(1);
@@ -198,7 +198,7 @@ void lease_of_a_reader_that_ends_is_a_copy() {
     CHECK(kept->memory()[0] == std::byte{1} && kept->memory()[2 * core::kPage - 1] == std::byte{1});
 }
 
-// A sweep holds the place and removes the name while somebody attaches: the segment is gone, nobody has taken the place.
+// A sweep locks the place and removes the name during an attach: the error is a missing segment, not a taken place.
 void place_that_a_sweep_holds_is_not_taken() {
     const RingGeometry geometry{1, 64, 1};
     const core::SegmentId id = new_id();
@@ -218,13 +218,13 @@ void place_that_a_sweep_holds_is_not_taken() {
     CHECK(is_missing);
 }
 
-// The mistake that the documented order exists for: the reader's flag falls before the data is there.
+// The mistake that the documented order prevents: the reader's flag is reset before the data is there.
 void wrong_order_is_caught() {
     Pair pair;
     pair.send(1);
     must(pair.reader.begin_nowait()).finish(8);
     std::uint8_t* flags = &pair.writer.ring().written(0);
-    flags[1] = 0;  // a writer that resets the flags while `written` still stands ...
+    flags[1] = 0;  // a writer that resets the flags while `written` is still 1 ...
     CHECK(pair.reader.begin_nowait().status == Status::ok);  // ... shows the reader its old message again
 }
 

@@ -1,4 +1,4 @@
-// Frame tables from untrusted bytes, and the book of extents against a plain model.
+// Frame tables parsed from untrusted bytes, and the writer's records of extents, compared with a simple model.
 #include <cstring>
 #include <random>
 #include <vector>
@@ -42,7 +42,7 @@ void tables_come_back() {
     }
 }
 
-// Whatever the header says: refused, or every part lies inside the message and buffers are no larger than it.
+// Whatever the header says, the table is refused, or its parts lie in the message, and its buffers together fit in it.
 void forged_tables_are_refused() {
     std::mt19937_64 random(1);
     std::vector<std::byte> message = message_of(FrameTable(100, {4096, 8192, 5000}));
@@ -79,7 +79,7 @@ void forged_tables_are_refused() {
     }
 }
 
-// Random takes, ends of turns, cancels and trims: live extents never overlap, the file does not grow for nothing.
+// Random takes, ends of turns, cancels and trims: live extents never overlap, and the file does not grow needlessly.
 void extents_never_overlap() {
     os::FileDescriptor file = os::create_unnamed("/dev/shm");
     os::resize(file, 1u << 30);
@@ -128,7 +128,7 @@ void extents_never_overlap() {
     }
 }
 
-// What is lent outlives its turn and is waited for by nobody; the rows of leases never run out for good.
+// Lent extents outlive their turns, and nothing waits for them; rows of leases become free again.
 void lent_extents_outlive_their_turns() {
     os::FileDescriptor file = os::create_unnamed("/dev/shm");
     os::resize(file, 1u << 20);
@@ -143,10 +143,10 @@ void lent_extents_outlive_their_turns() {
         const Extent second = extents.take(core::kPage, 1, true);
         CHECK(second.lease != 0 && second.lease != first.lease && !extents.can_lend(core::kPage));
         CHECK(extents.take(core::kPage, 2, true).lease == 0);  // no row
-        CHECK(extents.reclaim(file, always, all));              // the third alone is free
+        CHECK(extents.reclaim(file, always, all));              // only the third is free
         CHECK(!extents.in_use() && extents.has_any());
         CHECK(extents.reclaim(file, always, [&](std::uint32_t row) { return row == second.lease; }));
-        const Extent beyond = extents.take(4 * core::kPage, 3, true);  // the second lies in the way
+        const Extent beyond = extents.take(4 * core::kPage, 3, true);  // the second is in the way
         CHECK(beyond.lease == 0 && !extents.is_in_pool(beyond) && extents.oldest() == 3);
         CHECK(extents.reclaim(file, always, nobody) && !extents.has_any());
     }

@@ -1,5 +1,5 @@
-// Every pair of sync points of a ring's writer and reader, in both orders: every message comes once, whole and in order,
-// and nobody is left asleep. Writers that do their steps in a wrong order must fail in some order of these.
+// Every pair of sync points of a ring's writer and reader, in both orders: every message arrives once, whole and in
+// order, and no end is left asleep. A writer with its steps in a wrong order must fail in at least one of these.
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -29,18 +29,18 @@ void fill(std::byte* to, std::uint64_t bytes, std::uint64_t number) {
 }
 
 struct Shape {
-    std::uint64_t readers = 1;  // their ends are used in turn by one thread
+    std::uint64_t readers = 1;  // one thread uses their ends in turn
     std::uint64_t chunks = 1;
     std::uint64_t messages = 3;
     std::uint64_t stay = 3;            // messages that the readers take before they close
-    std::optional<std::uint64_t> large = std::nullopt;  // the message that does not fit
-    bool lends = false;                                 // none fits, and readers keep each while they take the next
+    std::optional<std::uint64_t> large = std::nullopt;  // the message that does not fit a chunk
+    bool lends = false;                                 // no message fits; readers keep each while they take the next
 
     bool is_large(std::uint64_t i) const { return lends || large == i; }
     std::uint64_t bytes(std::uint64_t i) const { return is_large(i) ? kLargeBytes : kBytes; }
 };
 
-// What both roles know: a handle, once it is there.
+// Shared by both roles: the shape, and the segment once there is a handle.
 struct Meeting {
     explicit Meeting(const Shape& s) : shape(s), geometry{s.readers, kBytes, s.chunks} {}
     const Shape shape;
@@ -50,7 +50,7 @@ struct Meeting {
     std::atomic<bool> has_attached{false};
 };
 
-// Not a name that memlane makes: there are thousands, and other tests look for what is left of memlane.
+// Not of memlane's form: there are thousands, and other tests look for segments that memlane left behind.
 std::string prefix_of(pid_t pid) { return "orders-" + std::to_string(pid) + "-"; }
 
 void create(Meeting& m) {
@@ -135,7 +135,7 @@ void read_all(Meeting& m, const std::function<void(int)>& begin_turn) {
             if (descriptor) {
                 RIGHT(descriptor->length == bytes);
                 RIGHT(sample.copy_out(*descriptor, 0, bytes, received.data()));
-            } else {  // filled by the documented part alone
+            } else {  // filled by a writer of the documented part only
                 std::memcpy(received.data(), sample.chunk(), bytes);
             }
             RIGHT(received == expected);
@@ -167,7 +167,7 @@ Conductor conduct(const std::string& name, const Shape& shape, const WriteAll& w
             }};
 }
 
-// A writer of the documented part in steps that can be exchanged.
+// A writer that knows only the documented part, with steps that can be reordered.
 enum class Step { retract, data, reset, publish, wake };
 using Steps = std::vector<Step>;
 
@@ -221,7 +221,7 @@ void drive_in_steps(const char* name, const Steps& steps) {
     conduct(name, {.messages = 2, .stay = 2}, write).drive_all();
 }
 
-// In a process of its own, which ends at the first order in which it goes wrong.
+// Runs in its own process, which ends at the first order that fails.
 void is_caught(const char* name, const Steps& steps) {
     std::printf("%s: must fail\n", name);
     std::fflush(stdout);
@@ -285,7 +285,7 @@ int main() {
         }
     }
     std::size_t never = 0;
-    std::map<std::pair<std::string, std::string>, std::string> reasons;  // second point and why not: first points
+    std::map<std::pair<std::string, std::string>, std::string> reasons;  // by second point and reason: the first points
     for (const auto& [pair, why_not] : orders) {
         if (why_not.empty()) continue;
         ++never;

@@ -1,5 +1,5 @@
-// A region between holders in one process: who creates, who waits, who takes over, who removes the name. Under
-// ThreadSanitizer, too, which sees the threads that populate; the locks are the kernel's.
+// A region shared by holders in one process: which one creates it, waits, takes over, removes the name. Also run under
+// ThreadSanitizer, which sees the threads that populate, but not the locks, because these are the kernel's.
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -32,7 +32,7 @@ void finish(Population& population) {
     }
 }
 
-// Without gaps by pieces, from where it begins to where it ends; with gaps cell by cell.
+// A range without gaps is divided into pieces, from its start to its end; one with gaps into its cells.
 void parts_to_populate() {
     const Cells run = Cells::of(5, 100 * (1u << 20), 100 * (1u << 20), 1);
     CHECK(run.count == 4 && run.begin_of(0) == 5 && run.end_of(3) == 100 * (1u << 20) + 5);
@@ -63,7 +63,7 @@ bool start(const std::shared_ptr<RegionFile>& file, std::uint64_t worker, std::u
     return entry == Entry::created;
 }
 
-// All at once, in threads: one creates, all have the same bytes, and the last takes the name with it.
+// Holders start at once, in threads: one creates, all see the same bytes, and the last to leave removes the name.
 void holders_at_once(std::uint64_t participants) {
     std::vector<std::shared_ptr<RegionFile>> files;
     for (int i = 0; i < 4; ++i) files.push_back(holder());
@@ -86,7 +86,7 @@ void holders_at_once(std::uint64_t participants) {
     CHECK(!is_named());
 }
 
-// Who was to reserve the space gives up, and the one who waits goes on with the same file.
+// The builder leaves before it has reserved the space, and the waiting holder continues with the same file.
 void a_waiter_takes_over() {
     const auto first = holder(), second = holder();
     CHECK(first->enter(0) == Entry::created);
@@ -102,7 +102,7 @@ void a_waiter_takes_over() {
     CHECK(second->leave(os::kSecond).removed_name);
 }
 
-// A population that is given up in the middle ends its threads, and what was reserved goes with the file.
+// Stopping a population halfway ends its threads; the space that it reserved is freed with the file.
 void a_population_is_stopped() {
     const auto file = holder();
     CHECK(file->enter(0) == Entry::created);
@@ -129,7 +129,7 @@ void another_geometry_is_refused() {
     }
 }
 
-// Writing to every page keeps what is there, also what is written meanwhile.
+// Touching every page keeps its contents, even those written at the same time.
 void touching_keeps_what_is_there() {
     const os::FileDescriptor file = os::create_unnamed("/dev/shm");
     constexpr std::size_t bytes = 64 * 4096;

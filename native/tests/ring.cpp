@@ -29,7 +29,7 @@ void flags_follow_the_state_table() {
     CHECK(flags[0] == 1 && flags[1] == 0 && flags[2] == 0);
     CHECK(receive(a) == 7);
     CHECK(flags[0] == 1 && flags[1] == 1 && flags[2] == 0);
-    CHECK(a.begin_nowait().status == Status::would_block);  // never twice
+    CHECK(a.begin_nowait().status == Status::would_block);  // never a message twice
     send(writer, 8);
     send(writer, 9);
     CHECK(writer.begin_nowait(8).status == Status::would_block);  // b has not read
@@ -107,10 +107,10 @@ void dead_reader_is_told_and_released() {
     const core::Outcome death = writer.begin(8, os::Deadline::never(), keep_waiting);
     CHECK(death.status == Status::peer_died && death.slot == 1);
     CHECK(exit_code(child) == 128 + SIGKILL);
-    CHECK(writer.begin_nowait(8).status == Status::peer_died);  // again and again
+    CHECK(writer.begin_nowait(8).status == Status::peer_died);  // and again in every call
     CHECK(writer.release_reader(0));
     CHECK(writer.begin_nowait(8).status == Status::would_block);  // reader 1 may still come
-    CHECK(writer.release_reader(1));  // absent: can be given up
+    CHECK(writer.release_reader(1));  // absent, so it can be released
     CHECK(writer.release_reader(1));
     send(writer, 2);
 }
@@ -130,7 +130,7 @@ void closed_reader_is_not_waited_for() {
     send(writer, 3);
 }
 
-// Of five readers one has left, one was released while absent, and the others give the chunk back one after the other.
+// Of five readers, one has left, one was released while absent, and the others give the chunk back one by one.
 void only_the_last_reader_wakes_the_writer() {
     const RingGeometry g{5, 64, 1};
     const auto segment = new_segment(g);
@@ -141,7 +141,7 @@ void only_the_last_reader_wakes_the_writer() {
     send(writer, 1);
     broadcast::RingWaits& waits = writer.ring().waits();
     core::store_relaxed<std::uint8_t>(waits.writer_parked, 1);
-    readers[3]->announce_close();  // wakes always
+    readers[3]->announce_close();  // always wakes
     const std::uint32_t before = waits.consumed;
     for (std::size_t r = 0; r < 3; ++r) {
         CHECK(waits.consumed == before && waits.writer_parked == 1);
@@ -171,13 +171,13 @@ void foreign_chunk_has_no_descriptor() {
     RingWriter writer(segment, g, 64);
     const auto reader_end = new_reader(*segment, g, 0);
     RingReader& reader = *reader_end;
-    for (std::uint64_t i = 0; i < 3; ++i) {  // descriptors of older turns are there
+    for (std::uint64_t i = 0; i < 3; ++i) {  // leaves descriptors of older turns
         send(writer, i);
         receive(reader);
     }
     std::uint8_t* flags = &writer.ring().written(1);
     flags[1] = 0;
-    flags[0] = 1;  // by hand, by the documented part alone
+    flags[0] = 1;  // by hand, with the documented part alone
     CHECK(!must(reader.begin_nowait()).descriptor().has_value());
 }
 

@@ -1,6 +1,6 @@
-// One writer and several readers as threads on one mapping, as fast as they can: every byte of every message is
-// checked by every reader. Built a second time with ThreadSanitizer, which sees races through one mapping only.
-// All counters start shortly before their ends, so that they wrap under load.
+// One writer and several readers as threads on one mapping, as fast as they can. Every reader checks every byte of
+// every message. Also built with ThreadSanitizer, which sees races through one mapping only. All counters start a few
+// steps below their limits, so that they wrap under load.
 //
 //   ring_threads [messages [readers [chunks]]]
 #include <algorithm>
@@ -19,11 +19,11 @@ namespace {
 constexpr std::size_t kWords = 25;
 constexpr std::size_t kMostBytes = kWords * sizeof(std::uint64_t);
 
-// Every length from 1 on, in an order that no number of chunks repeats.
+// Every length from 1 to kMostBytes, in an order that does not repeat from lap to lap.
 std::size_t length_of(std::uint64_t message) { return 1 + message * 37 % kMostBytes; }
 
-// The mixer of SplitMix64: every word of every message differs from every other, so bytes of another message, of
-// another place or of another turn are never the right ones.
+// The mixer of SplitMix64: no two words of any messages are equal, so a word of another message, position or turn is
+// never taken for the right one.
 std::uint64_t word_of(std::uint64_t message, std::uint64_t number) {
     std::uint64_t x = (message * kWords + number + 1) * 0x9e3779b97f4a7c15ULL;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;

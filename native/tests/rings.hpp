@@ -1,5 +1,5 @@
-// Rings for tests: made in /dev/shm without leaving a name, joined by threads through one mapping (a race detector
-// sees races through the same mapping only).
+// Rings for tests: created in /dev/shm without leaving a name, and joined by threads through one mapping, because a
+// race detector sees races through the same mapping only.
 #pragma once
 
 #include <cstring>
@@ -19,7 +19,7 @@ using broadcast::RingWriter;
 
 inline constexpr auto keep_waiting = [](core::LookReason) { return false; };
 
-// What a begin() gave that must have come to its end.
+// The loan of a begin() that must have succeeded.
 template <class Loan>
 Loan must(core::Taken<Loan> taken) {
     CHECK(taken.status == core::Status::ok);
@@ -39,7 +39,7 @@ inline std::uint64_t take(RingReader::Sample sample) {
     return value;
 }
 
-// Of its own, like the name that comes of it.
+// A different id for every call.
 inline core::SegmentId new_id() {
     static std::uint64_t count = 0;
     const std::uint64_t parts[] = {static_cast<std::uint64_t>(::getpid()), ++count};
@@ -63,7 +63,7 @@ inline std::unique_ptr<RingReader> new_reader(core::Segment& segment, const Ring
     return std::make_unique<RingReader>(segment.join_same_mapping(1 + r), geometry, r, 0, first);
 }
 
-// Every counter in the segment a few steps before it wraps. Before the ends are made: they count on from there.
+// Sets every counter in the segment to a few steps before it wraps. Call it before the ends are created.
 inline void start_counters_near_their_ends(core::Segment& segment) {
     auto& waits = *segment.section<broadcast::RingWaits>(core::Section::ring_waits);
     waits.published = UINT32_MAX - 1;

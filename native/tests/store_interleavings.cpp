@@ -1,4 +1,4 @@
-// Who pins and who retires at the same moment: forced orders of the steps, through the SYNC hooks.
+// Pinning and retiring at the same moment, in orders of steps that are forced through the SYNC hooks.
 #include <functional>
 #include <map>
 #include <string>
@@ -11,10 +11,10 @@ using namespace memlane::testing;
 namespace {
 
 struct Trap {
-    int passes;  // before it springs
+    int passes;  // before it is sprung
     std::function<void()> action;
 };
-std::map<std::string, Trap> at_point;  // springs once
+std::map<std::string, Trap> at_point;  // each is sprung once
 
 void hook(const char* point) {
     const auto found = at_point.find(point);
@@ -56,8 +56,8 @@ void writer_retires_while_a_reader_pins() {
     }
 }
 
-// Where a reader comes while the writer retires an entry, and whether it gets its pin. Slots 0, 1 and 2 are looked at before
-// the entry is marked, and again behind it.
+// Where a reader arrives while the writer retires an entry, and whether it gets its pin. The writer checks slots 0, 1
+// and 2 before it marks the entry, and again afterwards.
 constexpr struct Coming {
     const char* point;
     int passes;
@@ -83,7 +83,7 @@ void reader_pins_while_the_writer_retires() {
     }
 }
 
-// A reader lets go when the writer has looked at its pins: the object stays, which costs nothing but a later eviction.
+// A pin stops the writer before it marks the entry: no unpin can come in between, and the object stays for now.
 void reader_unpins_while_the_writer_retires() {
     const Store s{4, 128};
     s.put(kId);
@@ -91,14 +91,14 @@ void reader_unpins_while_the_writer_retires() {
     const auto object = s.two->pin(s.address_of(kId), kId);
     at_point["retire.store"] = {0, [&] { s.two->unpin(*object); }};
     CHECK(!s.writer->retire(kId));
-    CHECK(!at_point.empty());  // it had seen the pin before it marked anything
+    CHECK(!at_point.empty());  // not sprung: the writer saw the pin before it marked anything
     at_point.clear();
     s.two->unpin(*object);
     CHECK(s.writer->retire(kId));
 }
 
-// What is cleared stays what it is for who reads it and who was told of it, until its entry or its space is wanted, and
-// neither can be had before its readers let go.
+// A cleared object stays readable, for its readers and for those that know its address, until its entry or its space is
+// needed. Neither can be reused while a reader pins it.
 void cleared_in_the_middle() {
     const Store s{4, 128};
     s.put(kId);
@@ -118,7 +118,7 @@ void cleared_in_the_middle() {
     CHECK(!s.two->pin(s.address_of(kId), kId));
 }
 
-// A reader comes to an orphan while the writer wants its space: one of the two gets it.
+// A reader pins an orphan while the writer wants its space: exactly one of the two succeeds.
 void reader_pins_while_an_orphan_is_retired() {
     for (const Coming& c : kComings) {
         const Store s{4, 128};
@@ -138,8 +138,8 @@ void reader_pins_while_an_orphan_is_retired() {
     }
 }
 
-// One reader reads twice while another is in the middle of reading: its surplus read pays nobody's debt, nobody takes the
-// object from the other one, and no counter of another object moves. Whichever step the second read comes between.
+// One reader reads twice while another is reading. Wherever the second read occurs, it does not count for another reader,
+// the other reader keeps the object, and no counter of another object changes.
 void one_reads_twice_while_another_reads() {
     for (const char* point : {"offer.load", "refer.load", "count.store", "unpin.store"}) {
         const Store s{4, 128};
@@ -167,19 +167,19 @@ void one_reads_twice_while_another_reads() {
     }
 }
 
-// Somebody takes the place of a reader that left, between the writer's look at the pins and its question who lives:
-// the successor pins later than the entry was retired, and is refused.
+// A successor takes the place of a reader that left, after the writer has seen the old pin and before it checks whether
+// its owner is alive: the successor pins after the entry was marked, and is refused.
 void successor_comes_while_the_writer_retires() {
     const Store s{4, 128};
     s.put(kId);
     read_by_all(s);
-    CHECK(s.one->pin(s.address_of(kId), kId));  // left behind, as by a dead one
+    CHECK(s.one->pin(s.address_of(kId), kId));  // a pin left behind, as by a dead reader
     s.one->announce_close();
     s.one->segment().abandon();
     std::shared_ptr<StoreReader> successor;
     std::optional<Object> object;
     int asked = 0;
-    // `join.load` is passed twice for the pins of slot 1 before the entry is marked, and again behind it.
+    // The writer passes `join.load` twice for slot 1 before it marks the entry, and again afterwards.
     at_point["join.load"] = {2, [&] {
                                  ++asked;
                                  successor = s.join();
@@ -191,7 +191,7 @@ void successor_comes_while_the_writer_retires() {
     CHECK(!object);
 }
 
-// References that come while a reader counts: never more reads than references.
+// References are added while a reader counts: there are never more reads than references.
 void references_while_a_reader_counts() {
     for (const char* point : {"refer.load", "count.store"}) {
         const Store s{4, 128};
@@ -208,7 +208,7 @@ void references_while_a_reader_counts() {
     }
 }
 
-// A drop that is refused loses nobody's read, whichever look of the writer that comes between.
+// A refused drop loses no read, before whichever of the writer's checks it is counted.
 void one_counts_while_a_drop_is_refused() {
     for (int passes : {0, 1}) {
         const Store s{4, 128};
@@ -225,7 +225,7 @@ void one_counts_while_a_drop_is_refused() {
     }
 }
 
-// A read of a reference that is dropped meanwhile pays no later one.
+// A read of a reference that is dropped at the same time does not count for a later one.
 void a_reference_is_dropped_while_a_reader_counts() {
     for (const char* point : {"refer.load", "count.store"}) {
         const Store s{4, 128};

@@ -1,5 +1,5 @@
-// Two readers race with a writer that evicts whatever nobody pins: every byte that is read is of the object that was asked
-// for. Built a second time with ThreadSanitizer, which sees races through one mapping only. Its argument: how many objects.
+// Two readers race with a writer that evicts every object without a pin: every byte read is of the requested object. Also
+// built with ThreadSanitizer, which sees races through one mapping only. The argument is the number of objects.
 #include <atomic>
 #include <string>
 #include <thread>
@@ -13,7 +13,7 @@ using namespace memlane::testing;
 int main(int argc, char** argv) {
     CHECK(argc == 2);
     const auto objects = static_cast<std::uint32_t>(std::stoul(argv[1]));
-    const Store s{1, 256};  // one place: what comes next is written over what is read
+    const Store s{1, 256};  // one place: every object overwrites the one that is being read
     std::atomic<std::uint32_t> newest{0};
     std::atomic<std::uint64_t> right{0};
     std::atomic<std::uint64_t> refused{0};

@@ -1,4 +1,4 @@
-// Storages for tests: made in /dev/shm without leaving a name, all ends on one mapping.
+// Storages for tests: created in /dev/shm without leaving a name, with all ends on one mapping.
 #pragma once
 
 #include <cstring>
@@ -15,7 +15,7 @@ using store::Object;
 using store::StoreReader;
 using store::StoreWriter;
 
-// Fixed places of `bytes` bytes, one for each id in turn, stand in for the ring's arithmetic.
+// Fixed places of `bytes` bytes, used by the ids in turn, replace the ring's allocation.
 struct Store {
     std::uint64_t places;
     std::uint64_t bytes;
@@ -37,7 +37,7 @@ struct Store {
         fill(id);
     }
     bool is_free(std::uint32_t id) const { return writer->admits(id) && writer->obstacle(address_of(id), bytes) == 0; }
-    // Of an object whose place is free.
+    // Stores an object whose place is free.
     void fill(std::uint32_t id) const {
         const std::uint64_t address = address_of(id);
         store::write_header(ring->mapping()->base() + address,

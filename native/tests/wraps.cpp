@@ -1,13 +1,13 @@
-// Every counter comes to its end, and nothing happens. What can wrap, and what it is compared with:
+// Every counter wraps, without consequences. What can wrap, and how it is compared:
 //
 //   futex words (published, consumed, membership)   32 bits, wrap in hours; equal or not, by the kernel alone
-//   position, and a chunk's turn made of it         64 bits; chunks by remainder, extents by difference
+//   position, and the turn derived from it          64 bits; chunks by remainder, extents by difference
 //   messages, bytes, waits, spills of a slot        64 bits; shown, never compared
-//   spins that a Spinner leaves out                 stop at 255
+//   spins that a Spinner skips                      at most 255
 //   views of a slot                                 32 bits; at most one for each chunk
 //   fork generation                                 64 bits; equal or not
 //
-// Times are nanoseconds since the start of the machine in signed 64 bits: 292 years.
+// Times are nanoseconds since boot in signed 64 bits: 292 years.
 #include <cstring>
 #include <deque>
 #include <random>
@@ -25,7 +25,7 @@ void until_set(const std::uint8_t& parked) {
     while (core::load_relaxed(parked) == 0) ::sched_yield();
 }
 
-// Each message finds its reader asleep, and each chunk that is given back its writer: the words go over their ends.
+// Every message finds its reader asleep, and every returned chunk the writer, while the futex words wrap.
 void sleepers_are_woken_over_the_end_of_the_word() {
     const RingGeometry g{1, 64, 1};
     const auto segment = new_segment(g);
@@ -51,7 +51,7 @@ void sleepers_are_woken_over_the_end_of_the_word() {
     CHECK(core::load_relaxed(writer.ring().waits().consumed) == kMessages - 2);
 }
 
-// The word goes over its end when the sleeper has looked in vain and is not asleep yet: it must not fall asleep.
+// The word wraps after the sleeper has found nothing, and before it sleeps: it must not fall asleep.
 void wake_up_at_the_end_of_the_word_is_not_lost() {
     std::uint32_t word = UINT32_MAX;
     std::uint8_t parked = 0;
@@ -61,7 +61,7 @@ void wake_up_at_the_end_of_the_word_is_not_lost() {
     const auto ready = [&] {
         if (published) return true;
         if (parked == 0) return false;
-        published = true;  // right behind this look in vain
+        published = true;  // right after this failed check
         core::wake_parked(&word, {&parked, 1});
         return false;
     };
@@ -87,8 +87,8 @@ void joining_is_seen_over_the_end_of_the_word() {
     CHECK(core::load_relaxed(membership) == 0);
 }
 
-// Random steps of a writer and two readers against two lists, over the end of the position: with whole laps before
-// the end and without, small messages and some behind the ring.
+// Random steps of a writer and two readers, compared with two lists, while the position wraps: with numbers of chunks
+// that divide 2^64 and others, with small messages, and with some in extents.
 void messages_keep_their_order_over_the_end_of_the_position() {
     for (const std::uint64_t chunks : {1, 2, 3, 4, 7, 10}) {
         std::mt19937_64 random(chunks);
@@ -104,7 +104,7 @@ void messages_keep_their_order_over_the_end_of_the_position() {
             if (who == 2) {
                 const bool is_large = random() % 4 == 0;
                 auto claim = writer.begin_nowait(8).loan;
-                // Never over a message that somebody has not read, never stopped by one that all have.
+                // Never overwrites an unread message, and is never blocked by messages that all have read.
                 CHECK(claim || !expected[0].empty() || !expected[1].empty());
                 if (!claim) continue;
                 const std::uint64_t value = sent++;
@@ -132,7 +132,7 @@ void messages_keep_their_order_over_the_end_of_the_position() {
     }
 }
 
-// Fails where the ages of extents are compared by `<`: those from before the end are then never over.
+// Fails if the ages of extents are compared by `<`: turns from before the wrap are then never over.
 void extents_are_given_back_over_the_end_of_the_position() {
     const RingGeometry g{1, 64, 2};
     const auto segment = new_segment(g);
@@ -168,7 +168,7 @@ void turns_before_the_end_are_other_turns() {
         CHECK(reader_end->position() == 0);
         std::uint8_t* flags = &writer.ring().written(0);
         flags[1] = 0;
-        flags[0] = 1;  // by hand, by the documented part alone
+        flags[0] = 1;  // by hand, with the documented part alone
         CHECK(!must(reader_end->begin_nowait()).descriptor().has_value());
     }
 }
@@ -189,7 +189,7 @@ void numbers_that_are_only_shown_go_on_from_0() {
     }
 }
 
-// A wait that never pays spins less and less often, but at least every 256th time however long that goes on.
+// If spinning never pays, waits spin ever more rarely, but at least every 256th one does, for however long.
 void spins_are_never_left_out_for_ever() {
     core::Spinner spinner(1, 1);
     int left_out = 0;

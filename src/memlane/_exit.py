@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from memlane._undo import undone_by
+
 _finalizers: weakref.WeakKeyDictionary[object, weakref.finalize[[], Any]] = (
     weakref.WeakKeyDictionary()
 )
@@ -19,9 +21,10 @@ _finalizers: weakref.WeakKeyDictionary[object, weakref.finalize[[], Any]] = (
 
 def abandoned_at_exit(owner: object, abandon: Callable[[], None]) -> weakref.finalize[[], Any]:
     """Calls `abandon` when `owner` is collected, or at exit."""
-    _come_before_multiprocessing()
-    finalizer = weakref.finalize(owner, abandon)
-    _finalizers[owner] = finalizer
+    with undone_by(abandon):  # a signal handler may raise, and the first import takes long
+        _come_before_multiprocessing()
+        finalizer = weakref.finalize(owner, abandon)
+        _finalizers[owner] = finalizer
     return finalizer
 
 

@@ -1,8 +1,8 @@
 """Real processes for tests: start a role, talk to it over a pipe, stop it, kill it, measure.
 
 Nothing in here knows what is under test. A *role* is any callable ``role(link, *args)``; it runs
-in a process of its own, says what it has reached with ``link.tell``, waits for its cue with
-``link.hear``, and its return value (or its exception) comes back from ``peer.result()``.
+in its own process, reports its progress with ``link.tell`` and waits for its cue with
+``link.hear``. ``peer.result()`` returns its value, or raises its exception.
 """
 
 from tests.harness.alarms import Alarm, alarm_after

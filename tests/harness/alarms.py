@@ -1,4 +1,4 @@
-"""A signal handler that raises at some moment of a block."""
+"""A signal handler that raises at some moment during a block."""
 
 import signal
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ class Alarm(Exception):
 
 @contextmanager
 def alarm_after(seconds: float) -> Iterator[None]:
-    """Has the handler raise at about that time, unless the block is over by then."""
+    """The handler raises after about that time, unless the block is over by then."""
     is_on = True
 
     def handler(_number: int, _frame: FrameType | None) -> None:

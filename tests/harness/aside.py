@@ -46,5 +46,5 @@ class Aside(Generic[T]):
             try:
                 raise self._error
             finally:
-                self._error = None  # its traceback holds on to the arguments of the call
+                self._error = None  # its traceback references the call's arguments
         return self._value

@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it is gone."""
+    """Have the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -25,7 +25,7 @@ def play(link: Link, role: Callable[..., Any], args: tuple[Any, ...]) -> int:
         text = traceback.format_exc()
         try:
             link.report("error", error, text)
-        except Exception:  # an error that cannot be pickled: its text must do
+        except Exception:  # the error cannot be pickled: send only its text
             link.report("error", None, text)
         return 1
     return 0

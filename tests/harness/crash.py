@@ -1,9 +1,9 @@
 """Kills a role at every point that it passes, and at each of its first passages there.
 
-A *point* is a named place in native code; a *stage* is what a role is about to do, as the role
-calls it. A doomed role is a callable ``role(link, begin, *args)``: ``begin(stage)`` announces the
-next stage, waits for the test's cue and returns it. Without a spot the role runs to its end and
-reports the points it has passed; with one, the process kills itself there.
+A *point* is a named place in native code; a *stage* is the role's name for what it is about to do.
+A doomed role is a callable ``role(link, begin, *args)``: ``begin(stage)`` announces the next stage,
+waits for the test's cue and returns it. Without a spot the role runs to its end and reports the
+points it has passed; with one, the process kills itself there.
 """
 
 import os
@@ -21,16 +21,16 @@ Passage = tuple[str, str, int]
 
 
 class Hooks(Protocol):
-    """What a build with sync hooks offers, whatever the system that is under test."""
+    """The interface of a build with sync hooks, whichever system is under test."""
 
     def begin(self, stage: str) -> None:
-        """Count passages, from now on for this stage."""
+        """Count passages for this stage from now on."""
 
     def die_at(self, stage: str, point: str, passage: int, report: int) -> None:
-        """Die there; right before it write the time (8 bytes, ns) to the descriptor `report`."""
+        """Die there; just before, write the time (8 bytes, ns) to the descriptor `report`."""
 
     def passages(self) -> list[Passage]:
-        """What was passed, in the order of the first passages."""
+        """The points passed, in the order of their first passages."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class Spot:
 
 @dataclass(frozen=True)
 class Crash:
-    """A death, and what the others saw of it."""
+    """A death, and what the other processes saw of it."""
 
     spot: Spot
     seen: str
 
 
 class NeverCame(AssertionError):
-    """The role played to its end without coming to the spot."""
+    """The role ended without reaching the spot."""
 
 
 class Doomed:
-    """A role in a process of its own that dies at ``spot`` (or, without one, does not)."""
+    """A role in its own process that dies at ``spot``, or runs to its end without one."""
 
     def __init__(
         self, hooks: Hooks, spot: Spot | None, role: Callable[..., Any], *args: Any
@@ -69,7 +69,7 @@ class Doomed:
         os.close(theirs)
 
     def stages(self) -> Iterator[tuple[str, Any]]:
-        """Each stage that is about to begin, with what the role says of it; then its end."""
+        """Yields each stage before it begins, with the role's word on it; then checks its end."""
         try:
             while True:
                 stage, word = self.peer.hear()
@@ -106,11 +106,11 @@ class Doomed:
 def crash_everywhere(
     scenario: Callable[[Spot | None], tuple[list[Passage], str]], most: int = 2
 ) -> list[Crash]:
-    """Plays the scenario once to its end, and then once for each spot that its role passed there.
+    """Runs the scenario once to its end, and then once for each spot that its role passed.
 
-    Of the passages of one point in one stage the first ``most`` are taken: a role that waits
-    passes its points as often as it happens to look. What it does by the clock (look around every
-    so often) it may not do again; but at every point that it has passed it must have died once.
+    Only the first ``most`` passages of a point in a stage are used: a role that waits passes its
+    points as often as it happens to poll. Periodic steps, which depend on the clock, may not happen
+    again; but the role must have died at least once at every point that it has passed.
     """
     passages, _ = scenario(None)
     crashes: list[Crash] = []

@@ -1,11 +1,11 @@
-"""A start during which one system call of a native library fails: every call, every error.
+"""A start in which one system call of a native library fails: each call, with each error.
 
 A library preloaded before libc (`native/tests/failing_calls.cpp`) counts the calls and makes one of
-them fail: the process under test is started with it, see `preloading`.
+them fail: the process under test is started with it (see `preloading`).
 
 A *scenario* is a callable ``scenario(failing)`` that starts something and closes it. Calls inside
-``with failing(stage):`` are counted, and fail; the rest is preparation, and the check that what
-succeeded works. It passes on an error from such a block after closing what it had prepared.
+``with failing(stage):`` are counted, and can fail; the rest prepares, or checks that what succeeded
+works. If such a block raises, the scenario closes what it had prepared and raises the error.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Failure:
-    """A fault and what came of it: the error, or None where the scenario came through."""
+    """A fault and its outcome: the error, or None if the scenario succeeded."""
 
     fault: Fault
     error: BaseException | None
@@ -48,13 +48,13 @@ class Failure:
 
 
 def preloading(shim: Path) -> tuple[str, ...]:
-    """What goes before an interpreter, so that its calls can fail."""
+    """Command prefix for an interpreter whose calls can fail."""
 
     def joined(variable: str, *values: str) -> str:
         return f"{variable}={':'.join(value for value in values if value)}"
 
     before = {name: os.environ.get(name, "") for name in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
-    # By its name: a blank in a path to preload would end it.
+    # By name, because LD_PRELOAD splits paths at blanks.
     return (
         "env",
         joined("LD_LIBRARY_PATH", str(shim.parent), before["LD_LIBRARY_PATH"]),
@@ -71,7 +71,7 @@ class FailingCalls:
         assert self._shim.failing_calls_watch(watched.encode()) == 0, f"no {watched} is loaded"
 
     def of(self, scenario: Scenario) -> dict[str, list[str]]:
-        """The calls that it makes, by stage."""
+        """The calls that the scenario makes, by stage."""
         seen: dict[str, list[str]] = {}
 
         @contextmanager
@@ -88,7 +88,7 @@ class FailingCalls:
         return seen
 
     def failing(self, fault: Fault) -> Failing:
-        """To be handed to a scenario: has that one call fail."""
+        """The argument for a scenario in which that one call fails."""
 
         @contextmanager
         def fail(stage: str) -> Iterator[None]:
@@ -109,12 +109,12 @@ class FailingCalls:
 
 @contextmanager
 def nothing_fails(_stage: str) -> Iterator[None]:
-    """To be handed to a scenario that is to come through."""
+    """The argument for a scenario that must succeed."""
     yield
 
 
 def locks_in(directory: Path) -> Counter[str]:
-    """Locks of open file descriptions on the files of that file system, whoever holds them."""
+    """Open-file-description locks on files of that file system, whichever process holds them."""
     device = os.stat(directory).st_dev
     where = f"{os.major(device):02x}:{os.minor(device):02x}:"
     lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
@@ -130,13 +130,13 @@ def fail_everywhere(
     is_alone: bool,
     may_leave_names: Sequence[str] = (),
 ) -> list[Failure]:
-    """Plays the scenario once for each call that it makes and each of ``errors(call)``.
+    """Runs the scenario once for each call that it makes and each of ``errors(call)``.
 
-    After each: no descriptor, mapping, lock or name is left, and the scenario comes through again.
-    In the stages `may_leave_names` a name may be left that the next start removes. `is_alone`:
-    nobody else uses this /dev/shm.
+    After each run no descriptor, mapping or name is left, and the scenario succeeds again. The
+    stages `may_leave_names` may leave a name that the next start removes. `is_alone`: no other
+    process uses this /dev/shm, so locks are checked, too.
     """
-    scenario(nothing_fails)  # what is imported and cached at the first time
+    scenario(nothing_fails)  # the first run fills caches and imports modules
     failures = []
     for stage, names in calls.of(scenario).items():
         for at, call in enumerate(names):
@@ -160,7 +160,7 @@ def fail_once(
     is_alone: bool,
     may_leave_names: Sequence[str] = (),
 ) -> Failure:
-    """Plays the scenario with that fault, and then without any."""
+    """Runs the scenario with that fault, and then without any."""
     before, locks = holdings(prefix), locks_in(SHM)
     failure = Failure(fault, _error_of(scenario, calls.failing(fault)))
     left = _left_since(before, prefix)
@@ -176,8 +176,8 @@ def fail_once(
 
 
 def _left_since(before: Holdings, prefix: str) -> list[str]:
-    """A thread that was joined is listed in /proc for a moment more: the kernel wakes who waits
-    for it before it takes it off."""
+    """Waits a moment for joined threads to leave /proc: the kernel wakes the thread that joins
+    before it removes the one that ended."""
     patience = time.monotonic() + 1.0
     while True:
         left = surplus(before, holdings(prefix))

@@ -12,7 +12,7 @@ SHM = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Holdings:
-    """A look at everything that could leak."""
+    """A snapshot of everything that could leak."""
 
     segments: Counter[str]
     descriptors: Counter[str]
@@ -22,7 +22,7 @@ class Holdings:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes whose parent is ``pid``, dead ones that were not reaped included."""
+    """The processes whose parent is ``pid``, including zombies."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
@@ -42,7 +42,7 @@ def holdings(prefix: str | tuple[str, ...]) -> Holdings:
 
 
 def surplus(before: Holdings, after: Holdings) -> list[str]:
-    """What ``after`` has more than ``before``, one line each."""
+    """What ``after`` has and ``before`` does not, one line each."""
     lines = []
     for kind in ("segments", "descriptors", "mappings", "threads", "children"):
         more = getattr(after, kind) - getattr(before, kind)

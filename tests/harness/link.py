@@ -7,11 +7,11 @@ from tests.harness.waiting import PATIENCE
 
 
 class Silence(AssertionError):
-    """The other end did not say anything in time."""
+    """The other end sent nothing in time."""
 
 
 class Link:
-    """Carries picklable words in both directions; the end of the other process ends it."""
+    """Carries picklable words in both directions; it ends when the other process ends."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
@@ -24,7 +24,7 @@ class Link:
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> "Link":
-        """The end whose descriptor was inherited."""
+        """The end with an inherited descriptor."""
         return cls(Connection(descriptor))
 
     def descriptor(self) -> int:
@@ -32,15 +32,15 @@ class Link:
         return self._connection.fileno()
 
     def tell(self, word: object = None) -> None:
-        """Send one word; does not wait for the other side to listen (words are small)."""
+        """Send one word; does not wait for the other side to receive it (words are small)."""
         self.report("word", word)
 
     def hear(self, timeout: float = PATIENCE) -> Any:
-        """The next word; ``Silence`` after ``timeout``, ``EOFError`` when nobody is left."""
+        """The next word; ``Silence`` after ``timeout``, ``EOFError`` if the other end is closed."""
         return self.receive(timeout)[1]
 
     def has_word(self) -> bool:
-        """Whether `hear` would not have to wait."""
+        """Whether `hear` would return at once."""
         return self._connection.poll(0)
 
     def report(self, kind: str, *parts: object) -> None:

@@ -11,7 +11,7 @@ import lab
 
 @cache
 def network_refusal() -> str:
-    """Why this machine does not let a test have a network of its own; empty if it does."""
+    """Why this machine refuses networks to tests; empty if it allows them."""
     return lab.refusal()
 
 
@@ -21,9 +21,9 @@ class Neighbour:
 
     Attributes:
         here: the address of this side.
-        there: that of the other.
+        there: the address of the other side.
         command: an interpreter that runs there.
-        cable: counts what goes through it.
+        cable: the cable, which counts its frames.
     """
 
     here: str
@@ -32,20 +32,20 @@ class Neighbour:
     cable: lab.Cable
 
     def pull(self) -> None:
-        """Nothing goes through the cable any more; neither side is told."""
+        """Nothing goes through the cable any more; neither side is notified."""
         self.cable.pull()
 
     def plug(self) -> None:
-        """All goes through again."""
+        """Everything goes through again."""
         self.cable.plug()
 
     def lose(self, percent: float, delay_ms: float = 0.0, jitter_ms: float = 0.0) -> None:
-        """So much of what either side says is lost, the rest late, by a little more or less."""
+        """Loses that share of the frames of both sides, and delays the others, with jitter."""
         self.cable.set(loss_percent=percent, delay_ms=delay_ms, jitter_ms=jitter_ms)
 
 
 @contextmanager
 def neighbour(seed: int = 0) -> Iterator[Neighbour]:
-    """One that is gone after the block, with its cable."""
+    """A neighbour and its cable, which exist until the end of the block."""
     with lab.Host() as host, lab.Cable(None, host, seed=seed) as cable:
         yield Neighbour(*cable.addresses, (*host.command, sys.executable), cable)

@@ -56,7 +56,7 @@ class Peer:
         return parts[0]
 
     def has_spoken(self) -> bool:
-        """Whether it has said something, or ended, that was not heard yet."""
+        """Whether a word, or the end of the role, has not been heard yet."""
         return self._link.has_word()
 
     def result(self, timeout: float = PATIENCE) -> Any:
@@ -82,7 +82,7 @@ class Peer:
         return kind, *parts
 
     def join(self, timeout: float = PATIENCE) -> int:
-        """Wait for the end of the process; its exit code, negative for a signal."""
+        """Wait for the end of the process; returns its exit code, negative for a signal."""
         if self._status is None:
             if not select.select([self._pidfd], [], [], timeout)[0]:
                 raise AssertionError(f"process {self.pid} did not end within {timeout} s")
@@ -93,7 +93,7 @@ class Peer:
         return self._status
 
     def kill(self) -> float:
-        """Kill the process with signal 9; the monotonic time just before that."""
+        """Kill the process with signal 9; returns the monotonic time just before that."""
         moment = time.monotonic()
         os.kill(self.pid, signal.SIGKILL)
         self.join()
@@ -144,7 +144,7 @@ def dismiss() -> None:
 
 
 def reap(pids: Iterable[int], kill: bool = False) -> None:
-    """Take the status of those that have ended (of all, after killing them, with ``kill``)."""
+    """Reap the processes that have ended; with ``kill``, kill and reap all of them."""
     for pid in pids:
         if kill:
             os.kill(pid, signal.SIGKILL)
@@ -157,7 +157,7 @@ def _run_child(
     code = 70
     try:
         die_with_parent()
-        for other in _live:  # else the others would not notice the end of the test
+        for other in _live:  # otherwise they would not notice the end of the test
             other._link.close()
         _live.clear()
         if method == "fork":

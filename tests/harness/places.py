@@ -12,7 +12,7 @@ import pytest
 
 @cache
 def unshare_refusal() -> str:
-    """Why this machine does not let a test have namespaces of its own; empty if it does."""
+    """Why this machine refuses namespaces to tests; empty if it allows them."""
     if shutil.which("unshare") is None:
         return "there is no unshare command"
     probe = [*private_shm("1m")[:-1], "true"]
@@ -26,7 +26,7 @@ def is_sanitized() -> bool:
 
 
 def private_shm(size: str) -> tuple[str, ...]:
-    """An interpreter whose /dev/shm is its own, empty, and ``size`` large (``64m``)."""
+    """An interpreter with its own, empty /dev/shm of ``size`` (``64m``)."""
     mount = f'mount -t tmpfs -o size={size},mode=1777 tmpfs /dev/shm && exec "$@"'
     return ("unshare", "-rm", "sh", "-c", mount, "sh", sys.executable)
 

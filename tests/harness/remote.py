@@ -10,7 +10,7 @@ from tests.harness.waiting import PATIENCE
 
 
 def serve(link: Link, target: object, greeting: object = None) -> None:
-    """The role: say ``greeting``, then call what is asked for, until told to stop."""
+    """The role: send ``greeting``, then make the requested calls until told to stop."""
     link.tell(greeting)
     while (request := link.hear(timeout=10 * PATIENCE)) is not None:
         call, args, kwargs = request
@@ -28,7 +28,7 @@ def serve(link: Link, target: object, greeting: object = None) -> None:
 
 
 class Remote:
-    """The test's side of ``serve``; ``greeting`` is what the role said when it was there."""
+    """The test's side of ``serve``; ``greeting`` is the role's first word."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer

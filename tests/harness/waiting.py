@@ -48,7 +48,7 @@ def until_at_rest(task: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process, to the nanosecond where the kernel counts so."""
+    """Processor time of all threads of a process, as precise as the kernel counts it."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int((task / "schedstat").read_text().split()[0])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from memlane import Closed, ConcurrentUse, MessageQueue, WriterClosed
+from memlane import Closed, ConcurrentUse, MessageQueue, WriterClosed, _exit
 from memlane.broadcast.remote import transport
 from memlane.broadcast.remote.frames import What
 from tests.harness import PATIENCE, Alarm, until
 from tests.queues import refuses
 from tests.relays import relayed_queue
-from tests.remotes import remote_queue
+from tests.remotes import remote_queue, remote_writer
 
 Act = Callable[[], object]
 
@@ -141,3 +141,13 @@ def test_close_of_a_relay_in_its_dequeue() -> None:
         assert done.is_set()
         writer.enqueue("message")
         assert readers[1].dequeue(PATIENCE) == "message"
+
+
+def test_creation_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end that was open already is abandoned. Fails without the guard: its thread kept it."""
+    with remote_writer() as writer:
+        before = threading.active_count()
+        behind(monkeypatch, _exit, "_come_before_multiprocessing", interrupt)
+        with pytest.raises(Alarm):
+            MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        assert threading.active_count() == before

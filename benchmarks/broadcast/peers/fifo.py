@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.broadcast.channel import SLACK, Channel, Peer, Setting
 from benchmarks.broadcast.payloads import MIB, Payload
 
-# Of what is queued per reader, as much as ten large messages, but not more than this or two.
+# Capacity of each reader's queue: this, or two messages if that is more.
 QUEUE_BYTES = 32 * MIB
 
 

@@ -1,7 +1,7 @@
 """iceoryx2's Python binding: the publisher waits for slow subscribers; polled, or woken by events.
 
-The pickle and its detached buffers are written into the loaned sample. Readers copy them out, or
-alias the sample while they hold it (view).
+The pickle and its out-of-band buffers are written into the loaned sample. Readers copy them out,
+or alias the sample until they release it (view).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_PORTS = 16
 
 
 class Polling(Channel):
-    """Readers look for samples and give up the processor between two looks."""
+    """Readers poll for samples, and yield the core between two polls."""
 
     copies = True
 
@@ -85,7 +85,7 @@ class Polling(Channel):
 
     @staticmethod
     def _memory(address: int, size: int) -> memoryview:
-        # By way of numpy, because slices of a ctypes view cannot be assigned bytes.
+        # Through numpy, because bytes cannot be assigned to slices of a ctypes view.
         memory = memoryview((ctypes.c_uint8 * size).from_address(address))
         return np.frombuffer(memory, np.uint8).data
 

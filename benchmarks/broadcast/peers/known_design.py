@@ -1,10 +1,10 @@
-"""The polling ring: a ring of chunks with a byte of flags per reader, polled by everybody.
+"""The polling ring: our implementation of the ring in vLLM's first `shm_broadcast`.
 
-Chunk c is at c * chunk_bytes. Behind the chunks are 1 + readers bytes per chunk: `written`, then
-one flag per reader. The writer takes a chunk that is not written or was read by all: it sets
+Chunk c is at c * chunk_bytes. After the chunks come 1 + readers bytes per chunk: `written`, then
+one flag per reader. The writer takes a chunk that is not written or that all have read: it sets
 `written` to 0, fills the chunk, sets the readers' flags to 0 and `written` to 1. A reader takes the
-chunk when `written` is 1 and its own flag 0, and sets its flag to 1 when it has read it. Whoever
-has to wait gives up the processor and looks again. Objects are pickled whole, protocol 5.
+chunk when `written` is 1 and its own flag 0, and sets its flag to 1 after reading. A process that
+has to wait yields the core and polls again. Objects are pickled whole, protocol 5.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHUNK_BYTES = 10 * MIB
 
 
 class PollingRing(Channel):
-    """In pure Python, as engines carry it."""
+    """In pure Python, like the original."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -31,7 +31,7 @@ class PollingRing(Channel):
     def prepare(self) -> None:
         size = self.setting.chunks * (self._chunk_bytes + self._flags_bytes)
         self._memory = SharedMemory(self.setting.name, create=True, size=size)
-        self._memory.unlink()  # the readers inherit the mapping; nothing can stay behind
+        self._memory.unlink()  # the readers inherit the mapping; nothing can leak
         self._bytes = memoryview(self._memory.buf or b"")
 
     def open_writer(self) -> object:

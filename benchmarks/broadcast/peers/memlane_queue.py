@@ -1,4 +1,4 @@
-"""memlane's MessageQueue, by copy and by view, as a user makes it."""
+"""memlane's MessageQueue, by copy and by view, created as a user would."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TIMEOUT = 30.0
 
 
 class Copy(Channel):
-    """`dequeue`: the object is the reader's own."""
+    """`dequeue`: the object belongs to the reader."""
 
     def open_writer(self) -> object:
         readers, needed = self.setting.readers, self.setting.payload.bytes + SLACK
         chunk_bytes = max(needed, DEFAULT_CHUNK_BYTES)
-        if self.setting.payload.is_tensor:  # the space behind the ring is for these
+        if self.setting.payload.is_tensor:  # these are stored in extents
             chunk_bytes = DEFAULT_CHUNK_BYTES
         self.queue = MessageQueue(
             readers, readers, max_chunk_bytes=chunk_bytes, max_chunks=self.setting.chunks
@@ -43,7 +43,7 @@ class Copy(Channel):
 
 
 class View(Copy):
-    """`dequeue_view`: arrays alias the ring until they are released."""
+    """`dequeue_view`: arrays alias the ring until `release`."""
 
     _block: AbstractContextManager[object]
 

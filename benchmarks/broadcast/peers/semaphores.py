@@ -1,4 +1,4 @@
-"""A ring in shared memory that two semaphores per reader guard: free chunks and filled chunks."""
+"""A ring in shared memory, with two semaphores per reader: free chunks and filled chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class SemaphoreRing(Channel):
-    """What a careful user writes in an afternoon: buffers detached, one copy on each side."""
+    """What a careful user writes in an afternoon: out-of-band buffers, one copy on each side."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -23,7 +23,7 @@ class SemaphoreRing(Channel):
     def prepare(self) -> None:
         size = self.setting.chunks * self._chunk_bytes
         self._memory = SharedMemory(self.setting.name, create=True, size=size)
-        self._memory.unlink()  # the readers inherit the mapping; nothing can stay behind
+        self._memory.unlink()  # the readers inherit the mapping; nothing can leak
         self._bytes = memoryview(self._memory.buf or b"")
         readers = range(self.setting.readers)
         self._free = [FORK.Semaphore(self.setting.chunks) for _ in readers]

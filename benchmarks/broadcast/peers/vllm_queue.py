@@ -1,7 +1,7 @@
-"""vLLM 0.33's own MessageQueue, with its opt-in arena for tensors and without.
+"""vLLM 0.33's own MessageQueue, with and without its opt-in arena for tensors.
 
-The engine's modules are real, what they import besides are shells, as in the tests of the adapters:
-`python -m tests.engines.sources` fetches them.
+The engine's modules are real; their other imports are stubs, as in the tests of the adapters.
+`python -m tests.engines.sources` fetches the modules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _queues() -> Any:
 
 
 class Default(Channel):
-    """As it is made if nobody asks for more; the readers spin, then sleep."""
+    """With its default options; the readers spin, then sleep."""
 
     has_arena = False
 
@@ -42,7 +42,7 @@ class Default(Channel):
 
     def open_reader(self, rank: int, token: object) -> None:
         self.queue = _queues().create_from_handle(token, rank)
-        # The writer's returns when all readers are in theirs, and a reader's behind that.
+        # The writer's wait_until_ready returns once all readers are in theirs; theirs return later.
         self._ready = threading.Thread(target=self.queue.wait_until_ready)
         self._ready.start()
 
@@ -58,7 +58,7 @@ class Default(Channel):
 
 
 class Arena(Default):
-    """Tensors go through slots that are mapped once, and readers alias them."""
+    """Tensors are sent in slots that are mapped once, and readers alias them."""
 
     has_arena = True
 

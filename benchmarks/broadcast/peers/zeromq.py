@@ -1,7 +1,7 @@
 """ZeroMQ PUB/SUB over ipc without a high-water mark.
 
-Arrays go as a pickle and its detached buffers in one multipart message, without a copy on either
-side of the library: what the reader gets aliases the received frame, and is read-only.
+An array is sent as a pickle and its out-of-band buffers in one multipart message, without a copy on
+either side of the library: the reader's array aliases the received frame, and is read-only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from benchmarks import frames
 from benchmarks.broadcast.channel import Channel, Peer
 from benchmarks.broadcast.payloads import Payload
 
-# From here on a message is handed over by reference, as the library's manual advises.
+# From this size on, messages are passed by reference, as the library's manual advises.
 BY_REFERENCE = 64 * 1024
 TIMEOUT_MS = 30_000
 
 
 class PubSub(Channel):
     def open_writer(self) -> object:
-        # XPUB is PUB that also tells who has subscribed, so that no message is lost at the start.
+        # XPUB is a PUB that reports subscriptions, so that no message is lost at the start.
         self._socket = zmq.Context().socket(zmq.XPUB)
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._socket.setsockopt(zmq.SNDHWM, 0)

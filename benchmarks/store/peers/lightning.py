@@ -1,8 +1,8 @@
 """LMDB in /dev/shm: a memory-mapped B-tree, written without waiting for a disk.
 
-Twice: with the pickle and each of its arrays under a key of its own, so that nothing is joined in
-memory before it is copied; and with memlane's own serde, so that views differ by the store alone.
-Both read in a transaction that ends with the block, with buffers of the map itself.
+Measured twice: with the pickle and each of its arrays under a separate key, so that nothing is
+joined in memory before it is copied; and with memlane's own serde, so that views differ only by the
+store. Both read in a transaction that ends with the block, from buffers of the map itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Parts(Channel):
         self._env = self._open()
 
     def _next_key(self) -> bytes:
-        """As many keys as there are slots; later objects replace older ones."""
+        """There are as many keys as slots, so later objects replace older ones."""
         self._count += 1
         return b"%d" % (self._count % self.setting.payload.slots)
 

@@ -1,8 +1,8 @@
-"""The floor: memcpy and nothing else, in the same kind of memory, to and from the same addresses.
+"""The floor: only memcpy, in the same kind of memory, to and from the same addresses.
 
-The ring is one of memlane's, of the same size; the bytes of each array lie where the storage would
-put them. What is copied from is the same kind of object, and what is copied to is memory that was
-used before. Where an array goes is found out before the time is taken.
+The ring is one of memlane's, of the same size, and each array is placed where the storage would
+place it. Sources are the same kind of object, and destinations are memory that was used before.
+Places are determined outside the measured time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.store.peers.memlane_store import ring_bytes
 from memlane import MsgpackSerde, SingleWriterShmRingBuffer, StoreFull
 
 ALIGNMENT = 64
-PREAMBLE = 12  # of a chunk's header and its read count
+PREAMBLE = 12  # a chunk's header and its read count
 memmove = ctypes.memmove
 
 
@@ -48,7 +48,7 @@ class Memcpy(Channel):
         self._sources: dict[int, list[tuple[int, int, int]]] = {}
 
     def settle(self) -> None:
-        """Finds the next place."""
+        """Determines the next place."""
         ring = self._ring
         while True:
             try:
@@ -60,7 +60,7 @@ class Memcpy(Channel):
         self._next = address % ring.data_buffer_size
 
     def _copies(self, obj: Any) -> list[tuple[int, int, int]]:
-        """(from, bytes, offset behind the first array) of every array, once looked at."""
+        """(address, bytes, offset from the first array) of every array, cached per object."""
         found = self._sources.get(id(obj))
         if found is None:
             found, offset = [], 0

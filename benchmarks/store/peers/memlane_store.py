@@ -1,4 +1,4 @@
-"""memlane's object storage, as a user makes it."""
+"""memlane's object storage, created as a user would."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.store.channel import Channel, Peer, Setting
 from memlane import SingleWriterShmObjectStorage, SingleWriterShmRingBuffer
 
-# Room in the ring for what an object has besides its arrays.
+# Room in the ring for an object's data other than its arrays.
 SLACK = 4096
 
 

@@ -1,4 +1,4 @@
-"""Ray's object store: `ray.put`, and `ray.get` in actors, which gives arrays in shared memory."""
+"""Ray's object store: `ray.put`, and `ray.get` in actors, which returns arrays in shared memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from benchmarks.store.channel import Ask, Channel, Peer, Setting
 from benchmarks.store.payloads import MIB, to_arrays, to_tensors
 
-WORKERS_FIRST_WORD = 120.0  # seconds; a cluster is several processes of many modules
+WORKERS_FIRST_WORD = 120.0  # seconds; a cluster starts several processes with many imports
 
 
 class Ray(Channel):
     has_get = False
 
     def open_writer(self) -> object:
-        # Nothing about this run leaves the machine, and nobody else is to join its cluster.
+        # No statistics leave the machine. No other process joins the cluster: no authentication.
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ["RAY_AUTH_MODE"] = "disabled"
         import ray
@@ -54,7 +54,7 @@ class Ray(Channel):
         actors = [ray.remote(Actor).options(num_cpus=1).remote() for _ in range(setting.readers)]
 
         def ask(order: str, *arguments: Any) -> list[Any]:
-            # In a list, references stay references.
+            # Ray resolves only top-level arguments, so references in a sequence stay references.
             answers: list[Any] = ray.get([actor.call.remote(order, arguments) for actor in actors])
             return answers
 
@@ -64,7 +64,7 @@ class Ray(Channel):
         return self._ray.put(to_arrays(obj) if self._is_tensors else obj)
 
     def forget(self, places: Sequence[Any]) -> None:
-        return  # the references go with the list
+        return  # dropping the list drops the references
 
     def close(self) -> None:
         self._ray.shutdown()

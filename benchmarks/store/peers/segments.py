@@ -1,6 +1,6 @@
-"""One `multiprocessing.shared_memory` segment per object: pickled, its arrays beside the pickle.
+"""One `multiprocessing.shared_memory` segment per object: a pickle, and its arrays out of band.
 
-Segments are unlinked outside the measured time. The pages of each are new, as they must be.
+Segments are unlinked outside the measured time. Every segment inevitably has new pages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Not a store: ZeroMQ PUSH over ipc, one socket per reader, pickle protocol 5.
 
-Arrays go beside the pickle, without a copy on either side of the library: what a reader gets is the
-received frame. A send returns before the bytes are on their way; the column `put to got` has all.
+Arrays are sent beside the pickle, without a copy on either side of the library: the reader's arrays
+alias the received frames. A send returns before the bytes are sent; `put to got` includes it all.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-// A coverage-guided fuzzer in one file, for what g++ offers: -fsanitize-coverage=trace-pc,trace-cmp.
+// A coverage-guided fuzzer in one file, based on what g++ offers: -fsanitize-coverage=trace-pc,trace-cmp.
 //
 //   TARGET --seconds N [--random N] [--found FOLDER] --crash FILE FOLDER-OR-FILE...
 //
-// First it tries every input of the folders. Then, for so many seconds, it changes those that reached something new and
-// keeps what reaches more (in --found, too). Something new is an edge between two basic blocks, or one taken 2, 3, 4 to
-// 7, ... times (as in AFL). What the target compares is noted: where one side of a comparison lies in the input, it is
+// First it runs every input of the folders. Then, for N seconds, it mutates the inputs that reached something new, and
+// keeps those that reach more (in --found, too). Something new is an edge between two basic blocks, or one taken 2, 3,
+// 4 to 7, ... times (as in AFL). It also records the target's comparisons: where one operand occurs in the input, it is
 // replaced by the other, which gets past magic numbers and lengths that must agree.
 //
-// A fault is a report of a sanitizer, a signal, a failed check, a wait of more than a minute, or an allocation that
-// the options below forbid. The input is then in --crash, and the exit status is not 0.
+// A fault is a sanitizer's report, a signal, a failed check, an input that takes more than a minute, or an allocation
+// that the options below forbid. The input is then saved in --crash, and the exit status is not 0.
 #include "fuzz/engine.hpp"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@
 #include <vector>
 
 extern "C" const char* __asan_default_options() {
-    // No target has more than some MiB in its messages, so one allocation of more was made for a forged length.
+    // No target has more than a few MiB of messages, so a larger allocation was made for a forged length.
     return "max_allocation_size_mb=64:hard_rss_limit_mb=1024:allocator_may_return_null=0:detect_stack_use_after_return=0";
 }
 extern "C" const char* __ubsan_default_options() { return "print_stacktrace=1:halt_on_error=1"; }
@@ -40,7 +40,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMap = 1u << 13;
 constexpr std::size_t kLongest = 4096;
-constexpr unsigned kPatience = 60;  // seconds for one input
+constexpr unsigned kPatience = 60;  // seconds per input
 
 struct Comparison {
     std::uint64_t one;
@@ -48,7 +48,7 @@ struct Comparison {
     std::uint8_t width;
 };
 
-// Written by the callbacks of the instrumentation, from the one thread that there is.
+// Written by the instrumentation's callbacks. There is only one thread.
 std::array<std::uint8_t, kMap> hits;
 std::uintptr_t previous = 0;
 std::array<Comparison, 256> comparisons;
@@ -73,7 +73,7 @@ void on_alarm(int) {
     std::_Exit(77);
 }
 
-// What an edge was taken as often as, as one bit.
+// One bit for how often an edge was taken.
 std::uint8_t bucket(std::uint8_t count) noexcept {
     if (count < 4) return static_cast<std::uint8_t>(1u << count >> 1);
     return count < 8 ? 8 : count < 16 ? 16 : count < 32 ? 32 : count < 128 ? 64 : 128;
@@ -102,7 +102,7 @@ public:
         if (corpus_.empty()) corpus_.emplace_back(16);
         while (Clock::now() < end)
             for (int i = 0; i < 64; ++i) {
-                // Later ones are deeper; half of the time one of the latest.
+                // Later inputs reach deeper, so half of the time it takes one of the last 32.
                 const std::size_t count = corpus_.size();
                 const std::size_t at = below(2) ? below(count) : count - 1 - below(std::min<std::size_t>(count, 32));
                 const bool is_new = attempt(changed(corpus_[at]));
@@ -118,7 +118,7 @@ public:
     }
 
 private:
-    // Whether it reached something new, and was kept for that.
+    // Runs the input; true if it reached something new, and was therefore kept.
     bool attempt(Bytes input) {
         if (input.size() > kLongest) input.resize(kLongest);
         hits.fill(0);
@@ -154,7 +154,7 @@ private:
             case 1: input[below(input.size())] = static_cast<std::uint8_t>(random_()); break;
             case 2:
             case 3: put(input, kNumbers[below(kNumbers.size())] + (below(4) ? 0 : below(5) - 2)); break;
-            case 4: {  // some steps up or down
+            case 4: {  // adds or subtracts up to 32
                 const std::size_t width = std::size_t{1} << below(4), at = place(input, width);
                 std::uint64_t value = 0;
                 std::memcpy(&value, &input[at], width);
@@ -163,7 +163,7 @@ private:
                 break;
             }
             case 5: put(input, random_() >> below(64)); break;
-            case 6: {  // one more record
+            case 6: {  // inserts a record
                 Bytes record(16);
                 if (below(2)) std::copy_n(&input[16 * below(input.size() / 16)], 16, record.begin());
                 input.insert(input.begin() + static_cast<std::ptrdiff_t>(16 * below(input.size() / 16 + 1)), record.begin(), record.end());
@@ -175,7 +175,7 @@ private:
                     input.erase(at, at + 16);
                 }
                 break;
-            case 8: {  // the end of another
+            case 8: {  // takes over the end of another input
                 const Bytes& other = corpus_[below(corpus_.size())];
                 const std::size_t at = 16 * below(std::min(input.size(), other.size()) / 16 + 1);
                 input.resize(at);
@@ -186,7 +186,7 @@ private:
         }
     }
 
-    // One side of a comparison becomes the other.
+    // Replaces one operand of a comparison by the other.
     void answer(Bytes& input) {
         if (compared == 0) return;
         const Comparison c = comparisons[below(std::min(compared, comparisons.size()))];
@@ -254,7 +254,7 @@ void note(std::uint64_t one, std::uint64_t other, std::uint8_t width) noexcept {
 }  // namespace
 }  // namespace memlane::fuzz
 
-// What the instrumentation of the target calls.
+// The functions that the target's instrumentation calls.
 extern "C" {
 void __sanitizer_cov_trace_pc() {
     using namespace memlane::fuzz;

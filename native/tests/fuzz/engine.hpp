@@ -1,4 +1,4 @@
-// What a fuzz target says and may ask for. One target is one program: this engine and its `try_input`.
+// The interface between a fuzz target and the engine. Each target is one program: the engine and its `try_input`.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@ namespace memlane::fuzz {
 
 using Input = std::span<const std::uint8_t>;
 
-// The target's: does with these bytes whatever the library does. Anything but a return is a fault.
+// Defined by the target: does with these bytes what the library does. Anything but a return is a fault.
 void try_input(Input input);
 
-// To be called for something that must not be; the engine keeps the input.
+// Call it if something that must hold does not; the engine saves the input.
 [[noreturn]] void fail(const char* file, int line, const char* what);
 
-// `strike` is called between two basic blocks of the target, once so many of them have run; it may ask again.
+// Calls `strike` between two basic blocks of the target, after `blocks` of them. It may call this again.
 void strike_after(std::uint64_t blocks, void (*strike)());
 void strike_no_more();
 

@@ -1,7 +1,7 @@
-// Frame tables from bytes that a peer rewrites meanwhile: none, or all of its parts lie in the message, and reading
-// them costs no more memory than the message itself.
+// Parses frame tables from bytes that a peer rewrites at the same time: either there is no table, or all its parts lie
+// in the message, and reading them takes no more memory than the message itself.
 //
-// Record 0 tells the length of the message; the others are scribbles on it.
+// Record 0 has the length of the message; the others are scribbles on it.
 #include <cstring>
 #include <vector>
 
@@ -17,7 +17,7 @@ void try_input(Input input) {
     std::memcpy(&bytes, input.data(), sizeof bytes);
     bytes %= 100'000;
     std::vector<std::byte> message(std::max<std::uint64_t>(bytes, 8));
-    // As a writer would have made it.
+    // As a writer would send it.
     const FrameTable genuine(bytes > 8300 ? bytes - 8300 : 0, {4096, 4104});
     const auto header = genuine.header();
     if (bytes >= 32) {

@@ -1,4 +1,4 @@
-// The segments of one target: several targets may run at once, and an input more than once.
+// A segment id for each process, because several targets may run at once, and an input more than once.
 #pragma once
 
 #include <unistd.h>

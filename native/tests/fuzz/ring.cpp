@@ -1,7 +1,7 @@
-// A reader of a ring, its chunks, descriptors and extents, while a peer writes anywhere into the file; and the writer
-// after that. What is read lies in the file; what is taken for it is no more than the file has.
+// A reader of a ring (chunks, descriptors, extents) while a peer writes anywhere into the file, and then the writer.
+// Reads stay within the file, and the memory that is allocated for them never exceeds the file's space.
 //
-// Record 0 tells which messages are sent and how they are read; the others are scribbles.
+// Record 0 says which messages are sent and how they are read; the others are scribbles.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -70,7 +70,7 @@ std::optional<FrameTable> table_of(const RingReader::Sample& sample, const Chunk
     });
 }
 
-// The steps of bindings/ring_reader.hpp.
+// The same steps as in bindings/ring_reader.hpp.
 void receive(RingReader& reader, bool is_view) {
     if (reader.holds_next()) return;
     auto sample = reader.begin_nowait().loan;
@@ -101,7 +101,7 @@ void receive(RingReader& reader, bool is_view) {
     reader.release_held(held);
 }
 
-// An error of the system is an answer as good as any.
+// A system error is as valid a result as any other.
 template <class Step>
 void attempt(Step&& step) {
     try {

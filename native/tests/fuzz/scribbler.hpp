@@ -1,14 +1,14 @@
-// The peer of a fuzz target: it writes into shared memory at any moment, as the input tells.
+// The peer of a fuzz target: it writes into shared memory at any moment, as the input says.
 //
-// The input is a row of records of 16 bytes:
+// The input is a sequence of 16-byte records (offset, size, meaning):
 //
-//   0   2   after how many basic blocks of the target: 0 is before the first
+//   0   2   after how many basic blocks of the target; 0: before the first
 //   2   1   which region
 //   3   1   width: 1, 2, 4 or 8 bytes
 //   4   4   where in the region, modulo its length
-//   8   8   what
+//   8   8   the value
 //
-// So an interleaving of the two processes is an input like any other: it can be repeated, changed and kept.
+// So an interleaving of the two processes is part of the input: it can be repeated, mutated and saved.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ public:
 
     void add_region(std::byte* base, std::size_t bytes) { regions_.push_back({base, bytes}); }
 
-    // From here on the target is no longer alone.
+    // From here on, the peer interrupts the target.
     void begin() {
         active_ = this;
         now_ = 0;

@@ -1,7 +1,7 @@
-// A hostile file under a segment's name: attaching to it as a ring, a queue and a storage, and what comes right behind
-// that. The file was a segment once; the peer changes it before, and while, it is attached.
+// A hostile file under a segment's name: attaching to it as a ring, a queue and a storage, and the first calls after
+// that. The file was created as a segment; the peer changes it before and during the attach.
 //
-// Record 0 tells what the file is, what it is attached as, and how long it is; the others are scribbles.
+// Record 0 says what the file is, what it is attached as, and how long it is; the others are scribbles.
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -79,7 +79,7 @@ void attach_ring(bool is_queue) {
 void attach_storage() {
     const auto ring = core::Segment::attach(name(), store::plan_of(kRingBytes), std::nullopt, std::nullopt);
     const auto table = store::ObjectTable::find(*ring, kRingBytes, kStore.n_readers, kStore.max_object_size);
-    for (int i = 0; i < 2; ++i) {  // the second is a successor, if the first left its place so
+    for (int i = 0; i < 2; ++i) {  // the second may succeed the first in its place
         const auto reader = store::StoreReader::join(*ring, table);
         read_all(*reader);
         reader->announce_close();
@@ -101,7 +101,7 @@ void try_input(Input input) {
     } else {
         segment = core::Segment::create(broadcast::plan_of(kGeometry), own_id(), name(), {{0, kGeometry.total_bytes()}}, 0);
     }
-    // Only before anybody maps it: what is cut off under a mapping ends in SIGBUS, and nobody can help that.
+    // Only before it is mapped: truncating a file under a mapping ends in SIGBUS, which no process can prevent.
     std::uint64_t length = os::facts_of(segment->file()).bytes;
     if (input[1] & 1) {
         std::uint32_t by;

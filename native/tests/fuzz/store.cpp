@@ -1,5 +1,5 @@
-// The object table and the byte ring while a peer writes anywhere into both: the readers' and the writer's calls, with
-// addresses and ids from anywhere. An object that is pinned lies in the ring.
+// The calls of the readers and the writer of a store, with arbitrary addresses and ids, while a peer writes anywhere
+// into the object table and the byte ring. A pinned object lies within the ring.
 //
 // Records with region 255 are calls, all others scribbles.
 #include <cstring>
@@ -16,7 +16,7 @@ namespace {
 using testing::Store;
 
 constexpr std::uint8_t kCall = 255;
-constexpr int kPatience = 100;  // a table that is all closing would cost every such input a tenth of a second
+constexpr int kPatience = 100;  // the default would cost 0.1 s per input whose entries are all closing
 
 class Calls {
 public:
@@ -37,7 +37,7 @@ public:
                 return;
             case 8: return replace(true);
             case 9: return replace(false);
-            case 10:  // kept over other calls
+            case 10:  // kept across other calls
                 if (const auto object = reader_->pin(s.value, id)) held_.push_back(*object);
                 return;
             default:
@@ -62,7 +62,7 @@ private:
         reader.unpin(*object);
     }
 
-    // Another reader in its place, once it has closed, or died.
+    // Replaces the reader by a successor, after it has closed or died.
     void replace(bool announces) {
         held_.clear();
         if (announces) reader_->announce_close();
@@ -71,7 +71,7 @@ private:
         reader_.reset();
         try {
             reader_ = store::StoreReader::join(*store_.ring, store_.writer->table(), kPatience);
-        } catch (const core::RankTaken&) {  // the table says that there is no such place
+        } catch (const core::RankTaken&) {  // the table says that no place is free
             reader_ = store_.two;
         }
     }

@@ -1,8 +1,8 @@
-// Where the accesses come from: the compiler's own instrumentation. -fsanitize=thread makes a call of every access
-// to memory, plain or atomic, and of every fence. Usually libtsan answers these calls; here the explorer does. So the
-// code under test is the code that ships, not a line of it different, and no access can be forgotten.
+// Reports accesses to the explorer, through the compiler's own instrumentation: -fsanitize=thread turns every memory
+// access, plain or atomic, and every fence into a call. Normally libtsan implements these calls; here the explorer
+// does. So the code under test is exactly the code that ships, and no access can be missed.
 //
-// What the threads of a scenario do not share (stacks, the heap, the explorer itself) goes straight to memory.
+// Accesses to memory that the threads of a scenario do not share (stacks, heap, the explorer itself) are not reported.
 #include <cstring>
 
 #include "../check.hpp"
@@ -35,7 +35,7 @@ T load(const T* at, int order) {
     return static_cast<T>(explorer.load(at, sizeof *at, order_of(order)));
 }
 
-// Into memory, too: what the kernel reads there is some value that was stored.
+// Also stores to memory, so that the kernel reads some value that was stored.
 template <class T>
 void store(T* at, T value, int order) {
     Explorer& explorer = Explorer::instance();
@@ -71,7 +71,7 @@ PLAIN(16)
 void __tsan_read_range(const void* at, std::size_t bytes) { plain(at, bytes, false); }
 void __tsan_write_range(void* at, std::size_t bytes) { plain(at, bytes, true); }
 
-// The compiler does not instrument what a library copies, so the linker is told to send it here (--wrap).
+// The compiler does not instrument copies made by a library, so the linker redirects memcpy here (--wrap).
 void* __real_memcpy(void* to, const void* from, std::size_t bytes);
 void* __wrap_memcpy(void* to, const void* from, std::size_t bytes) {
     plain(from, bytes, false);

@@ -1,4 +1,4 @@
-// What the scenarios run on: one ring and its two ends, made anew before every execution.
+// The test bed of the scenarios: one ring and its ends, reset before every execution.
 #pragma once
 
 #include <cstring>
@@ -27,7 +27,7 @@ inline void require(bool holds, const char* otherwise) {
     if (!holds) Explorer::instance().fail(otherwise, "as the scenario saw it");
 }
 
-// A ring of one reader or two, all ends of it in this process, as it was made before every execution.
+// A ring of one or two readers with all its ends in this process. clean() restores its initial state.
 struct Bed {
     explicit Bed(std::uint64_t chunks, std::uint64_t readers = 1)
         : geometry{readers, 64, chunks}, segment(testing::new_segment(geometry)) {
@@ -57,8 +57,8 @@ struct Bed {
         make_reader();
     }
 
-    // Spinning is nothing but looking more often. An end that has found it useless twice does not do so the next
-    // three times; the scenarios are explored from there.
+    // Spinning only repeats a check. An end that has spun twice in vain skips the spins of its next three waits; the
+    // scenarios are explored from there.
     void tire(RingReader& end) {
         for (int i = 0; i < 3; ++i)
             CHECK(end.begin(os::Deadline::after(1), keep_waiting).status == Status::timed_out);
@@ -67,7 +67,7 @@ struct Bed {
         for (int i = 0; i < 3; ++i)
             CHECK(end.begin(sizeof(std::uint64_t), os::Deadline::after(1), keep_waiting).status == Status::timed_out);
     }
-    // Both: a writer has to wait for its only chunk, so the ring has one message behind it.
+    // Tires both ends. The writer has to wait for its only chunk, so the ring carries a message before the scenario.
     void start_tired(unsigned cores = 4) {
         start(cores);
         tire(*reader);

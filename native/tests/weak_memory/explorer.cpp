@@ -22,9 +22,9 @@ void Explorer::Clock::join(const Clock& other) {
     for (std::size_t i = 0; i < kMostThreads; ++i) last[i] = std::max(last[i], other.last[i]);
 }
 
-// Steps that do not depend on each other may change places, and nobody can tell. Two stores may: each takes any
-// place in the modification order that it could take in the other order, too. A load and a store may as well, unless
-// the one returns the other.
+// Independent steps commute: no thread can observe their order. Two stores commute, because in either order each can
+// take the same places in the modification order. A load and a store commute, unless the load returns the value of
+// that store.
 bool Explorer::depend(const Step& a, const Step& b) {
     if (a.kind == Kind::fence && b.kind == Kind::fence) return true;
     if (a.location != b.location || a.location == kNowhere) return false;
@@ -35,7 +35,7 @@ bool Explorer::depend(const Step& a, const Step& b) {
            is(Kind::wait, Kind::update) || is(Kind::wait, Kind::wake);
 }
 
-// A load that comes before a store cannot return it, one that comes behind it can return whatever it could before.
+// A load before a store cannot return it; a load after it can return the store, and whatever it could before.
 bool Explorer::is_missed_by(const Step& store, const Step& load) {
     return load.kind == Kind::load && (store.kind == Kind::store || store.kind == Kind::update) &&
            load.location == store.location;
@@ -100,7 +100,7 @@ void Explorer::run_fiber() {
     explorer.hand_over();
 }
 
-// The latest decision with an outcome or a thread left to try; what came after it is forgotten.
+// Advances the latest decision that has an outcome or a thread left to try, and drops all later decisions.
 bool Explorer::next_execution() {
     while (!path_.empty()) {
         Decision& last = path_.back();
@@ -128,12 +128,12 @@ void Explorer::arrive(Step step) {
 
 std::size_t Explorer::choose(const std::vector<std::size_t>& ways) {
     Decision& decision = path_[depth_ - 1];
-    CHECK(!ways.empty() && (decision.ways == ways.size() || decision.way == 0));  // else it is not deterministic
+    CHECK(!ways.empty() && (decision.ways == ways.size() || decision.way == 0));  // otherwise not deterministic
     decision.ways = ways.size();
     return ways[decision.way];
 }
 
-// From one fiber to the one whose turn it is, which may be the same; or back to explore() at the end.
+// Switches to the fiber whose turn it is, which may be the same one, or back to explore() at the end.
 void Explorer::hand_over() {
     const std::size_t own = running_;
     const std::size_t next = pick();
@@ -170,13 +170,13 @@ std::size_t Explorer::pick() {
                     made.asleep |= bit(i);
         }
         const Threads candidates = made.enabled & ~made.asleep;
-        if (candidates == 0) return kNobody;  // all that could come was tried before
+        if (candidates == 0) return kNobody;  // all that could follow was tried before
         const bool stays = running_ != kNobody && (candidates & bit(running_)) != 0;
         made.thread = stays ? running_ : static_cast<std::size_t>(std::countr_zero(candidates));
         made.to_try = options_.reduced ? bit(made.thread) : made.enabled;
         for (std::size_t i = 0; i < scenario_->threads.size(); ++i) {
             if ((candidates & bit(i)) == 0 || made.next[i].kind != Kind::local) continue;
-            made.thread = i;  // whatever the others do, so at once
+            made.thread = i;  // independent of the other threads, so at once
             made.to_try = bit(i);
         }
         path_.push_back(made);
@@ -189,7 +189,7 @@ std::size_t Explorer::pick() {
     return decision.thread;
 }
 
-// To the next decision, where the thread of this one has gone its step.
+// Computes what sleeps at the next decision, after the thread of this one has taken its step.
 void Explorer::pass_on_sleep(const Decision& decision, const Step& step) {
     asleep_ = 0;
     untried_from_.fill(0);
@@ -204,7 +204,7 @@ void Explorer::pass_on_sleep(const Decision& decision, const Step& step) {
     }
 }
 
-// The last step of a thread that has the relation to `step`.
+// The last step of `thread` that has the relation to `step`.
 std::int32_t Explorer::last_of(std::size_t thread, const Step& step, bool (*relation)(const Step&, const Step&)) const {
     const auto& at = last_[step.location == kNowhere ? kMostLocations : step.location][thread];
     std::int32_t last = kNever;
@@ -213,8 +213,8 @@ std::int32_t Explorer::last_of(std::size_t thread, const Step& step, bool (*rela
     return last;
 }
 
-// What depends on an earlier step of another thread, or was missed by it, and need not have come after it, is to be
-// tried before it.
+// If the step depends on an earlier step of another thread, or is a store that an earlier load missed, and did not have
+// to come after it, it is to be tried before it, too.
 void Explorer::note_dependencies(Decision& decision, const Step& step) {
     const std::size_t own = decision.thread;
     Clock& clock = fibers_[own].clock;

@@ -1,14 +1,14 @@
-// Runs a few threads in every order that can make a difference, over a weak memory, and with every outcome of
-// every access that this memory allows.
+// Runs a few threads on a weak memory, in every order that can make a difference, and with every outcome that this
+// memory allows for every access.
 //
 // The threads are fibers of one thread: each stops before every atomic access, fence and futex call, and the explorer
-// says who goes on. One execution follows another from the start, depth first, until no untried order or outcome is
-// left. Nothing is random: a failure always comes again.
+// chooses which one continues. It runs executions from the start, depth first, until no order or outcome is untried.
+// Nothing is random, so every failure is reproducible.
 //
 // Orders that differ only in steps that commute are tried once (dynamic partial-order reduction with sleep sets:
-// Flanagan and Godefroid, POPL 2005; Godefroid, 1996). A load commutes with a store that it does not return: the
-// model lets it return older values anyway. Of two threads only: there it is always the other one that has to be
-// tried first. litmus.cpp compares the reduction with trying everything.
+// Flanagan and Godefroid, POPL 2005; Godefroid, 1996). A load commutes with a store that it does not return, because
+// the model lets it return older values anyway. The reduction works for two threads only, where the one to try first
+// is always the other one. litmus.cpp compares the reduction with trying everything.
 #pragma once
 
 #include <ucontext.h>
@@ -42,14 +42,14 @@ struct Scenario {
     std::vector<std::function<void()>> threads;
     std::function<void()> finish = [] {};  // after every complete execution, unobserved
     std::vector<Watched> watched;
-    std::vector<Watched> atomics;  // what the kernel reads may hold atomics: those must be told beforehand
+    std::vector<Watched> atomics;  // those in memory that the kernel reads, which must be known beforehand
     std::function<std::string(const void*)> name_of = [](const void*) { return std::string(); };
 };
 
 struct Options {
-    std::string weakened;    // the place whose order is taken away: it becomes relaxed, a fence nothing
-    bool reduced = true;     // false: every order of steps
-    bool named_only = true;  // an access that has an order must have a name (SYNC_STORE, SYNC_LOAD)
+    std::string weakened;    // the place to weaken: its access becomes relaxed, a fence has no effect
+    bool reduced = true;     // false: tries every order of steps
+    bool named_only = true;  // every access with an order must have a name (SYNC_STORE, SYNC_LOAD)
 };
 
 class Explorer {
@@ -58,7 +58,7 @@ public:
 
     Exploration explore(const Scenario& scenario, const Options& options = {});
 
-    // The rest is for the fibers. Accesses are only taken while `is_observing`.
+    // The rest is called by the fibers. Report accesses only while `is_observing`.
     bool is_observing(const void* address) const { return running_ != kNobody && memory_.is_watched(address); }
     bool is_observing() const { return running_ != kNobody; }
     std::size_t running() const { return running_; }
@@ -69,7 +69,7 @@ public:
     std::uint64_t add(void* address, std::size_t bytes, std::uint64_t amount, Order order);
     void fence(Order order);
     void plain(const void* address, std::size_t bytes, bool is_write);
-    // What the kernel copies from `address` to `to`. It reads atomics among it as a relaxed load does.
+    // The kernel copies from `address` to `to`. Reads the atomics there with relaxed loads.
     void read_by_kernel(const std::byte* address, std::size_t bytes, std::byte* to);
     bool futex_wait(const std::uint32_t* word, std::uint32_t expected);  // false: the word had another value
     void futex_wake(const std::uint32_t* word);
@@ -88,28 +88,28 @@ private:
         Kind kind = Kind::local;
         std::size_t location = kNowhere;
     };
-    // The marks before an access that has an order.
+    // The marks before an access with an order.
     struct Place {
         std::array<const char*, 3> points{};
         bool is_fence = false;
         bool is_weakened = false;
     };
     using Threads = std::uint32_t;  // a set, one bit each
-    // Of each thread the last step that something depends on.
+    // For each thread, the last of its steps that something depends on.
     struct Clock {
         std::array<std::int32_t, kMostThreads> last{};
         void join(const Clock& other);
     };
 
-    // One decision: whose step came next, and how it turned out.
+    // One decision: which thread took the next step, and with which outcome.
     struct Decision {
         std::size_t thread;
         std::size_t way = 0;
         std::size_t ways = 1;
         Threads enabled = 0;
-        Threads asleep = 0;  // need not go here: what they would do was tried before
-        // A thread that is about to load need not load what it could have loaded where that was tried: messages with
-        // lower numbers.
+        Threads asleep = 0;  // need not run here: their steps were tried before
+        // If a thread's next load was tried at an earlier decision, it need not return again what it could return
+        // there: messages with lower numbers.
         std::array<std::size_t, kMostThreads> untried_from{};
         Threads to_try = 0;
         Threads tried = 0;
@@ -130,7 +130,7 @@ private:
         std::size_t thread;
         Step step;
         std::uint64_t value;
-        bool is_usual;  // as on a strong memory
+        bool is_usual;  // as with a strong memory
         Place place;
     };
 
@@ -160,10 +160,10 @@ private:
     std::size_t running_ = kNobody;
     std::vector<Decision> path_;
     std::size_t depth_ = 0;
-    Threads asleep_ = 0;  // at the next decision, as the next
+    Threads asleep_ = 0;  // for the next decision, like untried_from_
     std::array<std::size_t, kMostThreads> untried_from_{};
     std::array<std::array<std::array<std::int32_t, kKinds>, kMostThreads>, kMostLocations + 1> last_{};
-    std::array<View, kMostLocations> futexes_;  // what the kernel's lock of a futex carries: times of its word
+    std::array<View, kMostLocations> futexes_;  // what the kernel's lock of each futex carries: the time of its word
     bool is_complete_ = false;
     std::optional<Failure> failure_;
     std::vector<Event> events_;

@@ -1,5 +1,5 @@
-// What the code under test asks of the kernel while it is explored, answered by the explorer: the linker sends these
-// calls here (--wrap). Outside of an exploration futex calls end at once, as timed out, and everything else is real.
+// The system calls of the code under test; the linker redirects them here (--wrap). The clock, the cores and /proc are
+// always simulated. Outside an exploration, futex waits time out at once, wakes do nothing, and reads are not reported.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -18,7 +18,7 @@ namespace memlane::weak {
 
 namespace {
 
-constexpr long kTick = 100'000;  // ns between two looks at the clock: longer than any spin
+constexpr long kTick = 100'000;  // ns between two reads of the clock: longer than any spin
 
 unsigned cores = 4;
 long ticks[kMostThreads + 1];
@@ -40,7 +40,7 @@ using namespace memlane::weak;
 
 extern "C" {
 
-// A clock of its own for each thread, or the order of looks at it would matter, too. No slice of 100 ms ever ends.
+// Each thread has its own clock; otherwise the order of reading it would matter, too. No slice of 100 ms ever ends.
 int __wrap_clock_gettime(clockid_t, timespec* now) {
     const Explorer& explorer = Explorer::instance();
     long& mine = ticks[explorer.is_observing() ? explorer.running() : kMostThreads];
@@ -57,8 +57,8 @@ int __wrap_sched_getaffinity(pid_t, std::size_t bytes, cpu_set_t* set) {
     return 0;
 }
 
-// Only futexes come this way. A sleep ends by a wake-up and by nothing else: the slice that would mend a lost
-// one in the end never does here.
+// Only futex calls arrive here. Only a wake-up ends a sleep: the slice, which would eventually hide a lost one, never
+// ends here.
 long __wrap_syscall(long number, ...) {
     CHECK(number == SYS_futex);
     va_list arguments;
@@ -78,7 +78,7 @@ long __wrap_syscall(long number, ...) {
     return -1;
 }
 
-// Of the file that is mapped: a read of the same bytes.
+// A read of the mapped file is reported as a read of the same bytes of the mapping.
 ssize_t __real_pread(int file, void* to, std::size_t bytes, off_t offset);
 ssize_t __wrap_pread(int file, void* to, std::size_t bytes, off_t offset) {
     Explorer& explorer = Explorer::instance();
@@ -88,7 +88,7 @@ ssize_t __wrap_pread(int file, void* to, std::size_t bytes, off_t offset) {
     return got;
 }
 
-// /proc says who a process is; nothing here depends on it, and asking costs more than a whole execution.
+// /proc identifies processes. Nothing here depends on that, and reading it costs more than a whole execution.
 FILE* __wrap_fopen(const char*, const char*) { return nullptr; }
 int __wrap_stat(const char*, struct stat*) { return -1; }
 

@@ -1,4 +1,4 @@
-// What a scenario says to the kernel that it runs on (kernel.cpp).
+// How a scenario configures the kernel that it runs on (kernel.cpp).
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 namespace memlane::weak {
 
 void restart_clock();
-// As many as sched_getaffinity tells; with fewer than participants the wait loop yields before it sleeps.
+// The number that sched_getaffinity reports. If it is below the participants, the wait loop yields before it sleeps.
 void set_cores(unsigned count);
 // Where the file that pread reads is mapped.
 void map_files_at(const std::byte* base);

@@ -145,7 +145,7 @@ void plain_data() {
     CHECK(program(release, relaxed).failure == "data race");
 }
 
-// Reads of one location never go back, and full fences alone make no plain access safe.
+// Reads of one location never go backwards, and full fences alone make no plain access safe.
 void coherence() {
     const Result reads = run({[](Registers&) { store(shared.x, 1, relaxed); },
                               [](Registers& r) {
@@ -164,7 +164,7 @@ void coherence() {
               .failure == "data race");
 }
 
-// Each thread stores to both; each finds its own later store overwritten by the other's earlier one.
+// Each thread stores to both locations, and finds its later store overwritten by the other's earlier one.
 void stores_out_of_order() {
     const auto program = [](std::memory_order order) {
         return run({[=](Registers& r) {
@@ -184,7 +184,7 @@ void stores_out_of_order() {
     CHECK(!can_be(program(full), {1, 1}));
 }
 
-// The model's stated limit: no value comes before its store.
+// The stated limit of the model: no load returns a value before it is stored.
 void no_load_buffering() {
     const Result result = run({[](Registers& r) {
                                    r[0] = load(shared.y, relaxed);
@@ -215,7 +215,7 @@ void two_writers_two_readers() {
     CHECK(!can_be(program(true), {1, 0, 1, 0}));
 }
 
-// What a second thread passes on of a third's, by a load and a store or by an update that itself orders nothing.
+// A second thread passes on what the first one stored, by a load and a store, or by an update that is relaxed itself.
 void passing_on() {
     const auto program = [](bool update) {
         return run({[](Registers&) {
@@ -247,7 +247,7 @@ void updates_are_whole() {
                                [](Registers& r) { r[1] = add(shared.x, relaxed); },
                                [](Registers& r) { r[2] = add(shared.x, relaxed); }});
     CHECK(result.outcomes == (Outcomes{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}}));
-    // A store comes before or behind an update, never in between: {0, 1} would be that.
+    // A store comes before or after an update, never in the middle of it, which would result in {0, 1}.
     const Result with_store = run({[](Registers& r) { r[0] = add(shared.x, relaxed); },
                                    [](Registers& r) {
                                        store(shared.x, 5, relaxed);
@@ -256,7 +256,7 @@ void updates_are_whole() {
     CHECK(with_store.outcomes == (Outcomes{{0, 5}, {5, 5}, {5, 6}}));
 }
 
-// Programs that nobody chose, of every kind of step: the reduction must lose none of their outcomes.
+// Random programs with every kind of step: the reduction must lose none of their outcomes.
 void random_programs(int count) {
     std::uint32_t state = 1;
     const auto random = [&](std::uint32_t below) {

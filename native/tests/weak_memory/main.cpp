@@ -1,23 +1,23 @@
-// Proves, within bounds, that the atomics of the ring suffice on a weakly ordered processor, and that none of their
-// orders is there for nothing.
+// Proves, within bounds, that the atomics of the ring suffice on a weakly ordered processor, and that each of their
+// orders is needed.
 //
 //   weak_memory           the small scenarios, and every place weakened; seconds (part of `make test`)
 //   weak_memory full      the large scenarios, too; minutes (`make weak-memory`)
-//   weak_memory PLACE     how things go wrong with that place weakened, step by step
+//   weak_memory PLACE     how the protocol fails with that place weakened, step by step
 //
-// What is proven: for one writer and one reader, up to two laps of a ring of one chunk or two, with waiting, attaching
-// and leaving, and for two readers that give a chunk back at once (scenarios.cpp): in no order of their steps, and with no value that the memory model of C++20 lets an
-// access return (memory.hpp), is there a data race on a chunk, a descriptor or the header, a message repeated,
-// skipped or torn, or a sleeper whom nobody wakes. It is proven of the code that ships: the compiler's instrumentation
-// reports every access of native/core and native/broadcast to the explorer (accesses.cpp), which tries all orders and
-// values (explorer.hpp).
+// Proven: for one writer and one reader, with up to two laps of a ring of one or two chunks, with waiting, attaching
+// and leaving, and for two readers that give a chunk back at once (scenarios.cpp): no order of their steps, and no
+// value that the memory model of C++20 lets an access return (memory.hpp), leads to a data race on a chunk, a
+// descriptor or the header, to a repeated, skipped or torn message, or to a sleeper that is never woken. This holds for
+// the code that ships: the compiler's instrumentation reports every access of native/core and native/broadcast to the
+// explorer (accesses.cpp), which tries all orders and values (explorer.hpp).
 //
-// What is assumed: of the processor and the compiler what C++20 says, less load buffering, which the model leaves out;
-// of the kernel, that a futex call compares and falls asleep in one step as seen by wake-ups, and nothing else: no lock
-// and no file orders anything. Sleeps end by wake-ups alone: the 100 ms slice, which would hide a lost one, never ends.
+// Assumed: that processor and compiler follow C++20, without load buffering, which the model leaves out; and that a
+// futex call compares and falls asleep in one step, as seen by wake-ups. Nothing else is assumed of the kernel: no lock
+// and no file orders anything. Only wake-ups end sleeps: the 100 ms slice, which would hide a lost one, never ends.
 //
-// What is not proven but tested elsewhere, on x86-64 only: more readers otherwise, more laps, deaths, extents, forks, and the
-// machine code. No aarch64 machine has run memlane yet: of weakly ordered processors this is all the evidence there is.
+// Not proven, but tested elsewhere, on x86-64 only: other cases of several readers, more laps, deaths, extents, forks,
+// and the machine code. No aarch64 machine has run memlane yet: for weakly ordered processors this is all the evidence.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -37,8 +37,8 @@ constexpr const char* kRelease = "release -> relaxed";
 constexpr const char* kAcquire = "acquire -> relaxed";
 constexpr const char* kFence = "removed";
 
-// Every access of the protocol that has an order, by its mark in the code, and a scenario that needs the order.
-// `publish.load` is `retract.load`, too: one load. So are `join.load` and `leave.load`, and their stores.
+// Every access with an order in the scenarios, by its mark in the code, and a scenario that needs that order.
+// `publish.load` and `retract.load` are one load, as are `join.load` and `leave.load`; their stores are one store.
 struct Place {
     const char* name;
     const char* weakened;

@@ -86,7 +86,7 @@ std::size_t Memory::oldest_readable(std::size_t thread, std::size_t location, Ti
     return i;
 }
 
-// Behind the last one there always is; between two unless the second is an update of the first.
+// There always is after the last message; between two messages, unless the second is an update of the first.
 bool Memory::is_room_behind(const Location& location, std::size_t index) const {
     return index + 1 == location.messages.size() ||
            location.messages[index + 1].time - location.messages[index].time > 1;
@@ -124,7 +124,7 @@ void Memory::store(std::size_t thread, std::size_t location, std::size_t behind,
     const bool is_last = behind + 1 == messages.size();
     const Time before = messages[behind].time;
     const Time time = is_last ? before + kGap : before + (messages[behind + 1].time - before) / 2;
-    CHECK(time > before + 1);  // the place right behind is an update's
+    CHECK(time > before + 1);  // the place right after it is an update's
     insert(thread, location, behind, {time, value, messages.size(), step, {}}, order);
 }
 

@@ -1,22 +1,22 @@
-// A memory as weak as C++20 allows, one step at a time: what a load may return, where a store may go.
+// A memory as weak as C++20 allows, one step at a time: what a load may return, and where a store may be placed.
 //
-// Of every location it keeps all values ever stored ("messages") in their modification order, and of every thread
-// what it knows of them (its view):
+// For every location it keeps all values ever stored ("messages") in modification order, and for every thread what it
+// knows of them (its view):
 //
-//   load          may return any message that is not older than the one the thread knows; relaxed, it then knows that
-//                 message; acquire, also all that the message carries
-//   store         takes any place in the modification order behind the message the thread knows, not only the last;
-//                 release, its message carries all that the thread knows
-//   update        (read-modify-write) takes the place right behind the message it reads; passes on what that carries
-//   full fence    turns earlier relaxed loads into acquires and later relaxed stores into releases; and all full
-//                 fences stand in one order, in which each knows what the ones before it knew
+//   load          may return any message that is not older than the one the thread knows. The thread then knows that
+//                 message; if the load acquires, also everything that the message carries
+//   store         takes any place in the modification order after the message the thread knows, not only the last. If
+//                 the store releases, its message carries everything that the thread knows
+//   update        (read-modify-write) takes the place right after the message it reads; passes on what that carries
+//   full fence    turns earlier relaxed loads into acquires and later relaxed stores into releases. All full fences
+//                 have one order, in which each knows what the ones before it knew
 //   plain access  is a data race unless every plain access of another thread to the same byte, one of the two being a
 //                 write, happened before it
 //
-// These are the rules of C++20 (in the form of Lahav and others, "Repairing sequential consistency in C/C++11", PLDI
-// 2017, and the views of Kang and others, "A promising semantics", POPL 2017) but for two: a load never returns a value
-// that is stored later (no load buffering, as in the former), and seq_cst loads, stores and updates count as acquire
-// and release only, which is weaker.
+// These are the rules of C++20 (as formulated by Lahav et al., "Repairing sequential consistency in C/C++11", PLDI
+// 2017, with the views of Kang et al., "A promising semantics", POPL 2017), with two exceptions: a load never returns a
+// value that is stored later (no load buffering, as in the former), and seq_cst loads, stores and updates count only as
+// acquire and release, which is weaker.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ namespace memlane::weak {
 inline constexpr std::size_t kMostThreads = 4;
 inline constexpr std::size_t kMostLocations = 64;
 
-// A place in the modification order of one location. Free numbers between two places are room for later stores.
+// A place in the modification order of a location. Free numbers between two places are room for later stores.
 using Time = std::uint32_t;
 
 enum class Order { relaxed, acquire, release, acquire_release, full };
@@ -39,7 +39,7 @@ constexpr bool releases(Order o) { return o != Order::relaxed && o != Order::acq
 
 inline constexpr std::size_t kInitial = SIZE_MAX;
 
-// What somebody knows: of every location a message, of every thread up to which step it happened before.
+// What a thread knows, or a message carries: a message of every location, and the last known step of every thread.
 struct View {
     std::array<Time, kMostLocations> times{};
     std::array<std::uint32_t, kMostThreads> steps{};
@@ -51,12 +51,12 @@ struct View {
 struct Message {
     Time time;
     std::uint64_t value;
-    std::size_t number;  // how many came into being before it
-    std::size_t step;    // of the execution, by which it was stored; kInitial for what was there
+    std::size_t number;  // how many were stored before it
+    std::size_t step;    // of the execution that stored it; kInitial for an initial value
     View carried;
 };
 
-// Bytes that threads share: accesses to others are none of the model's business.
+// Bytes that threads share. The model ignores accesses to others.
 struct Watched {
     const std::byte* begin;
     std::size_t bytes;
@@ -64,18 +64,18 @@ struct Watched {
 
 class Memory {
 public:
-    // Forgets everything. `watched` holds the values that all threads know at the start.
+    // Forgets everything. All threads know the values in `watched` at the start.
     void reset(const std::vector<Watched>& watched);
 
     bool is_watched(const void* address, std::size_t bytes = 1) const;
-    // The location at an address, with the value that is there now if it is new.
+    // The location at an address. A new one starts with the value that is there now.
     std::size_t location(const void* address, std::size_t bytes);
     const void* address_of(std::size_t location) const { return locations_[location].address; }
 
     std::size_t count(std::size_t location) const { return locations_[location].messages.size(); }
 
-    // The messages that a load may return, or behind which a store or update may go; the latest, which a strong memory
-    // would take, first. Of those to load only such as are not numbered below `from`. Valid until the next call.
+    // The messages that a load may return, or after which a store or update may be placed; the latest first, which a
+    // strong memory would take. to_load() leaves out those numbered below `from`. Valid until the next call.
     const std::vector<std::size_t>& to_load(std::size_t thread, std::size_t location, std::size_t from = 0,
                                             Time not_before = 0);
     const std::vector<std::size_t>& to_store(std::size_t thread, std::size_t location);
@@ -102,10 +102,10 @@ private:
     };
     struct Thread {
         View now;
-        View if_acquired;  // what its relaxed loads would have told it
-        View released;     // what it knew at its last fence
+        View if_acquired;  // what its relaxed loads would have added
+        View released;     // what it knew at its last release fence
     };
-    // Of one byte: the steps at which it was last accessed.
+    // The steps at which a byte was last accessed.
     struct Cell {
         std::uint32_t written = 0;
         std::uint32_t writer = 0;

@@ -6,7 +6,7 @@ namespace memlane::weak {
 
 namespace {
 
-// Chunk by chunk: the reader reads what lies there while the writer wants the chunk for the next message.
+// The reader reads the only chunk while the writer wants it for the next message.
 Scenario next_lap(unsigned cores) {
     const auto bed = std::make_shared<Bed>(1);
     return bed->scenario(cores == 1 ? "next lap, yielding" : "next lap",
@@ -21,7 +21,7 @@ Scenario next_lap(unsigned cores) {
                          });
 }
 
-// Whole laps of one chunk, in which both ends may have to wait at every message.
+// Laps of one chunk, in which both ends may have to wait for every message.
 Scenario laps(std::uint64_t count) {
     const auto bed = std::make_shared<Bed>(1);
     return bed->scenario(std::to_string(count) + " laps",
@@ -34,7 +34,7 @@ Scenario laps(std::uint64_t count) {
                          [bed] { bed->start_tired(); });
 }
 
-// The first message of a ring, whose flags nobody has written yet.
+// The first message of a ring, whose flags were never written.
 Scenario first_message(bool spinning) {
     const auto bed = std::make_shared<Bed>(1);
     return bed->scenario(spinning ? "first message, spinning" : "first message",
@@ -82,8 +82,8 @@ Scenario writer_waits_twice() {
                          });
 }
 
-// Two readers give the only chunk back at once, while the writer sleeps: one of them wakes it, though each does so only as
-// the last.
+// Two readers give the only chunk back at once while the writer sleeps: one of them wakes it, although only the last
+// reader does.
 Scenario last_reader_wakes() {
     const auto bed = std::make_shared<Bed>(1, 2);
     const auto is_woken = std::make_shared<bool>();
@@ -107,7 +107,7 @@ Scenario last_reader_wakes() {
     return made;
 }
 
-// The writer closes behind its last message. A reader that looks now and then gets that first.
+// The writer closes after its last message. A reader that polls gets the message first.
 Scenario writer_leaves() {
     const auto bed = std::make_shared<Bed>(1);
     return bed->scenario("writer leaves",
@@ -149,7 +149,7 @@ Scenario writer_leaves_a_waiting_reader() {
                          });
 }
 
-// A reader closes in the middle of a read: the chunk is the writer's from then on, and not before.
+// A reader closes in the middle of a read: from then on, and not before, the writer may reuse the chunk.
 Scenario reader_leaves() {
     const auto bed = std::make_shared<Bed>(1);
     return bed->scenario("reader leaves",
@@ -166,7 +166,7 @@ Scenario reader_leaves() {
                          });
 }
 
-// The writer waits until the reader has attached, and then knows who it is.
+// The writer waits until the reader has attached, and then knows its identity.
 Scenario reader_joins() {
     const auto bed = std::make_shared<Bed>(1);
     return bed->scenario("reader joins",
@@ -201,7 +201,7 @@ Scenario reader_is_stopped() {
     return made;
 }
 
-// One process fills the header in, another one reads it; the file system orders nothing between them.
+// One process fills in the header, another one reads it; the file system orders nothing between them.
 Scenario header_is_filled_in() {
     const auto bed = std::make_shared<Bed>(1);
     const core::SegmentPlan plan = broadcast::plan_of(bed->geometry);

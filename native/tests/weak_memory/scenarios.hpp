@@ -1,4 +1,4 @@
-// What the threads do that the explorer runs: the ends of a ring and the header of a segment, as they ship.
+// The scenarios that the explorer runs: the ends of a ring and the header of a segment, as they ship.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// The explorer as the fibers see it: what becomes of a step when its turn has come.
+// The part of the explorer that fibers call: carries out their steps when it is their turn.
 #include <algorithm>
 #include <cstring>
 
@@ -14,9 +14,9 @@ void Explorer::note_source(const Message& read) {
     path_[depth_ - 1].clock = fibers_[running_].clock;
 }
 
-// Marks name the next access that has an order; several in a row name the same one.
+// Marks name the next access with an order; several in a row name the same one.
 void Explorer::come_to(const char* point) {
-    if (std::strchr(point, '.') == nullptr) return;  // a step that is no access
+    if (std::strchr(point, '.') == nullptr) return;  // a SYNC_STEP is no access
     Fiber& fiber = fibers_[running_];
     if (fiber.place_used) fiber.place = {};
     fiber.place_used = false;
@@ -88,7 +88,7 @@ void Explorer::fence(Order order) {
     record(step, 0, true, place);
 }
 
-// Data races do not depend on who came first in an execution, so plain accesses are no decisions.
+// Whether accesses race does not depend on which came first, so plain accesses need no decision.
 void Explorer::plain(const void* address, std::size_t bytes, bool is_write) {
     if (!memory_.is_watched(address, bytes)) return;
     switch (memory_.plain(running_, address, bytes, is_write)) {
@@ -110,8 +110,8 @@ void Explorer::read_by_kernel(const std::byte* address, std::size_t bytes, std::
     }
 }
 
-// The kernel compares and falls asleep under a lock that whoever wakes takes, too. Of all that this lock orders the
-// model believes only what is promised: a sleeper that comes after a waker finds the word as that one left it.
+// The kernel compares and falls asleep under a lock that wakers take, too. Of what this lock orders, the model assumes
+// only what is promised: a sleeper that comes after a waker finds the word as the waker left it.
 bool Explorer::futex_wait(const std::uint32_t* word, std::uint32_t expected) {
     const std::size_t at = memory_.location(word, sizeof *word);
     const Step step{Kind::wait, at};
@@ -144,7 +144,7 @@ void Explorer::fail(const std::string& what, const std::string& detail) {
     failure_ = Failure{what, "thread " + std::to_string(own) + ": " + detail, trace()};
     running_ = kNobody;
     swapcontext(&fibers_[own].context, &main_);
-    std::abort();  // nobody comes back here
+    std::abort();  // never resumed
 }
 
 void Explorer::record(const Step& step, std::uint64_t value, bool is_usual, const Place& place) {
