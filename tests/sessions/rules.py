@@ -111,6 +111,21 @@ def an_interrupted_message_that_the_ring_has_not() -> None:
 
 
 @example
+def a_silent_reader_that_was_released() -> None:
+    """The writer closes without a word about it: its application has gone on without that one."""
+    made = world(0)
+    made.send()
+    made.cut(0, "up")
+    for _ in range(8):
+        made.advance()
+    assert made.writer.has_dead()
+    made.writer.release(0)
+    made.close_writer()
+    made.advance()
+    assert made.missed == []
+
+
+@example
 def a_frame_that_is_sent_twice() -> None:
     made = world(0)
     made.interrupt = "flush"

@@ -163,7 +163,7 @@ class Peer:
     def leave(self) -> None:
         """It has closed, or its place was given up."""
         self.state, self.lost_since = "closed", None
-        self.is_streaming = False
+        self.is_streaming = self.is_silent = False
 
     def fall_silent(self) -> None:
         self.is_silent = True
