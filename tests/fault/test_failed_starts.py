@@ -257,6 +257,7 @@ def create_without_proc(_link: Link) -> str:
 
 
 @in_namespaces
+@pytest.mark.skipif(is_sanitized(), reason="a sanitizer needs /proc itself")
 def test_no_proc() -> None:
     """File descriptions are reopened through /proc; without it, the error says so."""
     hide = 'mount -t tmpfs tmpfs /proc && exec "$@"'

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memlane import Closed, WrongProcess
-from tests.harness import Aside, Link, start
+from tests.harness import PATIENCE, Aside, Link, start
 from tests.regions import Region, new_id, path_of, region_of
 
 MIB = 1 << 20
@@ -50,7 +50,7 @@ def test_cleanup_in_threads() -> None:
 
 def child_ends(child: int) -> int:
     """The child's exit status; a child that hangs is killed after a while."""
-    for _ in range(100):
+    for _ in range(int(10 * PATIENCE)):
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)

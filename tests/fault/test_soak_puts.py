@@ -15,7 +15,7 @@ import pytest
 
 from memlane import Handle, MessageQueue, ShmObjectStorageHandle
 from memlane.store.serde import MsgpackSerde
-from tests.harness import PATIENCE, Link, start
+from tests.harness import PATIENCE, Link, is_sanitized, start
 from tests.stores import Ring, Storage
 
 PUTS = int(os.environ.get("MEMLANE_SOAK_PUTS", "2000"))
@@ -76,6 +76,7 @@ def has_grown(memory: list[int]) -> bool:
     return min(memory[-fifth:]) > max(memory[start_at : start_at + fifth]) + GROWTH
 
 
+@pytest.mark.skipif(is_sanitized(), reason="a sanitizer keeps what is freed")
 def test_puts() -> None:
     """No MemoryError, no growth, no wrong value."""
     ring = Ring(RING, create=True)
