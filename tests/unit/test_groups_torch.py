@@ -12,7 +12,7 @@ import pytest
 
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
 from tests.groups import SMALL, errors_of, on_ranks, queues_over
-from tests.harness import PATIENCE, Aside, Link, Peer, start
+from tests.harness import PATIENCE, Aside, Link, Peer, start, until
 from tests.queues import refuses, segments
 
 dist = pytest.importorskip("torch.distributed")
@@ -55,7 +55,8 @@ def rank_of_torch(link: Link, rank: int) -> dict[str, Any]:
         with pytest.raises(TypeError, match="not a group that this process is in"):
             in_the_same_node_as(sub_group, 0)
     dist.barrier()
-    seen["threads"] = len(os.listdir("/proc/self/task")) - threads
+    # A thread that was joined stays in /proc for as long as the kernel takes to end it.
+    until(lambda: len(os.listdir("/proc/self/task")) <= threads, "the calls leave no thread")
     if rank != 1:
         with pytest.raises(RankMissing) as caught:
             MessageQueue.create_from_process_group(dist.group.WORLD, *SMALL, timeout=5.0)
@@ -86,7 +87,6 @@ def test_gloo() -> None:
         read = [None if writer == rank else {"from": writer} for writer in range(SIZE)]
         assert seen[rank]["world"] == read
         assert seen[rank]["nodes"] == [True] * SIZE
-        assert seen[rank]["threads"] <= 0
     for place, rank in enumerate(MEMBERS):
         assert seen[rank]["sub"] == [None if w == place else {"from": w} for w in range(2)]
         assert seen[rank]["sub_nodes"] == [True, True]
