@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memlane._checks import integer_from, segment_name
+from memlane._handle_text import check_version, handle_in, handle_text
 from memlane._serialization import codec_of
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
@@ -63,24 +64,12 @@ class Handle:
 
     def to_json(self) -> str:
         """The handle as JSON text, for channels that do not carry pickles."""
-        from memlane._msgspec import msgspec  # half of the cost of importing memlane
-
-        return msgspec.json.encode(self).decode()
+        return handle_text(self)
 
     @staticmethod
     def from_json(text: str | bytes) -> Handle:
         """Parses a handle; raises InvalidArgument (a ValueError) if `text` is not one."""
-        from memlane._msgspec import msgspec
-
-        try:
-            fields = msgspec.json.decode(text)
-            if not isinstance(fields, dict) or "format_version" not in fields:
-                raise InvalidArgument("this text is not a handle: it has no format version")
-            handle = msgspec.convert(fields, Handle)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise InvalidArgument(f"this text is not a handle: {error}") from None
-        except TypeError as error:
-            raise InvalidType(f"the text of a handle must be str or bytes: {error}") from None
+        handle = handle_in(text, Handle, FORMAT_VERSION)
         handle.validate()
         return handle
 
@@ -94,11 +83,7 @@ class Handle:
             raise InvalidArgument(f"this handle was not made by a queue: {error}") from None
 
     def _validate(self) -> None:
-        if self.format_version != FORMAT_VERSION:
-            raise InvalidArgument(
-                f"the handle has format version {self.format_version}, this memlane reads "
-                f"version {FORMAT_VERSION}; use the same version of memlane on both sides"
-            )
+        check_version(self.format_version, FORMAT_VERSION)
         digits = self.queue_id if isinstance(self.queue_id, str) else ""
         if len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
             raise InvalidArgument(f"the handle's queue_id is not 32 hexadecimal digits: {self!r}")

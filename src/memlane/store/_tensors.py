@@ -25,21 +25,15 @@ _DTYPES: dict[str, torch.dtype] = {
     if isinstance(dtype, torch.dtype) and "qint" not in str(dtype) and "quint" not in str(dtype)
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
 _IN_BOTH = {"bool", "int8", "float16", "float32", "float64", "complex64"}
 _IN_BOTH |= {str(carrier).removeprefix("torch.") for carrier in _CARRIERS.values()}
 
 
-def _in_numpy(name: str, dtype: torch.dtype) -> np.dtype[Any]:
-    carrier = dtype if name in _IN_BOTH else _CARRIERS[dtype.itemsize]
-    array: np.ndarray[Any, np.dtype[Any]] = torch.empty(0, dtype=carrier).numpy()
-    return array.dtype
-
-
 def _read_as(name: str, dtype: torch.dtype) -> tuple[np.dtype[Any], int, torch.dtype | None]:
-    in_numpy = _in_numpy(name, dtype)
-    return in_numpy, in_numpy.itemsize, None if name in _IN_BOTH else dtype
+    is_in_both = name in _IN_BOTH
+    carrier = dtype if is_in_both else _CARRIERS[dtype.itemsize]
+    array: np.ndarray[Any, np.dtype[Any]] = torch.empty(0, dtype=carrier).numpy()
+    return array.dtype, array.itemsize, None if is_in_both else dtype
 
 
 # Name -> (numpy's dtype to read it as, item size, torch's dtype to view it as or None).

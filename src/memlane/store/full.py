@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,46 +46,37 @@ def store_full(
     """
     what = f"no room for {key!r}, {need} bytes"
     end, ring = storage._checked_writer(), storage.ring_buffer
-    readers = end.orphan_blockers() if is_obstructed else []
+    found = end.orphan_blockers() if is_obstructed else []
     oldest = ring.monotonic_id_start
-    if readers or oldest not in ring.metadata:
-        return _kept(end, what, "cleared data", need, key, None, readers)
-    if oldest not in storage.id_index:
-        why = f"the oldest chunk, id {oldest}, is not the storage's own; free_buf() may free it"
-        return StoreFull(f"{what}: {why}", need, key)
-    kept = storage.id_index[oldest]
-    if oldest in storage._touched:
-        why = f"the oldest object, {kept!r}, is kept by touch(); release_touches() ends that"
-        return StoreFull(f"{what}: {why}", need, key, kept)
-    blockers = end.blockers(oldest, min(storage.writer_flag.get(oldest, 0), 2**31 - 1))
-    return _kept(end, what, f"the oldest object, {kept!r},", need, key, kept, blockers)
+    kept, kept_what = None, "cleared data"
+    if not found and oldest in ring.metadata:
+        if oldest not in storage.id_index:
+            why = f"the oldest chunk, id {oldest}, is not the storage's own; free_buf() may free it"
+            return StoreFull(f"{what}: {why}", need, key)
+        kept = storage.id_index[oldest]
+        kept_what = f"the oldest object, {kept!r},"
+        if oldest in storage._touched:
+            why = f"{kept_what} is kept by touch(); release_touches() ends that"
+            return StoreFull(f"{what}: {why}", need, key, kept)
+        found = end.blockers(oldest, min(storage.writer_flag.get(oldest, 0), 2**31 - 1))
+    blockers = [_blocker(end, *one) for one in found]
+    names = [name for _, name in blockers]
+    who = names_of(names) if names else "a process that has just released it"
+    culprits = tuple(blocker for blocker, _ in blockers)
+    return StoreFull(f"{what}: {kept_what} is kept by {who}", need, key, kept, culprits)
 
 
-def _kept(
-    end: StoreWriter,
-    what: str,
-    kept_what: str,
-    need: int,
-    key: Hashable,
-    kept: Hashable,
-    found: Iterable[tuple[int, int, int]],
-) -> StoreFull:
-    blockers, names = [], []
-    for slot, owes, pins in found:
-        who = participant(end, slot)
-        is_absent = who.state == "absent"
-        rank = None if slot == 0 else slot - 1
-        pid, progress = (None, None) if is_absent else (who.pid, who.last_progress_ns / 1e9)
-        blockers.append(StoreBlocker(rank, pid, who.state, owes, pins, progress))
-        parts = [] if is_absent else [f"pid {who.pid}", doing(who)]
-        if owes:
-            parts.append(f"has not read it {'yet' if owes == 1 else f'{owes} times'}")
-        if pins and who.views:
-            parts.append(f"reads it or holds a view of it, {who.held()}")
-        parts.append("never attached" if is_absent else who.since())
-        name = "the writer itself" if rank is None else f"reader {rank}"
-        names.append(f"{name} ({', '.join(parts)})")
-    who_keeps = names_of(names) if names else "a process that has just released it"
-    return StoreFull(
-        f"{what}: {kept_what} is kept by {who_keeps}", need, key, kept, tuple(blockers)
-    )
+def _blocker(end: StoreWriter, slot: int, owes: int, pins: int) -> tuple[StoreBlocker, str]:
+    """The participant in `slot`, and its description."""
+    who = participant(end, slot)
+    is_absent = who.state == "absent"
+    rank = None if slot == 0 else slot - 1
+    pid, progress = (None, None) if is_absent else (who.pid, who.last_progress_ns / 1e9)
+    parts = [] if is_absent else [f"pid {who.pid}", doing(who)]
+    if owes:
+        parts.append(f"has not read it {'yet' if owes == 1 else f'{owes} times'}")
+    if pins and who.views:
+        parts.append(f"reads it or holds a view of it, {who.held()}")
+    parts.append("never attached" if is_absent else who.since())
+    name = "the writer itself" if rank is None else f"reader {rank}"
+    return StoreBlocker(rank, pid, who.state, owes, pins, progress), f"{name} ({', '.join(parts)})"

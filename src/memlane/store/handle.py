@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlane._checks import integer_from, segment_name
-from memlane.errors import InvalidArgument, InvalidType
+from memlane._handle_text import handle_in, handle_text
+from memlane.errors import InvalidArgument
 from memlane.store.serde import MsgpackSerde, ObjectSerde, PickleMsgpackSerde
 
 # Of the handle as JSON text.
@@ -45,8 +46,6 @@ class ShmObjectStorageHandle:
 
     def to_json(self) -> str:
         """The handle as JSON text, for channels that do not carry pickles."""
-        from memlane._msgspec import msgspec  # imported late: half the cost of importing memlane
-
         if self.reader_lock is not None:
             raise InvalidArgument("a handle with a reader_lock cannot be text; readers need none")
         names = [name for name, known in _serdes.items() if known is self.serde_class]
@@ -55,33 +54,17 @@ class ShmObjectStorageHandle:
                 f"{self.serde_class.__name__} is not registered: call "
                 f"ShmObjectStorageHandle.register_serde on both sides"
             )
-        return msgspec.json.encode(
-            {
-                "format_version": FORMAT_VERSION,
-                "max_object_size": self.max_object_size,
-                "n_readers": self.n_readers,
-                "ring_buffer_handle": self.ring_buffer_handle,
-                "serde": names[0],
-            }
-        ).decode()
+        sizes = self.max_object_size, self.n_readers
+        return handle_text(_Text(FORMAT_VERSION, *sizes, self.ring_buffer_handle, names[0]))
 
     @staticmethod
     def from_json(text: str | bytes) -> ShmObjectStorageHandle:
         """The handle in `text`; raises InvalidArgument (a ValueError) if it is not one."""
-        from memlane._msgspec import msgspec
-
-        try:
-            fields = msgspec.json.decode(text)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise InvalidArgument(f"this text is not a handle: {error}") from None
-        except TypeError as error:
-            raise InvalidType(f"the text of a handle must be str or bytes: {error}") from None
-        try:
-            handle = _handle_of(fields)
-        except (TypeError, ValueError, KeyError) as error:
-            if isinstance(error, InvalidArgument):
-                raise
-            raise InvalidArgument(f"this text is not a handle of a storage: {error!r}") from None
+        found = handle_in(text, _Text, FORMAT_VERSION)
+        if found.serde not in _serdes:
+            raise InvalidArgument(f"no serde is registered here as {found.serde!r}")
+        sizes = found.max_object_size, found.n_readers
+        handle = ShmObjectStorageHandle(*sizes, found.ring_buffer_handle, _serdes[found.serde])
         handle.validate()
         return handle
 
@@ -99,16 +82,12 @@ class ShmObjectStorageHandle:
             raise InvalidArgument(f"the handle's serde is not a class: {self.serde_class!r}")
 
 
-def _handle_of(fields: Any) -> ShmObjectStorageHandle:
-    if not isinstance(fields, dict) or "format_version" not in fields:
-        raise InvalidArgument("this text is not a handle: it has no format version")
-    if fields["format_version"] != FORMAT_VERSION:
-        raise InvalidArgument(
-            f"the handle has format version {fields['format_version']!r}, this memlane reads "
-            f"version {FORMAT_VERSION}; use the same version of memlane on both sides"
-        )
-    if fields["serde"] not in _serdes:
-        raise InvalidArgument(f"no serde is registered here as {fields['serde']!r}")
-    size, name = fields["ring_buffer_handle"]
-    sizes = fields["max_object_size"], fields["n_readers"]
-    return ShmObjectStorageHandle(*sizes, (size, name), _serdes[fields["serde"]])
+@dataclass
+class _Text:
+    """A handle as text; `serde` is a registered name."""
+
+    format_version: int
+    max_object_size: int
+    n_readers: int
+    ring_buffer_handle: tuple[int, str]
+    serde: str

@@ -1,0 +1,46 @@
+"""Handles as JSON text."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from memlane.errors import InvalidArgument, InvalidType
+
+T = TypeVar("T")
+
+
+def check_version(version: object, known: int) -> None:
+    """Raises InvalidArgument unless a handle of this format version can be read here."""
+    if version != known:
+        raise InvalidArgument(
+            f"the handle has format version {version!r}, this memlane reads version {known}; use "
+            f"the same version of memlane on both sides"
+        )
+
+
+def handle_text(handle: Any) -> str:
+    """The fields of `handle` as JSON."""
+    from memlane._msgspec import msgspec  # imported late: half the cost of importing memlane
+
+    return msgspec.json.encode(handle).decode()
+
+
+def handle_in(text: str | bytes, kind: type[T], version: int) -> T:
+    """The `kind`, a class of fields with types, in `text`; its `format_version` is `version`.
+
+    Raises:
+        InvalidArgument: there is none in it.
+        InvalidType: it is not text.
+    """
+    from memlane._msgspec import msgspec
+
+    try:
+        fields = msgspec.json.decode(text)
+        if not isinstance(fields, dict) or "format_version" not in fields:
+            raise InvalidArgument("this text is not a handle: it has no format version")
+        check_version(fields["format_version"], version)
+        return msgspec.convert(fields, kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InvalidArgument(f"this text is not a handle: {error}") from None
+    except TypeError as error:
+        raise InvalidType(f"the text of a handle must be str or bytes: {error}") from None
