@@ -21,7 +21,8 @@ using broadcast::ChunkKind;
 class Encoder {
 public:
     explicit Encoder(const nb::object& codec)
-        : encode_(codec.attr("encode")), encode_plain_(codec.attr("encode_plain")), outgoing_(codec.attr("outgoing")) {}
+        : encode_(codec.attr("encode")), encode_plain_(codec.attr("encode_plain")), outgoing_(codec.attr("outgoing")),
+          message_(nb::cast<Outgoing&>(outgoing_)) {}
 
     // Until clear() the message refers to the memory of `object`.
     void encode(nb::handle object) {
@@ -38,7 +39,7 @@ public:
         }
     }
 
-    Outgoing& message() const { return nb::cast<Outgoing&>(outgoing_); }
+    Outgoing& message() const noexcept { return message_; }
     ChunkKind kind() const noexcept { return kind_; }
     std::uint64_t bytes() const { return kind_ == ChunkKind::frames ? message().table().total() : message().stream_bytes(); }
 
@@ -74,6 +75,7 @@ private:
     const nb::object encode_;
     const nb::object encode_plain_;
     const nb::object outgoing_;
+    Outgoing& message_;
     ChunkKind kind_ = ChunkKind::object;
 };
 

@@ -1,6 +1,6 @@
 // A reader's end of the ring. One message: begin (see the chunk published) - read - finish.
 //
-// While messages are available: no system call and no lock; reads two flag bytes, one descriptor line and the clock;
+// While messages are available: no system call and no lock; reads two flag bytes, one descriptor line and the last tick;
 // writes one flag byte and one line of own counters; one full fence.
 #pragma once
 
@@ -218,7 +218,7 @@ private:
 
     std::uint64_t advance(std::uint64_t length) noexcept {
         core::store_relaxed(own().position, position_ + 1);
-        core::store_relaxed(own().last_progress_ns, os::monotonic_now());
+        core::store_relaxed(own().last_progress_ns, os::tick_now());
         core::add_single_writer(own().bytes, length);
         return position_++;
     }

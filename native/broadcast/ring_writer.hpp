@@ -1,7 +1,7 @@
 // The writer's end of the ring. One message: begin (see the chunk free, keep readers out) - fill in - publish.
 //
-// While nobody sleeps: no system call and no lock; reads n + 1 flag bytes, and the clock once (twice from kShortCopy
-// on); writes n + 2 flag bytes, one descriptor line and one line of own counters; one full fence.
+// While nobody sleeps: no system call and no lock; reads n + 1 flag bytes, and the last tick of the clock; writes n + 2
+// flag bytes, one descriptor line and one line of own counters; one full fence.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,6 @@ public:
     // How often a writer that never blocks checks for dead readers: a quarter of the promised second, so that the first
     // call later than a second after a death always finds it.
     static constexpr os::Nanoseconds kLookInterval = 250 * os::kMillisecond;
-
-    static constexpr std::uint64_t kShortCopy = 4096;
 
     // After this time without a large message, the space of earlier ones is freed.
     static constexpr os::Nanoseconds kIdle = 10 * os::kSecond;
@@ -67,10 +65,9 @@ public:
 
     private:
         friend class RingWriter;
-        Claim(RingWriter& writer, os::Nanoseconds began) noexcept : writer_(&writer), began_(began) {}
+        explicit Claim(RingWriter& writer) noexcept : writer_(&writer) {}
 
         RingWriter* writer_;
-        os::Nanoseconds began_;
         Extent extent_{};  // empty if the message is in the chunk
     };
 
@@ -81,11 +78,10 @@ public:
     // ShmExhausted if there is no space, and no older turn that could free some.
     core::Taken<Claim> begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};
-        const os::Nanoseconds now = os::monotonic_now();
-        if (now - last_look_ >= kLookInterval) look_at_readers(now);
+        if (const os::Nanoseconds now = os::tick_now(); now - last_look_ >= kLookInterval) look_at_readers(now);
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
         if (!is_free() || reserve(bytes) > 0) return {core::Status::would_block};
-        return start(now);
+        return start();
     }
 
     // The same, but waits for the readers. Calls `look(reason)` at least every 100 ms, without any lock held.
@@ -98,7 +94,7 @@ public:
             outcome = wait_for_space(missing, deadline, look);
         }
         if (outcome.status != core::Status::ok) return outcome;
-        return start(os::monotonic_now());
+        return start();
     }
 
     // Waits until every reader has finished with the message at `position`, which must have been published.
@@ -114,14 +110,14 @@ public:
 
     // True if there is space behind the ring that may be free by now, or has been free for long.
     bool has_extents() const noexcept {
-        return extents_.has_any() || (extents_.warm_bytes() > 0 && is_idle(os::monotonic_now()));
+        return extents_.has_any() || (extents_.warm_bytes() > 0 && is_idle());
     }
 
     // Call it before every message, if has_extents(): after a large message
     // there may never be another one, which would reclaim the space.
     void tend(bool is_large) {
         reclaim();
-        if (!is_large && is_idle(os::monotonic_now())) extents_.trim(segment_->file());
+        if (!is_large && is_idle()) extents_.trim(segment_->file());
     }
 
     // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.
@@ -206,7 +202,7 @@ private:
         return bytes <= most && extents_.lent_bytes() <= most - bytes;
     }
 
-    bool is_idle(os::Nanoseconds now) const noexcept { return now - last_spill_ >= kIdle; }
+    bool is_idle() const noexcept { return os::tick_now() - last_spill_ >= kIdle; }
 
     template <class Ready, class Look>
     core::Outcome wait_for_readers(Ready&& ready, os::Deadline deadline, Look&& look) {
@@ -261,13 +257,13 @@ private:
         }
     }
 
-    core::Taken<Claim> start(os::Nanoseconds now) {
+    core::Taken<Claim> start() {
         const std::uint64_t chunk = ring_.chunk_at(position_);
         // Relaxed: the flag of every reader that may still read is 1 (or `written`
         // is 0 anyway), which keeps it out until `reset`, a later release store.
         SYNC_STORE(retract);
         core::store_relaxed<std::uint8_t>(ring_.written(chunk), 0);
-        return Claim(*this, now);
+        return Claim(*this);
     }
 
     template <class Fill, class Look>
@@ -287,7 +283,7 @@ private:
                 if (error == 0) {
                     writer.finish();
                     if (extents_.is_in_pool(extent)) pool_.keep(extent);
-                    last_spill_ = claim.began_;
+                    last_spill_ = os::tick_now();
                     if (free < os::total_bytes(file) / 8) extents_.trim(file);
                     claim.extent_ = extent;
                     return {core::Status::ok};
@@ -305,9 +301,6 @@ private:
 
     void publish(const Claim& claim, ChunkKind kind, std::uint64_t length) noexcept {
         const std::uint64_t chunk = ring_.chunk_at(position_);
-        // Copying a small object takes less time than reading the clock, so the time of begin() is good enough.
-        const bool is_short = kind != ChunkKind::raw && length < kShortCopy;
-        const os::Nanoseconds now = is_short ? claim.began_ : os::monotonic_now();
         ChunkDescriptor& d = ring_.descriptor(chunk);
         d.kind = kind;
         d.lease = claim.extent_.lease;
@@ -325,7 +318,7 @@ private:
         core::store_release<std::uint8_t>(ring_.written(chunk), 1);
         if (claim.extent_.bytes > 0) core::add_single_writer<std::uint64_t>(participants_.slot(kSlot).spills, 1);
         ++position_;
-        count(length, now);
+        count(length);
         core::wake_parked(&ring_.waits().published, ring_.parked_readers());
     }
 
@@ -347,10 +340,10 @@ private:
         return 1 + static_cast<std::size_t>(at - readers_.begin());
     }
 
-    void count(std::uint64_t length, os::Nanoseconds now) noexcept {
+    void count(std::uint64_t length) noexcept {
         core::ParticipantSlot& own = participants_.slot(kSlot);
         core::store_relaxed(own.position, position_);
-        core::store_relaxed(own.last_progress_ns, now);
+        core::store_relaxed(own.last_progress_ns, os::tick_now());
         core::add_single_writer(own.bytes, length);
     }
 

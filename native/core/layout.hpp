@@ -91,13 +91,13 @@ struct ParticipantSlot {
     std::uint32_t reserved_2[4];
 
     std::uint64_t position;          // messages published or consumed
-    std::int64_t last_progress_ns;   // CLOCK_MONOTONIC
+    std::int64_t last_progress_ns;   // CLOCK_MONOTONIC, as of its last tick
     SlotActivity activity;
     std::uint32_t views;  // chunks kept because something still refers to them
     std::uint64_t bytes;
     std::uint64_t waits;   // calls that had to wait
     std::uint64_t spills;  // messages written to an extent
-    std::int64_t views_since_ns;  // when the oldest view was taken; CLOCK_MONOTONIC
+    std::int64_t views_since_ns;  // when the oldest view was taken; on the same clock
     std::uint64_t reserved_3;
 };
 static_assert(sizeof(ParticipantSlot) == 128);

@@ -53,7 +53,7 @@ public:
         store_relaxed(s.pid, who.pid);
         store_relaxed(s.start_ticks, who.start_ticks);
         store_relaxed(s.pid_namespace, who.pid_namespace);
-        store_relaxed(s.last_progress_ns, os::monotonic_now());
+        store_relaxed(s.last_progress_ns, os::tick_now());
         set_state(i, SlotState::attached);
     }
 

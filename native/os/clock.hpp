@@ -13,12 +13,15 @@ using Nanoseconds = std::int64_t;
 inline constexpr Nanoseconds kMillisecond = 1'000'000;
 inline constexpr Nanoseconds kSecond = 1'000'000'000;
 
-// No system call: the kernel answers from the vDSO (about 25 ns).
-inline Nanoseconds monotonic_now() noexcept {
+// No system call: the kernel answers from the vDSO (about 20 ns).
+inline Nanoseconds monotonic_now(clockid_t clock = CLOCK_MONOTONIC) noexcept {
     timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return now.tv_sec * kSecond + now.tv_nsec;
 }
+
+// As of the last tick, up to 10 ms ago (about 3 ns): for what happens with every message.
+inline Nanoseconds tick_now() noexcept { return monotonic_now(CLOCK_MONOTONIC_COARSE); }
 
 // The absolute time at which a call gives up, computed once on entry.
 class Deadline {

@@ -70,7 +70,7 @@ public:
     // Pins the object if it is stored under that id at that address: it is not evicted until unpin().
     std::optional<Object> pin(std::uint64_t address, std::uint32_t id) {
         Object object{id, table_.index_of(id), table_.offset_of(address) + sizeof(ChunkHeader), 0, next_serial_++};
-        held_.push_back({object.serial, os::monotonic_now()});
+        held_.push_back({object.serial, os::tick_now()});
         add_pin(object.index);
         if (!is_granted(object) || core::load_relaxed(entry(object).address) != address || !fits(object)) {
             drop_pin(object.index);
@@ -113,7 +113,7 @@ public:
     void note_progress() const noexcept {
         core::ParticipantSlot& own = own_slot();
         core::add_single_writer<std::uint64_t>(own.position, 1);
-        core::store_relaxed(own.last_progress_ns, os::monotonic_now());
+        core::store_relaxed(own.last_progress_ns, os::tick_now());
     }
 
     // From here on nobody waits for this reader, and its pins are void: another reader may take its place.

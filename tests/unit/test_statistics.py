@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -136,13 +137,14 @@ def test_state_of_a_reader_that_closed() -> None:
 
 
 def test_last_progress_moves_on() -> None:
-    """Reading is progress; polling and writing are not."""
+    """Reading is progress. Its clock ticks every 1 to 10 ms."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue(1)
         writer.enqueue(2)
         reader.dequeue()
         first = reader_of(writer, 0).last_progress
         assert first is not None
+        time.sleep(0.02)
         reader.dequeue()
         assert reader_of(writer, 0).last_progress != first
 
