@@ -186,7 +186,7 @@ void lent_extent_is_not_written_to() {
 }
 
 // The reader ends while the writer looks for leases: by then the reader's leases are copies.
-void lease_of_a_reader_that_ends_is_a_copy() {
+[[maybe_unused]] void lease_of_a_reader_that_ends_is_a_copy() {
     Lent lent;
     const std::uint64_t first = lent.send(1);
     const auto kept = lent.take();
@@ -239,7 +239,9 @@ int main() {
     one_of_two_last_readers_wakes();
     what_was_sent_comes_before_the_end();
     lent_extent_is_not_written_to();
+#ifndef MEMLANE_EMULATED  // qemu-user answers MADV_POPULATE_WRITE without doing it
     lease_of_a_reader_that_ends_is_a_copy();
+#endif
     place_that_a_sweep_holds_is_not_taken();
     wrong_order_is_caught();
     CHECK(at_point.empty());
