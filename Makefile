@@ -61,8 +61,8 @@ native-test: native-build
 	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/native --output-on-failure
 
 # The C++ tests on aarch64, in an emulator: Debian's g++-aarch64-linux-gnu and qemu-user. Not those that need
-# ThreadSanitizer, nor `orders`, which had not ended after five minutes, nor one step of `interleavings`. The emulator orders memory as this machine does;
-# what weaker machines may do, `make weak-memory` explores.
+# ThreadSanitizer, nor `orders`, which had not ended after five minutes, nor one step of `interleavings`. The
+# emulator orders memory as this machine does; what weaker machines may do, `make weak-memory` explores.
 arm: $(VENV)/.installed
 	@{ command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } >/dev/null || \
 	    { echo 'make arm needs: apt-get install g++-aarch64-linux-gnu qemu-user' >&2; exit 1; }

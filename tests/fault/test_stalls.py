@@ -228,6 +228,7 @@ def test_of_many_that_run_the_longest_silent_comes_first(caplog: pytest.LogCaptu
     with queue_of(3, max_chunks=2) as (writer, readers):
         writer.enqueue("taken")
         for reader in (readers[1], readers[2], readers[0]):
+            time.sleep(0.02)  # progress is noted by the tick: one of at most 10 ms
             reader.dequeue()
         line = blocked_line(caplog, writer)
         assert re.findall(r"reader \d", line) == ["reader 1", "reader 2", "reader 0"]
