@@ -1,8 +1,7 @@
 // Keeps a message for a reader without keeping its chunk: its extent is not written to while the lease lives.
 //
 // The reader gets a private mapping, so nobody else sees what it writes. When the lease ends, the extent is free for
-// the writer, which never waits for that. The pages that writes have copied are dropped then, and looked for again
-// before the next lease, because mlockall() makes copies, too.
+// the writer, which never waits for that, and the pages that writes have copied are dropped.
 //
 // Two events turn a lease into copies of all its pages, which do not depend on the
 // extent: a fork, because the child has the memory, too, but the extent is free when the
@@ -51,14 +50,17 @@ public:
     }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
+    // Clears the mark first, so that the writer has the extent while the copies in it are searched for. A next lease of
+    // the range waits for that.
     ~Lease() {
         detail::Leases& all = detail::leases();
         const std::lock_guard guard(all.mutex);
         all.alive.erase(this);
+        if (keeps_extent_ && generation_ == os::fork_generation().load()) {
+            SYNC_STORE(drop);
+            core::store_release<std::uint8_t>(ring_.lease(mark_, reader_), 0);
+        }
         memory_->drop_copies(offset_, bytes_);
-        if (!keeps_extent_ || generation_ != os::fork_generation().load()) return;
-        SYNC_STORE(drop);
-        core::store_release<std::uint8_t>(ring_.lease(mark_, reader_), 0);
     }
 
     std::byte* memory() const noexcept { return memory_->base() + offset_; }

@@ -200,9 +200,9 @@ private:
         try {
             if (!lent_ || lent_->bytes() < at + bytes)
                 lent_ = std::make_shared<os::PrivateMapping>(segment_->file(), std::max(kLentWindow, at + bytes), begin);
-            if (!lent_->drop_copies(at, bytes)) return nullptr;
             if (!has_its_space(d)) return nullptr;
-            return std::make_unique<Lease>(ring_, d.lease - 1, reader_, lent_, at, bytes);
+            auto lease = std::make_unique<Lease>(ring_, d.lease - 1, reader_, lent_, at, bytes);
+            return lent_->drop_strays(at, bytes) ? std::move(lease) : nullptr;
         } catch (const std::system_error&) {
             return nullptr;
         }
