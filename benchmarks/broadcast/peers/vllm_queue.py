@@ -28,7 +28,7 @@ def _queues() -> Any:
 
 
 class Default(Channel):
-    """With its default options; the readers spin, then sleep."""
+    """With its default options; for a second after each message the readers spin."""
 
     has_arena = False
 
@@ -64,14 +64,16 @@ class Arena(Default):
 
 
 def _missing(payload: Payload) -> str | None:
-    if not payload.is_tensor:
-        return "it is measured with tensors"
     if find_spec("torch") is None:
         return "torch is not installed"
     return None if SOURCES.exists() else "run `python -m tests.engines.sources` first"
 
 
+def _missing_arena(payload: Payload) -> str | None:
+    return _missing(payload) if payload.is_tensor else "it is for tensors"
+
+
 PEERS = (
-    Peer("vLLM", Default, _missing),
-    Peer("vLLM arena", Arena, _missing),
+    Peer("vLLM", Default, _missing, sleeps=False),
+    Peer("vLLM arena", Arena, _missing_arena, sleeps=False),
 )
