@@ -6,8 +6,8 @@
 
 #include <new>
 
-#include "bindings/message_pack.hpp"
 #include "bindings/one_call.hpp"
+#include "bindings/plain.hpp"
 #include "bindings/ring_reader.hpp"
 #include "bindings/ring_segment.hpp"
 #include "bindings/ring_writer.hpp"
@@ -52,9 +52,8 @@ void bind_end(nb::class_<Bound>& end) {
         .def_prop_ro("slot", [](Bound& self) { return self.slot(); })
         .def_prop_ro("ranks", &Bound::ranks)
         .def_prop_ro("absent_elsewhere", [](Bound& self) { return self.readable().participants().absent_elsewhere(); })
-        .def("participant", [](Bound& self, std::size_t slot) { return participant_of(self.readable(), slot); }, "slot"_a,
-             nb::sig(kParticipant))
-        .def("counters", [](Bound& self) { return counters_of(self.readable()); }, kCounters);
+        .def("participant", &Bound::participant, "slot"_a, nb::sig(kParticipant))
+        .def("counters", &Bound::counters, kCounters);
 }
 
 }  // namespace

@@ -77,15 +77,8 @@ private:
     throw nb::python_error();
 }
 
-const char* name_of(offload::Fault fault) {
-    switch (fault) {
-        case offload::Fault::no_such_source: return "no_such_source";
-        case offload::Fault::no_such_target: return "no_such_target";
-        case offload::Fault::target_twice: return "target_twice";
-        case offload::Fault::overlap: return "overlap";
-        default: return "tangled";
-    }
-}
+// In the order of offload::Fault.
+constexpr const char* kFaults[] = {"none", "no_such_source", "no_such_target", "target_twice", "overlap", "tangled"};
 
 // The caller's pairs, of one of four integer types; the Python side converts others.
 class PairArray {
@@ -126,7 +119,7 @@ void raise_if_found(const offload::Finding& finding, const PairArray& pairs, con
     if (finding.fault == offload::Fault::none) return;
     const nb::object id =
         pairs.is_signed() ? nb::cast(static_cast<std::int64_t>(finding.id)) : nb::cast(finding.id);
-    raise_refusal(name_of(finding.fault), from, to, finding.pair, id);
+    raise_refusal(kFaults[static_cast<int>(finding.fault)], from, to, finding.pair, id);
 }
 
 // The cost of the move, in bytes of copying.

@@ -20,7 +20,9 @@
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
 #include "bindings/one_call.hpp"
+#include "bindings/participant.hpp"
 #include "core/segment.hpp"
+#include "core/status.hpp"
 #include "core/wait.hpp"
 #include "os/clock.hpp"
 
@@ -130,6 +132,16 @@ public:
         check_own();
         return core();
     }
+    // Makes system calls.
+    nb::tuple participant(std::size_t slot) {
+        Core& end = readable();
+        return participant_of(end.participants(), 1 + end.ring().geometry().n_reader, end.slot(), slot);
+    }
+    nb::tuple counters() {
+        const core::ParticipantSlot& own = readable().participants().slot(core().slot());
+        return nb::make_tuple(core::load_relaxed(own.position), core::load_relaxed(own.bytes), core::load_relaxed(own.waits),
+                              core::load_relaxed(own.spills));
+    }
     bool is_closed() const noexcept { return closed_; }
     // The position it had when it was closed.
     std::uint64_t last_position() const noexcept { return last_position_; }
@@ -184,6 +196,40 @@ public:
         }
         end_or_wait(wait);
         if (problem) std::rethrow_exception(problem);
+    }
+
+protected:
+    [[noreturn]] void raise_outcome(const core::Outcome& outcome) {
+        switch (outcome.status) {
+            case core::Status::interrupted: raise_failure(self(), "cancelled");
+            case core::Status::closed: raise_failure(self(), "closed");
+            case core::Status::peer_closed: raise_failure(self(), "writer_closed");
+            case core::Status::peer_died:
+                // The writer died before all had attached. Nobody can join a queue without one, so its name is of no use.
+                if (outcome.slot == 0) core().segment().remove_name_as_peer();
+                raise_failure(self(), "peer_died", outcome.slot);
+            default: raise_failure(self(), "unexpected");
+        }
+    }
+
+    // Whether the call has succeeded. For a timeout the Python error is set and not thrown: a throw takes longer
+    // than all the rest of a poll that finds nothing. Other failures throw.
+    [[nodiscard]] bool is_ok(const core::Outcome& outcome, nb::handle timeout) {
+        if (outcome.status == core::Status::ok) return true;
+        if (outcome.status != core::Status::timed_out) raise_outcome(outcome);
+        set_failure(self(), "timed_out", 0, timeout);
+        return false;
+    }
+
+    void wait_for_everybody(nb::handle timeout) {
+        const os::Deadline deadline = deadline_of(timeout);
+        Interruption look(self(), core().segment(), "ready");
+        const core::Outcome outcome = without_gil([&, &end = core()] { return end.wait_for_all(deadline, look); });
+        if (outcome.status == core::Status::ok) return;
+        if (outcome.status == core::Status::peer_closed) raise_failure(self(), "writer_left");
+        if (outcome.status != core::Status::timed_out) raise_outcome(outcome);
+        set_failure(self(), "not_ready", 0, timeout);
+        throw nb::python_error();
     }
 
 private:

@@ -35,6 +35,12 @@ private:
     PyThreadState* state_;
 };
 
+template <class Work>
+auto without_gil(Work&& work) {
+    const WithoutGil no_gil;
+    return work();
+}
+
 // Takes the GIL back for a moment, inside WithoutGil.
 class WithGil {
 public:
@@ -53,9 +59,7 @@ inline constexpr std::size_t kCopyWithoutGil = 64u << 10;
 // Runs `work` with or without the GIL, whichever is cheaper for `bytes` bytes.
 template <class Work>
 auto copying(std::uint64_t bytes, Work&& work) {
-    if (bytes < kCopyWithoutGil) return work();
-    const WithoutGil no_gil;
-    return work();
+    return bytes < kCopyWithoutGil ? work() : without_gil(work);
 }
 
 }  // namespace memlane::bindings

@@ -26,18 +26,12 @@ NB_MODULE(_native, m) {
     bindings::bind_buffers(m);
     bindings::bind_broadcast(m);
     bindings::bind_store(m);
-    bindings::bind_serde(m);
     bindings::bind_offload(m);
     bindings::bind_copy_blocks(m);
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);
 #endif
-    m.def(
-        "sweep_dead_segments",
-        [] {
-            const bindings::WithoutGil no_gil;
-            return core::sweep_dead_segments();
-        },
+    m.def("sweep_dead_segments", &core::sweep_dead_segments, nb::call_guard<bindings::WithoutGil>(),
         "Removes the segments of this user that no living process holds; returns their names.");
     m.def(
         "close_in_children",

@@ -120,14 +120,6 @@ public:
     // The 4 count bytes, metadata and data, without the chunk's padding.
     nb::object view() const { return ring_.view(offset(), size_); }
 
-    void fill(const Parts& metadata, std::size_t metadata_bytes, const Parts& data) const {
-        const auto mapping = ring_.segment()->mapping();  // another thread may close the ring while the GIL is released
-        std::byte* const at = mapping->base() + offset();
-        std::memset(at, 0, store::kCountBytes);
-        metadata.copy_to(at + store::kCountBytes);
-        data.copy_to(at + store::kCountBytes + metadata_bytes);
-    }
-
     // Makes the bytes an object, with no references yet.
     void offer() {
         const auto writer = objects_->writer();
@@ -147,7 +139,11 @@ public:
 
     // The rest of a put once its place is found.
     nb::object store(nb::handle key, const Parts& metadata, std::size_t metadata_bytes, const Parts& data) {
-        fill(metadata, metadata_bytes, data);
+        const auto mapping = ring_.segment()->mapping();  // another thread may close the ring while the GIL is released
+        std::byte* const at = mapping->base() + offset();
+        std::memset(at, 0, store::kCountBytes);
+        metadata.copy_to(at + store::kCountBytes);
+        data.copy_to(at + store::kCountBytes + metadata_bytes);
         offer();
         objects_->writer()->refer(id_, 1);
         objects_->references[nb::int_(id_)] = 1;

@@ -39,35 +39,18 @@ void require_own(bool is_own) {
         raise_error("WrongProcess", "this process was forked while a region started: the region belongs to its parent");
 }
 
-const char* enter(RegionFile& self, double seconds) {
-    require_own(self.is_own());
-    const WithoutGil no_gil;
-    switch (self.enter(slice_of(seconds))) {
-        case offload::Entry::created: return "created";
-        case offload::Entry::joined: return "joined";
-        case offload::Entry::foreign: return "foreign";
-        default: return "waiting";
-    }
-}
+// In the order of the enums.
+constexpr const char* kEntries[] = {"waiting", "foreign", "created", "joined"};
+constexpr const char* kSpaces[] = {"waiting", "complete", "build"};
+constexpr const char* kNamings[] = {"waiting", "kept", "removed"};
+constexpr const char* kProgress[] = {"working", "reserved", "done"};
 
-const char* await_space(RegionFile& self, double seconds) {
+// Makes one step of a start; returns the name of its result.
+template <class Self, class Result, class... Args>
+const char* step(Self& self, Result (Self::*method)(Args...), const char* const* names, std::type_identity_t<Args>... args) {
     require_own(self.is_own());
     const WithoutGil no_gil;
-    switch (self.await_space(slice_of(seconds))) {
-        case offload::Space::complete: return "complete";
-        case offload::Space::build: return "build";
-        default: return "waiting";
-    }
-}
-
-const char* mark_mapped(RegionFile& self, std::uint64_t participants, double seconds) {
-    require_own(self.is_own());
-    const WithoutGil no_gil;
-    switch (self.mark_mapped(participants, slice_of(seconds))) {
-        case offload::Naming::removed: return "removed";
-        case offload::Naming::kept: return "kept";
-        default: return "waiting";
-    }
+    return names[static_cast<int>((self.*method)(args...))];
 }
 
 void publish(RegionFile& self) {
@@ -87,16 +70,6 @@ void map(RegionFile& self, bool in_huge_pages) {
 const std::shared_ptr<os::Mapping>& mapping_of(const RegionFile& self) {
     if (!self.mapping()) raise_error("Closed", nb::str("the region {} was cleaned up").attr("format")(self.path()));
     return self.mapping();
-}
-
-const char* wait(Population& self, double seconds) {
-    require_own(self.is_own());
-    const WithoutGil no_gil;
-    switch (self.wait(slice_of(seconds))) {
-        case offload::Progress::done: return "done";
-        case offload::Progress::reserved: return "reserved";
-        default: return "working";
-    }
 }
 
 nb::tuple leave(RegionFile& self, double patience) {
@@ -149,12 +122,17 @@ void bind_offload(nb::module_& m) {
 
     nb::class_<RegionFile>(m, "RegionFile", "The file of a region, and this holder's place in it.")
         .def(nb::new_(&new_region), "directory"_a, "name"_a, "total_bytes"_a, "blocks"_a, "row_bytes"_a, "cell_bytes"_a)
-        .def("enter", &enter, "seconds"_a, "One try to create or join it: 'created', 'joined', 'waiting' or 'foreign'.")
-        .def("await_space", &await_space, "seconds"_a, "'complete', 'build' (up to the caller) or 'waiting'.")
+        .def("enter", [](RegionFile& self, double seconds) { return step(self, &RegionFile::enter, kEntries, slice_of(seconds)); },
+             "seconds"_a, "One try to create or join it: 'created', 'joined', 'waiting' or 'foreign'.")
+        .def("await_space", [](RegionFile& self, double seconds) { return step(self, &RegionFile::await_space, kSpaces, slice_of(seconds)); },
+             "seconds"_a, "'complete', 'build' (up to the caller) or 'waiting'.")
         .def("publish", &publish, "Announces that all space is reserved.")
         .def("map", &map, "in_huge_pages"_a)
-        .def("mark_mapped", &mark_mapped, "participants"_a, "seconds"_a,
-             "Removes the name once `participants` have mapped the file: 'removed', 'kept' or 'waiting'.")
+        .def("mark_mapped",
+             [](RegionFile& self, std::uint64_t participants, double seconds) {
+                 return step(self, &RegionFile::mark_mapped, kNamings, participants, slice_of(seconds));
+             },
+             "participants"_a, "seconds"_a, "Removes the name once `participants` have mapped the file: 'removed', 'kept' or 'waiting'.")
         .def("leave", &leave, "patience"_a, nb::sig("def leave(self, patience: float) -> tuple[bool, str]"),
              "Frees everything. Returns whether the name was removed, and a description of any problem.")
         .def("region_map", [](const RegionFile& self) { return RegionMap(mapping_of(self)); })
@@ -177,7 +155,8 @@ void bind_offload(nb::module_& m) {
     nb::class_<Population>(m, "Population", "Threads that reserve and populate pages; they end with this object.")
         .def(nb::new_(&populate), "region"_a, "offset"_a, "bytes"_a, "stride"_a, "count"_a, "is_builder"_a,
              "in_huge_pages"_a, "threads"_a)
-        .def("wait", &wait, "seconds"_a, "'reserved' (once), 'done' or 'working'; raises a thread's error.")
+        .def("wait", [](Population& self, double seconds) { return step(self, &Population::wait, kProgress, slice_of(seconds)); },
+             "seconds"_a, "'reserved' (once), 'done' or 'working'; raises a thread's error.")
         .def("stop", [](Population& self) { const WithoutGil no_gil; self.stop(); })
         .def_prop_ro("done", &Population::done)
         .def_prop_ro("bytes", &Population::bytes)

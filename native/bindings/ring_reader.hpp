@@ -9,8 +9,8 @@
 
 #include "bindings/buffer_pool.hpp"
 #include "bindings/chunk_block.hpp"
+#include "bindings/end.hpp"
 #include "bindings/incoming.hpp"
-#include "bindings/ring_facts.hpp"
 #include "bindings/ring_segment.hpp"
 #include "broadcast/frames.hpp"
 #include "broadcast/ring_reader.hpp"
@@ -87,7 +87,7 @@ public:
 
     void wait_until_ready(nb::handle timeout) {
         const Call call(*this);
-        wait_for_everybody(*this, timeout);
+        wait_for_everybody(timeout);
     }
 
 private:
@@ -215,9 +215,7 @@ private:
     }
 
     static std::shared_ptr<broadcast::Lease> lease_for(const Message& message, const broadcast::FrameTable& table) {
-        if (!table.has_lent()) return nullptr;
-        const WithoutGil no_gil;
-        return message.sample.lease(message);
+        return table.has_lent() ? without_gil([&] { return message.sample.lease(message); }) : nullptr;
     }
 
     nb::object copy_buffer(Message& message, const broadcast::Frame& frame) {
@@ -276,7 +274,7 @@ private:
             const WithoutGil no_gil;
             taken = core().begin(deadline, look, cancel.is_none() ? core::kLongestSlice : core::kSlice);
         }
-        return is_ok(*this, taken, timeout) ? std::move(taken.loan) : std::nullopt;
+        return is_ok(taken, timeout) ? std::move(taken.loan) : std::nullopt;
     }
 };
 

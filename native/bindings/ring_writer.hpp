@@ -12,7 +12,7 @@
 
 #include "bindings/chunk_block.hpp"
 #include "bindings/encoder.hpp"
-#include "bindings/ring_facts.hpp"
+#include "bindings/end.hpp"
 #include "bindings/ring_segment.hpp"
 #include "broadcast/ring_writer.hpp"
 #include "core/sync.hpp"
@@ -56,12 +56,9 @@ public:
         if (position >= core().position()) raise_error("InvalidArgument", "that message has not been sent yet");
         const os::Deadline deadline = deadline_of(timeout);
         Interruption look(self(), core().segment(), "chunk");
-        const core::Outcome outcome = [&] {
-            const WithoutGil no_gil;
-            return core().wait_until_read(position, deadline, look);
-        }();
+        const core::Outcome outcome = without_gil([&] { return core().wait_until_read(position, deadline, look); });
         if (outcome.status == core::Status::timed_out) return false;
-        if (outcome.status != core::Status::ok) raise_outcome(*this, outcome);
+        if (outcome.status != core::Status::ok) raise_outcome(outcome);
         return true;
     }
 
@@ -74,7 +71,7 @@ public:
     void wait_until_ready(nb::handle timeout) {
         const Call call(*this);
         core().look_at_next_begin();
-        wait_for_everybody(*this, timeout);
+        wait_for_everybody(timeout);
         core().segment().remove_name();
     }
 
@@ -148,17 +145,14 @@ private:
 
     std::optional<Claim> begin(std::uint64_t bytes, os::Deadline deadline, nb::handle timeout, nb::handle watch = nb::none()) {
         if (!refused_.expired()) raise_failure(self(), "refused_chunk_in_use");
-        core::Taken<Claim> taken = [&] {
-            if (core().has_space(bytes)) return core().begin_nowait(bytes);
-            const WithoutGil no_gil;
-            return core().begin_nowait(bytes);
-        }();
+        const auto begin_nowait = [&] { return core().begin_nowait(bytes); };
+        core::Taken<Claim> taken = core().has_space(bytes) ? begin_nowait() : without_gil(begin_nowait);
         if (taken.status == core::Status::would_block) {
             Interruption look(self(), core().segment(), "chunk", watch);
             const WithoutGil no_gil;
             taken = core().begin(bytes, deadline, look);
         }
-        return is_ok(*this, taken, timeout) ? std::move(taken.loan) : std::nullopt;
+        return is_ok(taken, timeout) ? std::move(taken.loan) : std::nullopt;
     }
 
     bool spill(Claim& claim, const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes,
@@ -170,11 +164,8 @@ private:
             });
         };
         Interruption look(self(), core().segment(), "chunk", watch);
-        const core::Outcome outcome = [&] {
-            const WithoutGil no_gil;
-            return claim.spill(bytes, deadline, fill, look, table.has_lent());
-        }();
-        return is_ok(*this, outcome, timeout);
+        const core::Outcome outcome = without_gil([&] { return claim.spill(bytes, deadline, fill, look, table.has_lent()); });
+        return is_ok(outcome, timeout);
     }
 
     Encoder encoder_;

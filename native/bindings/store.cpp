@@ -1,5 +1,5 @@
 // The object store for Python: ByteRingSegment (the ring), StoreWriter and StoreReader (the ends of a storage),
-// ObjectIndex (the writer's index).
+// ObjectIndex (the writer's index), ObjectMemory (what the serdes decode).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -7,6 +7,7 @@
 
 #include "bindings/byte_views.hpp"
 #include "bindings/object_index.hpp"
+#include "bindings/object_memory.hpp"
 #include "bindings/store_end.hpp"
 #include "bindings/store_ring.hpp"
 #include "bindings/systems.hpp"
@@ -41,6 +42,10 @@ void bind_end(nb::class_<End>& end) {
         .def("counters", &End::counters, nb::sig("def counters(self) -> tuple[int, int, int, int, int, int]"),
              "max_objects, puts, hits, evictions, objects, bytes.")
         .def("outstanding", &End::outstanding, "The number of outstanding reads of each reader.");
+}
+
+nb::object bytes_at(nb::object owner, std::uintptr_t address, std::size_t bytes) {
+    return view_of(foreign_memory(std::move(owner), reinterpret_cast<void*>(address), bytes));
 }
 
 const char* const kBlockers = "def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]";
@@ -153,6 +158,25 @@ void bind_store(nb::module_& m) {
         .def("free", &ObjectIndex::free, "is_free"_a.none(),
              nb::sig("def free(self, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> list[int]"),
              "Evicts up to 2 x max_object_size bytes of what the table or `is_free` releases.");
+
+    nb::class_<ObjectMemory>(m, "ObjectMemory", "The bytes of a stored object, read piece by piece.")
+        .def(nb::init<nb::handle, bool, bool>(), "shown"_a, "is_view"_a, "allows_pickle"_a,
+             nb::sig("def __init__(self, shown: object, is_view: bool, allows_pickle: bool) -> None"),
+             "The memory of `shown`, also after its release. With `is_view` pieces stay in place.")
+        .def("tree", &ObjectMemory::tree, "A copy of the tree.")
+        .def("take_array", &ObjectMemory::array, "itemsize"_a, "shape"_a.none(), "is_writable"_a,
+             "The next piece, for an array. CorruptMessage if it is larger than the rest.")
+        .def("take_bytes", &ObjectMemory::bytes, "length"_a.none(), nb::sig("def take_bytes(self, length: object) -> bytes | memoryview"))
+        .def("take_bytearray", &ObjectMemory::byte_array, "length"_a.none(), nb::sig("def take_bytearray(self, length: object) -> bytearray"))
+        .def("take_copy", &ObjectMemory::copy, "length"_a.none(), nb::sig("def take_copy(self, length: object) -> bytearray | Buffer"),
+             "A writable copy of the next piece.")
+        .def("release", &ObjectMemory::release, "Ends reading; pieces that were taken stay valid.")
+        .def_prop_ro("allows_pickle", &ObjectMemory::allows_pickle, "As given to the constructor, for decoders.")
+        .def_prop_rw("lies", &ObjectMemory::lies, &ObjectMemory::set_lies, "Whether pieces stay in place.");
+
+    m.def("bytes_at", &bytes_at, "owner"_a, "address"_a, "nbytes"_a,
+          nb::sig("def bytes_at(owner: object, address: int, nbytes: int) -> memoryview"),
+          "A read-only view of memory that `owner` keeps alive.");
 }
 
 }  // namespace memlane::bindings

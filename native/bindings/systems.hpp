@@ -7,7 +7,6 @@ namespace memlane::bindings {
 
 void bind_broadcast(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
-void bind_serde(nanobind::module_& m);
 void bind_offload(nanobind::module_& m);
 void bind_copy_blocks(nanobind::module_& m);
 

@@ -23,16 +23,12 @@ namespace memlane::broadcast {
 
 class Lease;
 
-namespace detail {
-
 struct Leases {
+    static Leases& all();
+
     std::mutex mutex;
     std::set<Lease*> alive;
 };
-
-inline Leases& leases();
-
-}  // namespace detail
 
 // May end in any thread.
 class Lease {
@@ -42,7 +38,7 @@ public:
     Lease(const Ring& ring, std::uint32_t mark, std::size_t reader, std::shared_ptr<os::PrivateMapping> memory, std::uint64_t offset,
           std::uint64_t bytes)
         : ring_(ring), mark_(mark), reader_(reader), memory_(std::move(memory)), offset_(offset), bytes_(bytes) {
-        detail::Leases& all = detail::leases();
+        Leases& all = Leases::all();
         const std::lock_guard guard(all.mutex);
         all.alive.insert(this);
         SYNC_STORE(lease);
@@ -53,7 +49,7 @@ public:
     // Clears the mark first, so that the writer has the extent while the copies in it are searched for. A next lease of
     // the range waits for that.
     ~Lease() {
-        detail::Leases& all = detail::leases();
+        Leases& all = Leases::all();
         const std::lock_guard guard(all.mutex);
         all.alive.erase(this);
         if (keeps_extent_ && generation_ == os::fork_generation().load()) {
@@ -91,28 +87,24 @@ private:
     bool is_copied_ = false;
 };
 
-namespace detail {
-
-inline Leases& leases() {
-    static auto* const all = [] {
+inline Leases& Leases::all() {
+    static auto* const kept = [] {
         auto made = std::make_unique<Leases>();
         const int error = ::pthread_atfork(
             [] {
-                leases().mutex.lock();
-                for (Lease* lease : leases().alive) lease->copy();
+                all().mutex.lock();
+                for (Lease* lease : all().alive) lease->copy();
             },
-            [] { leases().mutex.unlock(); }, [] { leases().mutex.unlock(); });
+            [] { all().mutex.unlock(); }, [] { all().mutex.unlock(); });
         if (error != 0) os::throw_errno("cannot install a fork handler for leases", error);
         return made.release();  // never destroyed: a fork may come after static destructors
     }();
-    return *all;
+    return *kept;
 }
-
-}  // namespace detail
 
 // Call it before the writer stops waiting for the reader.
 inline void own_leases(const Ring& ring, std::size_t reader) noexcept {
-    detail::Leases& all = detail::leases();
+    Leases& all = Leases::all();
     const std::lock_guard guard(all.mutex);
     for (Lease* lease : all.alive)
         if (lease->is_of(ring, reader)) lease->own();

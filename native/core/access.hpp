@@ -11,12 +11,6 @@
 
 namespace memlane::core {
 
-inline std::string to_octal(mode_t mode) {
-    char text[16];
-    std::snprintf(text, sizeof text, "%04o", mode);
-    return text;
-}
-
 // `remedy`: what the error about another user's file advises.
 inline void check_owner(const std::string& path, const os::FileFacts& facts, const char* remedy) {
     if (!facts.is_regular()) throw SegmentRefused(path + " is not a regular file");
@@ -24,14 +18,10 @@ inline void check_owner(const std::string& path, const os::FileFacts& facts, con
 }
 inline void check_access(const std::string& path, const os::FileFacts& facts, const char* remedy) {
     check_owner(path, facts, remedy);
-    if ((facts.mode & 07777) != 0600)
-        throw SegmentRefused(path + " has mode " + to_octal(facts.mode & 07777) + ", but segments have 0600");
-}
-
-// For a file that the kernel refuses to open without saying why. Its owner and mode can still be read.
-[[noreturn]] inline void throw_forbidden(const std::string& path, const char* remedy) {
-    if (const auto facts = os::facts_at(path)) check_access(path, *facts, remedy);
-    throw SegmentRefused(path + " may not be opened by this user");
+    if ((facts.mode & 07777) == 0600) return;
+    char mode[16];
+    std::snprintf(mode, sizeof mode, "%04o", facts.mode & 07777);
+    throw SegmentRefused(path + " has mode " + mode + ", but segments have 0600");
 }
 
 // For an existing file that could not be opened and is none of `kind` (a plural noun for the error text).
@@ -40,7 +30,9 @@ inline void check_access(const std::string& path, const os::FileFacts& facts, co
     switch (error.code().value()) {
         case ELOOP: throw SegmentRefused(path + " is a symbolic link; " + kind + " never are");
         case EACCES:
-        case EPERM: throw_forbidden(path, remedy);
+        case EPERM:  // the kernel does not say why, but owner and mode can still be read
+            if (const auto facts = os::facts_at(path)) check_access(path, *facts, remedy);
+            throw SegmentRefused(path + " may not be opened by this user");
         case EISDIR:
         case ENXIO:  // a socket
         case ENODEV: throw SegmentRefused(path + " is not a regular file");

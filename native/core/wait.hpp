@@ -94,9 +94,9 @@ enum class LookReason { slice, signal, giving_up };
 // out; if it returns true, the wait ends as `interrupted`. The first slice takes 100 ms, and each one twice as long as
 // the one before as far as longest() allows. If ready() is true at once, there is no system call; if it becomes true
 // during the spin, the only system calls are yields of the core.
-template <class Ready, class Look, class Longest>
+template <class Ready, class Look, class Longest = os::Nanoseconds (*)()>
 WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look,
-                      Longest&& longest) {
+                      Longest longest = [] { return kSlice; }) {
     if (ready()) return WaitResult::ready;
     if (deadline.is_poll()) {
         if (look(LookReason::giving_up)) return WaitResult::interrupted;
@@ -114,15 +114,11 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
         if (point.parked != nullptr) store_relaxed<std::uint8_t>(*point.parked, 1);
         full_fence();
         const bool at_once = ready();
-        os::FutexResult result = os::FutexResult::woken;
-        if (!at_once) {
-            result = os::futex_wait(point.word, seen, std::min(next_look, deadline.at()));
-        }
+        const bool signalled = !at_once && os::futex_wait(point.word, seen, std::min(next_look, deadline.at()));
         if (point.parked != nullptr) store_relaxed<std::uint8_t>(*point.parked, 0);
         if (at_once || ready()) return WaitResult::ready;
         const os::Nanoseconds now = os::monotonic_now();
         const bool is_over = deadline.passed(now);
-        const bool signalled = result == os::FutexResult::interrupted;
         if (is_over || signalled || now >= next_look) {
             const LookReason reason = is_over     ? LookReason::giving_up
                                       : signalled ? LookReason::signal
@@ -136,11 +132,6 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
     }
 }
 
-template <class Ready, class Look>
-WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look) {
-    return wait_until(point, spinner, deadline, ready, look, [] { return kSlice; });
-}
-
 inline void wake_always(std::uint32_t* word) noexcept {
     SYNC_STORE(wake);
     increment_release(*word);
@@ -149,8 +140,8 @@ inline void wake_always(std::uint32_t* word) noexcept {
 
 // Call it after the store that the sleepers wait for. Costs one fence and one scan, and one system call if anybody
 // sleeps. `is_wanted` is called after the fence if anybody sleeps; false leaves them to another waker.
-template <class IsWanted>
-void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked, IsWanted&& is_wanted) noexcept {
+template <class IsWanted = bool (*)()>
+void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked, IsWanted is_wanted = [] { return true; }) noexcept {
     SYNC_LOAD(park);
     full_fence();
     bool any = false;
@@ -161,9 +152,6 @@ void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked, IsWanted&&
         any = true;
     }
     if (any) wake_always(word);
-}
-inline void wake_parked(std::uint32_t* word, std::span<std::uint8_t> parked) noexcept {
-    wake_parked(word, parked, [] { return true; });
 }
 
 }  // namespace memlane::core

@@ -122,8 +122,6 @@ private:
     std::vector<std::uint32_t> sorted_;
 };
 
-namespace detail {
-
 constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
 // The first pair whose destination an earlier pair already has.
@@ -149,18 +147,16 @@ inline bool is_same_layout(const Blocks& a, const Blocks& b) {
            std::equal(a.extents.begin(), a.extents.end(), b.extents.begin(), same);
 }
 
-}  // namespace detail
-
 // Finds a destination that shares a byte with a source. Exact if each block has one extent (such as the cells
 // of two workers in one region), or if both sides are the same array (a pool that is compacted). Otherwise it
 // only compares the ranges that the blocks span, and refuses ranges that overlap as `tangled`.
 inline Finding find_overlap(const Reading& reading, const Blocks& from, const Blocks& to) {
-    const Hull source = detail::absolute(from, reading.from);
-    const Hull target = detail::absolute(to, reading.to);
+    const Hull source = absolute(from, reading.from);
+    const Hull target = absolute(to, reading.to);
     if (source.high <= target.low || target.high <= source.low) return {};
     const auto& pairs = reading.pairs;
     const auto overlap = [&](std::size_t i) { return Finding{Fault::overlap, i, pairs[i].to}; };
-    if (detail::is_same_layout(from, to)) {
+    if (is_same_layout(from, to)) {
         const IdSet sources(pairs, &Pair::from, reading.from);
         for (std::size_t i = 0; i < pairs.size(); ++i)
             if (sources.has_any(pairs[i].to, pairs[i].to)) return overlap(i);
@@ -176,8 +172,8 @@ inline Finding find_overlap(const Reading& reading, const Blocks& from, const Bl
         const std::int64_t sign = from.stride < 0 ? -1 : 1;
         const std::int64_t step = from.stride * sign;
         // i * step lies in (sign * x - bytes, sign * x + bytes)
-        const std::int64_t low = detail::floor_div(sign * x - bytes, step) + 1;
-        const std::int64_t high = -detail::floor_div(-(sign * x + bytes), step) - 1;
+        const std::int64_t low = floor_div(sign * x - bytes, step) + 1;
+        const std::int64_t high = -floor_div(-(sign * x + bytes), step) - 1;
         if (sources.has_any(low, high)) return overlap(i);
     }
     return {};
@@ -189,7 +185,7 @@ Reading check_pairs(const Int* ids, std::size_t count, const Blocks& from, const
     Reading reading = read_pairs(ids, count, from, to);
     if (reading.finding.fault != Fault::none || count == 0) return reading;
     if (!reading.ascending && IdSet(reading.pairs, &Pair::to, reading.to).has_twice()) {
-        const std::size_t pair = detail::first_repeat(reading.pairs);
+        const std::size_t pair = first_repeat(reading.pairs);
         reading.finding = {Fault::target_twice, pair, reading.pairs[pair].to};
         return reading;
     }

@@ -70,8 +70,6 @@ struct Blocks {
     }
 };
 
-namespace detail {
-
 struct Dimension {
     std::int64_t size;
     std::int64_t stride;
@@ -98,12 +96,9 @@ inline void append(std::vector<Extent>& extents, std::int64_t offset, std::uint6
         extents.push_back({offset, bytes});
 }
 
-}  // namespace detail
-
 // An array whose first axis counts the blocks; strides in bytes. None if a block has more than kMostExtents pieces.
 inline std::optional<Blocks> blocks_of(void* base, std::span<const std::int64_t> shape,
                                        std::span<const std::int64_t> strides, std::int64_t item_bytes) {
-    using detail::Dimension;
     Blocks blocks;
     blocks.base = static_cast<std::byte*>(base);
     blocks.count = static_cast<std::uint64_t>(shape[0]);
@@ -119,7 +114,7 @@ inline std::optional<Blocks> blocks_of(void* base, std::span<const std::int64_t>
     if (blocks.count == 1) blocks.stride = block_bytes;  // of a single block it may be anything
     std::vector<Dimension> all = inner;
     all.push_back({shape[0], strides[0]});
-    blocks.apart = detail::steps_apart(std::move(all), item_bytes);
+    blocks.apart = steps_apart(std::move(all), item_bytes);
 
     std::int64_t run = item_bytes;
     while (!inner.empty() && inner.back().stride == run) {
@@ -132,7 +127,7 @@ inline std::optional<Blocks> blocks_of(void* base, std::span<const std::int64_t>
     std::vector<std::int64_t> at(inner.size(), 0);
     std::int64_t offset = 0;
     for (std::uint64_t i = 0; i < runs; ++i) {
-        detail::append(blocks.extents, offset, static_cast<std::uint64_t>(run));
+        append(blocks.extents, offset, static_cast<std::uint64_t>(run));
         for (std::size_t d = inner.size(); d-- > 0;) {
             offset += inner[d].stride;
             if (++at[d] < inner[d].size) break;

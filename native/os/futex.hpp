@@ -15,18 +15,11 @@
 
 namespace memlane::os {
 
-enum class FutexResult { woken, changed, timed_out, interrupted };
-
-// Sleeps while *word == expected, at most until `until` on CLOCK_MONOTONIC. May wake spuriously.
-inline FutexResult futex_wait(std::uint32_t* word, std::uint32_t expected, Nanoseconds until) noexcept {
+// Sleeps while *word == expected, at most until `until` on CLOCK_MONOTONIC. May wake spuriously. True if a signal came.
+inline bool futex_wait(std::uint32_t* word, std::uint32_t expected, Nanoseconds until) noexcept {
     const timespec at{until / kSecond, until % kSecond};
     const long rc = ::syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, &at, nullptr, FUTEX_BITSET_MATCH_ANY);
-    if (rc == 0) return FutexResult::woken;
-    switch (errno) {
-        case ETIMEDOUT: return FutexResult::timed_out;
-        case EINTR: return FutexResult::interrupted;
-        default: return FutexResult::changed;
-    }
+    return rc != 0 && errno == EINTR;
 }
 
 // One system call, however many processes sleep.

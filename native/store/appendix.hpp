@@ -90,7 +90,6 @@ public:
     T* section(core::Section kind) const noexcept {
         return reinterpret_cast<T*>(mapping_->base() + (entry(kind).offset - begin_));
     }
-    const std::shared_ptr<os::Mapping>& mapping() const noexcept { return mapping_; }
 
 private:
     Appendix(const os::FileDescriptor& file, std::uint64_t begin, std::uint64_t end, std::vector<core::SectionEntry> entries)
