@@ -10,7 +10,7 @@ import time
 import pytest
 
 from memlane import MessageQueue, WriterDied
-from tests.harness import PATIENCE, Aside, Remote
+from tests.harness import PATIENCE, Aside, Remote, is_sanitized
 from tests.queues import BOUND, start_reader, start_writer
 
 IDLE = 5.0
@@ -54,6 +54,7 @@ def test_four_idle_readers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(is_sanitized(), reason="ThreadSanitizer has a thread that wakes, too")
 def test_the_longer_nothing_happens_the_rarer_a_reader_looks() -> None:
     """Ten times a second at first, soon less than twice a second."""
     with MessageQueue(1, 1, None, 256, 4) as writer:

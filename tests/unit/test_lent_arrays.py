@@ -18,6 +18,7 @@ import pytest
 
 from memlane import MessageQueue
 from memlane._native import LentBuffer
+from tests.harness import is_sanitized
 from tests.queues import file_of, queue_of
 
 torch = pytest.importorskip("torch")
@@ -252,6 +253,7 @@ def copied_pages() -> int:
     return int(text.split("Private_Dirty:")[1].split()[0])
 
 
+@pytest.mark.skipif(is_sanitized(), reason="a sanitizer's shadow is private memory, too")
 def test_what_was_written_is_given_back() -> None:
     """Pages that a reader wrote to use memory only as long as it keeps the array."""
     with small_pool(64) as (writer, reader):
