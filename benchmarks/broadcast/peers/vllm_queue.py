@@ -48,6 +48,9 @@ class Default(Channel):
 
     def ready(self) -> None:
         self.queue.wait_until_ready()
+        for owner in filter(None, (self.queue.buffer, self.queue.tensor_arena)):
+            owner.shared_memory.unlink()  # all readers have mapped it; nothing can leak
+            owner.is_creator = False
 
     def send(self, obj: object) -> None:
         self.queue.enqueue(obj)
