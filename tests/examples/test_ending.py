@@ -92,8 +92,8 @@ def test_signal_before_the_first_line_ends_it_when_all_can_be_closed(
     )
     until(lambda: ending in signals_of(process.pid, "SigBlk"))
     process.send_signal(ending)
-    assert process.communicate(timeout=PATIENCE) == ("", "")
-    assert process.returncode == 128 + ending
+    shown, said = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, shown, complaints(said)) == (128 + ending, "", [])
 
 
 def has_an_interpreter(pid: int) -> bool:

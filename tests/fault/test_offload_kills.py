@@ -53,6 +53,8 @@ def test_everybody_is_killed(participants: int | None) -> None:
             said = [bool(peer.hear() == "started") for peer in peers]
         time.sleep(dice.random() * 0.02)
         started = []
+        for peer in peers:  # or the second could start alone, once the first is dead
+            peer.stop()
         for peer in peers:
             os.kill(peer.pid, signal.SIGKILL)
         for peer in peers:
