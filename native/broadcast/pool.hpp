@@ -55,13 +55,10 @@ class Pool {
 public:
     // At most half of the file system: the rest is for others, and for what finds no range in the pool.
     Pool(std::shared_ptr<core::Segment> segment, std::uint64_t bytes)
-        : segment_(std::move(segment)),
-          file_system_bytes_(os::total_bytes(segment_->file())),
-          bytes_(std::min(bytes, file_system_bytes_ / 2) / core::kPage * core::kPage) {}
+        : segment_(std::move(segment)), bytes_(std::min(bytes, os::total_bytes(segment_->file()) / 2) / core::kPage * core::kPage) {}
 
     std::uint64_t begin() const noexcept { return segment_->bytes(); }
     std::uint64_t bytes() const noexcept { return bytes_; }
-    std::uint64_t file_system_bytes() const noexcept { return file_system_bytes_; }
 
     ExtentWriter writer(const Extent& extent, std::uint64_t bytes) noexcept {
         std::byte* const memory = extent.space == Space::warm && map() ? memory_->base() + (extent.offset - begin()) : nullptr;
@@ -103,7 +100,6 @@ private:
     }
 
     std::shared_ptr<core::Segment> segment_;
-    std::uint64_t file_system_bytes_;
     std::uint64_t bytes_;
     std::uint64_t file_end_ = 0;  // only the writer changes it
     std::optional<os::Mapping> memory_;

@@ -198,7 +198,7 @@ private:
 
     // Leases may last for ever: lent extents take at most a quarter of the file system, so that others can go on.
     bool may_lend(std::uint64_t bytes) const noexcept {
-        const std::uint64_t most = pool_.file_system_bytes() / 4;
+        const std::uint64_t most = os::total_bytes(segment_->file()) / 4;
         return bytes <= most && extents_.lent_bytes() <= most - bytes;
     }
 
@@ -284,7 +284,7 @@ private:
                     writer.finish();
                     if (extents_.is_in_pool(extent)) pool_.keep(extent);
                     last_spill_ = os::tick_now();
-                    if (free < pool_.file_system_bytes() / 8) extents_.trim(file);
+                    if (free < os::total_bytes(file) / 8) extents_.trim(file);
                     claim.extent_ = extent;
                     return {core::Status::ok};
                 }
