@@ -7,6 +7,7 @@
 #include "bindings/failures.hpp"
 #include "bindings/gil.hpp"
 #include "bindings/systems.hpp"
+#include "broadcast/lease.hpp"
 #include "core/sweep.hpp"
 #include "os/fork.hpp"
 #if defined(MEMLANE_SYNC_HOOKS)
@@ -23,6 +24,7 @@ NB_MODULE(_native, m) {
     // Objects alive when the interpreter ends are the user's (a queue in a global, a daemon thread): no leak to report.
     nb::set_leak_warnings(false);
     nb::register_exception_translator(bindings::translate);
+    broadcast::Leases::all();  // installs the fork handlers, this one's and that of ClosedInChildren
     bindings::bind_buffers(m);
     bindings::bind_broadcast(m);
     bindings::bind_store(m);
@@ -42,10 +44,7 @@ NB_MODULE(_native, m) {
         "fd"_a, "Makes forked children close `fd` while it refers to the same file; returns the inode.");
     m.def(
         "fork_generation",
-        [] {
-            os::ClosedInChildren::all();  // installs the fork handler that counts
-            return os::fork_generation().load(std::memory_order_relaxed);
-        },
+        [] { return os::fork_generation().load(std::memory_order_relaxed); },
         "A number that differs in each forked child, also after forks by C code; makes no system call.");
     m.def(
         "keep_in_children",

@@ -24,6 +24,7 @@ namespace memlane::broadcast {
 class Lease;
 
 struct Leases {
+    // The first call must not run beside a fork, whose child would wait for its end for ever.
     static Leases& all();
 
     std::mutex mutex;
@@ -33,13 +34,15 @@ struct Leases {
 // May end in any thread.
 class Lease {
 public:
-    // The caller holds the message's chunk, gives it back only afterwards, and has checked that the range shows the
-    // file. Throws system_error, which leaves everything unchanged.
+    // The caller holds the message's chunk, and gives it back only afterwards. Throws system_error, which leaves
+    // everything unchanged.
     Lease(const Ring& ring, std::uint32_t mark, std::size_t reader, std::shared_ptr<os::PrivateMapping> memory, std::uint64_t offset,
           std::uint64_t bytes)
         : ring_(ring), mark_(mark), reader_(reader), memory_(std::move(memory)), offset_(offset), bytes_(bytes) {
         Leases& all = Leases::all();
         const std::lock_guard guard(all.mutex);
+        // No fork comes between: it would make the lease's copies, of which these are taken for strays.
+        if (!memory_->drop_strays(offset_, bytes_)) os::throw_errno("cannot drop the copies in a message's memory");
         all.alive.insert(this);
         SYNC_STORE(lease);
         core::store_relaxed<std::uint8_t>(ring_.lease(mark_, reader_), 1);  // `consume` makes it visible
@@ -89,6 +92,7 @@ private:
 
 inline Leases& Leases::all() {
     static auto* const kept = [] {
+        os::ClosedInChildren::all();  // before a fork it is locked after this
         auto made = std::make_unique<Leases>();
         const int error = ::pthread_atfork(
             [] {

@@ -198,11 +198,12 @@ private:
         const std::uint64_t at = d.extent_offset - begin;
         const std::uint64_t bytes = core::align_up(d.length, core::kPage);
         try {
-            if (!lent_ || lent_->bytes() < at + bytes)
-                lent_ = std::make_shared<os::PrivateMapping>(segment_->file(), std::max(kLentWindow, at + bytes), begin);
             if (!has_its_space(d)) return nullptr;
-            auto lease = std::make_unique<Lease>(ring_, d.lease - 1, reader_, lent_, at, bytes);
-            return lent_->drop_strays(at, bytes) ? std::move(lease) : nullptr;
+            if (!lent_ || lent_->bytes() < at + bytes) {
+                const std::uint64_t window = std::max(at + bytes, lent_ ? 2 * lent_->bytes() : kLentWindow);
+                lent_ = std::make_shared<os::PrivateMapping>(segment_->file(), window, begin);
+            }
+            return std::make_unique<Lease>(ring_, d.lease - 1, reader_, lent_, at, bytes);
         } catch (const std::system_error&) {
             return nullptr;
         }

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <utility>
 
 #include "core/layout.hpp"
 #include "os/file_lock.hpp"
@@ -19,59 +18,33 @@ class LivenessLock {
 public:
     LivenessLock() noexcept = default;
     // Only opens the description; the `take` methods lock bytes through it.
-    explicit LivenessLock(const os::FileDescriptor& segment) {
-        const auto no_fork = os::ClosedInChildren::all().hold();
-        file_ = os::reopen(segment);
-        generation_ = os::fork_generation().load();
-        inode_ = os::ClosedInChildren::all().add(file_.get());
-    }
-    LivenessLock(LivenessLock&&) noexcept = default;
-    LivenessLock& operator=(LivenessLock&& other) noexcept {
-        release();
-        file_ = std::move(other.file_);
-        generation_ = other.generation_;
-        inode_ = other.inode_;
-        return *this;
-    }
-    ~LivenessLock() { release(); }
+    explicit LivenessLock(const os::FileDescriptor& segment) : own_([&] { return os::reopen(segment); }) {}
 
-    bool take_slot(std::size_t slot) { return os::try_lock(file_, os::LockKind::exclusive, byte_of(slot)); }
-    bool take_user() { return os::try_lock(file_, os::LockKind::shared, {kUserLock, 1}); }
+    bool take_slot(std::size_t slot) { return os::try_lock(file(), os::LockKind::exclusive, byte_of(slot)); }
+    bool take_user() { return os::try_lock(file(), os::LockKind::shared, {kUserLock, 1}); }
     // For removal: succeeds only if nobody else uses the segment.
-    bool take_all() { return os::try_lock(file_, os::LockKind::exclusive, {kLockBase, kLockSpan}); }
+    bool take_all() { return os::try_lock(file(), os::LockKind::exclusive, {kLockBase, kLockSpan}); }
     // Not to be called in a forked child.
-    void give_up_all() { os::unlock(file_, {kLockBase, kLockSpan}); }
-    bool is_open() const noexcept { return file_.is_open(); }
-    const os::FileDescriptor& file() const noexcept { return file_; }
+    void give_up_all() { os::unlock(file(), {kLockBase, kLockSpan}); }
+    bool is_open() const noexcept { return file().is_open(); }
+    const os::FileDescriptor& file() const noexcept { return own_.file(); }
     // Does another description hold the slot? A system call (1.2 us).
-    bool is_held_by_other(std::size_t slot) const { return os::is_locked(file_, byte_of(slot)); }
+    bool is_held_by_other(std::size_t slot) const { return os::is_locked(file(), byte_of(slot)); }
 
     // For systems that define lock bytes of their own. Not to be called in a forked child.
-    bool take(os::LockKind kind, os::LockRange range) { return os::try_lock(file_, kind, range); }
-    void give_up(os::LockRange range) { os::unlock(file_, range); }
-    std::optional<os::LockRange> held_by_other(os::LockRange range) const { return os::find_lock(file_, range); }
+    bool take(os::LockKind kind, os::LockRange range) { return os::try_lock(file(), kind, range); }
+    void give_up(os::LockRange range) { os::unlock(file(), range); }
+    std::optional<os::LockRange> held_by_other(os::LockRange range) const { return os::find_lock(file(), range); }
 
-    // Drops all locks of this description at once. In a forked child the
-    // descriptor is closed already, and its number may have been reused.
-    void release() noexcept {
-        if (!file_.is_open()) return;
-        const auto no_fork = os::ClosedInChildren::all().hold();
-        if (generation_ != os::fork_generation().load()) {
-            file_.release();
-            return;
-        }
-        os::ClosedInChildren::all().remove(file_.get(), inode_);
-        file_.close();
-    }
+    // Drops all locks of this description at once; in a forked child nothing.
+    void release() noexcept { own_.close(); }
 
 private:
     static os::LockRange byte_of(std::size_t slot) noexcept {
         return {kLockBase + static_cast<std::int64_t>(slot), 1};
     }
 
-    os::FileDescriptor file_;
-    std::uint64_t generation_ = 0;
-    std::uint64_t inode_ = 0;
+    os::OwnFile own_;
 };
 
 }  // namespace memlane::core

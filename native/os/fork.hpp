@@ -67,4 +67,50 @@ private:
     std::multiset<std::pair<int, std::uint64_t>> open_;
 };
 
+// A file that forked children close, so that it is this process's alone.
+class OwnFile {
+public:
+    OwnFile() noexcept = default;
+    // `open` returns a descriptor. No fork comes before the descriptor is registered.
+    template <class Open>
+    explicit OwnFile(Open&& open) {
+        const auto no_fork = ClosedInChildren::all().hold();
+        file_ = open();
+        generation_ = fork_generation().load();
+        inode_ = ClosedInChildren::all().add(file_.get());
+    }
+    OwnFile(OwnFile&&) noexcept = default;
+    OwnFile& operator=(OwnFile&& other) noexcept {
+        close();
+        file_ = std::move(other.file_);
+        generation_ = other.generation_;
+        inode_ = other.inode_;
+        return *this;
+    }
+    ~OwnFile() { close(); }
+
+    const FileDescriptor& file() const noexcept { return file_; }
+    // False in a forked child, and if somebody else has closed the descriptor: its number may be another file's. A system call.
+    bool is_intact() const noexcept {
+        struct stat file{};
+        return file_.is_open() && generation_ == fork_generation().load() && ::fstat(file_.get(), &file) == 0 && file.st_ino == inode_;
+    }
+
+    void close() noexcept {
+        if (!file_.is_open()) return;
+        const auto no_fork = ClosedInChildren::all().hold();
+        const bool is_intact_now = is_intact();
+        ClosedInChildren::all().remove(file_.get(), inode_);
+        if (is_intact_now)
+            file_.close();
+        else
+            file_.release();
+    }
+
+private:
+    FileDescriptor file_;
+    std::uint64_t generation_ = 0;
+    std::uint64_t inode_ = 0;
+};
+
 }  // namespace memlane::os

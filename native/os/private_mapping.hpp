@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <iterator>
+#include <system_error>
 
 #include "os/file.hpp"
 #include "os/fork.hpp"
@@ -24,8 +25,7 @@ public:
     // `offset` must be a multiple of the page size, and at least one page, which is mapped as a sentinel before the memory.
     // Pages are charged only once they are written to. The mapping is exempt from an earlier mlockall(), which would copy
     // every page at once.
-    PrivateMapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset)
-        : bytes_(bytes), pagemap_(try_open("/proc/self/pagemap", O_RDONLY)) {
+    PrivateMapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset) : bytes_(bytes) {
         const std::size_t mapped = sentinel_ + bytes;
         void* sentinel = ::mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE, file.get(), static_cast<off_t>(offset - sentinel_));
         if (sentinel == MAP_FAILED) throw_errno("cannot map " + std::to_string(mapped) + " bytes");
@@ -43,7 +43,7 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }
 
     // Drops the copies in a range of whole pages, so that it shows the file again. False if that fails. If pagemap
-    // cannot be read, drops all pages of the range, not only the copies.
+    // cannot be read, drops all pages of the range, not only the copies. One call at a time, and no fork meanwhile.
     bool drop_copies(std::size_t offset, std::size_t bytes) noexcept {
         const std::size_t page = Mapping::page_bytes();
         const std::size_t end = offset + bytes;
@@ -63,7 +63,7 @@ public:
             }
             at += count * page;
         }
-        if (!is_done) may_have_strays_ = true;
+        may_have_strays_ |= !is_done;
         return is_done;
     }
 
@@ -93,12 +93,16 @@ private:
     static constexpr std::uint64_t kSwapped = std::uint64_t{1} << 62;
     static constexpr std::uint64_t kOfFile = std::uint64_t{1} << 61;
 
-    // False if pagemap cannot be read. It shows the memory of the process that opened it, so it is of no use to a child.
-    bool read_pagemap(const std::byte* first, std::uint64_t* entries, std::size_t count) const noexcept {
+    // False if pagemap cannot be read. It shows the memory of the process that opened it, so a child opens its own.
+    bool read_pagemap(const std::byte* first, std::uint64_t* entries, std::size_t count) noexcept {
+        try {
+            if (!pagemap_.is_intact()) pagemap_ = OwnFile([] { return try_open("/proc/self/pagemap", O_RDONLY); });
+        } catch (const std::system_error&) {
+            return false;
+        }
         const std::size_t bytes = count * sizeof *entries;
         const auto at = reinterpret_cast<std::uintptr_t>(first) / Mapping::page_bytes() * sizeof *entries;
-        return pagemap_.is_open() && generation_ == fork_generation().load() &&
-               ::pread(pagemap_.get(), entries, bytes, static_cast<off_t>(at)) == static_cast<ssize_t>(bytes);
+        return ::pread(pagemap_.file().get(), entries, bytes, static_cast<off_t>(at)) == static_cast<ssize_t>(bytes);
     }
 
     static bool is_copy(std::uint64_t entry) noexcept { return (entry & (kPresent | kSwapped)) != 0 && (entry & kOfFile) == 0; }
@@ -110,10 +114,9 @@ private:
 
     const std::size_t sentinel_ = Mapping::page_bytes();
     const std::size_t bytes_;
-    const FileDescriptor pagemap_;
-    const std::uint64_t generation_ = fork_generation().load();
+    OwnFile pagemap_;
     std::byte* base_ = nullptr;
-    std::atomic<bool> may_have_strays_ = false;
+    bool may_have_strays_ = false;
 };
 
 }  // namespace memlane::os

@@ -136,33 +136,6 @@ void what_was_sent_comes_before_the_end() {
     }
 }
 
-// Sends messages through extents, and takes leases of them.
-struct Lent {
-    RingGeometry geometry{1, 64, 1};
-    std::shared_ptr<core::Segment> segment = new_segment(geometry);
-    RingWriter writer{segment, geometry, 64, 1u << 20};
-    std::unique_ptr<RingReader> reader_end = new_reader(*segment, geometry, 0);
-    RingReader& reader = *reader_end;
-
-    // Returns the offset of the message's extent.
-    std::uint64_t send(unsigned char value) {
-        writer.tend(true);
-        auto claim = must(writer.begin_nowait(0));
-        const std::vector<unsigned char> text(2 * core::kPage, value);
-        const auto fill = [&](broadcast::ExtentWriter& to) { return to.put(0, text.size(), text.data()); };
-        CHECK(claim.spill(text.size(), os::Deadline::never(), fill, keep_waiting, true).status == Status::ok);
-        claim.publish(ChunkKind::object, text.size());
-        return writer.ring().descriptor(0).extent_offset;
-    }
-    std::unique_ptr<broadcast::Lease> take() {
-        auto sample = must(reader.begin_nowait());
-        auto lease = sample.lease(*sample.descriptor());
-        CHECK(lease != nullptr);
-        sample.finish(1);
-        return lease;
-    }
-};
-
 // The writer sends right before the reader marks the extent, before it gives the chunk back, and before it clears the
 // mark: an extent is not written to while it is lent, and is used again afterwards.
 void lent_extent_is_not_written_to() {

@@ -2,9 +2,11 @@
 // race detector sees races through the same mapping only.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "broadcast/ring_reader.hpp"
 #include "broadcast/ring_writer.hpp"
@@ -62,6 +64,37 @@ inline std::unique_ptr<RingReader> new_reader(core::Segment& segment, const Ring
                                               std::uint64_t first = 0) {
     return std::make_unique<RingReader>(segment.join_same_mapping(1 + r), geometry, r, 0, first);
 }
+
+// A writer that sends messages through extents, and a reader that takes leases of them.
+struct Lent {
+    explicit Lent(std::uint64_t bytes = 2 * core::kPage, std::uint64_t pool_bytes = 1u << 20)
+        : text(bytes), writer(segment, geometry, 64, pool_bytes) {}
+
+    // Returns the offset of the message's extent.
+    std::uint64_t send(unsigned char value) {
+        writer.tend(true);
+        auto claim = must(writer.begin_nowait(0));
+        std::fill(text.begin(), text.end(), value);
+        const auto fill = [&](broadcast::ExtentWriter& to) { return to.put(0, text.size(), text.data()); };
+        CHECK(claim.spill(text.size(), os::Deadline::never(), fill, keep_waiting, true).status == core::Status::ok);
+        claim.publish(ChunkKind::object, text.size());
+        return writer.ring().descriptor(0).extent_offset;
+    }
+    std::unique_ptr<broadcast::Lease> take() {
+        auto sample = must(reader.begin_nowait());
+        auto lease = sample.lease(*sample.descriptor());
+        CHECK(lease != nullptr);
+        sample.finish(1);
+        return lease;
+    }
+
+    RingGeometry geometry{1, 64, 1};
+    std::vector<unsigned char> text;
+    std::shared_ptr<core::Segment> segment = new_segment(geometry);
+    RingWriter writer;
+    std::unique_ptr<RingReader> reader_end = new_reader(*segment, geometry, 0);
+    RingReader& reader = *reader_end;
+};
 
 // Sets every counter in the segment to a few steps before it wraps. Call it before the ends are created.
 inline void start_counters_near_their_ends(core::Segment& segment) {

@@ -5,6 +5,7 @@ has what the reader wrote into an earlier message, or a write that reaches anoth
 """
 
 import gc
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import pytest
 
 from memlane import MessageQueue
 from memlane._native import LentBuffer
-from tests.harness import is_sanitized
+from tests.harness import holdings, is_sanitized, surplus
 from tests.queues import file_of, queue_of
 
 torch = pytest.importorskip("torch")
@@ -264,6 +265,22 @@ def test_what_was_written_is_given_back() -> None:
         assert copied_pages() - before > 31 * 1024
         del array
         assert copied_pages() - before < 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.disk_usage("/dev/shm").free < 4 << 30, reason="/dev/shm is too small")
+def test_arrays_that_are_kept_beyond_a_gibibyte_share_a_mapping() -> None:
+    """And one descriptor, of /proc/self/pagemap."""
+    with small_pool(2048) as (writer, reader):
+        writer.enqueue(np.zeros(1030 * MIB, np.uint8))
+        kept = [reader.dequeue()]
+        before = holdings("memlane-")
+        for number in range(20):
+            writer.enqueue(numbered(number))
+            kept.append(reader.dequeue())
+        assert all(map(is_lent, kept))
+        assert all((array == number).all() for number, array in enumerate(kept[1:]))
+        assert len(surplus(before, holdings("memlane-"))) <= 2
 
 
 def test_messages_that_grow() -> None:
