@@ -1,4 +1,4 @@
-"""What waiting, sending, detecting a death and importing cost. Part of `make bench`.
+"""What waiting, calling, detecting a death and importing cost. Part of `make bench`.
 
 Every figure is measured in this run, with real processes.
 """
@@ -15,19 +15,32 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from benchmarks import needs
 from benchmarks.machine import describe
-from memlane import Handle, MessageQueue, ReaderDied, WriterDied
+from memlane import Handle, MessageQueue, ReaderDied, TimedOut, WriterDied
 
 ROOT = Path(__file__).parent.parent
 FORK = multiprocessing.get_context("fork")
 
-IDLE_READERS = 4
-IDLE_SECONDS = 10.0
+READERS = 4
+SILENCE_SECONDS = 60.0
+IDLE_SECONDS = 20.0
+STATUS = {  # 52 bytes when encoded
+    "step": 123456,
+    "phase": "decode",
+    "slots": [11, 512, 9],
+    "batch": 64,
+    "is_last": False,
+}
+CALLS = 20_000
+CALL_RUNS = 9
 KILLS = 200
 IMPORTS = 11
 LATENCY_RUNS = 5
@@ -43,26 +56,74 @@ def _cpu_ns(process: BaseProcess) -> int:
     return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0])
 
 
-def idle_readers() -> tuple[float, float]:
-    """CPU of all blocked readers, in % of one core; us until the slowest has the next message."""
-    with MessageQueue(IDLE_READERS, IDLE_READERS) as queue:
+def idle_readers() -> tuple[float, float, float]:
+    """CPU of all blocked readers, in % of one core, first and after a silence; us to wake all."""
+    with MessageQueue(READERS, READERS) as queue:
         here, there = FORK.Pipe()
         readers = [
             FORK.Process(target=_read_all, args=(queue.export_handle(), rank, there))
-            for rank in range(IDLE_READERS)
+            for rank in range(READERS)
         ]
         for reader in readers:
             reader.start()
         queue.wait_until_ready(timeout=30)
+
+        def percent() -> float:
+            before = sum(map(_cpu_ns, readers))
+            threading.Event().wait(IDLE_SECONDS)
+            return (sum(map(_cpu_ns, readers)) - before) / (IDLE_SECONDS * 1e9) * 100
+
         threading.Event().wait(0.1)
-        before = sum(map(_cpu_ns, readers))
-        threading.Event().wait(IDLE_SECONDS)
-        used = sum(map(_cpu_ns, readers)) - before
+        first = percent()
+        threading.Event().wait(SILENCE_SECONDS)
+        later = percent()
         queue.enqueue(time.monotonic_ns())
         slowest = max(here.recv() for _ in readers)
     for reader in readers:
         reader.join()
-    return used / (IDLE_SECONDS * 1e9) * 100, slowest / 1e3
+    return first, later, slowest / 1e3
+
+
+def _ns(call: Callable[[], Any]) -> float:
+    """ns for one call, median of several runs."""
+    runs = []
+    for _ in range(CALL_RUNS):
+        begun = time.perf_counter_ns()
+        for _ in range(CALLS):
+            call()
+        runs.append((time.perf_counter_ns() - begun) / CALLS)
+    return statistics.median(runs)
+
+
+def calls() -> tuple[float, float, float]:
+    """ns of calls in one process: a small dict there and back, polls of nothing and of no room."""
+    with ExitStack() as stack:
+        queue = stack.enter_context(MessageQueue(READERS, READERS, None, 256, 2))
+        handle = queue.export_handle()
+        for rank in range(READERS):
+            stack.enter_context(MessageQueue.create_from_handle(handle, rank))
+        queue.enqueue(STATUS)
+        queue.enqueue(STATUS)
+
+        def full() -> None:
+            with suppress(TimedOut):
+                queue.enqueue(STATUS, timeout=0)
+
+        full_ns = _ns(full)
+    with (
+        MessageQueue(1, 1) as queue,
+        MessageQueue.create_from_handle(queue.export_handle(), 0) as reader,
+    ):
+
+        def pair() -> None:
+            queue.enqueue(STATUS)
+            reader.dequeue()
+
+        def empty() -> None:
+            with suppress(TimedOut):
+                reader.dequeue(timeout=0)
+
+        return _ns(pair), _ns(empty), full_ns
 
 
 def native_enqueue() -> tuple[float, float]:
@@ -162,10 +223,17 @@ def main() -> None:
     ).parse_args()
     needs.native_program("enqueue_latency")
     print(describe())
-    percent, slowest = idle_readers()
+    first, later, slowest = idle_readers()
     print(
-        f"{IDLE_READERS} readers blocked for {IDLE_SECONDS:.0f} s: together {percent:.3f} % of one "
-        f"core; the next message reached the slowest of them after {slowest:.0f} us"
+        f"{READERS} blocked readers together, {IDLE_SECONDS:.0f} s: {first:.3f} % of one core; "
+        f"after {SILENCE_SECONDS:.0f} s more of silence {later:.3f} %; then a message reached the "
+        f"slowest after {slowest:.0f} us"
+    )
+    pair, empty, full = calls()
+    print(
+        f"a 52-byte dict sent and received in one process: {pair:.0f} ns; dequeue(timeout=0) of an "
+        f"empty queue {empty / 1e3:.1f} us; enqueue(timeout=0) to a full one, {READERS} readers "
+        f"behind, {full / 1e3:.1f} us"
     )
     p50, p99 = native_enqueue()
     print(

@@ -4,8 +4,10 @@ import pickle
 import time
 from collections.abc import Callable
 
+import pytest
+
 from memlane import MessageQueue, TimedOut
-from tests.harness import Remote
+from tests.harness import Remote, is_sanitized
 from tests.queues import fill, queue_of, refuses, start_reader, start_writer
 
 
@@ -33,6 +35,7 @@ def raise_an_error() -> None:
     raise TimedOut("gave up after 0 s waiting for the writer", 0)
 
 
+@pytest.mark.skipif(is_sanitized(), reason="a sanitizer slows down one of the two")
 def test_polls_cost_about_as_much_as_raising_their_error() -> None:
     """With four readers: /proc is not read, and the kernel is asked only now and then."""
     with queue_of(4) as (writer, readers):
