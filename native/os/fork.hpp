@@ -90,21 +90,18 @@ public:
     ~OwnFile() { close(); }
 
     const FileDescriptor& file() const noexcept { return file_; }
-    // False in a forked child, and if somebody else has closed the descriptor: its number may be another file's. A system call.
-    bool is_intact() const noexcept {
+    // True in a forked child, and if the number is another file's by now, because somebody closed ours. A system call.
+    bool is_lost() const noexcept {
         struct stat file{};
-        return file_.is_open() && generation_ == fork_generation().load() && ::fstat(file_.get(), &file) == 0 && file.st_ino == inode_;
+        return generation_ != fork_generation().load() || (::fstat(file_.get(), &file) == 0 && file.st_ino != inode_);
     }
 
     void close() noexcept {
         if (!file_.is_open()) return;
         const auto no_fork = ClosedInChildren::all().hold();
-        const bool is_intact_now = is_intact();
         ClosedInChildren::all().remove(file_.get(), inode_);
-        if (is_intact_now)
-            file_.close();
-        else
-            file_.release();
+        if (is_lost()) file_.release();
+        file_.close();
     }
 
 private:

@@ -96,7 +96,7 @@ private:
     // False if pagemap cannot be read. It shows the memory of the process that opened it, so a child opens its own.
     bool read_pagemap(const std::byte* first, std::uint64_t* entries, std::size_t count) noexcept {
         try {
-            if (!pagemap_.is_intact()) pagemap_ = OwnFile([] { return try_open("/proc/self/pagemap", O_RDONLY); });
+            if (!pagemap_.file().is_open() || pagemap_.is_lost()) pagemap_ = OwnFile([] { return try_open("/proc/self/pagemap", O_RDONLY); });
         } catch (const std::system_error&) {
             return false;
         }

@@ -22,7 +22,6 @@ from tests.harness import (
     Fault,
     Link,
     fail_everywhere,
-    fail_once,
     is_sanitized,
     preloading,
     start,
@@ -55,8 +54,6 @@ STAGES_THAT_MAY_LEAVE_NAMES = ("close", "ready", "sweep and create")
 
 def errors_of(call: str) -> Sequence[int]:
     """The errors tried on that call."""
-    if call == "__register_atfork":
-        return (errno.ENOMEM,)
     return (*ERRORS, errno.EINTR) if call in INTERRUPTIBLE else ERRORS
 
 
@@ -76,11 +73,6 @@ def play(_link: Link, name: str, is_alone: bool) -> list[Failure]:
     )
 
 
-def play_once(_link: Link, name: str, fault: Fault) -> Failure:
-    """Role: a scenario with one fault."""
-    return fail_once(calls(), SCENARIOS[name], fault, "memlane-", is_alone=False)
-
-
 def calls_of(_link: Link, *names: str) -> list[tuple[str, str]]:
     """Role: (stage, call) of all calls of these scenarios."""
     every = calls()
@@ -95,6 +87,11 @@ def calls_of(_link: Link, *names: str) -> list[tuple[str, str]]:
 def preloaded() -> tuple[str, ...]:
     command = hooked()
     return (*preloading(SHIM), *command)
+
+
+def extension() -> Path:
+    (path,) = (ROOT / "build/hooks/site/memlane").glob("_native.*.so")
+    return path
 
 
 def fits(failure: Failure) -> bool:
@@ -126,15 +123,29 @@ def test_every_call_fails(name: str) -> None:
     assert not interrupted, interrupted
 
 
-def test_the_first_start_of_a_process() -> None:
-    """Initialisation done once per process can fail too; the next start repeats it."""
-    made = start(calls_of, "ring", method="spawn", command=preloaded()).result()
-    assert ("create", "__register_atfork") in made
-    (error,) = errors_of("__register_atfork")
-    fault = Fault("create", 1, "__register_atfork", error)
-    failure = start(play_once, "ring", fault, method="spawn", command=preloaded()).result()
-    assert isinstance(failure.error, MemoryError)
-    assert fits(failure)
+FIRST_IMPORT = """
+import ctypes, errno, sys
+shim, extension = ctypes.CDLL(None), ctypes.CDLL(sys.argv[1])
+assert shim.failing_calls_watch(b"/_native.") == 0
+shim.failing_calls_arm(b"__register_atfork", int(sys.argv[2]), errno.ENOMEM)
+try:
+    import memlane
+except ImportError as error:
+    assert "fork handler" in str(error.__cause__ or error), error
+else:
+    sys.exit("it was imported")
+finally:
+    shim.failing_calls_disarm()
+import memlane
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_import_without_handlers_for_forks(number: int) -> None:
+    """It fails, and the next one repeats it."""
+    command = [*preloaded(), "-c", FIRST_IMPORT, str(extension()), str(number)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def refused_once(_link: Link) -> None:
@@ -177,8 +188,7 @@ def test_no_call_is_missing() -> None:
         for name in symbols(SHIM, "defined")
         if not name.startswith("failing_calls_") and not name.startswith("_Z")
     }
-    (extension,) = (ROOT / "build/hooks/site/memlane").glob("_native.*.so")
-    imported = {plain(name) for name in symbols(extension, "undefined")}
+    imported = {plain(name) for name in symbols(extension(), "undefined")}
     assert "fallocate" in imported
     unknown = {one for one in imported - can_fail - HARMLESS if not IN_MEMORY.fullmatch(one)}
     assert not unknown, f"add them to {SHIM.stem}.cpp: {unknown}"
@@ -191,4 +201,5 @@ def test_no_call_is_missing() -> None:
     made = start(calls_of, *SCENARIOS, method="spawn", command=preloaded()).result()
     failed = {call for _, call in made}
     print(f"\n{len(made)} calls: {', '.join(sorted(failed))}")
-    assert failed == can_fail, failed ^ can_fail
+    at_import = {"__register_atfork"}
+    assert failed == can_fail - at_import, failed ^ (can_fail - at_import)

@@ -15,7 +15,6 @@ from tests.harness.faults import (
     Fault,
     Scenario,
     fail_everywhere,
-    fail_once,
     nothing_fails,
     preloading,
 )
@@ -65,7 +64,6 @@ __all__ = [
     "crash_everywhere",
     "dismiss",
     "fail_everywhere",
-    "fail_once",
     "holdings",
     "is_sanitized",
     "neighbour",
