@@ -90,21 +90,33 @@ public:
     ~OwnFile() { close(); }
 
     const FileDescriptor& file() const noexcept { return file_; }
-    // True in a forked child, and if the number is another file's by now, because somebody closed ours. A system call.
-    bool is_lost() const noexcept {
+    // False in a forked child, and if somebody closed the descriptor: its number may be another file's. A system call.
+    bool is_intact() const noexcept {
         struct stat file{};
-        return generation_ != fork_generation().load() || (::fstat(file_.get(), &file) == 0 && file.st_ino != inode_);
+        return file_.is_open() && is_here() && ::fstat(file_.get(), &file) == 0 && file.st_ino == inode_;
     }
 
+    // In a forked child it is closed already, and its number may be that of a file of the child's own.
     void close() noexcept {
         if (!file_.is_open()) return;
         const auto no_fork = ClosedInChildren::all().hold();
+        if (!is_here()) {
+            file_.release();
+            return;
+        }
         ClosedInChildren::all().remove(file_.get(), inode_);
-        if (is_lost()) file_.release();
         file_.close();
+    }
+    // The same without closing, for a file that is not intact.
+    void forget() noexcept {
+        const int fd = file_.release();
+        const auto no_fork = ClosedInChildren::all().hold();
+        if (is_here()) ClosedInChildren::all().remove(fd, inode_);
     }
 
 private:
+    bool is_here() const noexcept { return generation_ == fork_generation().load(); }
+
     FileDescriptor file_;
     std::uint64_t generation_ = 0;
     std::uint64_t inode_ = 0;

@@ -11,8 +11,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <exception>
 #include <iterator>
-#include <system_error>
 
 #include "os/file.hpp"
 #include "os/fork.hpp"
@@ -96,8 +96,11 @@ private:
     // False if pagemap cannot be read. It shows the memory of the process that opened it, so a child opens its own.
     bool read_pagemap(const std::byte* first, std::uint64_t* entries, std::size_t count) noexcept {
         try {
-            if (!pagemap_.file().is_open() || pagemap_.is_lost()) pagemap_ = OwnFile([] { return try_open("/proc/self/pagemap", O_RDONLY); });
-        } catch (const std::system_error&) {
+            if (!pagemap_.is_intact()) {
+                pagemap_.forget();  // before a new one gets the same number and inode
+                pagemap_ = OwnFile([] { return try_open("/proc/self/pagemap", O_RDONLY); });
+            }
+        } catch (const std::exception&) {  // there is no /proc, descriptor or memory
             return false;
         }
         const std::size_t bytes = count * sizeof *entries;

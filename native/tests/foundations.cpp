@@ -98,6 +98,33 @@ void child_never_drops_the_parents_lock() {
     CHECK(observer.is_held_by_other(0));
 }
 
+// A child's own lock may get the number of an inherited one, which is closed there. When the child drops the inherited
+// one, its own stays closed to its children: one that lives longer does not keep the lock.
+void dropping_an_inherited_lock_leaves_ones_own_alone() {
+    const os::FileDescriptor file = new_file(4096);
+    core::LivenessLock observer(file);
+    core::LivenessLock inherited(file);
+    const Signal forked;
+    const Signal go_on;
+    const pid_t child = ::fork();
+    if (child == 0) {
+        core::LivenessLock own(file);
+        CHECK(own.take_slot(1));
+        CHECK(own.file().get() == observer.file().get() || own.file().get() == inherited.file().get());
+        inherited.release();
+        observer.release();
+        if (::fork() == 0) {
+            forked.send();
+            go_on.wait();
+        }
+        std::_Exit(0);
+    }
+    forked.wait();
+    CHECK(exit_code(child) == 0);
+    CHECK(!observer.is_held_by_other(1));
+    go_on.send();
+}
+
 // After a file has lost its name, one process grows it, and the other sees it grown through the descriptor that it
 // already has.
 void nameless_file_is_seen_grown() {
@@ -209,11 +236,12 @@ int main() {
     lock_on_the_mapped_description_would_outlive_close();
     closing_with_a_live_view_gives_up_the_lock();
     child_never_drops_the_parents_lock();
+    dropping_an_inherited_lock_leaves_ones_own_alone();
     nameless_file_is_seen_grown();
     name_is_never_taken_from_another_file();
     mapping_begins_anywhere();
     futex_wakes_across_mappings();
     process_facts_name_this_process();
     copies_together_are_whole();
-    std::puts("foundations: 10 proofs hold");
+    std::puts("foundations: 11 proofs hold");
 }

@@ -4,9 +4,12 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -18,6 +21,16 @@ using testing::exit_code;
 using testing::Lent;
 
 namespace {
+
+std::atomic<long> allocations_left = -1;  // until one fails; negative: none does
+
+void* allocate(std::size_t bytes) {
+    const long left = allocations_left.load();
+    if (left > 0) --allocations_left;
+    void* const memory = left == 0 ? nullptr : std::malloc(bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
 
 bool shows(const broadcast::Lease& lease, const Lent& lent, unsigned char value) {
     const std::byte* const memory = lease.memory();
@@ -92,6 +105,7 @@ void descriptor_that_somebody_closes(bool is_reused) {
             lent.send(value);
             const auto kept = lent.take();
             CHECK(shows(*kept, lent, value));
+            CHECK(descriptor_of_pagemap() >= 0);  // it is opened again
             kept->memory()[core::kPage] = std::byte{99};
         }
     }
@@ -110,7 +124,30 @@ void child_does_not_inherit_pagemap() {
     CHECK(exit_code(child) == 0);
 }
 
+// There is a lease, or none, or an error that says so.
+void memory_is_short() {
+    for (int enough = 0; enough < 12; ++enough) {
+        Lent lent;
+        lent.send(1);
+        auto sample = testing::must(lent.reader.begin_nowait());
+        const auto descriptor = *sample.descriptor();
+        std::unique_ptr<broadcast::Lease> kept;
+        allocations_left = enough;
+        try {
+            kept = sample.lease(descriptor);
+        } catch (const std::bad_alloc&) {
+        }
+        allocations_left = -1;
+        CHECK(enough < 11 || kept != nullptr);
+        CHECK(kept == nullptr || shows(*kept, lent, 1));
+    }
+}
+
 }  // namespace
+
+void* operator new(std::size_t bytes) { return allocate(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 int main() {
     pages_that_nobody_used_are_dropped();
@@ -120,5 +157,6 @@ int main() {
     descriptor_that_somebody_closes(false);
     descriptor_that_somebody_closes(true);
     child_does_not_inherit_pagemap();
+    memory_is_short();
     std::puts("leases: nothing that is kept changes");
 }
