@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -92,8 +93,9 @@ public:
     const FileDescriptor& file() const noexcept { return file_; }
     // False in a forked child, and if somebody closed the descriptor: its number may be another file's. A system call.
     bool is_intact() const noexcept {
+        if (!file_.is_open() || !is_here()) return false;
         struct stat file{};
-        return file_.is_open() && is_here() && ::fstat(file_.get(), &file) == 0 && file.st_ino == inode_;
+        return ::fstat(file_.get(), &file) == 0 ? file.st_ino == inode_ : errno != EBADF;
     }
 
     // In a forked child it is closed already, and its number may be that of a file of the child's own.
