@@ -41,8 +41,9 @@ public:
         : ring_(ring), mark_(mark), reader_(reader), memory_(std::move(memory)), offset_(offset), bytes_(bytes) {
         Leases& all = Leases::all();
         const std::lock_guard guard(all.mutex);
-        // No fork comes between: it would make the lease's copies, of which these are taken for strays.
-        if (!memory_->drop_strays(offset_, bytes_)) os::throw_errno("cannot drop the copies in a message's memory");
+        // The last lease of the range dropped its copies, but who locks memory, or makes it present, copies pages that
+        // nobody uses, too. No fork comes between, whose copies for this lease would be dropped as well.
+        if (!memory_->drop_copies(offset_, bytes_)) os::throw_errno("cannot drop the copies in a message's memory");
         all.alive.insert(this);
         SYNC_STORE(lease);
         core::store_relaxed<std::uint8_t>(ring_.lease(mark_, reader_), 1);  // `consume` makes it visible

@@ -98,22 +98,13 @@ public:
         return ::fstat(file_.get(), &file) == 0 ? file.st_ino == inode_ : errno != EBADF;
     }
 
-    // In a forked child it is closed already, and its number may be that of a file of the child's own.
+    // Unless it is intact, it is closed already, and its number is left alone.
     void close() noexcept {
         if (!file_.is_open()) return;
         const auto no_fork = ClosedInChildren::all().hold();
-        if (!is_here()) {
-            file_.release();
-            return;
-        }
-        ClosedInChildren::all().remove(file_.get(), inode_);
+        if (is_here()) ClosedInChildren::all().remove(file_.get(), inode_);
+        if (!is_intact()) file_.release();
         file_.close();
-    }
-    // The same without closing, for a file that is not intact.
-    void forget() noexcept {
-        const int fd = file_.release();
-        const auto no_fork = ClosedInChildren::all().hold();
-        if (is_here()) ClosedInChildren::all().remove(fd, inode_);
     }
 
 private:

@@ -22,22 +22,20 @@ namespace memlane::os {
 
 class PrivateMapping {
 public:
-    // `offset` must be a multiple of the page size, and at least one page, which is mapped as a sentinel before the memory.
-    // Pages are charged only once they are written to. The mapping is exempt from an earlier mlockall(), which would copy
-    // every page at once.
+    // `offset` must be a multiple of the page size. Pages are charged only once they are written to. The mapping is exempt
+    // from an earlier mlockall(), which would copy every page at once.
     PrivateMapping(const FileDescriptor& file, std::size_t bytes, std::uint64_t offset) : bytes_(bytes) {
-        const std::size_t mapped = sentinel_ + bytes;
-        void* sentinel = ::mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE, file.get(), static_cast<off_t>(offset - sentinel_));
-        if (sentinel == MAP_FAILED) throw_errno("cannot map " + std::to_string(mapped) + " bytes");
-        base_ = static_cast<std::byte*>(sentinel) + sentinel_;
-        if (::munlock(sentinel, mapped) == 0 && ::mprotect(sentinel, mapped, PROT_READ | PROT_WRITE) == 0) return;
+        void* base = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE, file.get(), static_cast<off_t>(offset));
+        if (base == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
+        base_ = static_cast<std::byte*>(base);
+        if (::munlock(base, bytes) == 0 && ::mprotect(base, bytes, PROT_READ | PROT_WRITE) == 0) return;
         const int error = errno;
-        ::munmap(sentinel, mapped);
-        throw_errno("cannot map " + std::to_string(mapped) + " bytes", error);
+        ::munmap(base, bytes);
+        throw_errno("cannot map " + std::to_string(bytes) + " bytes", error);
     }
     PrivateMapping(const PrivateMapping&) = delete;
     PrivateMapping& operator=(const PrivateMapping&) = delete;
-    ~PrivateMapping() { ::munmap(base_ - sentinel_, sentinel_ + bytes_); }
+    ~PrivateMapping() { ::munmap(base_, bytes_); }
 
     std::byte* base() const noexcept { return base_; }
     std::size_t bytes() const noexcept { return bytes_; }
@@ -63,17 +61,7 @@ public:
             }
             at += count * page;
         }
-        may_have_strays_ |= !is_done;
         return is_done;
-    }
-
-    // The same for a range whose copies were dropped after its last use, but cheaper: only mlockall() makes copies of
-    // pages that nobody uses, and it copies the sentinel first. While that is no copy, nothing is searched, which takes
-    // 9 us for 1 MiB.
-    bool drop_strays(std::size_t offset, std::size_t bytes) noexcept {
-        std::uint64_t sentinel = 0;
-        if (!read_pagemap(base_ - sentinel_, &sentinel, 1) || is_copy(sentinel)) may_have_strays_ = true;
-        return !may_have_strays_ || drop_copies(offset, bytes);
     }
 
     // Copies every page of the range that is not a copy yet. The range then no longer depends on the file.
@@ -97,7 +85,7 @@ private:
     bool read_pagemap(const std::byte* first, std::uint64_t* entries, std::size_t count) noexcept {
         try {
             if (!pagemap_.is_intact()) {
-                pagemap_.forget();  // before a new one gets the same number and inode
+                pagemap_.close();  // before a new one gets the same number and inode
                 pagemap_ = OwnFile([] { return try_open("/proc/self/pagemap", O_RDONLY); });
             }
         } catch (const std::exception&) {  // there is no /proc, descriptor or memory
@@ -115,11 +103,9 @@ private:
         return ::madvise(base_ + offset, bytes, MADV_DONTNEED) == 0 || ::madvise(base_ + offset, bytes, kMadvDontNeedLocked) == 0;
     }
 
-    const std::size_t sentinel_ = Mapping::page_bytes();
     const std::size_t bytes_;
     OwnFile pagemap_;
     std::byte* base_ = nullptr;
-    bool may_have_strays_ = false;
 };
 
 }  // namespace memlane::os

@@ -37,13 +37,13 @@ bool shows(const broadcast::Lease& lease, const Lent& lent, unsigned char value)
     return std::all_of(memory, memory + lent.text.size(), [&](std::byte byte) { return byte == std::byte{value}; });
 }
 
-// Copies the pages of a message that nobody keeps any more, as mlockall() does, the sentinel before them included.
+// Copies the pages of a message that nobody keeps any more, as mlock() does with what is locked beside an array.
 void copy_what_nobody_uses(Lent& lent) {
     CHECK(lent.send(77) == lent.segment->bytes());
     auto first = lent.take();
     std::byte* const memory = first->memory();
     first.reset();
-    for (std::byte* at = memory - core::kPage; at < memory + lent.text.size(); at += core::kPage) at[1] = std::byte{66};
+    for (std::byte* at = memory; at < memory + lent.text.size(); at += core::kPage) at[1] = std::byte{66};
 }
 
 void pages_that_nobody_used_are_dropped() {
@@ -88,7 +88,7 @@ int descriptor_of_pagemap() {
 }
 
 // A program that closes descriptors it does not own, and one that opens a file of its own under the same number.
-void descriptor_that_somebody_closes(bool is_reused) {
+void descriptor_that_somebody_closes(bool is_reused, int messages) {
     int number = -1;
     {
         Lent lent;
@@ -101,7 +101,8 @@ void descriptor_that_somebody_closes(bool is_reused) {
         } else {
             ::close(number);
         }
-        for (unsigned char value = 1; value < 4; ++value) {
+        for (int i = 1; i <= messages; ++i) {
+            const auto value = static_cast<unsigned char>(i);
             lent.send(value);
             const auto kept = lent.take();
             CHECK(shows(*kept, lent, value));
@@ -154,8 +155,8 @@ int main() {
 #ifndef MEMLANE_EMULATED  // qemu-user answers MADV_POPULATE_WRITE without doing it
     for (int round = 0; round < 20; ++round) fork_while_a_lease_begins(round);
 #endif
-    descriptor_that_somebody_closes(false);
-    descriptor_that_somebody_closes(true);
+    for (const int messages : {0, 3})
+        for (const bool is_reused : {false, true}) descriptor_that_somebody_closes(is_reused, messages);
     child_does_not_inherit_pagemap();
     memory_is_short();
     std::puts("leases: nothing that is kept changes");
