@@ -143,7 +143,7 @@ public:
     // Call it with the lock held under which views are made (the GIL): another thread may be making one.
     std::shared_ptr<os::Mapping> give_up_mapping() noexcept { return std::exchange(mapping_, nullptr); }
 
-    // Releases everything; the last holder to leave removes the name. Waits at most `patience` for a process
+    // Releases everything but the mapping; the last holder to leave removes the name. Waits at most `patience` for a process
     // that is joining or leaving at this moment. In a forked child it only closes the child's copies.
     Departure leave(os::Nanoseconds patience) noexcept {
         Departure departure;
@@ -159,7 +159,6 @@ public:
         lock_.release();
         if (is_own()) os::notify_watchers(file_);  // wakes processes that wait for one of the locks
         file_.close();
-        mapping_.reset();
         return departure;
     }
 
