@@ -123,6 +123,7 @@ class Listening(Transport):
     ) -> None:
         self._place_of_key = place_of_key
         self._most = MOST_AT_DOOR + 2 * expected
+        self._port: int | None = None  # until it is bound
         self.connections: dict[bytes, Connection] = {}
         # Bound before the listener, which queries it for every connection.
         self._zap = context.socket(zmq.REP)
@@ -151,7 +152,8 @@ class Listening(Transport):
         self.socket.bind(address)
         self.look_at_door()  # records the listening socket, so that forked children close it
         bound = cast("bytes", self.socket.get(zmq.LAST_ENDPOINT))
-        return int(bound.rpartition(b":")[2].rstrip(b"\0"))
+        self._port = int(bound.rpartition(b":")[2].rstrip(b"\0"))
+        return self._port
 
     def let_in(self) -> Iterator[int]:
         """Answers libzmq's authentication requests (ZAP, RFC 27); yields the places admitted."""
@@ -168,6 +170,18 @@ class Listening(Transport):
                 user = str(place).encode()
                 self._zap.send_multipart([version, request, b"200", b"OK", user, b""])
                 yield place
+
+    def connection_of(self, part: zmq.Frame) -> Connection | None:
+        """The connection on which `part` arrived; None if it has been closed since.
+
+        Forked children close it from now on, before its peer learns that it is connected: the
+        monitor's event may not have been read yet.
+        """
+        with suppress(OSError):
+            connection = Connection(part.get(zmq.SRCFD), self._port)
+            self.descriptors.note(connection.descriptor)
+            return connection
+        return None
 
     def look_at_door(self) -> list[bytes]:
         """Shuts down the oldest connections if too many have not identified themselves; libzmq
@@ -211,13 +225,6 @@ class Connecting(Transport):
 
 
 WATCHED_BY_DEALER = sum(_EVENTS) & ~zmq.EVENT_ACCEPTED
-
-
-def connection_of(part: zmq.Frame) -> Connection | None:
-    """The connection on which `part` arrived; None if it has been closed since."""
-    with suppress(OSError):
-        return Connection(part.get(zmq.SRCFD))
-    return None
 
 
 def can_receive(socket: Any) -> bool:

@@ -60,12 +60,19 @@ def _inode_of(number: int) -> int:
 class Connection:
     """One TCP connection of libzmq, by its descriptor, which libzmq owns.
 
+    Args:
+        port: its port here, if that is known.
+
     Raises OSError if libzmq has closed it, as far as that shows: the number may have been reused.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, port: int | None = None) -> None:
         self.descriptor = descriptor
         self._inode = _inode_of(descriptor)
+        with self.copy() as copy:
+            is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)
+            if not is_tcp or port not in (None, copy.getsockname()[1]):
+                raise OSError(errno.EBADF, "it was closed")
         self._doubted_since: float | None = None
         self._asked_at = 0.0
         self._acked = 0
@@ -155,6 +162,9 @@ class Descriptors:
         return iter(list(self._inodes))
 
     def note(self, number: int) -> None:
+        """Does nothing if it is known: a peer cannot make its connection younger."""
+        if self._is_same(number):
+            return
         self.forget(number)
         with suppress(OSError):  # closed already
             _inode_of(number)

@@ -320,6 +320,22 @@ def test_a_forked_child(end: str) -> None:
         os.kill(child, 9)
 
 
+def test_a_fork_just_after_a_reader_has_attached() -> None:
+    """libzmq has reported the connection, but the writer's thread has not read that yet.
+
+    Fails without the guard: the child kept the dead writer's connection open.
+    """
+    parent = Remote(start(forking_writer, True))
+    with MessageQueue.create_from_handle(parent.greeting, 0) as reader:
+        child = parent.call(fork)
+        parent.peer.kill()
+        try:
+            with refuses(WriterDied):
+                reader.dequeue(10)
+        finally:
+            os.kill(child, 9)
+
+
 def test_a_child_that_c_code_forks() -> None:
     """It keeps no dead writer alive either, though Python hears of no fork."""
     writer = start(forking_by_c)
@@ -350,8 +366,10 @@ def forking_by_c(link: Link) -> None:
         signal.pause()
 
 
-def forking_writer(link: Link) -> None:
+def forking_writer(link: Link, reads_no_events: bool = False) -> None:
     writer = remote_writer()
+    if reads_no_events:
+        writer._writer.remote.transport.events = lambda: iter(())  # type: ignore
     serve(link, writer, writer.export_handle())
 
 

@@ -334,6 +334,14 @@ def test_a_connection_whose_number_is_another_files() -> None:
     descriptors = Descriptors()
     descriptors.note(number)
     assert len(descriptors) == 0
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as others:
+        with pytest.raises(OSError, match="it was closed"):
+            Connection(ours.fileno())
+        port = others.getsockname()[1]
+        with pytest.raises(OSError, match="it was closed"):
+            Connection(others.fileno(), port + 1)
+        Connection(others.fileno(), port)
     connection = Connection(socket.socket().detach())
     os.dup2(number, connection.descriptor)
     assert not connection.is_open

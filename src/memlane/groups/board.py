@@ -29,7 +29,6 @@ from memlane._sockets import (
     Connecting,
     Listening,
     can_receive,
-    connection_of,
 )
 from memlane._undo import undone_by
 from memlane.errors import GroupFailed, RankMissing, SystemFault
@@ -91,7 +90,7 @@ class _Members(Listening):
                 return
             parts = self.socket.recv_multipart(copy=False)
             if client not in self.connections:
-                connection = connection_of(parts[0])
+                connection = self.connection_of(parts[0])
                 if connection is not None:
                     self.connections[client] = connection
             yield client, b"".join(part.bytes for part in parts)

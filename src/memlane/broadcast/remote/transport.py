@@ -15,7 +15,7 @@ import zmq
 from zmq.backend import Socket as _Plain
 
 from memlane import _sockets
-from memlane._sockets import WATCHED_BY_DEALER, connection_of
+from memlane._sockets import WATCHED_BY_DEALER
 from memlane.broadcast.remote.endpoint import Endpoint, bracketed
 from memlane.broadcast.remote.frames import MOST_CONTROL, PIECE, What
 from memlane.errors import InvalidArgument, SystemFault
@@ -81,7 +81,7 @@ class Listening(_sockets.Listening):
             frame = parts[0].bytes
             place = connection = None
             if frame[4:5] == _HELLO:
-                connection = connection_of(parts[0])
+                connection = self.connection_of(parts[0])
                 if not self._is_insecure:
                     place = int(parts[0].get("User-Id"))  # set by `let_in`
             yield route, frame if len(parts) == 1 else b"", place, connection
