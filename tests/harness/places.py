@@ -20,9 +20,9 @@ def unshare_refusal() -> str:
     return "" if done.returncode == 0 else f"unshare is refused: {done.stderr.strip()}"
 
 
-def is_sanitized() -> bool:
-    """Whether a sanitizer's runtime is loaded into every process (`tests/sanitize.sh`)."""
-    return "san.so" in os.environ.get("LD_PRELOAD", "")
+def is_sanitized(library: str = "san") -> bool:
+    """Whether a sanitizer's runtime, or this one, is in every process (`tests/sanitize.sh`)."""
+    return f"{library}.so" in os.environ.get("LD_PRELOAD", "")
 
 
 def private_shm(size: str) -> tuple[str, ...]:
