@@ -40,9 +40,19 @@ OVERSIZED = [
 BEGUN = [GREETING[:10], GREETING, GREETING + b"\x04\xc8\x05HELLO\x01\x00" + bytes(72)]
 
 
-def hello(handle: Handle, rank: int = 1, token: str = "", piece: int = 0) -> bytes:
-    """A reader's first frame; the session is the same in all of them."""
-    body = wire.Hello(handle.queue_id, rank, 1, b"s" * 16, token, 0, 0, piece, "")
+def hello(
+    handle: Handle,
+    rank: int = 1,
+    token: str = "",
+    *,
+    sequence: int = 0,
+    piece: int = 0,
+    number: int = 0,
+) -> bytes:
+    """A reader's first frame, or a later one that resumes; the session is always the same."""
+    body = wire.Hello(
+        handle.queue_id, rank, 1, b"s" * 16, token, 0, sequence, piece, "", number=number
+    )
     return wire.control(wire.Header(wire.What.HELLO, 0), body)
 
 

@@ -256,6 +256,33 @@ def test_what_a_listed_reader_may_not_send() -> None:
         other.close()
 
 
+@pytest.mark.parametrize(("sequence", "piece"), [(0, 1), (1, 1), (1, (1 << 32) - 1)])
+def test_a_reader_that_resumes_where_no_frame_is(
+    sequence: int, piece: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused, and logged once; the writer and the other readers go on."""
+    with remote_writer(2) as writer:
+        other = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        handle = writer.export_handle(1)
+        with knocking(handle, handle.remote_reader_keys[0]) as dealer:
+            dealer.send(hello(handle))
+            until(lambda: not writer.statistics().readers[1].state == "absent")
+            writer.enqueue("first")
+            for number in (1, 2):
+                dealer.send(hello(handle, sequence=sequence, piece=piece, number=number))
+            answers = []
+            while answers.count(wire.What.REFUSED) < 2:
+                assert dealer.poll(int(PATIENCE * 1000))
+                answers.append(wire.header_of(dealer.recv()).what)
+            writer.enqueue("second")
+            assert [other.dequeue(PATIENCE) for _ in range(2)] == ["first", "second"]
+            lines = [line for line in caplog.messages if "reader 1" in line]
+            assert len(lines) == 1
+            assert "cannot resume" in lines[0]
+        until(lambda: writer.statistics().readers[1].state == "dead")
+        other.close()
+
+
 def test_strangers_of_an_insecure_queue() -> None:
     """Without a token they are not counted; what they send is not taken for a reader's."""
     with remote_queue(serializer="msgpack", insecure_network=True) as (writer, (reader,)):

@@ -29,10 +29,11 @@ def refusal(
         if peer.state != "running":
             return Refused("gone", f"reader {rank} is {peer.state}")
         if not hello.is_behind and not (
-            peer.taken <= hello.taken <= hello.sequence <= outbox.next
-            and hello.sequence >= outbox.first
+            peer.taken <= hello.taken <= hello.sequence
+            and outbox.can_resume_at(hello.sequence, hello.piece)
         ):
-            return Refused("gone", f"reader {rank} cannot resume at message {hello.sequence}")
+            at = f"frame {hello.piece} of message {hello.sequence}"
+            return Refused("gone", f"reader {rank} cannot resume at {at}")
         return None
     for other in peers:
         if other.rank == rank and other.session and not _may_replace(peer, other, hello):

@@ -116,6 +116,13 @@ class Outbox:
         is_last = piece + 1 == len(pieces)
         return pieces[piece], (sequence + 1, 0) if is_last else (sequence, piece + 1)
 
+    def can_resume_at(self, sequence: int, piece: int) -> bool:
+        """Whether a stream can begin there: at a frame still here, or with the next message."""
+        if sequence == self.next:
+            return piece == 0
+        is_here = self.first <= sequence < self.next
+        return is_here and piece < len(self._messages[sequence - self.first].pieces)
+
     def end_of(self, sequence: int) -> int:
         """Bytes of all messages before `sequence`."""
         if sequence >= self.next or not self._messages:

@@ -53,6 +53,7 @@ class Peer:
     said: deque[bytes] = field(default_factory=deque)  # control frames, to send first
     greeting: int = 0  # the number of its latest HELLO
     end_due: float = 0.0  # when END is sent again
+    was_refused: bool = False  # although it is attached: it claimed what cannot be
 
     @property
     def is_waited_for(self) -> bool:
@@ -84,6 +85,11 @@ class Peer:
         self.is_streaming = False
         self.route, self.pid, self.address = route, pid, address
         self.is_connected, self.lost_since = True, None
+
+    def refuse(self) -> bool:
+        """Its claim cannot be true. Returns whether that is the first time."""
+        is_first, self.was_refused = not self.was_refused, True
+        return is_first
 
     def stream_from(self, cursor: Cursor, welcome: bytes) -> None:
         """It gets a WELCOME, then messages from that frame on."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memlane._deadlines import deadline_of
 from memlane._failures import names_of
 from memlane.broadcast.remote import endpoint, lending
-from memlane.broadcast.remote.driver import SLICE, RemoteEnd
+from memlane.broadcast.remote.driver import SLICE, RemoteEnd, logger
 from memlane.broadcast.remote.frames import whole_header
 from memlane.broadcast.remote.keys import Keys
 from memlane.broadcast.remote.outbox import Piece
@@ -212,9 +212,11 @@ class RemoteWriter(RemoteEnd):
         for route, frame, place, connection in self.transport.hear():
             try:
                 address = "an unknown address" if connection is None else connection.peer
-                session.receive(route, frame, now, place, address)
+                line = session.receive(route, frame, now, place, address)
             except CorruptMessage:
                 continue  # from a stranger, or from an expected reader that is broken
+            if line is not None:
+                logger.warning("%s", line)
             if connection is not None and session.is_known(route):
                 self.transport.connections[route] = connection
         session.outbox.drop_taken()

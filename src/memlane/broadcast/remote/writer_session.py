@@ -75,15 +75,15 @@ class WriterSession:
 
     def receive(
         self, route: bytes, frame: bytes, now: float, place: int | None = None, address: str = ""
-    ) -> None:
+    ) -> str | None:
         """Handles one frame of a reader. An invalid one raises CorruptMessage and changes nothing.
 
         For a HELLO, `place` is the one that its sender has proven, `address` the sender's.
+        Returns a line for the log if an attached reader is refused for the first time.
         """
         header = header_of(frame)
         if header.what == What.HELLO:
-            self._greet(route, body_of(frame, Hello), now, place, address)
-            return
+            return self._greet(route, body_of(frame, Hello), now, place, address)
         peer = self._by_route.get(route)
         if peer is None or header.epoch != self.epoch:
             raise CorruptMessage("a frame from a peer that has not said hello")
@@ -107,22 +107,26 @@ class WriterSession:
             peer.hear_end()
         else:
             raise CorruptMessage(f"a reader sent a frame of kind {header.what}")
+        return None
 
     def _greet(
         self, route: bytes, hello: Hello, now: float, place: int | None, address: str
-    ) -> None:
+    ) -> str | None:
         if place is None:
             place = self._place_of_token(hello.token)
         if place is None or hello.queue_id != self.queue_id:
             raise CorruptMessage("a hello from an unexpected peer")
         peer = self.peers[place]
         if peer.session == hello.session and hello.number <= peer.greeting:
-            return  # by a connection that has ended since
+            return None  # by a connection that has ended since
         refusal = admission.refusal(self.peers, peer, hello, self.local_ranks, self.outbox)
         if refusal is not None:
             peer.knock(0.0)  # not from the reader that lost its connection
             self.answers.append((route, self._frame(What.REFUSED, body=refusal)))
-            return
+            is_attached = peer.state == "running" and peer.session == hello.session
+            if is_attached and peer.refuse():
+                return f"{self.text(peer, now)} was refused: {refusal.text}"
+            return None
         if peer.state == "absent":
             for other in self.peers:
                 if other is not peer and other.rank == hello.rank:
@@ -135,7 +139,7 @@ class WriterSession:
             if relay is not None:
                 if relay.ring is not None:
                     peer.say(self._welcome(peer))
-                return
+                return None
             peer.attach(now)
         else:
             if not (hello.host or hello.is_behind):  # it has no ring to share, or none any more
@@ -146,12 +150,13 @@ class WriterSession:
                 has_relay = peer.via is not None
                 body = None if has_relay else admission.NO_RELAY
                 peer.say(self._frame(What.SEEN if has_relay else What.REFUSED, body=body))
-                return
+                return None
         if not peer.host:  # its readers may not have read what a relay has taken
             self._take(peer, hello.taken, now)
         peer.stream_from((hello.sequence, hello.piece), self._welcome(peer, hello))
         if self.is_everybody_here:
             peer.say(self._frame(What.READY))
+        return None
 
     def _connect(self, peer: Peer, route: bytes, hello: Hello, address: str) -> None:
         if peer.route is not None:
