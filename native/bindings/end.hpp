@@ -45,12 +45,12 @@ inline os::Deadline to_deadline(nb::handle timeout) {
 }
 
 // What a wait does with the GIL between slices: runs signal handlers, checks the caller's `cancel`, and logs a
-// wait that lasts (memlane._stalls). Entering Python costs more than the rest of a slice, so it happens once a
+// wait that lasts (memlane._base.diagnosis). Entering Python costs more than the rest of a slice, so it happens once a
 // second and not at every slice, unless there is a `cancel` to check; a signal ends the slice anyway. Python
 // code may fork: the call must not go on in the child, or both would write to the same ring.
 class Interruption {
 public:
-    // `wait`: what is waited for, as memlane._stalls knows it. `is_news`: whether a wait that lasts is worth a
+    // `wait`: what is waited for, as memlane._base.diagnosis knows it. `is_news`: whether a wait that lasts is worth a
     // line. Asked here and not in Python, because idle readers would import logging only to log nothing.
     Interruption(nb::object end, const core::Segment& segment, const char* wait, nb::handle cancel = nb::none(),
                  std::function<bool()> is_news = [] { return true; })
@@ -85,7 +85,7 @@ private:
     // The first call only learns when the first line is due. After that, each pause is twice the one before.
     void speak(os::Nanoseconds now) {
         if (interval_ == 0) {
-            const nb::object ask = nb::module_::import_("memlane._settings").attr("warning_interval");
+            const nb::object ask = nb::module_::import_("memlane._base.diagnosis").attr("warning_interval");
             interval_ = static_cast<os::Nanoseconds>(nb::cast<double>(ask()) * 1e9);
             next_word_ = started_ + interval_;
             if (now < next_word_) return;
@@ -95,7 +95,7 @@ private:
         next_word_ = now + interval_;
         if (!is_news_()) return;
         const double waited = static_cast<double>(now - started_) / 1e9;
-        nb::module_::import_("memlane._stalls").attr("report")(end_, wait_, waited);
+        nb::module_::import_("memlane._base.diagnosis").attr("report")(end_, wait_, waited);
     }
 
     const nb::object end_;

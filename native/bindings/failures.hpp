@@ -1,4 +1,4 @@
-// The only place where C++ errors become Python exceptions. Texts are made in Python (memlane._failures), where
+// The only place where C++ errors become Python exceptions. Texts are made in Python (memlane._base.diagnosis), where
 // the facts about the peers are at hand.
 #pragma once
 
@@ -49,11 +49,11 @@ inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
 }
 
 // Call before reserving: where the file system does not refuse, the kernel kills a process instead.
-inline void check_memory_for(std::uint64_t bytes) { nb::module_::import_("memlane._space").attr("check")(bytes); }
+inline void check_memory_for(std::uint64_t bytes) { nb::module_::import_("memlane._base.segments").attr("check_memory")(bytes); }
 
-// `end`: the endpoint object, which memlane._failures asks for its participants.
+// `end`: the endpoint object, which memlane._base.diagnosis asks for its participants.
 inline void set_failure(nb::handle end, const char* what, std::size_t slot = 0, nb::handle timeout = nb::none()) {
-    set_raised(nb::module_::import_("memlane._failures").attr("failure")(end, what, slot, timeout));
+    set_raised(nb::module_::import_("memlane._base.diagnosis").attr("failure")(end, what, slot, timeout));
 }
 [[noreturn]] inline void raise_failure(nb::handle end, const char* what, std::size_t slot = 0) {
     set_failure(end, what, slot);

@@ -38,6 +38,10 @@ public:
         core::copy_privately(&header, memory_, sizeof header);
         if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0)
             raise_corrupt("it was not written by MsgpackSerde: it starts with {}", nb::bytes(header.magic, sizeof kMagic));
+        if (header.version != kVersion)
+            raise_corrupt("it has format version {}, this memlane reads version {}; use the same version of memlane on both "
+                          "sides",
+                          unsigned{header.version}, unsigned{kVersion});
         if (header.tree_bytes > bytes_ - sizeof(Header))
             raise_corrupt("its tree has {} bytes, but the object has {} in all", header.tree_bytes, bytes_);
         tree_end_ = sizeof(Header) + header.tree_bytes;
@@ -88,11 +92,13 @@ public:
 private:
     // As in src/memlane/store/_wire.py.
     struct [[gnu::packed]] Header {
-        char magic[4];
+        char magic[3];
+        std::uint8_t version;
         std::uint64_t tree_bytes;
     };
     static_assert(sizeof(Header) == 12);
-    static constexpr char kMagic[4] = {'m', 'l', 's', 1};
+    static constexpr char kMagic[3] = {'m', 'l', 's'};
+    static constexpr std::uint8_t kVersion = 2;
     static constexpr std::size_t kAlignment = 64;
     static constexpr std::size_t kPreamble = 12;  // of a chunk, before the object
 

@@ -1,4 +1,4 @@
-// A process as its slot describes it, in the form of memlane._failures.Participant.
+// A process as its slot describes it, in the form of memlane._base.diagnosis.Participant.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -29,7 +29,7 @@ using store::ObjectReader;
 // beyond 63 bits, where nothing is stored.
 inline std::optional<std::uint64_t> number_from(const char* name, nb::handle value) {
     if (!PyLong_CheckExact(value.ptr()))
-        return number_from(name, nb::module_::import_("memlane._checks").attr("integer")(name, value));
+        return number_from(name, nb::module_::import_("memlane._base.arguments").attr("integer")(name, value));
     int overflow = 0;
     const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
     return overflow == 0 && number >= 0 ? std::optional<std::uint64_t>(number) : std::nullopt;

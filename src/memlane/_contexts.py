@@ -7,7 +7,7 @@ import os
 
 import zmq
 
-from memlane import _threads
+from memlane._base.lifetime import need_threads
 from memlane.errors import Unsupported, system_fault
 
 # Enough for one of memlane's contexts with all its sockets, and some to spare.
@@ -42,5 +42,5 @@ def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     finally:
         for descriptor in spare:
             os.close(descriptor)
-    _threads.need(_THREADS)
+    need_threads(_THREADS)
     return zmq.Context()

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from memlane._base.lifetime import undone_by
 from memlane._native import close_in_children, keep_in_children
-from memlane._undo import undone_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memlane._settings import INTERVAL_SETTINGS
+from memlane._base.diagnosis import INTERVAL_SETTINGS
 from memlane.broadcast.queue import MessageQueue
 from memlane.errors import InvalidArgument, TimedOut
 

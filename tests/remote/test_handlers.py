@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from memlane import Closed, ConcurrentUse, MessageQueue, WriterClosed, _exit
+from memlane import Closed, ConcurrentUse, MessageQueue, WriterClosed
+from memlane._base import lifetime
 from memlane.broadcast.remote import transport
 from memlane.broadcast.remote.frames import What
 from tests.harness import PATIENCE, Alarm, until
@@ -147,7 +148,7 @@ def test_creation_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end that was open already is abandoned. Fails without the guard: its thread kept it."""
     with remote_writer() as writer:
         before = threading.active_count()
-        behind(monkeypatch, _exit, "_come_before_multiprocessing", interrupt)
+        behind(monkeypatch, lifetime, "_come_before_multiprocessing", interrupt)
         with pytest.raises(Alarm):
             MessageQueue.create_from_handle(writer.export_handle(0), 0)
         assert threading.active_count() == before

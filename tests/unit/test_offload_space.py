@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from memlane import MessageQueue, ShmExhausted, ShmRingBuffer, _space
+from memlane import MessageQueue, ShmExhausted, ShmRingBuffer
+from memlane._base import segments as space
 from tests.harness import start
 from tests.queues import refuses, segments
 from tests.regions import PAGE, file_of, half_created, new_id, path_of, region_of
@@ -38,18 +39,18 @@ def put(folder: str, files: dict[str, str]) -> dict[str, str]:
 def test_memory(tmp_path: Path) -> None:
     """Available memory and free swap."""
     root = tree(tmp_path, {})
-    assert _space.memory_room(root) == 9 * GIB
+    assert space.memory_room(root) == 9 * GIB
     with refuses(MemoryError, match="no more memory available") as caught:
-        _space.check_all("/dev/shm", 10 * GIB, 100 * GIB, root)
+        space.check_space("/dev/shm", 10 * GIB, 100 * GIB, root)
     assert isinstance(caught.value, ShmExhausted)
     assert (caught.value.need, caught.value.free) == (10 * GIB, 9 * GIB)
-    _space.check_all("/dev/shm", 9 * GIB, 100 * GIB, root)
+    space.check_space("/dev/shm", 9 * GIB, 100 * GIB, root)
 
 
 def test_file_system(tmp_path: Path) -> None:
     """The hint says what to do in a container."""
     with refuses(MemoryError) as caught:
-        _space.check_all("/dev/shm", 2 * GIB, GIB, tree(tmp_path, {}))
+        space.check_space("/dev/shm", 2 * GIB, GIB, tree(tmp_path, {}))
     text = str(caught.value)
     for word in (str(2 * GIB), str(GIB), "--shm-size", "emptyDir", "/dev/shm"):
         assert word in text
@@ -66,12 +67,12 @@ def test_cgroup(tmp_path: Path) -> None:
             **put("sys/fs/cgroup", v2(6 * GIB, 3 * GIB)),
         },
     )
-    free, group = _space.cgroup_room(root)
+    free, group = space.cgroup_room(root)
     assert free == 2 * GIB
     assert group.endswith("/pod")
     with refuses(MemoryError, match="--memory.*resources.limits.memory"):
-        _space.check_all("/dev/shm", 2 * GIB + 1, 100 * GIB, root)
-    _space.check_all("/dev/shm", 2 * GIB, 100 * GIB, root)
+        space.check_space("/dev/shm", 2 * GIB + 1, 100 * GIB, root)
+    space.check_space("/dev/shm", 2 * GIB, 100 * GIB, root)
 
 
 def test_cgroup_of_version_1(tmp_path: Path) -> None:
@@ -88,13 +89,13 @@ def test_cgroup_of_version_1(tmp_path: Path) -> None:
             **put("sys/fs/cgroup/memory", files),
         },
     )
-    assert _space.cgroup_room(root)[0] == 2 * GIB
+    assert space.cgroup_room(root)[0] == 2 * GIB
 
 
 @pytest.mark.parametrize("text", ["", "0::/\n", "4:memory:/\n"])
 def test_without_limits(tmp_path: Path, text: str) -> None:
     root = tree(tmp_path, {"proc/self/cgroup": text})
-    assert _space.cgroup_room(root)[0] >= 1 << 60
+    assert space.cgroup_room(root)[0] >= 1 << 60
 
 
 def test_more_than_the_machine_has() -> None:
@@ -109,7 +110,7 @@ def test_more_than_the_machine_has() -> None:
 
 def test_a_machine_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """fallocate would not refuse it; later the kernel would kill a process."""
-    monkeypatch.setattr(_space, "memory_room", lambda *_: 8 * PAGE - 1)
+    monkeypatch.setattr(space, "memory_room", lambda *_: 8 * PAGE - 1)
     instance = new_id()
     with refuses(ShmExhausted, match="no more memory available"):
         region_of(instance)
@@ -118,7 +119,7 @@ def test_a_machine_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_takes_over_needs_only_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the dead builder reserved is not needed again."""
-    monkeypatch.setattr(_space, "memory_room", lambda *_: 3 * PAGE)
+    monkeypatch.setattr(space, "memory_room", lambda *_: 3 * PAGE)
     instance = new_id()
     creator = start(half_created, instance)
     creator.hear()
@@ -144,7 +145,7 @@ def test_segments_that_the_cgroup_has_no_memory_for(
 ) -> None:
     """The kernel would kill this process while reserving; nothing is left."""
     before = segments()
-    monkeypatch.setattr(_space, "cgroup_room", lambda *_: ((8 << 20) - 1, "/box"))
+    monkeypatch.setattr(space, "cgroup_room", lambda *_: ((8 << 20) - 1, "/box"))
     with refuses(ShmExhausted, match="memory limit of cgroup /box, which") as caught:
         SEGMENTS[kind]()
     assert caught.value.need >= 8 << 20 > caught.value.free

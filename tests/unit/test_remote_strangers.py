@@ -266,7 +266,7 @@ def test_a_reader_that_resumes_where_no_frame_is(
         handle = writer.export_handle(1)
         with knocking(handle, handle.remote_reader_keys[0]) as dealer:
             dealer.send(hello(handle))
-            until(lambda: not writer.statistics().readers[1].state == "absent")
+            until(lambda: writer.statistics().readers[1].state != "absent")
             writer.enqueue("first")
             for number in (1, 2):
                 dealer.send(hello(handle, sequence=sequence, piece=piece, number=number))

@@ -152,12 +152,13 @@ def test_containers_that_contain_themselves() -> None:
     ("content", "why"),
     [
         (b"", "0 bytes are too few for an object"),
-        (b"mls\1" + bytes(7), "11 bytes are too few for an object"),
-        (b"mls\0" + b"\1" + bytes(64), "not written by MsgpackSerde"),
-        (b"mls\1" + b"\xff" * 8 + bytes(64), "its tree has 18446744073709551615 bytes"),
-        (b"mls\1" + bytes(64), "cannot be decoded"),
+        (b"mls\2" + bytes(7), "11 bytes are too few for an object"),
+        (b"mlr\2" + b"\1" + bytes(64), "not written by MsgpackSerde"),
+        (b"mls\1" + b"\1" + bytes(64), "format version 1, this memlane reads version 2"),
+        (b"mls\2" + b"\xff" * 8 + bytes(64), "its tree has 18446744073709551615 bytes"),
+        (b"mls\2" + bytes(64), "cannot be decoded"),
     ],
-    ids=["nothing", "short", "version", "length", "empty"],
+    ids=["nothing", "short", "magic", "version", "length", "empty"],
 )
 def test_what_is_no_object(content: bytes, why: str) -> None:
     """Detected by its first bytes."""

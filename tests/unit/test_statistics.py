@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memlane import MessageQueue, TimedOut, ViewInUse
-from memlane._failures import participant
+from memlane._base.diagnosis import participant
 from tests.harness import Aside, until
 from tests.queues import fill, queue_of, ring_in, start_reader
 

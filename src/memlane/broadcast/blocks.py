@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memlane._failures import view_in_use
-from memlane._survivors import survivor
+from memlane._base.diagnosis import view_in_use
+from memlane._base.survivors import survivor
 
 if TYPE_CHECKING:
     import threading

@@ -11,11 +11,12 @@ import os
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from memlane._failures import failure, names_of, participant
+from memlane._base.diagnosis import failure, participant, warn
+from memlane._base.lifetime import undone_by
+from memlane._base.naming import names_of
+from memlane._base.segments import name_of
+from memlane._base.serialization import Codec, codec_of
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
-from memlane._segments import name_of
-from memlane._serialization import Codec, codec_of
-from memlane._undo import undone_by
 from memlane.broadcast.blocks import ViewBlock
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.statistics import QueueStatistics, queue_statistics
@@ -136,9 +137,7 @@ class LocalWriter(_LocalEnd[RingWriter]):
         missed = self.absent() if self.position else []
         super().close()
         if missed:
-            from memlane._stalls import logger
-
-            logger.warning(
+            warn(
                 "the queue was closed with messages that did not reach %s; wait_until_ready() "
                 "waits for all readers",
                 names_of(missed),

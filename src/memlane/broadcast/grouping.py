@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
-from memlane._checks import integer_from, segment_name
+from memlane._base.arguments import integer_from, segment_name
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.ring import ShmRingBuffer
 from memlane.errors import InvalidArgument, SegmentMissing, SegmentRefused

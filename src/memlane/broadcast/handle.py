@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from memlane._checks import integer_from, segment_name
-from memlane._handle_text import check_version, handle_in, handle_text
-from memlane._serialization import codec_of
+from memlane._base.arguments import integer_from, segment_name
+from memlane._base.handle_text import check_version, handle_in, handle_text
+from memlane._base.serialization import codec_of
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; the writer and its readers must use the same.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 def checked_handle(handle: object) -> Handle:

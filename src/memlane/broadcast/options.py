@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memlane._checks import MAX_SEGMENT_BYTES, integer_from
+from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from
 from memlane.errors import InvalidArgument, InvalidType
 
 LEAST_LIVENESS, MOST_LIVENESS = 0.5, 86_400.0

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from, no_pickle
-from memlane._deadlines import deadline_of
-from memlane._exit import abandoned_at_exit
-from memlane._segments import new_id
-from memlane._serialization import codec_of
-from memlane._undo import finish
+from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from, no_pickle
+from memlane._base.deadline import deadline_of
+from memlane._base.lifetime import abandoned_at_exit, finish
+from memlane._base.segments import new_id
+from memlane._base.serialization import codec_of
 from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
 from memlane.broadcast.grouping import create_from_process_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks

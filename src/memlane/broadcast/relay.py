@@ -22,13 +22,12 @@ from pickle import PickleBuffer
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from memlane import _threads
-from memlane._deadlines import deadline_of
-from memlane._failures import participant
+from memlane._base.deadline import deadline_of
+from memlane._base.diagnosis import participant
+from memlane._base.lifetime import start_thread, undone_by
+from memlane._base.segments import new_id
+from memlane._base.serialization import codec_of
 from memlane._native import Encoder, Outgoing
-from memlane._segments import new_id
-from memlane._serialization import codec_of
-from memlane._undo import undone_by
 from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.remote.frames import Absent, Kind, ReportRow, Ring
@@ -141,7 +140,7 @@ class Relay:
     def start(self) -> None:
         """Reports the ring to the writer, so that readers can attach, and starts to pass on."""
         self._report()
-        _threads.start(self._thread)
+        start_thread(self._thread)
 
     # The thread -------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from memlane._checks import MAX_SEGMENT_BYTES, integer_from, segment_name
+from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from, segment_name
+from memlane._base.segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane._native import RingGeometry, RingSegment
-from memlane._segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane.errors import Closed, InvalidArgument, MemlaneError, WrongProcess
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from memlane._deadlines import deadline_of, remaining
-from memlane._failures import participant
-from memlane._undo import undone_by
+from memlane._base.deadline import deadline_of, remaining
+from memlane._base.diagnosis import participant
+from memlane._base.lifetime import undone_by
 from memlane.broadcast.blocks import ViewBlock
 from memlane.broadcast.ends import LocalReader
 from memlane.broadcast.network import NetworkReader

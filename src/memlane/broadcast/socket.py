@@ -6,7 +6,7 @@ import pickle
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
-from memlane._deadlines import seconds_of
+from memlane._base.deadline import seconds_of
 from memlane.errors import TimedOut
 
 if TYPE_CHECKING:

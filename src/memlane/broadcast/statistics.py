@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from memlane._failures import Participant, participant
+from memlane._base.diagnosis import Participant, participant
 
 if TYPE_CHECKING:
     from memlane._native import RingReader, RingWriter

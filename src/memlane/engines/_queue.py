@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch.distributed as dist
 
 import memlane
-from memlane._failures import names_of
-from memlane._settings import warning_interval
+from memlane._base.diagnosis import warning_interval
+from memlane._base.naming import names_of
 from memlane.engines._switching import Engine
 from memlane.errors import InvalidArgument, InvalidType, RankTaken, ReaderDied, WriterDied
 

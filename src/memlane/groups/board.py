@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils import z85
 
-from memlane import _threads
+from memlane._base.lifetime import start_thread, undone_by
+from memlane._base.msgspec import msgspec
 from memlane._contexts import new_context
-from memlane._msgspec import msgspec
 from memlane._sockets import (
     MOST_BYTES,
     WATCHED_BY_DEALER,
@@ -30,7 +30,6 @@ from memlane._sockets import (
     Listening,
     can_receive,
 )
-from memlane._undo import undone_by
 from memlane.errors import GroupFailed, RankMissing, SystemFault
 from memlane.groups.collectives import SLICE, Deadline, stall_of
 
@@ -126,7 +125,7 @@ class Board:
                 error.errno or errno.EIO, f"rank 0 cannot listen on {host}:{port}: {error.strerror}"
             ) from None
         self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
-        _threads.start(self._thread)
+        start_thread(self._thread)
 
     def close(self) -> None:
         """Waits for ranks in the middle of a call, but at most `_PARTING` seconds. Idempotent, and

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
 
-from memlane import _threads
+from memlane._base.lifetime import start_thread
 from memlane.errors import GroupFailed, RankMissing
 from memlane.groups.collectives import (
     Collectives,
@@ -89,7 +89,7 @@ class BroadcastCollectives(Collectives):
                 ended.put((None, error))
 
         thread = Thread(target=run, name="memlane-broadcast", daemon=True)
-        _threads.start(thread)
+        start_thread(thread)
         try:
             value, error = ended.get(timeout=left)
         except Empty:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memlane._stalls import Stall
+from memlane._base.diagnosis import Stall
 from memlane.errors import GroupFailed, InvalidArgument, InvalidType, RankMissing
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from memlane._checks import integer_from
+from memlane._base.arguments import integer_from
 from memlane.errors import InvalidArgument, InvalidType
 from memlane.groups.broadcasts import BroadcastCollectives
 from memlane.groups.collectives import Collectives, Deadline, checked_timeout

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from memlane._msgspec import msgspec
+from memlane._base.msgspec import msgspec
 from memlane.errors import GroupFailed, RankMissing
 from memlane.groups.collectives import (
     SLICE,

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from memlane import _threads
-from memlane._undo import undone_by
+from memlane._base.lifetime import start_thread, undone_by
 from memlane.errors import GroupFailed, RankMissing, Unsupported
 from memlane.groups.collectives import Deadline
 
@@ -142,7 +141,7 @@ class _Line:
         self._calls: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
         self._pending = 0
         self._thread = Thread(target=self._run, name="memlane-store", daemon=True)
-        _threads.start(self._thread)
+        start_thread(self._thread)
 
     def begin(self, call: Callable[[], Any]) -> _Answer:
         answer: _Answer = SimpleQueue()

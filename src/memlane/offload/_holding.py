@@ -10,8 +10,8 @@ import os
 import threading
 import weakref
 
+from memlane._base.lifetime import finish, undone_by
 from memlane._native import RegionFile, RegionMap, usable_cores
-from memlane._undo import finish, undone_by
 from memlane.errors import InvalidArgument, InvalidType, WrongProcess
 from memlane.offload import _start
 from memlane.offload._page_locks import PageLocks

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memlane import _space
+from memlane._base.segments import check_space
 from memlane._native import Population, RegionFile
 from memlane.errors import SegmentRefused, TimedOut
 from memlane.offload import _pages
@@ -77,7 +77,7 @@ def start(file: RegionFile, plan: Plan) -> Started:
         if plan.check is not None:
             plan.check(plan.total_bytes)
         # Without what a builder that died has already reserved.
-        _space.check_all(plan.directory, plan.total_bytes - file.allocated, file.free)
+        check_space(plan.directory, plan.total_bytes - file.allocated, file.free)
     file.map(plan.in_huge_pages)
     if not is_builder:
         _mark_mapped(file, plan)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from memlane._checks import integer_from
+from memlane._base.arguments import integer_from
 from memlane._native import copy_blocks as _copy_blocks
 from memlane.errors import InvalidArgument, InvalidType, Unsupported
 from memlane.offload import cuda

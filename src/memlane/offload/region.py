@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from memlane._checks import integer, integer_from, no_pickle
-from memlane._deadlines import seconds_of
+from memlane._base.arguments import integer, integer_from, no_pickle
+from memlane._base.deadline import seconds_of
 from memlane._native import await_bytes
 from memlane.errors import (
     Closed,

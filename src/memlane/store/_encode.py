@@ -91,7 +91,7 @@ class Encoding:
         beside: list[pickle.PickleBuffer] = []
         pickler = pickle.Pickler(stream, protocol=5, buffer_callback=beside.append)
         if hasattr(sys.modules.get("torch"), "Tensor"):
-            from memlane._torch import tensor_reducers
+            from memlane._base.tensors import tensor_reducers
 
             pickler.dispatch_table = tensor_reducers()
         try:

@@ -70,7 +70,7 @@ def _is_same(one: type, other: type) -> bool:
 
 
 def _fields_and_builder(cls: type) -> tuple[tuple[str, ...], Callable[[dict[str, Any]], Any]]:
-    from memlane._msgspec import msgspec
+    from memlane._base.msgspec import msgspec
 
     if issubclass(cls, msgspec.Struct):
         return cls.__struct_fields__, lambda values: cls(**values)

@@ -6,7 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memlane._failures import doing, names_of, participant
+from memlane._base.diagnosis import doing, participant
+from memlane._base.naming import names_of
 from memlane.errors import StoreFull
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memlane._checks import integer_from, segment_name
-from memlane._handle_text import handle_in, handle_text
+from memlane._base.arguments import integer_from, segment_name
+from memlane._base.handle_text import handle_in, handle_text
 from memlane.errors import InvalidArgument
 from memlane.store.serde import MsgpackSerde, ObjectSerde, PickleMsgpackSerde
 

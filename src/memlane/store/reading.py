@@ -6,8 +6,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from memlane._failures import view_in_use
-from memlane._survivors import survivor
+from memlane._base.diagnosis import view_in_use
+from memlane._base.survivors import survivor
 from memlane.errors import InvalidType, ObjectGone, Unsupported
 
 if TYPE_CHECKING:

@@ -7,9 +7,15 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memlane._checks import MAX_SEGMENT_BYTES, integer, integer_from, no_pickle, segment_name
+from memlane._base.arguments import (
+    MAX_SEGMENT_BYTES,
+    integer,
+    integer_from,
+    no_pickle,
+    segment_name,
+)
+from memlane._base.segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane._native import ByteRingSegment, NoRoom, Turn
-from memlane._segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane.errors import InvalidArgument, StoreFull, WrongRole
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from memlane._failures import participant
+from memlane._base.diagnosis import participant
 
 if TYPE_CHECKING:
     from memlane._native import StoreReader, StoreWriter

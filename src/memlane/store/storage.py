@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
-from memlane._checks import integer_from, no_pickle
+from memlane._base.arguments import integer_from, no_pickle
+from memlane._base.lifetime import undone_by
+from memlane._base.segments import released_after
 from memlane._native import NoRoom, ObjectIndex, StoreReader, StoreWriter, copy_parts
-from memlane._segments import released_after
-from memlane._undo import undone_by
 from memlane.errors import InvalidArgument, InvalidType, StoreFull, UnknownKey, WrongRole
 from memlane.store.full import store_full
 from memlane.store.handle import ShmObjectStorageHandle

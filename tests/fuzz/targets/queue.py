@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from memlane import MemlaneError, MessageQueue, _serialization
+from memlane import MemlaneError, MessageQueue
+from memlane._base import serialization
 from tests.fuzz import records
 from tests.queues import path_of
 
@@ -30,7 +31,7 @@ SENT: list[Any] = [
 ]
 
 
-class Framing(_serialization.PickleCodec):
+class Framing(serialization.PickleCodec):
     """Takes streams and buffers whole, and reads every byte."""
 
     @staticmethod
@@ -46,7 +47,7 @@ class Framing(_serialization.PickleCodec):
         return total + len(stream) + sum(sum(memoryview(buffer)[::4096]) * 0 for buffer in buffers)
 
 
-_serialization.PickleCodec = Framing  # type: ignore[misc]
+serialization.PickleCodec = Framing  # type: ignore[misc]
 
 GENUINE = [
     bytes([sent, read, kind, 0]).ljust(16, b"\0")

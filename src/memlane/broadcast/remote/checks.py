@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlane._checks import integer_from
+from memlane._base.arguments import integer_from
 from memlane._contexts import need_curve
 from memlane.broadcast.options import check_security, checked_liveness
 from memlane.broadcast.remote.endpoint import endpoint_of

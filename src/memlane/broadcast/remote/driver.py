@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import zmq
 import zmq.utils.garbage
 
-from memlane import _threads
+from memlane._base.deadline import deadline_of
+from memlane._base.diagnosis import Stall
+from memlane._base.lifetime import start_thread
 from memlane._contexts import new_context
-from memlane._deadlines import deadline_of
 from memlane._native import Turn, fork_generation
-from memlane._stalls import Stall
 from memlane.errors import (
     Cancelled,
     Closed,
@@ -106,7 +106,7 @@ class RemoteEnd(ABC):
             raise
 
     def _start_thread(self) -> None:
-        _threads.start(self._thread)
+        start_thread(self._thread)
 
     def _event(self) -> int:
         """A descriptor that one thread can wake another with."""

@@ -27,10 +27,10 @@ from enum import IntEnum
 from struct import Struct
 from typing import Annotated, Any, NamedTuple
 
-from memlane._msgspec import msgspec
+from memlane._base.msgspec import msgspec
 from memlane.errors import CorruptMessage
 
-VERSION = 3
+VERSION = 4
 SMALL = 8 * 1024
 PIECE = 512 * 1024
 MOST_CONTROL = 4 * 1024

@@ -10,8 +10,8 @@ from memlane.broadcast.remote.frames import Header, Kind
 from memlane.errors import CorruptMessage
 
 if TYPE_CHECKING:
+    from memlane._base.serialization import Codec
     from memlane._native import Buffer
-    from memlane._serialization import Codec
 
 _ALIGNMENT = 64  # as in native/broadcast/frames.hpp
 _HEAD = struct.Struct("<QQ")

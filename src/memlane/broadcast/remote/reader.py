@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from memlane._deadlines import deadline_of
-from memlane._failures import names_of
+from memlane._base.deadline import deadline_of
+from memlane._base.naming import names_of
 from memlane._tcp import Connection
 from memlane.broadcast.remote import endpoint
 from memlane.broadcast.remote.driver import RemoteEnd, logger

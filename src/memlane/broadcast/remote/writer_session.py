@@ -11,8 +11,8 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from memlane._checks import integer
-from memlane._failures import MOST_NAMED
+from memlane._base.arguments import integer
+from memlane._base.naming import MOST_NAMED
 from memlane.broadcast.remote import admission, relaying
 from memlane.broadcast.remote.frames import (
     Absent,
@@ -33,7 +33,7 @@ from memlane.errors import CorruptMessage, InvalidArgument, ReaderDied
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from memlane._msgspec import msgspec
+    from memlane._base.msgspec import msgspec
     from memlane.broadcast.options import RemoteOptions
 
 REPEAT = 0.5

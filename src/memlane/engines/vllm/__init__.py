@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 
-from memlane._segments import NAME_PREFIX
+from memlane._base.segments import NAME_PREFIX
 from memlane.engines._switching import SYSTEMS, Engine, switch_on
 
 VLLM = Engine(

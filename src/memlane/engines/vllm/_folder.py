@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from memlane._undo import undone_by
+from memlane._base.lifetime import undone_by
 from memlane.engines.vllm import VLLM
 from memlane.errors import SegmentRefused, SystemFault, foreign_segment, system_fault
 

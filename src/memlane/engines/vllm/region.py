@@ -14,8 +14,8 @@ import torch
 from vllm.v1.kv_offload.cpu import shared_offload_region as vllms_own
 
 import memlane
-from memlane._checks import integer, integer_from
-from memlane._undo import undone_by
+from memlane._base.arguments import integer, integer_from
+from memlane._base.lifetime import undone_by
 from memlane.engines._replacing import Replacement
 from memlane.engines.vllm import _folder
 from memlane.errors import InvalidArgument, InvalidType, OutsideCell

@@ -1,27 +1,61 @@
-"""Checks that there is memory for a segment before its space is reserved.
+"""What all segments have in common: names, views of their memory, and whether one fits.
 
-A full tmpfs refuses to reserve more. A cgroup at its limit or a machine without memory does not:
-the kernel kills a process instead.
+A full tmpfs refuses to reserve more space. A cgroup at its limit or a machine without memory does
+not: the kernel kills a process instead. So both are checked before space is reserved.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from memlane.errors import ShmExhausted
+
+NAME_PREFIX = "memlane-"
+
+
+def new_id() -> bytes:
+    """128 random bits. The segment's name contains them, so names never collide."""
+    return os.urandom(16)
+
+
+def name_of(segment_id: bytes) -> str:
+    """The name of the segment in /dev/shm."""
+    return NAME_PREFIX + segment_id.hex()
+
+
+class SharedMemoryInfo(NamedTuple):
+    """Has the attributes of `multiprocessing.shared_memory.SharedMemory`; the size is in bytes."""
+
+    name: str
+    size: int
+    buf: memoryview
+
+
+@contextmanager
+def released_after(view: memoryview) -> Iterator[memoryview]:
+    """Releases `view` after the block. Slices that outlive it keep the memory mapped."""
+    try:
+        yield view
+    finally:
+        with suppress(BufferError):
+            view.release()
+
+
+# Space --------------------------------------------------------------------------------------------
 
 _UNLIMITED = 1 << 60  # in cgroup v1, any number beyond this means "unlimited"
 
 
-def check_all(directory: str, need: int, fs_free: int, root: Path = Path("/")) -> None:
+def check_space(directory: str, need: int, fs_free: int, root: str = "/") -> None:
     """Raises ShmExhausted if the file system, the cgroup or memory lack `need` more bytes.
 
     `fs_free`: free bytes in the file system of `directory`; `root`: where /proc and /sys are.
     """
-    check(
+    check_memory(
         need,
         root,
         (
@@ -32,7 +66,7 @@ def check_all(directory: str, need: int, fs_free: int, root: Path = Path("/")) -
     )
 
 
-def check(need: int, root: Path = Path("/"), *others: tuple[int, str]) -> None:
+def check_memory(need: int, root: str = "/", *others: tuple[int, str]) -> None:
     """Raises ShmExhausted if the cgroup, memory or `others` (bytes, hint) lack `need` more bytes.
 
     The bindings call this for every ring and store; native code checks the file system.
@@ -51,11 +85,11 @@ def check(need: int, root: Path = Path("/"), *others: tuple[int, str]) -> None:
         raise ShmExhausted(need, free, errno.ENOSPC, f"{hint}, or ask for less")
 
 
-def memory_room(root: Path = Path("/")) -> int:
+def memory_room(root: str = "/") -> int:
     """The machine's available memory and free swap in bytes; unlimited if /proc is not readable."""
     facts = {}
     try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
+        lines = _text_of(root, "proc/meminfo").splitlines()
     except OSError:  # no /proc, or no free descriptor
         return _UNLIMITED
     for line in lines:
@@ -65,7 +99,7 @@ def memory_room(root: Path = Path("/")) -> int:
     return sum(int(facts[name].split()[0]) * 1024 for name in names if name in facts)
 
 
-def cgroup_room(root: Path = Path("/")) -> tuple[int, str]:
+def cgroup_room(root: str = "/") -> tuple[int, str]:
     """Bytes left under the tightest memory limit of this process, and the cgroup that sets it.
 
     The group's clean file cache can be reclaimed, so it counts as free.
@@ -73,14 +107,14 @@ def cgroup_room(root: Path = Path("/")) -> tuple[int, str]:
     tightest = (_UNLIMITED, "")
     for folder, names in _groups(root):
         with suppress(OSError, ValueError, KeyError):
-            limit = (folder / names["limit"]).read_text().strip()
+            limit = _text_of(folder, names["limit"]).strip()
             if limit == "max" or int(limit) >= _UNLIMITED:
                 continue
-            used = int((folder / names["used"]).read_text())
-            lines = (folder / "memory.stat").read_text().splitlines()
+            used = int(_text_of(folder, names["used"]))
+            lines = _text_of(folder, "memory.stat").splitlines()
             stat = {name: int(value) for name, value in map(str.split, lines)}
             cache = stat[names["file"]] - stat.get(names["shmem"], 0)
-            tightest = min(tightest, (max(0, int(limit) - used + max(0, cache)), str(folder)))
+            tightest = min(tightest, (max(0, int(limit) - used + max(0, cache)), folder))
     return tightest
 
 
@@ -93,23 +127,28 @@ _V1 = {
 }
 
 
-def _groups(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+def _groups(root: str) -> Iterator[tuple[str, dict[str, str]]]:
     """The memory cgroup of this process and its ancestors, with the names of their files."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = _text_of(root, "proc/self/cgroup").splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            top, names = root / "sys/fs/cgroup", _V2
+            top, names = os.path.join(root, "sys/fs/cgroup"), _V2
         elif "memory" in controllers.split(","):
-            top, names = root / "sys/fs/cgroup/memory", _V1
+            top, names = os.path.join(root, "sys/fs/cgroup/memory"), _V1
         else:
             continue
         # In a container the path may be the host's, which does not exist; its own group is the top.
-        folder = top / path.lstrip("/")
+        folder = os.path.join(top, path.strip("/")) if path.strip("/") else top
         while folder != top:
             yield folder, names
-            folder = folder.parent
+            folder = os.path.dirname(folder)
         yield top, names
+
+
+def _text_of(*path: str) -> str:
+    with open(os.path.join(*path)) as file:
+        return file.read()

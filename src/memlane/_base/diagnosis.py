@@ -1,14 +1,18 @@
-"""Turns a failed native call into one exception, with all that is known about the peers.
+"""Says what went wrong and who is to blame: the exception for a failed native call, the log line
+of a long wait, and when that line is due.
 
-The bindings call `failure` (`native/bindings/failures.hpp`); modules that name peers call the rest.
+The bindings call `failure`, `report` and `warning_interval`; waits in Python use a `Stall`. logging
+is imported only when there is something to log.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from memlane._base.naming import MOST_NAMED, names_of
 from memlane._native import RingReader
 from memlane.errors import (
     Cancelled,
@@ -25,6 +29,8 @@ from memlane.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memlane._native import RingWriter
 
     RingEnd = RingReader | RingWriter
@@ -96,9 +102,6 @@ class Awaited:
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
 
-
-# A text names this many processes, and counts the rest.
-MOST_NAMED = 8
 
 _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
     "closed": (Closed, "this end is closed"),
@@ -255,9 +258,8 @@ def doing(who: Participant) -> str:
     if who.state != "running":
         return who.state
     try:
-        # A process may give itself any name, in any encoding.
-        stat = Path(f"/proc/{who.pid}/stat").read_text(errors="replace")
-        where = Path(f"/proc/{who.pid}/wchan").read_text(errors="replace")
+        stat = _text_of(f"/proc/{who.pid}/stat")
+        where = _text_of(f"/proc/{who.pid}/wchan")
     except OSError:  # ended, or not readable by this user
         return who.state
     if stat.rpartition(")")[2].split()[0] == "R":
@@ -267,9 +269,106 @@ def doing(who: Participant) -> str:
     return f"running, its main thread asleep in the kernel ({where})"
 
 
-def names_of(waiting_for: list[str]) -> str:
-    """Joins the first names and counts the rest; the list is empty if all have just arrived."""
-    if not waiting_for:
-        return "peers that have responded since"
-    more = len(waiting_for) - MOST_NAMED
-    return ", ".join(waiting_for[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _text_of(path: str) -> str:
+    with open(path, errors="replace") as file:  # a process may have any name, in any encoding
+        return file.read()
+
+
+# The log ------------------------------------------------------------------------------------------
+
+
+def warn(text: str, *args: object) -> None:
+    """Logs a warning."""
+    import logging
+
+    logging.getLogger("memlane").warning(text, *args)
+
+
+# The second is vLLM's, which its users may have set.
+INTERVAL_SETTINGS = ("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "VLLM_RINGBUFFER_WARNING_INTERVAL")
+DEFAULT_INTERVAL = 5.0
+
+_complained_of: set[str] = set()
+
+
+def warning_interval() -> float:
+    """Seconds until a wait is first logged; may be a fraction. Read from the environment on every
+    use, so that it can be changed at any time."""
+    name = next((name for name in INTERVAL_SETTINGS if os.environ.get(name)), None)
+    if name is None:
+        return DEFAULT_INTERVAL
+    text = os.environ[name]
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    # At most a year: the setting may be infinite.
+    if seconds > 0:
+        return min(seconds, 3.2e7)
+    if text in _complained_of:
+        return DEFAULT_INTERVAL
+    _complained_of.add(text)
+    warn("%s=%r is not a positive number of seconds; using %s", name, text, DEFAULT_INTERVAL)
+    return DEFAULT_INTERVAL
+
+
+_SHORT = 0.1  # seconds: most waits are over by then, and never read the environment
+_LONGEST_SILENCE = 60.0  # seconds between two lines about one wait
+
+
+class Stall:
+    """One wait in Python. Logs whom it waits for, at intervals that double up to a minute.
+
+    Args:
+        line: returns the text for a wait of that many seconds, or None if there is nobody to name.
+    """
+
+    def __init__(self, line: Callable[[float], str | None]) -> None:
+        self._line = line
+        self._started = time.monotonic()
+        self._pause: float | None = None
+        self._next = self._started + _SHORT
+
+    def due(self, most: float) -> float:
+        """Seconds until `report` has something to do, never more than `most`."""
+        return min(most, max(0.0, self._next - time.monotonic()))
+
+    def report(self) -> None:
+        """Logs one line if one is due."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        if self._pause is None:
+            self._pause = warning_interval()
+            self._next = self._started + self._pause
+            if now < self._next:
+                return
+        self._pause = min(2 * self._pause, _LONGEST_SILENCE)
+        self._next = now + self._pause
+        line = self._line(now - self._started)
+        if line is not None:
+            warn("%s", line)
+
+
+def report(end: RingEnd, wait: str, waited: float) -> None:
+    """Logs one line about a wait of `end` that has lasted `waited` seconds so far."""
+    warn("%s", _line(end, wait, waited))
+
+
+def _line(end: RingEnd, wait: str, waited: float) -> str:
+    match wait:
+        case "chunk":
+            return (
+                f"{Awaited(end)} kept the writer (pid {os.getpid()}) "
+                f"waiting for {waited:.1f} s: No available shared memory broadcast block"
+            )
+        case "ready":
+            return (
+                f"{names_of(absent_readers(end))} kept pid {os.getpid()} waiting for "
+                f"{waited:.1f} s: not all readers have attached to the queue"
+            )
+        case _:
+            rank = end.ranks[end.slot - 1]
+            return (
+                f"{Awaited(end)} kept reader {rank} (pid {os.getpid()}) waiting for {waited:.1f} s"
+            )

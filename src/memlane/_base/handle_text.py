@@ -20,7 +20,7 @@ def check_version(version: object, known: int) -> None:
 
 def handle_text(handle: Any) -> str:
     """The fields of `handle` as JSON."""
-    from memlane._msgspec import msgspec  # imported late: half the cost of importing memlane
+    from memlane._base.msgspec import msgspec  # imported late: half the cost of importing memlane
 
     return msgspec.json.encode(handle).decode()
 
@@ -32,7 +32,7 @@ def handle_in(text: str | bytes, kind: type[T], version: int) -> T:
         InvalidArgument: there is none in it.
         InvalidType: it is not text.
     """
-    from memlane._msgspec import msgspec
+    from memlane._base.msgspec import msgspec
 
     try:
         fields = msgspec.json.decode(text)

@@ -66,7 +66,7 @@ class PickleCodec:
 
     def encode(self, obj: object) -> None:
         if not self._knows_torch and hasattr(sys.modules.get("torch"), "Tensor"):
-            from memlane._torch import tensor_reducers
+            from memlane._base.tensors import tensor_reducers
 
             self._pickler.dispatch_table = tensor_reducers()
             self._knows_torch = True

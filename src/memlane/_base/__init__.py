@@ -1,0 +1,1 @@
+"""What all systems share and none owns. Each file opens with what may live in it."""

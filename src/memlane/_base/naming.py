@@ -1,0 +1,14 @@
+"""How texts list processes. Pure: protocols and whatever reports on them share it."""
+
+from __future__ import annotations
+
+MOST_NAMED = 8
+"""A text names this many processes, and counts the rest."""
+
+
+def names_of(waiting_for: list[str]) -> str:
+    """Joins the first names and counts the rest; the list is empty if all have just arrived."""
+    if not waiting_for:
+        return "peers that have responded since"
+    more = len(waiting_for) - MOST_NAMED
+    return ", ".join(waiting_for[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
