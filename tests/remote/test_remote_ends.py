@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from memlane import Closed, Handle, MessageQueue, WriterUnreachable, _contexts
+from memlane import Closed, Handle, MessageQueue, WriterUnreachable
+from memlane._net import contexts
 from memlane.broadcast.remote.reader import RemoteReader
 from memlane.broadcast.remote.writer_session import WriterSession
 from memlane.groups import TcpGroup
@@ -47,7 +48,7 @@ def test_no_thread_can_be_started(kind: str, monkeypatch: pytest.MonkeyPatch) ->
 
     The look for threads comes before; here other processes have taken them since.
     """
-    monkeypatch.setattr(_contexts, "need_threads", lambda _count: None)
+    monkeypatch.setattr(contexts, "need_threads", lambda _count: None)
     with remote_writer() as other:
         handle = other.export_handle()
 

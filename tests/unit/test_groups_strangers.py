@@ -12,7 +12,7 @@ import zmq
 from zmq.utils import z85
 
 from memlane import GroupFailed, RankMissing
-from memlane._tcp import Connection, Descriptors
+from memlane._net.tcp import Connection, Descriptors
 from memlane.groups import TcpGroup, board
 from memlane.groups.collectives import Deadline
 from tests.groups import SECRET, groups_of, on_ranks

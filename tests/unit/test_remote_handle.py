@@ -169,7 +169,7 @@ FORGED: dict[str, list[Any]] = {
     "remote_server_key": ["", "x", " " * 40, 7],
     "remote_reader_keys": [None, 7, ["x"], [7], {"a": "b"}, ["0" * 40] * 3],
     "relay_of": [5, [1], ["1", "x"], [1, 2], [1, "x", 3]],
-    "format_version": [2, 4],
+    "format_version": [3, 5],
     "serializer": ["json"],
 }
 FORGERIES = [(field, value) for field, values in FORGED.items() for value in values]

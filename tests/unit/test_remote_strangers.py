@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import zmq
 
-from memlane import AccessRefused, Handle, MessageQueue, _sockets
+from memlane import AccessRefused, Handle, MessageQueue
+from memlane._net import sockets
 from memlane.broadcast.remote import frames as wire
 from memlane.broadcast.remote.writer_session import WriterSession
 from tests import strangers
@@ -162,7 +163,7 @@ def test_strangers(kind: str, greeted: list[int]) -> None:
 def test_too_many_half_open_connections() -> None:
     """The oldest are ended for newer ones, long before the time of a handshake is over; a reader
     that comes in between is let in."""
-    most = _sockets.MOST_AT_DOOR + 2
+    most = sockets.MOST_AT_DOOR + 2
     with remote_writer(1, remote_liveness=4 * PATIENCE) as writer:
         ones = [socket.create_connection(address_of(writer.handle), PATIENCE)]
         with MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader:

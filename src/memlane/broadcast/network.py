@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from memlane._base.deadline import deadline_of, remaining
 from memlane._base.lifetime import undone_by
 from memlane._base.serialization import Codec, codec_of
-from memlane._contexts import need_curve
 from memlane._native import Encoder
+from memlane._net.contexts import need_curve
 from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.remote.driver import logger
 from memlane.broadcast.remote.frames import SMALL, Kind

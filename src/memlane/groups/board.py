@@ -22,8 +22,8 @@ from zmq.utils import z85
 
 from memlane._base.lifetime import start_thread, undone_by
 from memlane._base.msgspec import msgspec
-from memlane._contexts import new_context
-from memlane._sockets import (
+from memlane._net.contexts import new_context
+from memlane._net.sockets import (
     MOST_BYTES,
     WATCHED_BY_DEALER,
     Connecting,

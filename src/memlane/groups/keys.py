@@ -8,7 +8,7 @@ from typing import NamedTuple
 import zmq
 from zmq.utils import z85
 
-from memlane._contexts import need_curve
+from memlane._net.contexts import need_curve
 from memlane.errors import InvalidArgument, InvalidType
 
 # Keys of a guessable secret could be brute-forced without contacting the group.

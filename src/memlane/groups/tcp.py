@@ -11,7 +11,7 @@ import zmq
 from memlane._base.arguments import integer_from
 from memlane._base.lifetime import finish, undone_by
 from memlane._base.msgspec import msgspec
-from memlane._contexts import new_context
+from memlane._net.contexts import new_context
 from memlane.errors import Closed, GroupFailed, InvalidArgument, InvalidType, WrongProcess
 from memlane.groups.board import Board, BoardStore, address_of
 from memlane.groups.collectives import Deadline, checked_timeout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memlane._base.arguments import integer_from
-from memlane._contexts import need_curve
+from memlane._net.contexts import need_curve
 from memlane.broadcast.options import check_security, checked_liveness
 from memlane.broadcast.remote.endpoint import endpoint_of
 from memlane.broadcast.remote.keys import check_keys

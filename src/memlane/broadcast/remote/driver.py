@@ -29,8 +29,8 @@ import zmq.utils.garbage
 from memlane._base.deadline import deadline_of
 from memlane._base.diagnosis import Stall
 from memlane._base.lifetime import start_thread
-from memlane._contexts import new_context
 from memlane._native import Turn, fork_generation
+from memlane._net.contexts import new_context
 from memlane.errors import (
     Cancelled,
     Closed,
@@ -44,7 +44,7 @@ from memlane.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from memlane._sockets import Transport
+    from memlane._net.sockets import Transport
 
     T = TypeVar("T")
 

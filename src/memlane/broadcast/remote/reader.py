@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memlane._base.deadline import deadline_of
 from memlane._base.naming import names_of
-from memlane._tcp import Connection
+from memlane._net.tcp import Connection
 from memlane.broadcast.remote import endpoint
 from memlane.broadcast.remote.driver import RemoteEnd, logger
 from memlane.broadcast.remote.reader_session import ReaderSession

@@ -1,7 +1,7 @@
 """The ZeroMQ code that only queues need: sending and receiving frames, and recovering from frames
 that a signal handler left half sent. All it knows of the protocol is how to recognise a HELLO.
 
-The code shared with groups, and the rules of libzmq's sockets, are in `memlane/_sockets.py`.
+The code shared with groups, and the rules of libzmq's sockets, are in `memlane/_net/sockets.py`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.backend import Socket as _Plain
 
-from memlane import _sockets
-from memlane._sockets import WATCHED_BY_DEALER
+from memlane._net import sockets
+from memlane._net.sockets import WATCHED_BY_DEALER
 from memlane.broadcast.remote.endpoint import Endpoint, bracketed
 from memlane.broadcast.remote.frames import MOST_CONTROL, PIECE, What
 from memlane.errors import InvalidArgument, SystemFault
 
 if TYPE_CHECKING:
-    from memlane._tcp import Connection
+    from memlane._net.tcp import Connection
     from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.remote.keys import Keys
 
@@ -41,7 +41,7 @@ _MOST_AT_ONCE = 1000  # frames read before another thread gets the lock
 _HELLO = bytes((What.HELLO,))
 
 
-class Listening(_sockets.Listening):
+class Listening(sockets.Listening):
     """The writer's socket. Readers must prove their keys within the liveness bound."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Listening(_sockets.Listening):
         _send(self.socket, b"", _NOW)  # nothing, if nothing was half sent
 
 
-class Connecting(_sockets.Connecting):
+class Connecting(sockets.Connecting):
     """A reader's socket."""
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Any, cast
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from memlane._tcp import KEEP_ALIVE, Connection, Descriptors
+from memlane._net.tcp import KEEP_ALIVE, Connection, Descriptors
 
 AnySocket = zmq.Socket[bytes]
 
