@@ -11,7 +11,7 @@ from memlane._base.lifetime import undone_by
 from memlane._base.serialization import Codec, codec_of
 from memlane._native import Encoder
 from memlane._net.contexts import need_curve
-from memlane.broadcast.ends import LocalWriter
+from memlane.broadcast.local import LocalWriter
 from memlane.broadcast.remote.driver import logger
 from memlane.broadcast.remote.frames import SMALL, Kind
 from memlane.broadcast.remote.message import decode

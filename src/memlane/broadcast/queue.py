@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Self
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from, no_pickle
-from memlane._base.deadline import deadline_of
+from memlane._base.deadline import deadline_of, seconds_of
 from memlane._base.lifetime import abandoned_at_exit, finish
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
-from memlane.broadcast.ends import LocalReader, LocalWriter, LonelyWriter, no_such_reader
 from memlane.broadcast.grouping import create_from_process_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
+from memlane.broadcast.local import LocalReader, LocalWriter, LonelyWriter, no_such_reader
 from memlane.broadcast.options import RemoteOptions
 from memlane.broadcast.ring import MAX_READERS, ShmRingBuffer, ring_geometry
-from memlane.broadcast.socket import receive_pickled
-from memlane.errors import Closed, InvalidArgument, WriterClosed, WrongRole
+from memlane.errors import Closed, InvalidArgument, TimedOut, WriterClosed, WrongRole
 
 if TYPE_CHECKING:
     import threading
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import zmq
 
     from memlane._native import RingGeometry
-    from memlane.broadcast.ends import End, ReaderEnd, WriterEnd
+    from memlane.broadcast.local import End, ReaderEnd, WriterEnd
     from memlane.broadcast.statistics import QueueStatistics
 
 
@@ -392,8 +393,13 @@ class MessageQueue:
 
     @staticmethod
     def recv(socket: zmq.Socket[bytes], timeout: float | None = None) -> Any:
-        """Returns one pickled object from a ZeroMQ socket that the caller trusts.
+        """Returns one pickled object from a ZeroMQ socket that the caller trusts; leaves the
+        socket's options as they are.
 
         Unpickling runs any code the sender wants: never use it on a socket that others can reach.
         """
-        return receive_pickled(socket, timeout)
+        seconds = seconds_of(timeout)
+        # ZeroMQ takes milliseconds as a 32-bit int, so 24 days at most.
+        if not socket.poll(None if seconds == inf else ceil(min(seconds * 1000, 0x7FFFFFFF))):
+            raise TimedOut(f"no message on the socket within {timeout} s", timeout)
+        return pickle.loads(socket.recv())

@@ -28,8 +28,8 @@ from memlane._base.lifetime import start_thread, undone_by
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
 from memlane._native import Encoder, Outgoing
-from memlane.broadcast.ends import LocalWriter
 from memlane.broadcast.handle import Handle
+from memlane.broadcast.local import LocalWriter
 from memlane.broadcast.remote.frames import Absent, Kind, ReportRow, Ring
 from memlane.broadcast.remote.message import Message, split
 from memlane.broadcast.remote.reader_session import ACK_DELAY

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memlane._base.deadline import deadline_of, remaining
 from memlane._base.diagnosis import participant
 from memlane._base.lifetime import undone_by
-from memlane.broadcast.blocks import ViewBlock
-from memlane.broadcast.ends import LocalReader
+from memlane.broadcast.local import LocalReader, ViewBlock
 from memlane.broadcast.network import NetworkReader
 from memlane.broadcast.relay import Relay, ring_handle
 from memlane.broadcast.remote.frames import ReportRow, Ring
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from memlane._native import RingReader, ViewLease
-    from memlane.broadcast.ends import ReaderEnd
     from memlane.broadcast.handle import Handle
+    from memlane.broadcast.local import ReaderEnd
     from memlane.broadcast.statistics import QueueStatistics
 
 logger = logging.getLogger("memlane")

@@ -1,15 +1,9 @@
-"""Snapshots of a queue, read from the counters in its segment."""
+"""The types of a queue's snapshots, and nothing else: each end fills in its own."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
-
-from memlane._base.diagnosis import Participant, participant
-
-if TYPE_CHECKING:
-    from memlane._native import RingReader, RingWriter
+from typing import Literal
 
 ReaderState = Literal["absent", "running", "stopped", "dead", "closed", "unknown"]
 
@@ -67,38 +61,3 @@ class QueueStatistics:
     waits: int
     spills: int
     readers: tuple[ReaderStatistics, ...]
-
-
-def queue_statistics(end: RingWriter | RingReader) -> QueueStatistics:
-    """What `end` sees now; costs a few system calls per reader."""
-    messages, size, waits, spills = end.counters()
-    published = participant(end, 0).position
-    is_writer = end.slot == 0
-    return QueueStatistics(
-        role="writer" if is_writer else "reader",
-        rank=None if is_writer else end.ranks[end.slot - 1],
-        pid=os.getpid(),
-        messages=messages,
-        bytes=size,
-        waits=waits,
-        spills=spills,
-        readers=tuple(
-            _reader_statistics(rank, participant(end, slot), published)
-            for slot, rank in enumerate(end.ranks, start=1)
-        ),
-    )
-
-
-def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderStatistics:
-    was_here = who.pid != 0
-    views = 0 if who.state == "closed" else who.views  # the writer no longer waits for them
-    return ReaderStatistics(
-        rank=rank,
-        pid=who.pid if was_here else None,
-        state=cast("ReaderState", who.state),
-        behind=0 if who.state == "closed" else max(0, published - who.position),
-        last_progress=who.last_progress_ns / 1e9 if was_here else None,
-        is_waiting=who.state in ("running", "stopped", "unknown") and who.is_waiting,
-        views=views,
-        views_since=who.views_since_ns / 1e9 if views else None,
-    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memlane._native import Encoder, RingGeometry
-    from memlane.broadcast.ends import LocalWriter
+    from memlane.broadcast.local import LocalWriter
     from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.statistics import ReaderStatistics
 

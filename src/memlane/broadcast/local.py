@@ -1,25 +1,25 @@
-"""The ends of a queue, to which `MessageQueue` delegates.
+"""The ends of a queue on one host, their blocks, and what `MessageQueue` needs of every end.
 
-On one host an end wraps a native one (`RingWriter`, `RingReader`) and adds ranks and statistics.
-`send` and `receive` are the native methods themselves, so that a message takes a single call.
-Ends over the network are in `network.py`.
+An end wraps a native one (`RingWriter`, `RingReader`) and adds ranks and statistics. `send` and
+`receive` are the native methods themselves, so that a message takes a single call. Ends towards
+other hosts are in `network`.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from memlane._base.diagnosis import failure, participant, warn
+from memlane._base.diagnosis import Participant, failure, participant, view_in_use, warn
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.segments import name_of
 from memlane._base.serialization import Codec, codec_of
+from memlane._base.survivors import survivor
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
-from memlane.broadcast.blocks import ViewBlock
 from memlane.broadcast.ring import ring_geometry
-from memlane.broadcast.statistics import QueueStatistics, queue_statistics
+from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
 from memlane.errors import Closed, InvalidArgument, RankTaken, WrongProcess
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     import zmq
 
+    from memlane._native import ViewLease
     from memlane.broadcast.handle import Handle
+    from memlane.broadcast.statistics import ReaderState
 
 # Reserved of each chunk when the queue is created; the rest follows when a message needs it. With
 # small messages, a default queue (10 chunks of 10 MiB) must fit a container's 64 MiB.
@@ -111,7 +113,24 @@ class _LocalEnd(Generic[Native]):
         return self.native.position
 
     def statistics(self) -> QueueStatistics:
-        return queue_statistics(self.native)
+        """What this end sees now; costs a few system calls per reader."""
+        end = self.native
+        messages, size, waits, spills = end.counters()
+        published = participant(end, 0).position
+        is_writer = end.slot == 0
+        return QueueStatistics(
+            role="writer" if is_writer else "reader",
+            rank=None if is_writer else end.ranks[end.slot - 1],
+            pid=os.getpid(),
+            messages=messages,
+            bytes=size,
+            waits=waits,
+            spills=spills,
+            readers=tuple(
+                _reader_statistics(rank, participant(end, slot), published)
+                for slot, rank in enumerate(end.ranks, start=1)
+            ),
+        )
 
 
 class LocalWriter(_LocalEnd[RingWriter]):
@@ -223,6 +242,47 @@ class LocalReader(_LocalEnd[RingReader]):
         return self.native.read_block(owner, timeout, cancel)
 
 
+class ViewSource(Protocol):
+    """A reader's end. It returns None in place of a lease if the object is a private copy."""
+
+    def receive_view(
+        self, timeout: float | None, cancel: threading.Event | None
+    ) -> tuple[Any, ViewLease | None]: ...
+
+
+class ViewBlock:
+    """Receives an object whose arrays stay in shared memory, with a lease on its chunk or extent.
+
+    `owner` is the queue, kept alive so that its end is not freed during the block.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        reader: ViewSource,
+        timeout: float | None,
+        cancel: threading.Event | None,
+    ) -> None:
+        self._owner = owner
+        self._reader = reader
+        self._wait = (timeout, cancel)
+        self._value: Any = None
+        self._lease: ViewLease | None = None
+
+    def __enter__(self) -> Any:
+        self._value, self._lease = self._reader.receive_view(*self._wait)
+        return self._value
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        box, self._value = [self._value], None
+        if kind is not None or self._lease is None:
+            return  # an error takes precedence, and its traceback refers to the block's objects
+        found = survivor(box, self._lease)
+        box.clear()
+        if found is not None and self._lease.is_held:
+            raise view_in_use(found)
+
+
 class LonelyWriter:
     """The writer of a queue without readers: it discards messages and never waits."""
 
@@ -263,6 +323,21 @@ class LonelyWriter:
         self._is_closed = True
 
     abandon = close
+
+
+def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderStatistics:
+    was_here = who.pid != 0
+    views = 0 if who.state == "closed" else who.views  # the writer no longer waits for them
+    return ReaderStatistics(
+        rank=rank,
+        pid=who.pid if was_here else None,
+        state=cast("ReaderState", who.state),
+        behind=0 if who.state == "closed" else max(0, published - who.position),
+        last_progress=who.last_progress_ns / 1e9 if was_here else None,
+        is_waiting=who.state in ("running", "stopped", "unknown") and who.is_waiting,
+        views=views,
+        views_since=who.views_since_ns / 1e9 if views else None,
+    )
 
 
 def no_such_reader(rank: int, ranks: Sequence[int]) -> InvalidArgument:
