@@ -16,7 +16,7 @@ from memlane import (
     WriterUnreachable,
 )
 from memlane.broadcast import relay, sharing
-from memlane.broadcast.network import NetworkReader
+from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.remote.reader import RemoteReader
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import refuses

@@ -117,7 +117,7 @@ class MessageQueue:
             )
             self._setup(handle, geometry, here, None)
             return
-        from memlane.broadcast.network import writer_with_remote_readers
+        from memlane.broadcast.network.writer import writer_with_remote_readers
 
         end = writer_with_remote_readers(handle, geometry, codec, pool, readers - local, options)
         self._setup(handle, geometry, end, None)

@@ -12,7 +12,7 @@ from memlane._base.deadline import deadline_of, remaining
 from memlane._base.diagnosis import participant
 from memlane._base.lifetime import undone_by
 from memlane.broadcast.local import LocalReader, ViewBlock
-from memlane.broadcast.network import NetworkReader
+from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.relay import Relay, ring_handle
 from memlane.broadcast.remote.frames import ReportRow, Ring
 from memlane.broadcast.remote.joining import attach
