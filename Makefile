@@ -10,6 +10,9 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.hpp' -o -name '*.cpp' -o -
 PIP := $(PY) -m pip install -q --disable-pip-version-check
 # What was built knows the folder that it was built in. A checkout that was moved or copied since is set up anew.
 MOVED := $(shell test ! -e $(VENV)/.installed || test "$$(cat $(VENV)/.installed)" = "$$(pwd -P)" || echo moved)
+# So does the installed package the names of its modules: it is installed again when they change.
+MODULES := $(shell find src -name '*.py' | LC_ALL=C sort | cksum)
+RENAMED := $(shell test "$$(cat $(VENV)/.modules 2>/dev/null)" = "$(MODULES)" || echo renamed)
 
 # An interpreter that is interrupted while it starts prints a traceback: signals wait until the demo has its handlers.
 HELD := $(shell env --block-signal=INT true 2>/dev/null && echo env --block-signal=INT,TERM,HUP,QUIT)
@@ -17,7 +20,7 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: moved demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench bench-peers engines stub clean
+.PHONY: moved renamed demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench bench-peers engines stub clean
 
 demo: $(VENV)/.installed
 	$(ENGINE)
@@ -164,7 +167,7 @@ stub: $(VENV)/.tools
 	$(VENV)/bin/ruff check -q --fix --ignore E501 src/memlane/_native.pyi
 	$(VENV)/bin/ruff format -q src/memlane/_native.pyi
 
-$(VENV)/.installed: pyproject.toml $(NATIVE) $(MOVED)
+$(VENV)/.installed: pyproject.toml $(NATIVE) $(MOVED) $(RENAMED)
 	$(if $(MOVED),rm -rf $(VENV) build)
 	@test -x $(PY) || $(PYTHON) -c "$$REFUSE_OLD_PYTHON"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
@@ -172,6 +175,7 @@ $(VENV)/.installed: pyproject.toml $(NATIVE) $(MOVED)
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null  # uv makes .venv without pip
 	$(PIP) scikit-build-core nanobind cmake ninja
 	$(PIP) --no-build-isolation -e '.[demo]'
+	echo "$(MODULES)" >$(VENV)/.modules
 	pwd -P >$@
 
 define REFUSE_OLD_PYTHON

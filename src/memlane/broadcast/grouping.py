@@ -14,7 +14,7 @@ from memlane.errors import InvalidArgument, SegmentMissing, SegmentRefused
 from memlane.groups import collectives_of
 
 if TYPE_CHECKING:
-    from memlane.broadcast.network import NetworkWriter
+    from memlane.broadcast.network.writer import NetworkWriter
     from memlane.broadcast.queue import MessageQueue
     from memlane.groups.collectives import Collectives
 
