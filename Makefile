@@ -104,7 +104,7 @@ lint: $(VENV)/.tools
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m mypy src tests/harness examples benchmarks verification
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/lint-imports --config tests/house/sessions.importlinter
+	$(VENV)/bin/lint-imports --config tests/house/protocol.importlinter
 
 # The protocol as models: as the code has it they hold, with any one thing weakened they fail. About two minutes.
 verify:

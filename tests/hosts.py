@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from memlane import Handle, MessageQueue
-from memlane.broadcast.remote import joining
+from memlane.broadcast.network import shared_reader
 from tests.harness import PATIENCE, Link, Remote, dismiss, private_shm, start
 from tests.queues import segments, start_reader
 
@@ -15,7 +15,7 @@ from tests.queues import segments, start_reader
 def _serve_host(link: Link, claim: str | None) -> None:
     """Forks readers on request, and forwards calls to them and their answers."""
     if claim is not None:
-        joining.where_memory_is_shared = lambda: claim
+        shared_reader.where_memory_is_shared = lambda: claim
     readers: dict[int, Remote] = {}
     link.tell()
     while (request := link.hear(timeout=10 * PATIENCE)) is not None:

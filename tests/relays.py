@@ -38,13 +38,13 @@ def relayed_queue(
 
 def connections_of(writer: MessageQueue) -> int:
     """How many streams of messages it sends."""
-    peers = writer._writer.remote.session.peers  # type: ignore[union-attr]
+    peers = writer._writer.session.peers  # type: ignore[union-attr]
     return sum(peer.is_streaming for peer in peers)
 
 
 def relay_of(writer: MessageQueue) -> int:
     """The rank of the one reader that relays."""
-    peers = writer._writer.remote.session.peers  # type: ignore[union-attr]
+    peers = writer._writer.session.peers  # type: ignore[union-attr]
     (relay,) = {peer.via.rank for peer in peers if peer.via is not None}
     return relay
 
@@ -52,7 +52,7 @@ def relay_of(writer: MessageQueue) -> int:
 def bytes_sent(writer: MessageQueue) -> int:
     """Bytes that the readers' hosts have acknowledged on this writer's connections."""
     total = 0
-    transport = writer._writer.remote.transport  # type: ignore[union-attr]
+    transport = writer._writer.transport  # type: ignore[union-attr]
     for connection in transport.connections.values():
         with socket.fromfd(connection.descriptor, socket.AF_INET, socket.SOCK_STREAM) as copy:
             info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)

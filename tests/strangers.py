@@ -14,7 +14,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from memlane import Handle
-from memlane.broadcast.remote import frames as wire
+from memlane.broadcast.protocol import frames as wire
 from tests.harness import PATIENCE, Link
 from tests.remotes import HERE, LIVENESS, address_of
 

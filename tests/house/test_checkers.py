@@ -26,7 +26,7 @@ CHECKERS = {
     "import-linter, sessions": [
         BIN / "lint-imports",
         "--config",
-        "tests/house/sessions.importlinter",
+        "tests/house/protocol.importlinter",
     ],
 }
 

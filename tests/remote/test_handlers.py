@@ -11,8 +11,8 @@ import pytest
 
 from memlane import Closed, ConcurrentUse, MessageQueue, WriterClosed
 from memlane._base import lifetime
-from memlane.broadcast.remote import transport
-from memlane.broadcast.remote.frames import What
+from memlane.broadcast.network import transport
+from memlane.broadcast.protocol.frames import What
 from tests.harness import PATIENCE, Alarm, until
 from tests.queues import refuses
 from tests.relays import relayed_queue
@@ -54,7 +54,7 @@ def test_enqueue_during_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
                 writer.enqueue("refused")
             seen.extend(states(writer))
 
-        behind(monkeypatch, writer._writer.remote.session.outbox, "drop_taken", use)
+        behind(monkeypatch, writer._writer.session.outbox, "drop_taken", use)
         assert states(writer) == seen == ["running"]
         writer.enqueue("message")
         assert reader.dequeue(PATIENCE) == "message"
@@ -63,7 +63,7 @@ def test_enqueue_during_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_close_during_wait_until_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end is closed when the call ends. Fails without the guard: never."""
     with remote_queue() as (writer, (reader,)):
-        remote = writer._writer.remote
+        remote = writer._writer
         behind(monkeypatch, remote.session, "announce_ready", writer.close)
         writer.wait_until_ready(PATIENCE)
         until(lambda: remote._is_freed)
@@ -78,7 +78,7 @@ def test_half_a_control_frame(monkeypatch: pytest.MonkeyPatch, nth: int) -> None
     Fails without the guard: the next message went into the other half, and was lost.
     """
     with remote_queue(2) as (writer, readers):
-        remote = writer._writer.remote
+        remote = writer._writer
         with remote.lock:  # the end's own thread must not send it first
             for peer in remote.session.peers:
                 peer.say(remote.session._frame(What.READY))
@@ -96,7 +96,7 @@ def test_close_that_was_interrupted(monkeypatch: pytest.MonkeyPatch, role: str, 
     """It can be called again, and then frees everything."""
     with remote_queue() as (writer, (reader,)):
         queue = writer if role == "writer" else reader
-        end = writer._writer.remote if role == "writer" else reader._reader
+        end = writer._writer if role == "writer" else reader._reader
         reader.close() if role == "writer" else None
         behind(monkeypatch, end._thread if name == "is_alive" else end.transport, name, interrupt)
         with pytest.raises(Alarm):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, TimedOut
-from memlane.broadcast.remote import joining
+from memlane.broadcast.network import shared_reader
 from tests.harness import PATIENCE, Link, Peer, neighbour, start
 from tests.histories import SLACK, WRITER, History, Log, Record
 from tests.remotes import remote_writer
@@ -62,7 +62,7 @@ def reading(link: Link, log: Path, handle: Handle, rank: int) -> None:
     """Role: reads until an error that is no timeout."""
     written = Log(log)
     if rank == ALONE:  # as on a host of its own
-        joining.where_memory_is_shared = lambda: "elsewhere"
+        shared_reader.where_memory_is_shared = lambda: "elsewhere"
     reader = MessageQueue.create_from_handle(handle, rank)
     link.tell("attached")
     reader.wait_until_ready(PATIENCE)

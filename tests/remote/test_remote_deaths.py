@@ -369,7 +369,7 @@ def forking_by_c(link: Link) -> None:
 def forking_writer(link: Link, reads_no_events: bool = False) -> None:
     writer = remote_writer()
     if reads_no_events:
-        writer._writer.remote.transport.events = lambda: iter(())  # type: ignore
+        writer._writer.transport.events = lambda: iter(())  # type: ignore
     serve(link, writer, writer.export_handle())
 
 

@@ -19,8 +19,8 @@ import pytest
 
 from memlane import Closed, Handle, MessageQueue, WriterUnreachable
 from memlane._net import contexts
-from memlane.broadcast.remote.reader import RemoteReader
-from memlane.broadcast.remote.writer_session import WriterSession
+from memlane.broadcast.network.reader import NetworkReader
+from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.groups import TcpGroup
 from tests.fault.starts import NETWORK
 from tests.fault.test_failed_starts import descriptors, until_nothing_is_left, with_limits
@@ -125,7 +125,7 @@ def test_a_finalizer_in_the_ends_own_thread() -> None:
     gc.disable()
     try:
         writer: Any = remote_writer()
-        remote = writer._writer.remote
+        remote = writer._writer
         collects = Collects(remote.transport.let_in)
         remote.transport.let_in = collects
         where, thread = address_of(writer.handle), remote._thread
@@ -235,14 +235,14 @@ def name_of(descriptor: int) -> Any:
 
 def attaches_late(link: Link, handle: Handle) -> list[object]:
     """Its thread hears all that there is before the call that attaches comes to look."""
-    until_attached = RemoteReader._until
+    until_attached = NetworkReader._until
 
-    def late(self: RemoteReader, *arguments: Any) -> None:
+    def late(self: NetworkReader, *arguments: Any) -> None:
         link.tell()
         link.hear()
         until_attached(self, *arguments)
 
-    RemoteReader._until = late  # type: ignore[method-assign]
+    NetworkReader._until = late  # type: ignore[method-assign]
     with MessageQueue.create_from_handle(handle, 0, timeout=10) as reader:
         return list(reader)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memlane import Closed, Handle, MessageQueue
-from memlane.broadcast.remote import transport as reading
-from memlane.broadcast.remote.frames import What, header_of
+from memlane.broadcast.network import transport as reading
+from memlane.broadcast.protocol.frames import What, header_of
 from tests.harness import PATIENCE, Alarm, Aside, Link, alarm_after, start, until
 from tests.queues import start_reader
 from tests.remotes import remote_writer

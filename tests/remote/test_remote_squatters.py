@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from memlane import AccessRefused, MessageQueue, TimedOut, WriterDied
-from memlane.broadcast.remote import frames as wire
+from memlane.broadcast.protocol import frames as wire
 from tests.harness import PATIENCE, Remote, start
 from tests.queues import refuses
 from tests.remote.test_remote_deaths import writing

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from memlane.broadcast.remote.outbox import Outbox
-from memlane.broadcast.remote.peer import Peer
-from memlane.broadcast.remote.reader_session import ReaderSession
-from memlane.broadcast.remote.writer_session import WriterSession
+from memlane.broadcast.protocol.outbox import Outbox
+from memlane.broadcast.protocol.peer import Peer
+from memlane.broadcast.protocol.reader_session import ReaderSession
+from memlane.broadcast.protocol.writer_session import WriterSession
 from tests.sessions.world import BOUND, WINDOW, Reader, World
 
 EXAMPLES: dict[str, Callable[[], None]] = {}
@@ -672,7 +672,7 @@ RULES = [
          "a_reader_that_dies_while_its_writer_closes", W, "stuck", "peer.lost_since is not None",
          "False"),
     Rule("readers behind a relay that ended continue alone", "a_host_that_dies", W, "_part_orphans",
-         "if peer.via is None or relaying.is_relay(peer.via):", "if True:"),
+         "if peer.via is None or places.is_relay(peer.via):", "if True:"),
     Rule("a relay outlives its own reader", "a_relay_whose_reader_closes", W, "_hear_report",
          "peer.stop_reading()", "peer.leave()"),
     Rule("a relay confirms the end once all is passed on",

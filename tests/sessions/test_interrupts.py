@@ -9,19 +9,19 @@ import random
 import sys
 from typing import Any
 
-from memlane.broadcast.remote import (
+from memlane.broadcast.protocol import (
     admission,
     outbox,
     peer,
+    places,
     reader_session,
-    relaying,
     writer_session,
 )
 from tests.sessions.test_sessions import LONG, step
 from tests.sessions.world import Reader, World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 10
-SESSIONS = {m.__file__ for m in (admission, outbox, peer, reader_session, relaying, writer_session)}
+SESSIONS = {m.__file__ for m in (admission, outbox, peer, places, reader_session, writer_session)}
 # What an interrupted dequeue had taken is lost, and an interrupted close() is a death.
 APART = (5, 6, 7, 17)
 
@@ -48,7 +48,7 @@ class After:
 
 
 class Interrupted(World):
-    """Its drivers mend what was interrupted, as those of `RemoteWriter` and `RemoteReader` do."""
+    """Its drivers mend what was interrupted, as those of `NetworkWriter` and `NetworkReader` do."""
 
     interrupts = 0
 

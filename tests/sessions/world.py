@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from memlane.broadcast.remote.frames import Header, Kind, ReportRow, What, header_of, whole_header
-from memlane.broadcast.remote.message import decode
-from memlane.broadcast.remote.outbox import Piece
-from memlane.broadcast.remote.peer import Peer
-from memlane.broadcast.remote.reader_session import ReaderSession
-from memlane.broadcast.remote.writer_session import WriterSession
+from memlane.broadcast.protocol.frames import Header, Kind, ReportRow, What, header_of, whole_header
+from memlane.broadcast.protocol.message import decode
+from memlane.broadcast.protocol.outbox import Piece
+from memlane.broadcast.protocol.peer import Peer
+from memlane.broadcast.protocol.reader_session import ReaderSession
+from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.errors import CorruptMessage, PeerDied, WriterClosed
 
 BOUND = 1.0

@@ -12,7 +12,7 @@ import pytest
 
 from memlane import CorruptMessage, Handle, InvalidArgument, MessageQueue, PickleMsgpackSerde
 from memlane.broadcast.handle import FORMAT_VERSION
-from memlane.broadcast.remote.frames import VERSION, header_of
+from memlane.broadcast.protocol.frames import VERSION, header_of
 
 HANDLE_OF_VERSION_3 = b64decode(
     "gASVkwEAAAAAAACMGG1lbWxhbmUuYnJvYWRjYXN0LmhhbmRsZZSMBkhhbmRsZZSTlCmBlH2UKIwSbG9jYWxfcmVhZGVy"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from memlane import Closed, MessageQueue, ReaderDied, TimedOut, WriterClosed
-from memlane.broadcast.remote.writer import RemoteWriter
+from memlane.broadcast.network.writer import NetworkWriter
 from tests.harness import Aside
 from tests.queues import fill, refuses, start_reader
 from tests.remotes import remote_queue, remote_writer
@@ -129,11 +129,11 @@ def test_interrupted_between_ring_and_network(
     for message in before:
         writer.enqueue(message)
 
-    def interrupt(_self: RemoteWriter) -> None:
+    def interrupt(_self: NetworkWriter) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteWriter, "publish", interrupt)
+        patch.setattr(NetworkWriter, "_publish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             writer.enqueue("the ring has it")
     writer.close()

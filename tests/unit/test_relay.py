@@ -19,11 +19,12 @@ from memlane import (
     WriterClosed,
     WrongRole,
 )
-from memlane.broadcast import grouping, relay, sharing
-from memlane.broadcast.remote import frames as wire
-from memlane.broadcast.remote import joining, relaying
-from memlane.broadcast.remote.frames import ReportRow
-from memlane.broadcast.remote.reader import RemoteReader
+from memlane.broadcast import grouping
+from memlane.broadcast.network import relay, shared_reader
+from memlane.broadcast.network.reader import NetworkReader
+from memlane.broadcast.protocol import frames as wire
+from memlane.broadcast.protocol import places
+from memlane.broadcast.protocol.frames import ReportRow
 from tests.groups import groups_of, queues_over
 from tests.harness import PATIENCE, Aside, Link, private_shm, start, unshare_refusal, until
 from tests.queues import SHM, refuses, segments
@@ -445,10 +446,10 @@ def test_reports_that_cannot_be(row: ReportRow) -> None:
         for rank in (0, 2):
             reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
             stack.callback(reader.close)
-        peers = writer._writer.remote.session.peers  # type: ignore[union-attr]
+        peers = writer._writer.session.peers  # type: ignore[union-attr]
         report = wire.Report(*peers[0].ring, [row])
         with refuses(CorruptMessage) if row.place in (7, -1, 2) else nullcontext():
-            assert relaying.rows_of(peers, peers[0], report, 0) == []
+            assert places.rows_of(peers, peers[0], report, 0) == []
         assert [r.state for r in writer.statistics().readers] == ["running", "absent", "running"]
 
 
@@ -477,7 +478,7 @@ def test_hosts_of_one_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         grouping, "_same_node", lambda group, source: [r == source for r in range(group.size)]
     )
     hosts = iter("abcdefghijkl")
-    monkeypatch.setattr(joining, "where_memory_is_shared", lambda: next(hosts))
+    monkeypatch.setattr(shared_reader, "where_memory_is_shared", lambda: next(hosts))
     with (
         groups_of("tcp", 4) as groups,
         queues_over(groups, 2, connect_ip="127.0.0.1") as queues,
@@ -530,13 +531,15 @@ def test_who_was_shown_the_ring_and_died(monkeypatch: pytest.MonkeyPatch, step: 
 
         first = attach(0)
         with monkeypatch.context() as patch:
-            where = sharing.ring_handle if step == "validate" else RemoteReader.attach_at
-            patch.setattr(sharing if step == "validate" else RemoteReader, where.__name__, die)
+            where = shared_reader.ring_handle if step == "validate" else NetworkReader.attach_at
+            patch.setattr(
+                shared_reader if step == "validate" else NetworkReader, where.__name__, die
+            )
             with pytest.raises(Gone):
                 attach(1)
         writer.enqueue("first")
         with monkeypatch.context() as patch:
-            patch.setattr(joining, "where_memory_is_shared", lambda: "elsewhere")
+            patch.setattr(shared_reader, "where_memory_is_shared", lambda: "elsewhere")
             with refuses(RankTaken, match="which is attaching"):
                 attach(1)
         second = attach(1)
@@ -565,14 +568,14 @@ def test_a_relay_that_ends_while_another_attaches(monkeypatch: pytest.MonkeyPatc
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         writer.enqueue("first")
-        attach_at = RemoteReader.attach_at
+        attach_at = NetworkReader.attach_at
 
-        def late(self: RemoteReader, *where: Any) -> bool:
+        def late(self: NetworkReader, *where: Any) -> bool:
             first._end.abandon()
             until(lambda: writer.statistics().readers[0].state == "dead")
             return attach_at(self, *where)
 
-        monkeypatch.setattr(RemoteReader, "attach_at", late)
+        monkeypatch.setattr(NetworkReader, "attach_at", late)
         second = MessageQueue.create_from_handle(writer.export_handle(1), 1)
         stack.callback(second.close)
         writer.release_reader(0)
@@ -586,13 +589,13 @@ def test_a_place_that_was_released_meanwhile(monkeypatch: pytest.MonkeyPatch) ->
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         stack.callback(first.close)
-        attach_at = RemoteReader.attach_at
+        attach_at = NetworkReader.attach_at
 
-        def late(self: RemoteReader, *where: Any) -> bool:
+        def late(self: NetworkReader, *where: Any) -> bool:
             writer.release_reader(1)
             return attach_at(self, *where)
 
-        monkeypatch.setattr(RemoteReader, "attach_at", late)
+        monkeypatch.setattr(NetworkReader, "attach_at", late)
         with refuses(ReaderGivenUp, match="reader 1 is closed"):
             MessageQueue.create_from_handle(writer.export_handle(1), 1)
         for number in range(20):

@@ -15,9 +15,8 @@ from memlane import (
     WriterClosed,
     WriterUnreachable,
 )
-from memlane.broadcast import relay, sharing
+from memlane.broadcast.network import relay, shared_reader
 from memlane.broadcast.network.reader import NetworkReader
-from memlane.broadcast.remote.reader import RemoteReader
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import refuses
 from tests.relays import relayed_queue
@@ -46,7 +45,7 @@ def test_no_ring_while_the_writer_closes(monkeypatch: pytest.MonkeyPatch) -> Non
             until(lambda: stream.session.is_ended)
             raise ShmExhausted(28, 1 << 30, 0)
 
-        monkeypatch.setattr(sharing, "Relay", late)
+        monkeypatch.setattr(shared_reader, "Relay", late)
         reader = MessageQueue.create_from_handle(handle, 0)
         stack.callback(reader.close)
         assert list(reader) == [0, 1, 2]
@@ -134,19 +133,19 @@ def test_dropped_while_it_waits_for_space(
 
 def test_writer_that_closes_while_a_neighbour_attaches(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named, and told that nobody is there any more, not that the writer died."""
-    attach_at = RemoteReader.attach_at
+    attach_at = NetworkReader.attach_at
     with remote_writer(2, relay=True) as writer, ExitStack() as stack:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         stack.callback(first.close)
         handle = writer.export_handle(1)
         writer.enqueue("sent")
 
-        def late(self: RemoteReader, *where: Any) -> bool:
+        def late(self: NetworkReader, *where: Any) -> bool:
             with refuses(TimedOut, match="reader 1"):
                 writer.close(timeout=0.2)
             return attach_at(self, *where)
 
-        monkeypatch.setattr(RemoteReader, "attach_at", late)
+        monkeypatch.setattr(NetworkReader, "attach_at", late)
         with refuses(WriterUnreachable):
             MessageQueue.create_from_handle(handle, 1)
         assert list(first) == ["sent"]

@@ -256,4 +256,5 @@ def loads_no_network(_link: Link) -> bool:
 
     with MessageQueue(1, 1, None, 64, 2) as writer:
         MessageQueue.create_from_handle(writer.export_handle(), 0).close()
-    return not [name for name in sys.modules if "broadcast.remote" in name]
+    network = "memlane.broadcast.network", "memlane.broadcast.protocol"
+    return not [name for name in sys.modules if name.startswith(network)]

@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.garbage import gc as collector
 
 from memlane import MessageQueue
-from memlane.broadcast.remote import lending
+from memlane.broadcast.network import transport
 from tests.harness import PATIENCE, Aside, until
 from tests.remotes import HERE, remote_queue, remote_writer, start_remote_reader
 
@@ -96,7 +96,7 @@ def test_a_writer_that_closes_in_a_signal_handler_of_another_ones_start() -> Non
 
 def close_in_begin(writer: MessageQueue) -> None:
     """As a handler would that runs in the middle of `begin`."""
-    with lending._lock:
+    with transport._lending:
         writer.close()
 
 

@@ -19,8 +19,8 @@ from memlane import (
     TimedOut,
     WrongRole,
 )
-from memlane.broadcast.remote import message
-from memlane.broadcast.remote.frames import PIECE, SMALL
+from memlane.broadcast.protocol import message
+from memlane.broadcast.protocol.frames import PIECE, SMALL
 from memlane.testing import stalls
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import drain, fill, refuses, start_reader

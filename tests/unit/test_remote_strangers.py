@@ -18,8 +18,8 @@ import zmq
 
 from memlane import AccessRefused, Handle, MessageQueue
 from memlane._net import sockets
-from memlane.broadcast.remote import frames as wire
-from memlane.broadcast.remote.writer_session import WriterSession
+from memlane.broadcast.protocol import frames as wire
+from memlane.broadcast.protocol.writer_session import WriterSession
 from tests import strangers
 from tests.harness import PATIENCE, Aside, holdings, start, until
 from tests.queues import refuses
@@ -108,7 +108,7 @@ def bytes_of_a_session(writer: MessageQueue) -> list[bytes]:
 
 def frames_of_a_session(writer: MessageQueue) -> list[bytes]:
     """What a reader says in another session, and a bye that would be this one's."""
-    epoch = writer._writer.remote.session.epoch  # type: ignore[union-attr]
+    epoch = writer._writer.session.epoch  # type: ignore[union-attr]
     said = [(wire.What.ACK, 3), (wire.What.ASK, 0), (wire.What.BYE, 0)]
     return [
         *(wire.control(wire.Header(what, epoch, number)) for what, number in said),
@@ -187,7 +187,7 @@ def test_strangers_while_the_writer_is_busy() -> None:
     Fails without the guard: with a limit of the monitor's own nobody was accepted any more.
     """
     with remote_queue() as (writer, (reader,)):
-        with writer._writer.remote.lock:  # type: ignore[union-attr]
+        with writer._writer.lock:  # type: ignore[union-attr]
             for _ in range(1100):  # two events each; the limit was 2,000
                 with socket.create_connection(address_of(writer.handle), PATIENCE) as one:
                     one.settimeout(PATIENCE)

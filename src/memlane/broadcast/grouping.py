@@ -119,9 +119,9 @@ def create_from_process_group(
 
 def _alone(group: Collectives, remote: list[int]) -> list[int]:
     """The remote ranks without another remote rank on their host."""
-    from memlane.broadcast.remote import joining
+    from memlane.broadcast.network.shared_reader import where_memory_is_shared
 
-    hosts = [str(host) for host in group.gather(joining.where_memory_is_shared)]
+    hosts = [str(host) for host in group.gather(where_memory_is_shared)]
     count = Counter(hosts[rank] for rank in remote)
     return [rank for rank in remote if count[hosts[rank]] == 1]
 

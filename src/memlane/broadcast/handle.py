@@ -110,7 +110,7 @@ class Handle:
             if not isinstance(pid, int) or not isinstance(address, str):
                 raise InvalidArgument(f"the handle's relay_of names no writer: {self.relay_of!r}")
         if self.remote_subscribe_addr is not None:
-            from memlane.broadcast.remote.checks import check_network
+            from memlane.broadcast.addresses import check_network
 
             check_network(
                 self.remote_subscribe_addr,

@@ -143,7 +143,7 @@ class MessageQueue:
         if rank in handle.local_reader_ranks and handle.buffer_handle is not None:
             end = LocalReader(handle, handle.local_reader_ranks.index(rank))
         elif handle.remote_subscribe_addr is not None:
-            from memlane.broadcast.sharing import remote_reader
+            from memlane.broadcast.network.shared_reader import remote_reader
 
             end = remote_reader(handle, rank, timeout)
         else:

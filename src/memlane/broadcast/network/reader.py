@@ -1,37 +1,143 @@
-"""A reader on another host than its writer."""
+"""A reader on another host than its writer, over a connection of its own."""
 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import deadline_of
+from memlane._base.naming import names_of
 from memlane._base.serialization import codec_of
-from memlane.broadcast.remote.message import decode
-from memlane.broadcast.remote.reader import RemoteReader
+from memlane._net.contexts import need_curve
+from memlane._net.tcp import Connection
+from memlane.broadcast.addresses import endpoint_of
+from memlane.broadcast.network.driver import NetworkEnd, logger
+from memlane.broadcast.network.endpoint import is_deserted
+from memlane.broadcast.network.transport import FIRST_CONTACT, Connecting
+from memlane.broadcast.protocol.message import decode
+from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
-from memlane.errors import WrongRole
+from memlane.errors import CorruptMessage, InvalidType, TimedOut, WriterUnreachable, WrongRole
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     import zmq
 
     from memlane.broadcast.handle import Handle
+    from memlane.broadcast.network.driver import Asked
+    from memlane.broadcast.protocol.frames import ReportRow, Ring
+    from memlane.broadcast.protocol.message import Message
+
+_ASK_AGAIN = 1.0
+_RECENT = 0.5
+"""Seconds without a call, or a quarter of the bound if that is less, after which the thread
+receives, so that the writer can close meanwhile."""
+_GOODBYE = 1.0
 
 
-class NetworkReader(RemoteReader):
-    """A `RemoteReader` that decodes, as `MessageQueue` uses it."""
+class NetworkReader(NetworkEnd):
+    """Takes one writer's messages, each once and in order.
 
+    Args:
+        handle: of the queue.
+        rank: of this reader.
+        secret: of the place that it asks for.
+        host: readers with the same text may share memory; empty: shares none.
+        deadline, timeout: for attaching.
+
+    Raises:
+        WriterUnreachable: nothing accepts a connection there, or the writer is dead.
+        AccessRefused: the writer there does not know the key.
+        Unsupported: this libzmq was built without CURVE.
+        RankTaken: another reader has, or had, that rank or place.
+        TimedOut: the writer did not answer in time.
+
+    It acknowledges after a quarter of the window or 2 MiB, or when it has waited for 20 ms. While
+    the application computes, libzmq's thread receives, and the kernel proves that this host is
+    alive; the thread here sends HELLO after a lost connection, and reads frames after `_RECENT`.
+    """
+
+    transport: Connecting
     segment = geometry = None
     position = 0
 
-    def __init__(self, handle: Handle, *args: Any) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        rank: int,
+        secret: str,
+        host: str = "",
+        deadline: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if handle.remote_server_key:
+            need_curve()
+        self.endpoint = endpoint_of(handle.remote_subscribe_addr or "")
+        super().__init__(f"reader-{rank}")
+        self.rank, self._waits = rank, 0
         self._codec = codec_of(handle.serializer)
-        super().__init__(handle, *args)
+        self.position_behind: Callable[[], int | None] = lambda: None  # in its relay's ring
+        self._bound = handle.remote_liveness
+        self._recent = min(_RECENT, self._bound / 4)
+        self._connection: Connection | None = None
+        self._has_news = self._is_torn = self._lacks_memory = False
+        self._asked_at = self._accepted_at = 0.0
+        self._descriptor = -1
+        with self._opening():
+            self.session = ReaderSession(
+                handle.queue_id,
+                rank,
+                os.getpid(),
+                os.urandom(16),
+                "" if handle.remote_server_key else secret,
+                host,
+                self.endpoint.text,
+                self._bound,
+                time.monotonic(),
+            )
+            self._news = self._event()
+            self.transport = Connecting(
+                self._context, self.endpoint, handle.remote_server_key, secret, self._bound
+            )
+            self._call_poller = self._poller(self.transport.news, self._news)
+            self._quiet_poller = self._poller(*self.transport.quiet)
+            self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
+            self.transport.connect()
+            self._start_thread()
+            self._until(lambda: self.session.was_welcome, deadline, timeout)
+
+    def _until(
+        self, is_done: Callable[[], bool], deadline: float | None, timeout: float | None
+    ) -> None:
+        """Receives until `is_done`, as a step of attaching."""
+        session = self.session
+        patience = time.monotonic() + max(self._bound, FIRST_CONTACT)
+
+        def ready() -> bool | None:
+            self.check()
+            if session.failure is not None:
+                raise session.failure
+            now = time.monotonic()
+            if not session.was_accepted and now >= patience:
+                raise WriterUnreachable(self.endpoint.text, "no connection was accepted")
+            if is_done():
+                return True
+            if (why := session.death(now)) is not None:
+                raise WriterUnreachable(self.endpoint.text, why)
+            return None
+
+        def line(waited: float) -> str:
+            who = f"{self.writer()} kept reader {self.rank} (pid {os.getpid()})"
+            return f"{who} waiting for {waited:.1f} s: it has not attached"
+
+        self.wait(ready, deadline, timeout, self.writer, stall=line)
+
+    # Taking -----------------------------------------------------------------------------------
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -64,6 +170,106 @@ class NetworkReader(RemoteReader):
             "Only local readers can acquire_read: a remote reader has no chunks; use dequeue"
         )
 
+    def take(self, timeout: float | None, cancel: Asked | None, deadline: float | None) -> Message:
+        """The next message, not decoded; inside a call. It counts as taken from now on.
+
+        Raises:
+            TimedOut, Cancelled: nothing was taken.
+            WriterClosed, WriterDied: everything that was sent, or came, was taken.
+        """
+        if cancel is not None and not hasattr(cancel, "is_set"):
+            raise InvalidType("cancel must be a threading.Event or None")
+        session = self.session
+        with self.lock:
+            if session.inbox or self._hear(until_whole=True):
+                return self._next()
+        self._waits += 1
+
+        def ready() -> Message | None:
+            if session.inbox or self._hear(until_whole=True):
+                return self._next()
+            self.check()
+            self._check_writer()
+            return None
+
+        return self.wait(ready, deadline, timeout, self.writer, cancel, self._line)
+
+    def _next(self) -> Message:
+        message = self.session.take(time.monotonic())
+        if self.session.out:
+            self._flush()
+        return message
+
+    # The session and the transport --------------------------------------------------------------
+
+    def _hear(self, *, until_whole: bool = False) -> bool:
+        """Receives what has arrived, with the lock held; is there a complete message?"""
+        session, transport = self.session, self.transport
+        if self._has_news:  # set by the thread, which has used the socket
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._news)
+            self._has_news = False
+        if self._is_torn:
+            transport.rest()
+            session.greet(time.monotonic())  # requests the wanted frame again
+        self._is_torn = True  # until this is over: a signal handler may raise anywhere
+        while (part := transport.next_part()) is not None:
+            if not session.receive_whole(part):
+                payload = transport.rest()
+                if part and (payload is None or len(payload)):  # an empty part voids the frame
+                    try:
+                        session.receive(part, payload, time.monotonic())
+                    except CorruptMessage as error:
+                        logger.warning("reader %d requests a frame again: %s", self.rank, error)
+            if until_whole and session.inbox:
+                break
+        self._is_torn = self._lacks_memory = False
+        if session.out:
+            self._flush()
+        return bool(session.inbox)
+
+    def _flush(self) -> None:
+        """Sends what is due. A frame whose sending was interrupted is sent again."""
+        out = self.session.out
+        while out:
+            if not self.transport.send(out[0]):
+                out.clear()
+                return
+            out.popleft()
+
+    def _tick(self) -> float | None:
+        """Also acknowledges what was taken, because a waiting reader has nothing better to do."""
+        session = self.session
+        self._served_at = now = time.monotonic()
+        self._hear()
+        later = session.acknowledge_later(now) if not session.inbox else None
+        if self._connection is not None:
+            session.note_silence(self._connection.is_silent(self._bound))
+        due = session.tick(now)
+        if session.out:
+            self._flush()
+        if session.failure is not None:  # the writer should notice, too
+            self.transport.hang_up()
+        return min((end for end in (due, later) if end is not None), default=None)
+
+    def _check_writer(self) -> None:
+        try:
+            self.session.check_writer(time.monotonic())
+        finally:
+            self._flush()  # the writer waits for this confirmation
+
+    def writer(self) -> str:
+        return self.session.who(time.monotonic())
+
+    def _line(self, waited: float) -> str | None:
+        """What the log says of a long wait; nothing while connected, as the queue may be idle."""
+        if self.session.is_connected:
+            return None
+        return (
+            f"{self.writer()} kept reader {self.rank} (pid {os.getpid()}) waiting for "
+            f"{waited:.1f} s"
+        )
+
     def statistics(self) -> QueueStatistics:
         """Lists this reader only: it knows nothing of the others."""
         self.check()
@@ -77,7 +283,181 @@ class NetworkReader(RemoteReader):
             os.getpid(),
             taken.taken,
             taken.bytes,
-            self.waits,
+            self._waits,
             0,
             (own,),
         )
+
+    def wait_until_ready(self, timeout: float | None) -> None:
+        """Returns when the writer has said that everybody has attached."""
+        deadline = deadline_of(timeout)
+        session = self.session
+
+        def missing() -> str:
+            absent = session.absent
+            if absent is None:
+                return self.writer()
+            unnamed = absent.beside + len(absent.places) - len(absent.names)
+            return names_of(absent.names + ["another reader"] * unnamed)
+
+        def ready() -> bool | None:
+            self.check()
+            if session.is_ready:
+                return True
+            self._check_writer()
+            self._ask()
+            return None
+
+        def line(waited: float) -> str:
+            return (
+                f"{missing()} kept pid {os.getpid()} waiting for {waited:.1f} s: not all readers "
+                f"have attached to the queue"
+            )
+
+        self._asked_at = 0.0
+        with self.turn:
+            self.wait(ready, deadline, timeout, missing, stall=line)
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        if now - self._asked_at >= _ASK_AGAIN:
+            self._asked_at = now
+            self.session.ask()
+            self._flush()
+
+    # The thread -------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        session = self.session
+        with self.lock:
+            now = time.monotonic()
+            was_recent = self._lacks_memory or now - self._served_at < self._recent
+            if self._note_events(now):
+                self.wake()
+            if not was_recent:
+                try:
+                    self._hear()
+                except MemoryError:  # the next call tries again, and raises it if that fails, too
+                    self._lacks_memory = True
+            session.follow(self.position_behind(), now)
+            due = session.tick(now)
+            self._flush()
+            if session.failure is not None:
+                self.transport.hang_up()
+        # A call that sends may consume the signal of frames that arrived, so look again after this.
+        pause = None if session.is_ended else self._recent
+        if due is not None:
+            pause = min(self._recent, max(0.0, due - now))
+        if session.was_cut:
+            is_refused = is_deserted(self.endpoint)
+            with self.lock:
+                session.note_probe(is_refused, time.monotonic())
+                self.wake()
+        self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
+
+    def _note_events(self, now: float) -> bool:
+        """Handles connection events; were there any?"""
+        session, is_any = self.session, False
+        for event, value in self.transport.events():
+            is_any = True
+            if event == "accepted":
+                self._descriptor, self._accepted_at = value, now
+                session.accept()
+            elif event == "connected":
+                with suppress(OSError):  # gone already: another event follows
+                    self._connection = Connection(self._descriptor)
+                session.connect(now)
+            elif event == "lost":
+                self._connection = None
+                session.lose(now)
+            elif event == "refused":
+                session.fail_handshake(is_key_unknown=True)
+            elif event == "failed" and now - self._accepted_at < FIRST_CONTACT / 2:
+                session.fail_handshake(is_key_unknown=False)  # later: a stopped writer
+        return is_any
+
+    def wake(self) -> None:
+        """Makes a call that is blocked in another thread look again."""
+        with self.lock:
+            if not self._closed:
+                self._has_news = True
+                os.eventfd_write(self._news, 1)
+
+    def _drain(self) -> float:
+        """Waits until the writer knows; a lost connection may be restored meanwhile."""
+        session, now = self.session, time.monotonic()
+        if session.has_left or not session.writer_pid:
+            return 0.0
+        if session.is_ended:
+            self._flush()
+            return _GOODBYE if session.is_connected else 0.0
+        session.leave(now)
+        patience = min(self._bound, _GOODBYE) if session.is_connected else self._bound
+        deadline = now + patience if self._deadline is None else min(self._deadline, now + patience)
+
+        def left() -> bool | None:
+            self._note_events(time.monotonic())
+            is_refused = session.was_cut and is_deserted(self.endpoint)
+            now = time.monotonic()
+            session.note_probe(is_refused, now)
+            return True if session.has_left or session.is_over(now) else None
+
+        poller = self._poller(*self.transport.quiet, self.transport.news)
+        poller.unregister(self._closing_event)
+        with suppress(TimedOut):
+            self.wait(left, deadline, None, str, poller=poller)
+        return _GOODBYE if session.is_connected and not session.has_left else 0.0
+
+    # Readers that share a host ------------------------------------------------------------------
+
+    def hear(self) -> None:
+        """Receives what the writer has sent; messages stay in the inbox."""
+        with self.turn, self.lock:
+            self._hear()
+
+    def ask_who_is_absent(self) -> None:
+        with self.locked():
+            self._ask()
+
+    def report(self, name: str, ring_id: str, rows: list[ReportRow]) -> None:
+        """Reports on the readers of that ring. Lost without a connection, so callers repeat it."""
+        with self.locked():
+            self.session.report(name, ring_id, rows)
+            self._flush()
+
+    def attach_at(
+        self, ring: Ring, rows: list[ReportRow], deadline: float | None, timeout: float | None
+    ) -> bool:
+        """Reports this reader in that ring, and waits until the writer knows; False: the ring's
+        relay has ended."""
+        said_at = 0.0
+
+        def is_seen() -> bool:
+            nonlocal said_at
+            now = time.monotonic()
+            if now - said_at >= _ASK_AGAIN:
+                said_at = now
+                self.session.report(ring.name, ring.ring_id, rows)
+                self._flush()
+            shown = self.session.ring
+            return self.session.is_seen or shown is None or shown.name != ring.name
+
+        with self.turn:
+            self._until(is_seen, deadline, timeout)
+            if self.session.is_seen:
+                self.session.read_behind()
+        return self.session.is_seen
+
+    def go_alone(self, taken: int, nbytes: int = 0) -> None:
+        """Requests a stream of its own from message `taken` on; `nbytes` were taken before it."""
+        with self.turn, self.lock:
+            with suppress(MemoryError):  # of a message that is asked for again
+                self._hear()  # frames that came while it did not listen
+            self.session.read_alone(taken, time.monotonic(), nbytes)
+            self._flush()
+
+    def until_welcome(self, deadline: float | None, timeout: float | None) -> None:
+        """Waits for WELCOME, or for something to take: the writer may have closed or died since."""
+        s = self.session
+        with self.turn:
+            self._until(lambda: s.is_welcome or s.is_ended or bool(s.inbox), deadline, timeout)

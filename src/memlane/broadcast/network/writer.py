@@ -1,25 +1,31 @@
-"""The ends of a queue with readers on other hosts, with or without local ones."""
+"""The writer's end towards readers on other hosts, with or without readers on its own."""
 
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import deadline_of, remaining
 from memlane._base.lifetime import undone_by
+from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
 from memlane._native import Encoder
 from memlane._net.contexts import need_curve
 from memlane.broadcast.local import LocalWriter
-from memlane.broadcast.remote.driver import logger
-from memlane.broadcast.remote.frames import SMALL, Kind
-from memlane.broadcast.remote.outbox import pieces_of, raw_piece
-from memlane.broadcast.remote.writer import RemoteWriter
+from memlane.broadcast.network import endpoint
+from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger
+from memlane.broadcast.network.keys import Keys
+from memlane.broadcast.network.transport import Listening, begin_lending, end_lending
+from memlane.broadcast.protocol.frames import SMALL, Kind, whole_header
+from memlane.broadcast.protocol.outbox import Piece, pieces_of, raw_piece
+from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.broadcast.statistics import QueueStatistics
+from memlane.errors import CorruptMessage, TimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import zmq
 
@@ -28,12 +34,33 @@ if TYPE_CHECKING:
     from memlane.broadcast.options import RemoteOptions
 
 
-class NetworkWriter:
-    """Sends to remote readers and, through a ring, to any local ones; encodes each message once.
+RECENT = 0.1  # seconds after a call read readers' frames: these need not wake the thread yet
+UNHEARD = 1 << 20  # bytes: half of what a reader takes at most before it acknowledges
+_LOOKS = 6  # at every connection, within the bound
+_LONGEST_PAUSE = 0.5
+_MOVED = 2048  # bytes a second that a host receives: less may be only repeated frames
 
-    It finds room everywhere before it sends anything. Room in the windows stays free, because
-    nobody else sends, so it can wait for the ring last.
+
+class NetworkWriter(NetworkEnd):
+    """Sends every message to every reader, and keeps it until all have taken it.
+
+    Args:
+        local: the ring of the readers on this host, which get every message first; None: there are
+            none.
+        n_remote: how many readers are expected from other hosts.
+        local_ranks: ranks that are not among them.
+        options: as `MessageQueue` documents them.
+        queue_id: in hexadecimal.
+        geometry: of the rings of relays, and of this host's.
+        codec: encodes each message once, for the ring and the network.
+
+    A message costs one copy (none for bytes), shared by all remote readers, and one handover per
+    reader to the I/O thread, which encrypts and sends. `send` finds room everywhere before it sends
+    anything: first in every window, where it stays free because nobody else sends, then in the
+    ring. A reader with a full window in flight is waited for; nothing is ever dropped.
     """
+
+    transport: Listening
 
     def __init__(
         self,
@@ -45,60 +72,75 @@ class NetworkWriter:
         geometry: RingGeometry,
         codec: Codec,
     ) -> None:
-        self._local = local
+        host = endpoint.checked_host(options.connect_ip)
+        super().__init__("writer")
+        self.options, self._local = options, local
+        self.segment: RingSegment | None = None if local is None else local.segment
         self._max_chunk_bytes = geometry.max_chunk_bytes
         self._encoder = Encoder(codec)
-        self.segment: RingSegment | None = None if local is None else local.segment
-        self.remote = RemoteWriter(n_remote, local_ranks, options, queue_id, geometry, local)
-
-    def close(self, timeout: float | None = None) -> None:
-        """Closes both, even if one of them raises."""
-        try:
-            if self._local is not None:
-                self.remote.end_here(self._local.absent())
-                self._local.close()
-        finally:
-            self.remote.close(timeout)
-
-    def abandon(self) -> None:
-        try:
-            if self._local is not None:
-                self._local.abandon()
-        finally:
-            self.remote.abandon()
+        self._waits = 0
+        self._is_torn = False  # a signal handler has interrupted sending or receiving
+        self._hears = False  # receiving, so a reader's frame may have been lost
+        self._stages = False  # the call that is under way has staged a message
+        self._unheard = 0  # bytes sent since readers' frames were last read
+        self._credit = 0  # messages that may be sent without another look
+        self._room = -1  # the same in bytes, -1: none
+        self._lends = False
+        with self._opening():
+            self.keys = Keys(n_remote, insecure=options.insecure)
+            self.session = WriterSession(
+                n_remote,
+                local_ranks,
+                options,
+                queue_id,
+                int.from_bytes(os.urandom(8), "little"),
+                os.getpid(),
+                (geometry.max_chunk_bytes, geometry.max_chunks),
+                self.keys.place_of_token,
+            )
+            self.outbox = self.session.outbox
+            self.transport = Listening(self._context, self.keys, n_remote, host, options)
+            begin_lending()
+            self._lends = True
+            self._call_poller = self._poller(self.transport.news)
+            self._quiet_poller = self._poller(*self.transport.quiet)
+            self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
+            self._told_absent = n_remote
+            if local is not None:
+                self.session.absent_here = local.absent
+                local.note_absent_elsewhere(n_remote)
+            self._start_thread()
 
     @property
     def position(self) -> int:
+        """The ring's, which tells whether it has an interrupted message."""
         return 0 if self._local is None else self._local.position
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        return self.remote.transport.socket
+        return self.transport.socket
 
-    def check(self) -> None:
-        self.remote.check()
+    # Sending ----------------------------------------------------------------------------------
 
     def send(self, obj: Any, timeout: float | None) -> None:
         deadline = None if timeout is None else deadline_of(timeout)
-        remote, encoder = self.remote, self._encoder
-        with remote.turn:
-            remote.begin()
+        encoder = self._encoder
+        with self.turn:
+            self._begin()
             try:
                 size = encoder.encode(obj)
                 if encoder.kind != Kind.PLAIN:
-                    remote.check()  # pickling may have forked
-                if size <= SMALL and size <= remote.room and self._local is None:
-                    remote.publish_small(encoder, size)
+                    self.check()  # pickling may have forked
+                if size <= SMALL and size <= self._room and self._local is None:
+                    self._publish_small(size)
                     return
-                has_waited = size > remote.room and remote.reserve(size, deadline, timeout)
+                has_waited = size > self._room and self._reserve(size, deadline, timeout)
                 # Whatever may fail happens before the ring publishes.
-                remote.stage(
-                    pieces_of(encoder, remote.session.epoch, remote.outbox.next, size), size
-                )
+                self._stage(pieces_of(encoder, self.session.epoch, self.outbox.next, size), size)
                 if self._local is not None:
                     left = remaining(deadline) if has_waited else timeout
-                    self._local.native.send_encoded(encoder, left, remote)
-                remote.publish()
+                    self._local.native.send_encoded(encoder, left, self)
+                self._publish()
             finally:
                 encoder.clear()
 
@@ -106,51 +148,345 @@ class NetworkWriter:
     def block(self, owner: object, timeout: float | None) -> Iterator[memoryview]:
         """Remote readers do not get the raw bytes; they raise `CorruptMessage` instead."""
         deadline = deadline_of(timeout)
-        remote = self.remote
-        with remote.turn:
-            remote.begin()
-            remote.reserve(0, deadline, timeout)
-            remote.stage(raw_piece(remote.session.epoch, remote.outbox.next), 0)
+        with self.turn:
+            self._begin()
+            self._reserve(0, deadline, timeout)
+            self._stage(raw_piece(self.session.epoch, self.outbox.next), 0)
             if self._local is None:
                 yield memoryview(bytearray(self._max_chunk_bytes))
             else:
                 with self._local.native.write_block(owner, remaining(deadline)) as view:
                     yield view
-            remote.publish()
+            self._publish()
+
+    def _reserve(self, size: int, deadline: float | None, timeout: float | None) -> bool:
+        """Waits until `size` more bytes fit every reader's window. Returns whether it had to wait.
+
+        Raises:
+            ReaderDied: a reader died.
+            TimedOut: names the readers that are behind.
+        """
+        with self.lock:
+            if not self.session.has_dead() and self.outbox.has_room(size):
+                return False
+        self._waits += 1
+        self._wait(
+            lambda: self.outbox.has_room(size),
+            deadline,
+            timeout,
+            lambda: names_of(self.session.texts(self.outbox.in_the_way(size), time.monotonic())),
+            ": No available shared memory broadcast block",
+        )
+        return True
+
+    def _begin(self) -> None:
+        """Begins a call that sends."""
+        self._stages = False
+        if self._is_torn or self.outbox.staged:
+            self._recover()
+
+    def _stage(self, pieces: Sequence[Piece], size: int) -> None:
+        """The next message, before the ring gets it."""
+        with self.lock:
+            self._stages = True
+            self.outbox.stage(size, pieces, self.position)
+
+    def _publish(self) -> None:
+        """Hands the staged message over to every reader that has a stream."""
+        with self.lock:
+            self._is_torn = True  # until this is over: a signal handler may raise anywhere
+            size = 0 if self.outbox.staged is None else self.outbox.staged[0].size
+            self.outbox.commit()
+            self._flush()
+            self._is_torn = False
+            self._settle(size)
+
+    def _publish_small(self, size: int) -> None:
+        """Fast path of `_stage` and `_publish` for a message in one piece that fits `_room`."""
+        with self.lock:
+            encoder, outbox, sequence = self._encoder, self.outbox, self.outbox.next
+            frame = encoder.joined(whole_header(self.session.epoch, sequence, encoder.kind, size))
+            self._is_torn = True
+            outbox.stage(size, (Piece(frame),))
+            outbox.commit()
+            here, behind = (sequence, 0), (sequence + 1, 0)
+            for peer in self.session.peers:
+                if peer.is_streaming and peer.cursor == here and not peer.said:
+                    if self.transport.send(peer.route, frame):  # type: ignore[arg-type]
+                        peer.note_sent(behind)
+                    else:
+                        peer.lose(time.monotonic())
+                elif peer.is_streaming:
+                    self._flush()
+            self._is_torn = False
+            self._settle(size)
+
+    def _recover(self) -> None:
+        """Recovers if a signal handler has raised while a message was sent or frames were read."""
+        with self.lock:
+            is_on_its_way = self._stages and self.turn.thread != 0
+            if self.outbox.staged is not None and not is_on_its_way:
+                self._is_torn = True
+                self.outbox.settle(self.position)
+            if self._is_torn:
+                self._room = -1  # what was sent may not have been counted
+                self.transport.repair()
+                if self._hears:
+                    self.session.say_again()
+                self._hears = False
+                self._flush()
+                self._is_torn = False
+
+    def _settle(self, size: int) -> None:
+        """Accounts for a sent message. Readers' frames can wait until room is short, unless the
+        thread sleeps: sending may have consumed the signal that it sleeps for."""
+        self._credit -= 1
+        self._room -= size
+        self._unheard += size
+        is_recent = self._unheard < UNHEARD and time.monotonic() - self._served_at < RECENT / 2
+        if self._credit <= 0 or self._room < 0 or not is_recent:
+            self._unheard = 0
+            self._served_at = time.monotonic()
+            self._hear()
+            self._credit, self._room = (0, -1) if self.session.has_dead() else self.outbox.room()
+
+    def _flush(self) -> None:
+        """Sends what is due. A frame whose sending was interrupted is sent again."""
+        session, send = self.session, self.transport.send
+        was_torn, self._is_torn = self._is_torn, True
+        while session.answers:
+            send(*session.answers[0])
+            session.answers.popleft()
+        for peer in session.peers:
+            while (found := session.outbox.frame_for(peer)) is not None:
+                if peer.route is None or not send(peer.route, *found[0]):
+                    peer.lose(time.monotonic())
+                    break
+                peer.note_sent(found[1])
+        self._is_torn = was_torn
+
+    # Receiving --------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Reads and answers the frames that readers have sent, with the lock held."""
+        self._recover()
+        self._is_torn = self._hears = True
+        session, now = self.session, time.monotonic()
+        for route, frame, place, connection in self.transport.hear():
+            try:
+                address = "an unknown address" if connection is None else connection.peer
+                line = session.receive(route, frame, now, place, address)
+            except CorruptMessage:
+                continue  # from a stranger, or from an expected reader that is broken
+            if line is not None:
+                logger.warning("%s", line)
+            if connection is not None and session.is_known(route):
+                self.transport.connections[route] = connection
+        session.outbox.drop_taken()
+        self._flush()
+        self._is_torn = self._hears = False
+        absent = len(session.absent())
+        if absent != self._told_absent:
+            self._told_absent = absent
+            if self._local is not None:
+                self._local.note_absent_elsewhere(absent)
+
+    def _judge(self) -> float | None:
+        """Checks every connection; returns when to check again."""
+        session, now, is_any = self.session, time.monotonic(), False
+        connections = self.transport.connections
+        for peer in session.peers:
+            if peer.state != "running" or not peer.is_connected:
+                continue
+            is_any = True
+            connection = connections.get(peer.route or b"")
+            if connection is None or not connection.is_open:
+                peer.lose(now)
+            elif connection.is_silent(self.options.liveness):
+                why = f"its host has not answered for {self.options.liveness} s"
+                session.give_up(peer, why, now)
+        due = session.tick(now)
+        self._flush()
+        if session.has_dead():
+            self._room = -1  # so that the next call looks, and raises
+        pause = min(self.options.liveness / _LOOKS, _LONGEST_PAUSE)
+        ends = [end for end in (due, now + pause if is_any else None) if end is not None]
+        return min(ends, default=None)
+
+    def _tick(self) -> float | None:
+        if self._closed:  # the thread, which admits readers that reconnect, has ended
+            return self._answer()
+        self._served_at = time.monotonic()
+        self._hear()
+        return self._judge()
+
+    def _answer(self, *, readers: bool = True) -> float | None:
+        """Does what is due; returns when more is due."""
+        self._recover()
+        now = time.monotonic()
+        lost = self.transport.look_at_door()
+        for peer in [peer for peer in self.session.peers if peer.route in lost]:
+            peer.lose(now)
+        for place in self.transport.let_in():
+            self.session.knock(place, now)
+        if readers:
+            self._hear()
+        self.session.announce_ready()  # before END, which `_judge` sends
+        return self._judge()
+
+    def _serve(self) -> None:
+        with self.lock:
+            now = time.monotonic()
+            was_recent = now - self._served_at < RECENT
+            due = self._answer(readers=not was_recent)
+            if not self.session.is_everybody_here and not self.session.absent():
+                due = now + SLICE  # local readers do not notify this thread
+            if was_recent:
+                due = now + RECENT if due is None else min(due, now + RECENT)
+        pause = None if due is None else max(0.0, due - time.monotonic())
+        self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
+
+    # Waiting ----------------------------------------------------------------------------------
+
+    def is_set(self) -> bool:
+        """Polled while the same call waits for the ring: raises if a remote reader has died."""
+        with self.lock:
+            self._tick()
+            self.check()
+            self.session.raise_death()
+        return False
+
+    def _wait(
+        self,
+        is_ready: Callable[[], bool],
+        deadline: float | None,
+        timeout: float | None,
+        who: Callable[[], str],
+        words: str,
+    ) -> None:
+        """Waits until `is_ready` holds; raises if a reader dies."""
+
+        def ready() -> bool | None:
+            self.check()
+            self.session.raise_death()
+            if self._local is not None:
+                self._local.raise_death()
+            return True if is_ready() else None
+
+        def line(waited: float) -> str:
+            return f"{who()} kept the writer (pid {os.getpid()}) waiting for {waited:.1f} s{words}"
+
+        self.wait(ready, deadline, timeout, who, stall=line)
 
     def wait_until_ready(self, timeout: float | None) -> None:
         deadline = deadline_of(timeout)
-        self.remote.wait_until_ready(timeout)
+        with self.turn:
+            self._wait(
+                lambda: not self.session.absent(),
+                deadline,
+                timeout,
+                lambda: names_of(self.session.everybody_absent(time.monotonic())),
+                ": not all readers have attached to the queue",
+            )
         if self._local is not None:
             self._local.wait_until_ready(remaining(deadline))
-        self.remote.announce_ready()
+        with self.turn, self.lock:  # at once: the thread, which would, ends when this end closes
+            self.session.announce_ready()
+            self._flush()
 
-    def release_reader(self, rank: int) -> None:
-        if self._local is not None and rank in self._local.native.ranks:
-            self._local.release_reader(rank)
-        else:
-            self.remote.release_reader(rank)
+    # The rest ---------------------------------------------------------------------------------
 
-    def expect_alone(self, rank: int) -> None:
-        self.remote.expect_alone(rank)
+    def close(self, timeout: float | None = None) -> None:
+        """Closes the ring and the network, even if one of them raises."""
+        try:
+            if self._local is not None:
+                absent = self._local.absent()
+                if not self._closing:  # from now on they can no longer attach
+                    self.session.absent_here = lambda: absent
+                self._local.close()
+        finally:
+            super().close(timeout)
 
-    def secrets_for(self, rank: int | None) -> list[str]:
-        if self._local is not None and rank in self._local.native.ranks:
-            return []
-        return self.remote.secrets_for(rank)
+    def abandon(self) -> None:
+        try:
+            if self._local is not None:
+                self._local.abandon()
+        finally:
+            super().abandon()
 
     def statistics(self) -> QueueStatistics:
-        remote = self.remote
-        rows = remote.statistics()
-        waits, spills = remote.waits, 0
+        with self.locked() as is_free:
+            if is_free:
+                self._hear()
+            sent, nbytes = self.outbox.next, self.outbox.bytes
+            ranks = self.session.local_ranks
+            rows = tuple(peer.statistics(ranks, sent) for peer in self.session.peers)
+        waits, spills = self._waits, 0
         if self._local is not None:
             here = self._local.statistics()
             rows = here.readers + rows
             waits, spills = waits + here.waits, here.spills
-        sent = remote.outbox
-        return QueueStatistics(
-            "writer", None, os.getpid(), sent.next, sent.bytes, waits, spills, rows
-        )
+        return QueueStatistics("writer", None, os.getpid(), sent, nbytes, waits, spills, rows)
+
+    def secrets_for(self, rank: int | None) -> list[str]:
+        """The secret of the place that is kept for `rank` from now on; None: all secrets."""
+        if self._is_local(rank):
+            return []
+        secrets = self.keys.reader_secrets
+        with self.locked():
+            return list(secrets) if rank is None else [secrets[self.session.place_for(rank).place]]
+
+    def expect_alone(self, rank: int) -> None:
+        """That reader is alone on its host, so it needs no relay."""
+        with self.locked():
+            self.session.place_for(rank).keep_for(rank, is_alone=True)
+
+    def release_reader(self, rank: int) -> None:
+        """Goes on without a reader that is dead or absent."""
+        if self._local is not None and self._is_local(rank):
+            self._local.release_reader(rank)
+            return
+        with self.turn, self.lock:
+            self.session.release(rank)
+
+    def _is_local(self, rank: int | None) -> bool:
+        return self._local is not None and rank in self._local.native.ranks
+
+    def _drain(self) -> float:
+        """Waits until every reader has confirmed END, as long as any of them makes progress."""
+        session, started = self.session, time.monotonic()
+        dead = [peer for peer in session.peers if peer.state == "dead"]
+        moved = int(_MOVED * max(1.0, self.options.liveness))
+        session.end(started)
+
+        def over() -> bool | None:
+            for peer in session.unfinished():
+                connection = self.transport.connections.get(peer.route or b"")
+                if connection is not None and connection.has_moved(moved):
+                    peer.note_progress(time.monotonic())
+            return not session.unfinished() or session.stuck(time.monotonic()) or None
+
+        def line(waited: float) -> str:
+            names = names_of(session.texts(session.unfinished(), time.monotonic()))
+            return f"{names} kept close() waiting for {waited:.1f} s: messages are unread"
+
+        poller = self._full_poller
+        poller.unregister(self._closing_event)
+        with suppress(TimedOut):
+            self.wait(over, self._deadline, None, str, stall=line, poller=poller)
+        missed = [peer for peer in session.missed() if peer not in dead]
+        if missed:
+            now = time.monotonic()
+            names, waited = names_of(session.texts(missed, now)), now - started
+            ranks = tuple(peer.usual_rank(session.local_ranks) for peer in missed)
+            raise TimedOut(f"closed after {waited:.1f} s; not confirmed by {names}", waited, ranks)
+        return 0.0
+
+    def _free(self, linger: float = 0.0) -> None:
+        super()._free(linger)
+        if self._lends:
+            self._lends = False
+            end_lending()
 
 
 def writer_with_remote_readers(
@@ -172,7 +508,7 @@ def writer_with_remote_readers(
             local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes)
             undo.enter_context(undone_by(local.abandon))
         writer = NetworkWriter(local, n_remote, ranks, options, handle.queue_id, geometry, codec)
-    endpoint = writer.remote.transport.endpoint
+    endpoint = writer.transport.endpoint
     if options.insecure:
         logger.warning(
             "the queue at %s neither encrypts nor authenticates "
@@ -183,5 +519,5 @@ def writer_with_remote_readers(
     handle.remote_addr_ipv6 = endpoint.is_ipv6
     handle.n_remote_reader = n_remote
     handle.remote_liveness = options.liveness
-    handle.remote_server_key = writer.remote.keys.server_key
+    handle.remote_server_key = writer.keys.server_key
     return writer

@@ -60,7 +60,7 @@ class Asked(Protocol):
     def is_set(self) -> bool: ...
 
 
-class RemoteEnd(ABC):
+class NetworkEnd(ABC):
     """An end with a transport of its own.
 
     Attributes:
@@ -210,14 +210,14 @@ class RemoteEnd(ABC):
             self._closed = True
             try:
                 if says_goodbye:
-                    linger = self._say_goodbye()
+                    linger = self._drain()
             finally:
                 self._free(linger)
         finally:
             self._ender = 0
 
     @abstractmethod
-    def _say_goodbye(self) -> float:
+    def _drain(self) -> float:
         """Tells the peers, once the thread and all calls have ended; returns `_free`'s `linger`."""
 
     # Waiting ----------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memlane.broadcast.remote.frames import Report, ReportRow, Ring
+from memlane.broadcast.protocol.frames import Report, ReportRow, Ring
 from memlane.errors import CorruptMessage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from memlane.broadcast.remote.peer import Peer
+    from memlane.broadcast.protocol.peer import Peer
 
 
 def relay_at(peers: Sequence[Peer], host: str) -> Peer | None:

@@ -12,8 +12,6 @@ import os
 import zmq
 from zmq.utils import z85
 
-from memlane.errors import InvalidArgument
-
 
 class Keys:
     """The secrets of a queue; with `insecure` only tokens, which anyone on the network can read."""
@@ -40,23 +38,3 @@ class Keys:
 
     def place_of_token(self, token: str) -> int | None:
         return self._place_of.get(token.encode()) if self.insecure else None
-
-
-def check_keys(server_key: str, keys: object, places: int) -> None:
-    """Raises unless a handle could carry these keys."""
-    if not isinstance(keys, list) or len(keys) > places:
-        raise InvalidArgument(f"the handle must have at most {places} keys of remote readers")
-    if server_key and not all(is_key(key) for key in (server_key, *keys)):
-        raise InvalidArgument("a key in the handle is not a CURVE key")
-    if not all(isinstance(key, str) and len(key) <= 64 for key in keys):
-        raise InvalidArgument("a key in the handle was not made by memlane")
-
-
-def is_key(text: object) -> bool:
-    """Is it a CURVE key, as text?"""
-    if not isinstance(text, str) or len(text) != 40:
-        return False
-    try:
-        return len(z85.decode(text.encode("ascii"))) == 32
-    except (ValueError, KeyError, UnicodeError):
-        return False

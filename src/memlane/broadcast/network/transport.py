@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.backend import Socket as _Plain
+from zmq.utils.garbage import gc as collector
 
 from memlane._net import sockets
 from memlane._net.sockets import WATCHED_BY_DEALER
-from memlane.broadcast.remote.endpoint import Endpoint, bracketed
-from memlane.broadcast.remote.frames import MOST_CONTROL, PIECE, What
+from memlane.broadcast.addresses import Endpoint, bracketed
+from memlane.broadcast.protocol.frames import MOST_CONTROL, PIECE, What
 from memlane.errors import InvalidArgument, SystemFault
 
 if TYPE_CHECKING:
     from memlane._net.tcp import Connection
+    from memlane.broadcast.network.keys import Keys
     from memlane.broadcast.options import RemoteOptions
-    from memlane.broadcast.remote.keys import Keys
 
     AnySocket = zmq.Socket[bytes]
 
@@ -166,3 +169,50 @@ class Connecting(sockets.Connecting):
         except zmq.Again:
             return False
         return True
+
+
+# Lending ------------------------------------------------------------------------------------------
+
+# libzmq sends memory that it was lent without a copy. pyzmq keeps lent memory until libzmq is done
+# with it, by one thread and one context per process. The first writer starts both, so that no
+# signal handler can raise while a send starts them. The last one stops them, unless they ran before
+# the first: then other code uses them.
+_lending = threading.RLock()  # a signal handler may close another writer meanwhile
+_writers = 0
+_is_foreign = False
+_MOST_SECONDS = 1.0
+
+
+def begin_lending() -> None:
+    """Registers a writer that sends without copying."""
+    global _writers, _is_foreign
+    with _lending:
+        if _writers == 0:
+            _is_foreign = collector.is_alive()
+            zmq.Frame(b"first", copy=False)
+        _writers += 1
+
+
+def end_lending() -> None:
+    """Unregisters a writer. Its context must be gone, and nothing of it in flight."""
+    global _writers
+    with _lending:
+        _writers -= 1
+        if _writers or _is_foreign or not collector.is_alive():
+            return
+        # Returned memory is collected in order: once this frame is, all of ours is.
+        last = zmq.Frame(b"last", copy=False, track=True)
+        tracker = last.tracker
+        del last
+        with suppress(zmq.NotDone):
+            tracker.wait(_MOST_SECONDS)
+        if not collector.refs:
+            collector.stop()
+
+
+def _forget_parent() -> None:
+    global _lending, _writers
+    _lending, _writers = threading.RLock(), 0
+
+
+os.register_at_fork(after_in_child=_forget_parent)

@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memlane._native import blank_bytes, pooled
-from memlane.broadcast.remote.frames import Header, Kind
+from memlane.broadcast.protocol.frames import Header, Kind
 from memlane.errors import CorruptMessage
 
 if TYPE_CHECKING:

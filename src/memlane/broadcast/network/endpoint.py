@@ -1,4 +1,4 @@
-"""Where a writer listens: an address that its readers can reach, a port of the kernel's choice."""
+"""What the kernel says of addresses: which are this host's, and whether anybody listens there."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ import errno
 import ipaddress
 import socket
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from memlane.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    from memlane.broadcast.addresses import Endpoint
+
 _PROBE_SECONDS = 0.2
-
-
-class Endpoint(NamedTuple):
-    """An address as text for ZeroMQ, and its parts."""
-
-    text: str
-    host: str
-    port: int
-    is_ipv6: bool
 
 
 def checked_host(connect_ip: str | None) -> str:
@@ -57,22 +51,3 @@ def is_deserted(endpoint: Endpoint) -> bool:
         probe.settimeout(_PROBE_SECONDS)
         return probe.connect_ex((endpoint.host, endpoint.port)) == errno.ECONNREFUSED
     return False
-
-
-def endpoint_of(text: str) -> Endpoint:
-    """Parses `tcp://host:port`; InvalidArgument for anything else."""
-    scheme, _, rest = text.partition("://")
-    host, _, port = rest.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    try:
-        is_ipv6 = ipaddress.ip_address(bare).version == 6
-        is_known = scheme == "tcp" and port.isdecimal() and 0 < int(port) < 1 << 16
-    except ValueError:
-        is_known = False
-    if not is_known or bracketed(bare) != host:
-        raise InvalidArgument(f"the handle's address is not tcp://host:port, but {text!r}")
-    return Endpoint(text, bare, int(port), is_ipv6)
-
-
-def bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

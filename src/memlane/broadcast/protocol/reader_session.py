@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from memlane.broadcast.remote.frames import (
+from memlane.broadcast.protocol.connection_state import Watch
+from memlane.broadcast.protocol.frames import (
     HEADER_BYTES,
     MESSAGE,
     QUICK,
@@ -27,8 +28,7 @@ from memlane.broadcast.remote.frames import (
     control,
     header_of,
 )
-from memlane.broadcast.remote.message import Assembly, Message
-from memlane.broadcast.remote.watch import Watch
+from memlane.broadcast.protocol.message import Assembly, Message
 from memlane.errors import (
     CorruptMessage,
     InvalidArgument,
@@ -40,7 +40,7 @@ from memlane.errors import (
 )
 
 if TYPE_CHECKING:
-    from memlane.broadcast.remote.peer import Cursor
+    from memlane.broadcast.protocol.peer import Cursor
 
 ACK_DELAY = 0.02
 """Seconds by which a waiting reader delays an acknowledgement, so that it covers more."""

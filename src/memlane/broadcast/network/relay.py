@@ -5,7 +5,7 @@ without decoding them and puts them into its own ring in this host's memory, fro
 of the host read, that one included. It acknowledges nothing itself: it reports to the writer, for
 each reader behind it, its pid, its state and what it has taken. So the writer's window covers the
 whole path, and the writer names a slow or dead reader as if it were connected directly. The writer
-decides who relays (`remote/relaying.py`). When a relay ends, the readers behind it find its ring
+decides who relays (`protocol/places.py`). When a relay ends, the readers behind it find its ring
 dead and continue over the connections that they have kept. If the relay cannot continue, for lack
 of memory on this host for example, its own reader does the same.
 """
@@ -30,9 +30,9 @@ from memlane._base.serialization import codec_of
 from memlane._native import Encoder, Outgoing
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.local import LocalWriter
-from memlane.broadcast.remote.frames import Absent, Kind, ReportRow, Ring
-from memlane.broadcast.remote.message import Message, split
-from memlane.broadcast.remote.reader_session import ACK_DELAY
+from memlane.broadcast.protocol.frames import Absent, Kind, ReportRow, Ring
+from memlane.broadcast.protocol.message import Message, split
+from memlane.broadcast.protocol.reader_session import ACK_DELAY
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import (
     Cancelled,
@@ -48,7 +48,7 @@ from memlane.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memlane.broadcast.remote.reader import RemoteReader
+    from memlane.broadcast.network.reader import NetworkReader
 
 logger = logging.getLogger("memlane")
 
@@ -97,7 +97,7 @@ class Relay:
     The caller owns the stream until `start`.
     """
 
-    def __init__(self, stream: RemoteReader, handle: Handle, plan: Ring) -> None:
+    def __init__(self, stream: NetworkReader, handle: Handle, plan: Ring) -> None:
         geometry = ring_geometry(len(plan.ranks), plan.max_chunk_bytes, plan.max_chunks)
         ring_id = new_id()
         codec = codec_of(handle.serializer)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memlane.broadcast.statistics import ReaderState, ReaderStatistics
 
 if TYPE_CHECKING:
-    from memlane.broadcast.remote.frames import Hello
+    from memlane.broadcast.protocol.frames import Hello
 
 Cursor = tuple[int, int]
 """Sequence and piece of a frame."""

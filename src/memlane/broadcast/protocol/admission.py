@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memlane.broadcast.remote.frames import Hello, Refused
+from memlane.broadcast.protocol.frames import Hello, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memlane.broadcast.remote.outbox import Outbox
-    from memlane.broadcast.remote.peer import Peer
+    from memlane.broadcast.protocol.outbox import Outbox
+    from memlane.broadcast.protocol.peer import Peer
 
 
 NO_RELAY = Refused("no_relay", "the relay on that host has ended")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from memlane._base.arguments import integer
 from memlane._base.naming import MOST_NAMED
-from memlane.broadcast.remote import admission, relaying
-from memlane.broadcast.remote.frames import (
+from memlane.broadcast.protocol import admission, places
+from memlane.broadcast.protocol.frames import (
     Absent,
     Header,
     Hello,
@@ -26,8 +26,8 @@ from memlane.broadcast.remote.frames import (
     control,
     header_of,
 )
-from memlane.broadcast.remote.outbox import Outbox
-from memlane.broadcast.remote.peer import Peer, usual_place
+from memlane.broadcast.protocol.outbox import Outbox
+from memlane.broadcast.protocol.peer import Peer, usual_place
 from memlane.errors import CorruptMessage, InvalidArgument, ReaderDied
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class WriterSession:
                     other.keep_for(None)  # the reader chose another place than the one kept for it
             is_shared = self.options.relay and len(self.peers) > 1 and not peer.is_alone
             host = hello.host if is_shared else ""
-            relay = relaying.relay_at(self.peers, host) if host else None
+            relay = places.relay_at(self.peers, host) if host else None
             peer.ask(hello, host, relay)
             self._connect(peer, route, hello, address)
             if relay is not None:
@@ -174,10 +174,10 @@ class WriterSession:
 
     def _hear_report(self, teller: Peer, report: Report, now: float) -> None:
         """A relay's report on the readers behind it, or such a reader's on itself."""
-        rows = relaying.rows_of(self.peers, teller, report, self.outbox.next)
-        if relaying.is_relay(teller) and teller.ring is None:
+        rows = places.rows_of(self.peers, teller, report, self.outbox.next)
+        if places.is_relay(teller) and teller.ring is None:
             teller.relay_through((report.name, report.ring_id))
-            for peer in relaying.behind(self.peers, teller):
+            for peer in places.behind(self.peers, teller):
                 if peer.state == "absent":
                     peer.say(self._welcome(peer))
         for peer, row in rows:
@@ -218,7 +218,7 @@ class WriterSession:
         sequence, piece = (0, 0) if hello is None else (hello.sequence, hello.piece)
         ring = None
         if peer.host:
-            ring = relaying.ring_of(self.peers, peer, self.local_ranks, self._ring_sizes)
+            ring = places.ring_of(self.peers, peer, self.local_ranks, self._ring_sizes)
         options = self.options
         body = Welcome(self.pid, options.window, options.window_bytes, peer.greeting, ring)
         return control(Header(What.WELCOME, self.epoch, sequence, piece=piece), body)
@@ -285,7 +285,7 @@ class WriterSession:
 
     def _is_over(self, peer: Peer) -> bool:
         """Is it a relay that has closed and lost its connection, with no readers left behind it?"""
-        behind = relaying.behind(self.peers, peer)
+        behind = places.behind(self.peers, peer)
         is_lost = peer.has_left and not peer.is_connected
         return is_lost and all(other.state in ("closed", "dead") for other in behind)
 
@@ -320,7 +320,7 @@ class WriterSession:
     def _part_orphans(self, now: float) -> None:
         """Readers behind a relay that has ended continue alone, as do those that were attaching."""
         for peer in self.peers:
-            if peer.via is None or relaying.is_relay(peer.via):
+            if peer.via is None or places.is_relay(peer.via):
                 continue
             peer.say(self._frame(What.REFUSED, body=admission.NO_RELAY))
             if peer.state == "absent":

@@ -1,11 +1,13 @@
-"""The ends of readers on other hosts: alone, relaying, or behind a relay of their host."""
+"""Attaches a reader on another host: alone, relaying, or behind a relay of its host."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import deadline_of, remaining
@@ -13,9 +15,10 @@ from memlane._base.diagnosis import participant
 from memlane._base.lifetime import undone_by
 from memlane.broadcast.local import LocalReader, ViewBlock
 from memlane.broadcast.network.reader import NetworkReader
-from memlane.broadcast.relay import Relay, ring_handle
-from memlane.broadcast.remote.frames import ReportRow, Ring
-from memlane.broadcast.remote.joining import attach
+from memlane.broadcast.network.relay import Relay, ring_handle
+from memlane.broadcast.protocol.frames import ReportRow, Ring
+from memlane.broadcast.protocol.peer import usual_place
+from memlane.broadcast.protocol.reader_session import PlaceTaken
 from memlane.errors import (
     Closed,
     InvalidArgument,
@@ -54,7 +57,7 @@ def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd
     """Attaches a reader on another host than its writer: over its own connection, or to its host's
     ring, for which it may have to relay. Stays detached if it raises."""
     deadline = deadline_of(timeout)
-    stream = attach(NetworkReader, handle, rank, deadline, timeout)
+    stream = _stream_of(handle, rank, deadline, timeout)
     with undone_by(stream.abandon):
         ring = stream.session.ring
         if ring is not None:
@@ -69,6 +72,43 @@ def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd
                 stream.go_alone(0)
                 stream.until_welcome(deadline, timeout)
         return stream
+
+
+def _stream_of(
+    handle: Handle, rank: int, deadline: float | None, timeout: float | None
+) -> NetworkReader:
+    """Attaches reader `rank` at the first free place, trying its usual one first."""
+    secrets = handle.remote_reader_keys
+    if not secrets:
+        raise InvalidArgument(
+            f"the handle has no network key, because it is the writer's own or was exported for a "
+            f"local reader; attach with export_handle({rank})"
+        )
+    host = where_memory_is_shared()
+    first = min(usual_place(rank, handle.local_reader_ranks), len(secrets) - 1)
+    refused: PlaceTaken | None = None
+    for secret in (*secrets[first:], *secrets[:first]):
+        try:
+            return NetworkReader(handle, rank, secret, host, deadline, timeout)
+        except PlaceTaken as error:
+            refused = error
+    if len(secrets) > 1:
+        raise RankTaken(
+            f"reader {rank} cannot attach: the queue has {handle.n_remote_reader} remote readers, "
+            f"and all of their places are taken"
+        )
+    raise RankTaken(f"reader {rank} cannot attach: {refused}")
+
+
+def where_memory_is_shared() -> str:
+    """A hash of the kernel's boot id, the device of /dev/shm and the user. Processes with equal
+    hashes may share segments, which attaching then tests. Empty if it cannot be determined."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        device = os.stat("/dev/shm").st_dev
+    except OSError:
+        return ""
+    return hashlib.sha256(f"{boot} {device} {os.geteuid()}".encode()).hexdigest()[:32]
 
 
 def _reader_behind(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from memlane.broadcast.remote.frames import (
+from memlane.broadcast.protocol.frames import (
     PIECE,
     SMALL,
     Header,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memlane._native import Encoder
-    from memlane.broadcast.remote.peer import Cursor, Peer
+    from memlane.broadcast.protocol.peer import Cursor, Peer
 
 
 class Piece(NamedTuple):
