@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from memlane import MessageQueue
+from memlane.broadcast.protocol.states import Link
 from tests.harness import PATIENCE, Aside, until
 from tests.queues import segments
 from tests.remotes import remote_writer
@@ -38,13 +39,13 @@ def relayed_queue(
 
 def connections_of(writer: MessageQueue) -> int:
     """How many streams of messages it sends."""
-    peers = writer._writer.session.peers  # type: ignore[union-attr]
-    return sum(peer.is_streaming for peer in peers)
+    peers = writer._writer.session._peers  # type: ignore[union-attr]
+    return sum(peer.link is Link.STREAMING for peer in peers)
 
 
 def relay_of(writer: MessageQueue) -> int:
     """The rank of the one reader that relays."""
-    peers = writer._writer.session.peers  # type: ignore[union-attr]
+    peers = writer._writer.session._peers  # type: ignore[union-attr]
     (relay,) = {peer.via.rank for peer in peers if peer.via is not None}
     return relay
 

@@ -91,10 +91,26 @@ class Cable:
         with self._lock:
             self._is_cut = False
 
-    def close(self) -> None:
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Ends all connections; refuses new ones for the block, as if nobody listened."""
+        self.cut()
+        self._stop()
+        self._listener.close()
+        yield
+        self._listener = socket.create_server((HERE, self._port))
+        self._is_cut = self._closing = False
+        self._woken.recv(1)
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+
+    def _stop(self) -> None:
         self._closing = True
         self._wake.send(b"x")
         self._thread.join()
+
+    def close(self) -> None:
+        self._stop()
         for end in (self._listener, self._wake, self._woken, *self._pairs):
             end.close()
 

@@ -54,7 +54,7 @@ def test_enqueue_during_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
                 writer.enqueue("refused")
             seen.extend(states(writer))
 
-        behind(monkeypatch, writer._writer.session.outbox, "drop_taken", use)
+        behind(monkeypatch, writer._writer.session, "count_absent", use)
         assert states(writer) == seen == ["running"]
         writer.enqueue("message")
         assert reader.dequeue(PATIENCE) == "message"
@@ -64,7 +64,7 @@ def test_close_during_wait_until_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end is closed when the call ends. Fails without the guard: never."""
     with remote_queue() as (writer, (reader,)):
         remote = writer._writer
-        behind(monkeypatch, remote.session, "announce_ready", writer.close)
+        behind(monkeypatch, remote, "_announce_ready", writer.close)
         writer.wait_until_ready(PATIENCE)
         until(lambda: remote._is_freed)
         with refuses(WriterClosed):
@@ -80,7 +80,7 @@ def test_half_a_control_frame(monkeypatch: pytest.MonkeyPatch, nth: int) -> None
     with remote_queue(2) as (writer, readers):
         remote = writer._writer
         with remote.lock:  # the end's own thread must not send it first
-            for peer in remote.session.peers:
+            for peer in remote.session._peers:
                 peer.say(remote.session._frame(What.READY))
             behind(monkeypatch, transport, "_send", interrupt, nth)
             with pytest.raises(Alarm):

@@ -126,8 +126,8 @@ def test_a_finalizer_in_the_ends_own_thread() -> None:
     try:
         writer: Any = remote_writer()
         remote = writer._writer
-        collects = Collects(remote.transport.let_in)
-        remote.transport.let_in = collects
+        collects = Collects(remote.transport.accept_authenticated)
+        remote.transport.accept_authenticated = collects
         where, thread = address_of(writer.handle), remote._thread
         writer.itself = writer
         del writer, remote
@@ -140,18 +140,19 @@ def test_a_finalizer_in_the_ends_own_thread() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("first", ["_local", "remote"])
+@pytest.mark.parametrize("first", ["ring", "network"])
 def test_close_that_raises(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a mixed queue cannot be closed properly: the other half is."""
     with remote_queue(1, 1) as (writer, (local, remote)):
         end: Any = writer._writer
-        real = getattr(end, first).close
+        owner = end._local if first == "ring" else end.transport
+        real = owner.close
 
         def raising(*timeout: float | None) -> None:
             real(*timeout)
             raise OSError("the name cannot be removed")
 
-        monkeypatch.setattr(getattr(end, first), "close", raising)
+        monkeypatch.setattr(owner, "close", raising)
         with pytest.raises(OSError, match="cannot be removed"):
             writer.close()
         monkeypatch.undo()
@@ -261,7 +262,7 @@ def test_writer_that_closes_while_a_reader_still_attaches() -> None:
 
 def silent_writer(link: Link) -> None:
     """Lets readers connect, and answers nobody."""
-    WriterSession._greet = lambda *_: None  # type: ignore[assignment, method-assign]
+    WriterSession._greet = lambda *_: (True, None)  # type: ignore[assignment, method-assign]
     with remote_writer() as writer:
         link.tell(writer.export_handle(0))
         link.hear()

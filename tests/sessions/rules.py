@@ -12,11 +12,24 @@ from typing import Any
 
 import pytest
 
+from memlane.broadcast.protocol.connection_state import ConnectionState
+from memlane.broadcast.protocol.frames import Header, Hello, Report, ReportRow, What, control
 from memlane.broadcast.protocol.outbox import Outbox
-from memlane.broadcast.protocol.peer import Peer
+from memlane.broadcast.protocol.peer import MAX_IDLE_FRAMES, Peer
+from memlane.broadcast.protocol.places import Places
 from memlane.broadcast.protocol.reader_session import ReaderSession
+from memlane.broadcast.protocol.states import (
+    LIFE,
+    LINK,
+    OVER,
+    STREAM,
+    WRITER_LINK,
+    Life,
+    Link,
+    Stream,
+)
 from memlane.broadcast.protocol.writer_session import WriterSession
-from tests.sessions.world import BOUND, WINDOW, Reader, World
+from tests.sessions.world import BOUND, EPOCH, WINDOW, Line, Reader, World
 
 EXAMPLES: dict[str, Callable[[], None]] = {}
 
@@ -31,7 +44,7 @@ def world(*hosts: int, relay: bool = False, pieces: int = 1) -> World:
     made = World(list(hosts), relay=relay, pieces=pieces)
     for _ in range(15):
         made.advance(0.1)
-    assert not made.writer.absent()
+    assert not made.writer.count_absent()
     return made
 
 
@@ -119,7 +132,8 @@ def a_silent_reader_that_was_released() -> None:
     for _ in range(8):
         made.advance()
     assert made.writer.has_dead()
-    made.writer.release(0)
+    made.writer.release(0, made.now)
+    assert not made.writer.has_dead()
     made.close_writer()
     made.advance()
     assert made.missed == []
@@ -153,7 +167,7 @@ def a_hello_that_the_writer_has_lost() -> None:
     made.interrupt = "hear"
     for _ in range(10):
         made.advance(0.1)
-    assert not made.writer.absent()
+    assert not made.writer.count_absent()
     end(made)
 
 
@@ -165,7 +179,7 @@ def an_acknowledgement_that_the_writer_has_lost() -> None:
     made.dequeue(made.readers[0])
     for _ in range(6):
         made.advance()
-    assert made.writer.peers[0].taken == 1
+    assert made.peers[0].taken == 1
     end(made)
 
 
@@ -177,7 +191,7 @@ def an_acknowledgement_that_a_connection_has_lost() -> None:
     made.reset(made.readers[0])
     for _ in range(6):
         made.advance()
-    assert made.writer.peers[0].taken == 1
+    assert made.peers[0].taken == 1
     end(made)
 
 
@@ -204,7 +218,8 @@ def a_hello_of_an_older_connection() -> None:
     for _ in range(8):
         made.advance(0.1)
     made.send()
-    assert made.writer.peers[0].is_connected
+    assert made.peers[0].is_connected
+    assert len(made.lines) == 3, "it was sent away once more"
     made.check()
     end(made)
 
@@ -220,10 +235,10 @@ def a_hello_that_is_slow() -> None:
     made.delay = 0.3
     made.advance(0.05)
     made.advance(0.2)
-    assert made.writer.peers[0].state == "running"
+    assert made.peers[0].state == "running"
     made.delay = 0.0
     made.advance(0.2)
-    assert made.writer.peers[0].state == "running"
+    assert made.peers[0].state == "running"
     end(made)
 
 
@@ -233,7 +248,8 @@ def a_reader_that_dies() -> None:
     made.kill(made.readers[0])
     for _ in range(8):
         made.advance()
-    assert made.writer.peers[0].state == "dead"
+    assert made.peers[0].state == "dead"
+    assert made.peers[0].link is Link.NONE
     end(made)
 
 
@@ -258,7 +274,7 @@ def a_goodbye_that_the_writer_has_lost() -> None:
     made.close(made.readers[0])
     for _ in range(8):
         made.advance()
-    assert made.writer.peers[0].state == "closed"
+    assert made.peers[0].state == "closed"
     assert made.readers[0].session.has_left
     end(made)
 
@@ -283,7 +299,7 @@ def a_goodbye_without_a_connection() -> None:
     made.close(made.readers[0])
     for _ in range(4):
         made.advance()
-    assert made.writer.peers[0].state == "closed"
+    assert made.peers[0].state == "closed"
     end(made)
 
 
@@ -352,7 +368,7 @@ def a_reader_that_does_not_come_while_its_writer_closes() -> None:
     for _ in range(12):
         made.advance()
         made.drain()
-    assert made.missed == [made.writer.peers[1]]
+    assert made.missed == [made.peers[1]]
 
 
 @example
@@ -391,7 +407,7 @@ def a_host_that_dies() -> None:
         made.kill(reader)
     for _ in range(12):
         made.advance()
-    assert [peer.state for peer in made.writer.peers] == ["dead", "dead", "running"]
+    assert [peer.state for peer in made.peers] == ["dead", "dead", "running"]
     end(made)
 
 
@@ -399,7 +415,7 @@ def a_host_that_dies() -> None:
 def a_relay_that_dies_while_another_attaches() -> None:
     made = World([0, 0], relay=True)
     made.advance(0.02)
-    relay = next(peer for peer in made.writer.peers if peer.state == "running")
+    relay = next(peer for peer in made.peers if peer.state == "running")
     made.kill(made.readers[relay.place])
     for _ in range(12):
         made.advance()
@@ -412,7 +428,7 @@ def a_relay_whose_reader_closes() -> None:
     relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
     made.close(relay)
     made.advance()
-    assert made.writer.peers[relay.rank].has_left
+    assert made.peers[relay.rank].life is Life.RELAYING
     made.send()
     end(made)
 
@@ -468,10 +484,10 @@ def a_relay_that_cannot_pass_on_the_last_message() -> None:
 
 
 @example
-def a_writer_that_closes_while_a_relay_is_lost() -> None:
+def a_writer_that_closes_while_a_relay_passes_nothing_on() -> None:
     made = world(0, 0, relay=True)
     relay = relay_of(made)
-    relay.is_stopped = True
+    relay.is_slow = True
     made.send()
     made.close_writer()
     for _ in range(8):
@@ -528,7 +544,7 @@ def a_neighbour_that_reads_on_in_the_ring_of_a_dead_relay() -> None:
         made.dequeue(other)
     for _ in range(3):
         made.advance()
-    assert made.writer.outbox.has_room(5)
+    assert made.outbox.has_room(5)
     end(made)
 
 
@@ -541,7 +557,7 @@ def a_neighbour_whose_connection_is_lost() -> None:
     made.reset(neighbour)
     for _ in range(4):
         made.advance()
-    assert not made.writer.peers[neighbour.rank].is_streaming
+    assert made.peers[neighbour.rank].link is Link.IDLE
     end(made)
 
 
@@ -553,7 +569,8 @@ def a_neighbour_that_stops_without_a_connection() -> None:
     made.reset(neighbour)
     for _ in range(10):
         made.advance()
-    assert made.writer.peers[neighbour.rank].state == "running"
+    assert made.peers[neighbour.rank].state == "running"
+    assert made.peers[neighbour.rank].link is Link.PARKED
     end(made)
 
 
@@ -573,25 +590,419 @@ def a_neighbour_that_dies_before_the_writer_knows_it() -> None:
     made.kill(neighbour)
     for _ in range(8):
         made.advance()
-    assert made.writer.peers[neighbour.rank].state == "absent"
+    assert made.peers[neighbour.rank].state == "absent"
 
 
 @example
 def a_word_that_is_older_than_the_latest_hello() -> None:
-    made = World([0, 0], relay=True)
-    made.advance(0.02)
-    made.close(made.readers[0])
-    made.cut(0, "down")
-    for _ in range(4):
-        made.advance(0.1)
+    """On a slow network, where HELLO is sent again before its answer arrives."""
+    made = World([0])
+    made.delay = 0.3
+    made.dequeue(made.readers[0])
+    made.send(25)
+    made.advance(0.3)
+    end(made)
+
+
+@example
+def a_writer_that_is_stopped_while_a_connection_is_reset() -> None:
+    made = world(0)
+    made.is_writer_stopped = True
+    made.reset(made.readers[0])
+    for _ in range(20):
+        made.advance()
+        made.dequeue(made.readers[0])
+    assert not made.readers[0].outcome
+    end(made)
+
+
+@example
+def a_writer_that_is_stopped_after_its_connection_was_lost() -> None:
+    """For longer than a reader waits for a handshake, so that it begins several."""
+    made = world(0)
+    made.cut(0, "up")
+    made.reset(made.readers[0])
+    made.advance(BOUND / 2)
+    made.is_writer_stopped = True
     made.heal(0)
-    made.advance(0.02)
+    for _ in range(20):
+        made.advance(0.4)
+        made.dequeue(made.readers[0])
+    assert not made.readers[0].outcome
+    end(made)
+
+
+@example
+def a_writer_whose_connections_are_all_cut_in_the_handshake() -> None:
+    made = world(0)
+    made.is_writer_stopped = True
+    for _ in range(10):
+        made.reset(made.readers[0])
+        made.advance(0.3)
+        made.dequeue(made.readers[0])
+    assert made.readers[0].outcome == "WriterDied"
+
+
+@example
+def handshakes_that_are_cut_before_the_first_is_complete() -> None:
+    made = World([0], relay=False)
+    made.is_writer_stopped = True
+    for _ in range(10):
+        made.reset(made.readers[0])
+        made.advance(0.3)
+        made.dequeue(made.readers[0])
+    assert made.readers[0].outcome == "AccessRefused"
+
+
+@example
+def a_connection_that_is_refused_for_a_moment() -> None:
+    made = world(0)
+    made.reset(made.readers[0])
+    session = made.readers[0].session
+    session.lose(made.now)
+    session.accept(made.now)
+    session.lose(made.now)
+    for moment in (0.0, 0.2, 0.4, 0.6):
+        session.note_probe(True, made.now + moment)
+    assert session.death(made.now + 0.6) is None
+    session.note_probe(True, made.now + 0.81)
+    assert session.death(made.now + 0.81) is not None
+
+
+@example
+def a_neighbour_that_vanishes_while_it_attaches() -> None:
+    """Its place is free again, for another process of that rank."""
+    made = World([0, 0], relay=True)
+    made.readers[1].is_stopped = True
+    made.advance(0.1)
+    made.readers[0].is_slow = made.readers[0].is_stopped = True  # it makes no ring
+    made.readers[1].is_stopped = False
+    made.advance(0.1)
+    made.advance(0.1)
+    assert made.peers[1].life is Life.ATTACHING
+    made.kill(made.readers[1])
+    made.peers[0].report(made.now + 100)  # as a relay that goes on reporting
+    for _ in range(8):
+        made.advance()
+    assert made.peers[1].life is Life.FREE
+    assert not made.peers[1].session
+
+
+@example
+def a_relay_that_is_stopped() -> None:
+    made = world(0, 0, 1, relay=True)
+    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
+    neighbour = next(reader for reader in made.readers if reader.is_behind)
+    relay.is_stopped = True
     made.send()
-    made.reset(made.readers[1])
-    for _ in range(4):
+    for _ in range(10):
         made.advance()
         made.drain()
+    assert neighbour.log == [0]
+    assert made.peers[relay.rank].life is Life.RUNNING
     end(made)
+    assert relay.log == [0]
+
+
+@example
+def a_relay_that_was_stopped_and_has_lost_its_connection() -> None:
+    """Its own reader has not read all that it has taken, and gets it all the same."""
+    made = world(0, 0, relay=True)
+    relay = relay_of(made)
+    made.send()
+    made.advance(0.1)
+    relay.is_stopped = True
+    for _ in range(8):
+        made.advance()
+    relay.is_stopped = False
+    made.reset(relay)
+    for _ in range(3):
+        made.advance()
+    made.fail_relay(relay)
+    end(made)
+    assert relay.log == [0]
+
+
+def neighbour_of(made: World, relay: Reader) -> Reader:
+    return next(r for r in made.readers if r is not relay and r.host == relay.host)
+
+
+def attaching() -> tuple[World, Reader, Reader]:
+    """A relay that makes no ring yet, and who was sent to it."""
+    made = World([0, 0], relay=True)
+    relay, neighbour = made.readers
+    neighbour.is_stopped = True
+    made.advance(0.1)
+    relay.is_stopped, neighbour.is_stopped = True, False
+    made.advance(0.1)
+    made.advance(0.1)
+    assert [peer.life for peer in made.peers] == [Life.RUNNING, Life.ATTACHING]
+    return made, relay, neighbour
+
+
+def asking() -> tuple[World, Reader, Reader]:
+    """A neighbour knows its relay's ring, but has not been seen there."""
+    made, relay, neighbour = attaching()
+    relay.is_stopped = False
+    made.delay = 0.1
+    for _ in range(100):
+        if neighbour.session.stream is Stream.ASKING:
+            return made, relay, neighbour
+        made.advance(0.02)
+    raise AssertionError("nobody asks")
+
+
+@example
+def a_neighbour_that_cannot_attach_to_its_relays_ring() -> None:
+    made, _, neighbour = asking()
+    assert neighbour.line is not None
+    neighbour.line.to_writer.clear()  # its REPORT
+    made.rings.clear()
+    neighbour.ring = None
+    made.send()
+    end(made)
+
+
+@example
+def a_neighbour_that_closes_while_it_attaches() -> None:
+    made, _, neighbour = asking()
+    assert neighbour.line is not None
+    neighbour.line.to_writer.clear()  # its REPORT
+    made.delay = 0.0
+    made.close(neighbour)
+    made.write()
+    assert made.peers[1].life is Life.FREE
+    assert not made.peers[1].session
+
+
+@example
+def a_neighbour_that_is_stopped_while_it_attaches_to_a_relay_that_dies() -> None:
+    made, relay, neighbour = attaching()
+    neighbour.is_stopped = True
+    made.kill(relay)
+    for _ in range(8):
+        made.advance()
+    assert made.peers[1].life is Life.FREE
+    assert not made.peers[1].session
+
+
+@example
+def a_relay_that_dies_while_a_neighbour_asks() -> None:
+    made, relay, _ = asking()
+    made.kill(relay)
+    end(made)
+
+
+@example
+def a_neighbour_that_loses_its_connection_before_it_knows_that_it_was_seen() -> None:
+    made, _, neighbour = asking()
+    for _ in range(100):
+        if made.peers[1].life is Life.RUNNING:
+            break
+        made.advance(0.02)
+    assert neighbour.session.stream is Stream.ASKING
+    made.reset(neighbour)
+    made.send()
+    end(made)
+
+
+@example
+def a_neighbour_that_dies() -> None:
+    """Its relay tells the writer, also if its connection was lost before."""
+    made = world(0, 0, relay=True)
+    neighbour = neighbour_of(made, relay_of(made))
+    neighbour.is_stopped = True
+    made.reset(neighbour)
+    made.advance()
+    assert made.peers[neighbour.rank].link is Link.PARKED
+    neighbour.is_stopped = False
+    made.kill(neighbour)
+    made.advance()
+    peer = made.peers[neighbour.rank]
+    assert (peer.life, peer.link) == (Life.DEAD, Link.NONE)
+    end(made)
+
+
+@example
+def a_neighbour_that_closes_without_a_connection() -> None:
+    made = world(0, 0, relay=True)
+    neighbour = neighbour_of(made, relay_of(made))
+    made.reset(neighbour)
+    neighbour.has_closed = neighbour.is_stopped = True
+    assert neighbour.ring is not None
+    neighbour.ring.gone.add(neighbour.rank)
+    made.advance()
+    assert made.peers[neighbour.rank].life is Life.CLOSED
+
+
+@example
+def a_reader_that_has_closed() -> None:
+    made = world(0, 1)
+    made.close(made.readers[0])
+    made.write()
+    peer = made.peers[0]
+    assert (peer.life, peer.link) == (Life.CLOSED, Link.IDLE)
+    made.advance()
+    made.reset(made.readers[0])
+    made.write()
+    assert made.peers[0].link is Link.NONE
+    end(made)
+
+
+@example
+def a_host_whose_readers_close() -> None:
+    """The relay's first: it leaves with the last of the others."""
+    made = world(0, 0, 1, relay=True)
+    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
+    made.close(relay)
+    made.advance()
+    made.close(neighbour_of(made, relay))
+    for _ in range(4):
+        made.advance()
+    assert made.peers[relay.rank].life is Life.CLOSED
+    end(made)
+
+
+@example
+def a_relay_that_dies_when_its_reader_has_closed() -> None:
+    """Nothing of it is missed, so it is not dead."""
+    made = world(0, 0, 1, relay=True)
+    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
+    made.close(relay)
+    made.advance()
+    made.kill(relay)
+    for _ in range(8):
+        made.advance()
+    assert made.peers[relay.rank].life is Life.CLOSED
+    end(made)
+
+
+@example
+def an_absent_reader_that_is_released() -> None:
+    made, _, _ = attaching()
+    made.writer.release(1, made.now)
+    assert made.peers[1].life is Life.CLOSED
+    made = World([0, 1], relay=False)
+    made.cut(1, "up")
+    made.advance(0.1)
+    made.writer.release(1, made.now)
+    assert not made.writer.count_absent()
+
+
+@example
+def a_frame_that_a_relay_has_lost() -> None:
+    made = world(0, 0, relay=True, pieces=3)
+    made.delay = 0.1
+    made.interrupt = "receive"
+    made.send()
+    made.send()
+    for _ in range(4):
+        made.advance(0.05)
+    made.send()
+    end(made)
+
+
+@example
+def a_member_that_pretends_to_read_behind_a_relay() -> None:
+    """It gets no more messages on its connection."""
+    made = world(0, 1)
+    made.claim(*liar(made), hello_of(made.readers[0], is_behind=True))
+    assert made.peers[0].link is Link.IDLE
+    end(made, missed=1)
+
+
+def liar(made: World, rank: int = 0) -> tuple[Reader, Line]:
+    reader = made.readers[rank]
+    assert reader.line is not None
+    return reader, reader.line
+
+
+def hello_of(reader: Reader, **changed: object) -> bytes:
+    """As that reader would send it, but for some fields."""
+    fields: dict[str, Any] = {
+        "queue_id": "q", "rank": reader.rank, "pid": 1, "session": b"%d" % reader.rank,
+        "token": "", "taken": 0, "sequence": 0, "piece": 0, "host": f"h{reader.host}",
+        "is_behind": False, "number": 50,
+    }  # fmt: skip
+    return control(Header(What.HELLO, 0), Hello(**{**fields, **changed}))
+
+
+@example
+def a_member_that_asks_and_does_not_read() -> None:
+    made = world(0, 1)
+    reader, line = liar(made)
+    for _ in range(3):
+        made.claim(reader, line, control(Header(What.ASK, EPOCH)), MAX_IDLE_FRAMES)
+    assert not line.is_up
+    made.check()
+    end(made)
+
+
+@example
+def a_member_with_many_connections() -> None:
+    made = world(0, 1)
+    reader, first = liar(made)
+    made.claim(reader, first, b"")
+    for number in range(50, 80):
+        made.claim(reader, made.dial(reader), hello_of(reader, number=number))
+    assert sum(line.is_up for line in made._lines_of(reader)) == 1
+    end(made, missed=1)
+
+
+@example
+def a_member_that_wants_everything_again_and_again() -> None:
+    made = world(0, 1)
+    for _ in range(4):
+        made.send()
+    reader, line = liar(made)
+    for number in range(50, 80):
+        made.claim(reader, line, hello_of(reader, number=number))
+    assert not line.is_up
+    made.check()
+    end(made)
+
+
+@example
+def a_member_that_resumes_where_no_frame_is() -> None:
+    made = world(0, 1)
+    made.send()
+    for number, (sequence, piece) in enumerate([(0, 1), (1, 1), (2, 0)], start=50):
+        made.claim(*liar(made), hello_of(made.readers[0], number=number, sequence=sequence,
+                                         piece=piece))  # fmt: skip
+    made.send()
+    end(made, missed=1)
+
+
+@example
+def a_relay_whose_ring_has_no_name() -> None:
+    """Its neighbour would take itself for the relay."""
+    made = World([0, 0], relay=True)
+    made.readers[1].is_stopped = True
+    made.advance(0.1)
+    made.claim(*liar(made), control(Header(What.REPORT, EPOCH), Report("", "id", [])))
+    made.readers[1].is_stopped = False
+    for _ in range(3):
+        made.advance(0.1)
+    assert not made.readers[1].is_relay
+    end(made, missed=1)
+
+
+@example
+def a_member_that_acknowledges_what_was_not_sent() -> None:
+    made = world(0, 1)
+    made.claim(*liar(made), control(Header(What.ACK, EPOCH, 7)))
+    made.send()
+    made.check()
+    end(made, missed=1)
+
+
+@example
+def a_relay_that_lies_about_readers_of_other_hosts() -> None:
+    made = world(0, 1, relay=True)
+    row = ReportRow(1, 5, "dead", 0)
+    made.claim(*liar(made), control(Header(What.REPORT, EPOCH), Report("ring0", "id", [row])))
+    made.check()
+    end(made, missed=1)
 
 
 @dataclass(frozen=True)
@@ -624,6 +1035,13 @@ class Rule:
         patch.setattr(self.owner, self.method, made)
 
 
+TABLES: dict[str, dict[Any, Any]] = {
+    "life": LIFE,
+    "link": LINK,
+    "link of who has ended": {Link: OVER},
+    "link to the writer": WRITER_LINK,
+    "stream": STREAM,
+}
 W, R = WriterSession, ReaderSession
 RULES = [
     Rule("a window limits messages", "a_full_window", Outbox, "_is_in_the_way",
@@ -633,7 +1051,7 @@ RULES = [
     Rule("a message is kept until every reader has taken it", "a_slow_reader_and_a_fast_one",
          Outbox, "drop_taken", "min((", "max(("),
     Rule("messages are kept for absent readers, too", "a_reader_that_comes_late", Peer,
-         "is_waited_for", '("absent", "running")', '("running",)'),
+         "is_waited_for", " or self.is_absent", ""),
     Rule("a message that reached the ring is committed", "an_interrupted_message_that_the_ring_has",
          Outbox, "settle", "!= mark", "is None"),
     Rule("a message that did not reach the ring is dropped",
@@ -642,39 +1060,35 @@ RULES = [
     Rule("a duplicate frame is ignored", "a_frame_that_is_sent_twice", R, "_take_piece",
          "if place < self.wanted:", "if False:"),
     Rule("messages before the welcome are ignored", "a_frame_that_a_reader_has_lost", R,
-         "_take_piece", "if not self.is_welcome:", "if False:"),
+         "_take_piece", "if self.stream not in _STREAMS:", "if False:"),
     Rule("a stream resumes where the reader asks", "a_connection_that_is_lost_within_a_message", W,
-         "_greet", "(hello.sequence, hello.piece), self", "(hello.sequence + 1, 0), self"),
+         "_greet", "begin_stream((hello.sequence,", "begin_stream((hello.sequence + 1,"),
     Rule("a hello is repeated", "a_hello_that_the_writer_has_lost", R, "tick",
          "if self._greet_at is not None and now >= self._greet_at:", "if False:"),
     Rule("lost acknowledgements are requested again", "an_acknowledgement_that_the_writer_has_lost",
-         W, "say_again", "if peer.is_streaming:", "if False:"),
+         W, "say_again", "if peer.link is Link.STREAMING:", "if False:"),
     Rule("a hello is also an acknowledgement", "an_acknowledgement_that_a_connection_has_lost", W,
          "_greet", "if not peer.host:", "if False:"),
     Rule("an outdated hello is ignored", "a_hello_of_an_older_connection", W, "_greet",
          "if peer.session == hello.session and hello.number <= peer.greeting:", "if False:"),
     Rule("a reader that has proven its key gets more time", "a_hello_that_is_slow", W, "tick",
-         "max(peer.lost_since, peer.knocked_at)", "peer.lost_since"),
-    Rule("a reader that does not come back is dead", "a_reader_that_dies", W, "tick",
-         "now >= dead_at", "False"),
+         "max(peer.lost_since, peer.authenticated_at)", "peer.lost_since"),
     Rule("a goodbye is repeated", "a_goodbye_that_the_writer_has_lost", R, "tick",
          "self._say_at = now + self._repeat", "self._say_at = None"),
     Rule("a goodbye is sent again over a new connection", "a_goodbye_without_a_connection", R,
          "connect", "if self._is_leaving:", "self._say_at = None\n    if False:"),
     Rule("the end is sent again over a new connection", "an_end_that_a_reader_has_lost", Peer,
-         "stream_from", "True, 0.0", "True, 1e9"),
+         "begin_stream", "cursor, 0.0", "cursor, 1e9"),
     Rule("a closing writer waits while readers make progress",
-         "a_writer_that_closes_while_its_readers_are_slow", W, "stuck", "max(since, latest)",
+         "a_writer_that_closes_while_its_readers_are_slow", W, "is_stuck", "max(since, latest)",
          "since"),
     Rule("an absent reader is owed what was sent", "a_reader_that_comes_while_its_writer_closes", W,
-         "unfinished", 'peer.state == "absent"', "False"),
+         "unfinished", "(peer.is_absent and self.next > 0)", "False"),
     Rule("a reader without a connection has its own deadline",
-         "a_reader_that_dies_while_its_writer_closes", W, "stuck", "peer.lost_since is not None",
+         "a_reader_that_dies_while_its_writer_closes", W, "is_stuck", "peer.link is Link.LOST",
          "False"),
-    Rule("readers behind a relay that ended continue alone", "a_host_that_dies", W, "_part_orphans",
-         "if peer.via is None or places.is_relay(peer.via):", "if True:"),
-    Rule("a relay outlives its own reader", "a_relay_whose_reader_closes", W, "_hear_report",
-         "peer.stop_reading()", "peer.leave()"),
+    Rule("readers behind a relay that ended continue alone", "a_host_that_dies", Places, "parted",
+         "not peer.via.is_relay", "False"),
     Rule("a relay confirms the end once all is passed on",
          "a_relay_that_dies_with_the_end_in_its_hands", R, "_hear_end",
          "if self.ring is None:", "if True:"),
@@ -684,11 +1098,11 @@ RULES = [
     Rule("a message that a relay could not pass on is requested again",
          "a_relay_that_cannot_pass_on_a_message", R, "read_alone", "if taken < self.taken or ",
          "if "),
-    Rule("a writer names the readers behind a lost relay",
-         "a_writer_that_closes_while_a_relay_is_lost", W, "missed",
-         'or (peer.via in owing and peer.state != "closed")', ""),
+    Rule("a writer names the readers behind a relay that is stuck",
+         "a_writer_that_closes_while_a_relay_passes_nothing_on", W, "missed",
+          "or (peer.via in owing and peer.life is not Life.CLOSED)", ""),
     Rule("readers behind a relay are told when it ends",
-         "a_neighbour_that_computes_while_its_relay_ends", W, "_part_orphans", "peer.say(", "("),
+         "a_neighbour_that_computes_while_its_relay_ends", W, "_part_readers", "peer.say(", "("),
     Rule("a reader that reconnects is told that its relay ended",
          "a_neighbour_without_a_connection_while_its_relay_ends", W, "_greet",
          "What.SEEN if has_relay else What.REFUSED", "What.SEEN"),
@@ -697,13 +1111,48 @@ RULES = [
          "position > self.taken", "False"),
     Rule("a neighbour that reconnects stays behind its relay",
          "a_neighbour_whose_connection_is_lost", W, "_greet",
-         "if hello.is_behind or peer.via is not None:", "if False:"),
+         "if is_behind:", "if False:"),
     Rule("a relay speaks for neighbours without a connection",
-         "a_neighbour_that_stops_without_a_connection", Peer, "note_loss", "and self.via is None",
-         ""),
+         "a_neighbour_that_stops_without_a_connection", Peer, "lose",
+         "self.via is not None", "False"),
     Rule("only its own key attaches a reader", "a_neighbour_that_dies_before_the_writer_knows_it",
          W, "_hear_report", "peer is teller and ", ""),
     Rule("only the welcome for the latest hello counts",
          "a_word_that_is_older_than_the_latest_hello", R, "_be_welcome",
          "if welcome.number != self._greeting:", "if False:"),
+    Rule("a clock stands while a connection is accepted",
+         "a_writer_that_is_stopped_while_a_connection_is_reset", ConnectionState, "accept",
+         "self._paused_since, self._doubted_since = self._doubted_since, None", "pass"),
+    Rule("a handshake that this end gives up is no fault of the writer",
+         "a_writer_that_is_stopped_after_its_connection_was_lost", ConnectionState, "lose",
+         "and not is_early", "and False"),
+    Rule("a clock goes on where it was if a handshake is ended early",
+         "a_writer_whose_connections_are_all_cut_in_the_handshake", ConnectionState, "lose",
+         "self._doubted_since = since", "self._doubted_since = now"),
+    Rule("handshakes that are ended early are no writer's",
+         "handshakes_that_are_cut_before_the_first_is_complete", ConnectionState,
+         "check_handshakes", "now - since >= self._bound", "False"),
+    Rule("a refusal has to last", "a_connection_that_is_refused_for_a_moment", ConnectionState,
+         "note_probe", ">= REFUSED_SECONDS", ">= 0.2"),
+    Rule("a relay that does not report is none", "a_relay_that_is_stopped", Places,
+         "silent_relays", "peer.reported_at <= since", "False"),
+    Rule("a relay's HELLO says nothing about its reader",
+         "a_relay_that_was_stopped_and_has_lost_its_connection", W, "_greet", "if not peer.host:",
+         "if True:"),
+    Rule("a connection that only asks is shut", "a_member_that_asks_and_does_not_read", Peer,
+         "note_idle_frame", "self.idle_frames > MAX_IDLE_FRAMES", "False"),
+    Rule("a new connection ends the former one", "a_member_with_many_connections", W, "_connect",
+         "if former is not None:", "if False:"),
+    Rule("a connection carries a window again, and no more",
+         "a_member_that_wants_everything_again_and_again", W, "_may_resend",
+         "peer.resent_bytes <= self._options.window_bytes", "True"),
+    Rule("a stream resumes at a frame that is here", "a_member_that_resumes_where_no_frame_is",
+         Outbox, "can_resume_at", "piece == 0", "True"),
+    Rule("a ring has a name", "a_relay_whose_ring_has_no_name", Places, "rows_of",
+         "if not report.name:", "if False:"),
+    Rule("nobody acknowledges what was not sent", "a_member_that_acknowledges_what_was_not_sent", W,
+         "_take", "<= sequence <= self.next", "<= sequence"),
+    Rule("a relay speaks for readers behind it only",
+         "a_relay_that_lies_about_readers_of_other_hosts", Places, "rows_of",
+         "if teller in (peer, peer.via)", ""),
 ]  # fmt: skip

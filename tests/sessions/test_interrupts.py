@@ -11,17 +11,20 @@ from typing import Any
 
 from memlane.broadcast.protocol import (
     admission,
+    connection_state,
     outbox,
     peer,
     places,
     reader_session,
+    states,
     writer_session,
 )
 from tests.sessions.test_sessions import LONG, step
 from tests.sessions.world import Reader, World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 10
-SESSIONS = {m.__file__ for m in (admission, outbox, peer, places, reader_session, writer_session)}
+MODULES = admission, connection_state, outbox, peer, places, reader_session, states, writer_session
+SESSIONS = {module.__file__ for module in MODULES}
 # What an interrupted dequeue had taken is lost, and an interrupted close() is a death.
 APART = (5, 6, 7, 17)
 
@@ -48,7 +51,7 @@ class After:
 
 
 class Interrupted(World):
-    """Its drivers mend what was interrupted, as those of `NetworkWriter` and `NetworkReader` do."""
+    """Its drivers recover from interruptions, as `NetworkWriter` and `NetworkReader` do."""
 
     interrupts = 0
 
@@ -67,12 +70,11 @@ class Interrupted(World):
         super()._relay(reader)
         sys.setprofile(handler)
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """What was staged the ring has not got, because there is none."""
-        outbox = self.writer.outbox
-        if outbox.staged is not None:
-            outbox.settle(outbox.staged[1])
-        self.sent = outbox.next
+        if self.outbox.staged is not None:
+            self.writer.settle(self.outbox.staged[1])
+        self.sent = self.writer.next
 
     def read(self, reader: Reader) -> None:
         try:
@@ -93,16 +95,16 @@ def test_any_moment() -> None:
         world = Interrupted(hosts, relay=dice.random() < 0.6, pieces=dice.choice([1, 1, 3]))
         steps: list[tuple[int, Reader, int]] = []
         for _ in range(dice.randint(1, 30)):
-            steps.append((dice.randrange(20), dice.choice(world.readers), dice.randrange(32)))
+            steps.append((dice.randrange(23), dice.choice(world.readers), dice.randrange(32)))
         moment = dice.randrange(len(steps))
         for number, (what, reader, how) in enumerate(steps):
             try:
                 if number == moment and what not in APART:
                     sys.setprofile(After(dice.randint(1, 150)))
-                step(world, what, reader, how)
+                step(world, what, reader, how, dice)
             except Alarm:
                 world.interrupts += 1
-                world.mend()
+                world.recover()
             finally:
                 sys.setprofile(None)
             world.check()
@@ -118,7 +120,7 @@ def test_a_death_that_is_interrupted() -> None:
             world = Interrupted(hosts, relay=relay)
             for _ in range(15):
                 world.advance(0.1)
-            assert not world.writer.absent()
+            assert not world.writer.count_absent()
             for reader in world.readers:
                 world.kill(reader)
             sys.setprofile(After(moment))

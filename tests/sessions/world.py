@@ -1,27 +1,41 @@
 """One writer and its readers on a few hosts, in virtual time: only the sessions are real.
 
-A connection is two queues of frames. Everything that a network, a kernel or a signal handler can do
-to it is a method of `World`; after each of them `check` compares the sessions with what happened.
+A connection is two queues of frames. Everything that a network, a kernel, a signal handler or a
+member that lies can do is a method of `World`; after each of them `check` compares the sessions
+with what happened. The drivers here call the methods that those of `network` call.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from memlane.broadcast.protocol.frames import Header, Kind, ReportRow, What, header_of, whole_header
+from memlane.broadcast.protocol.frames import (
+    Header,
+    Hello,
+    Kind,
+    Report,
+    ReportRow,
+    What,
+    control,
+    whole_header,
+)
 from memlane.broadcast.protocol.message import decode
 from memlane.broadcast.protocol.outbox import Piece
-from memlane.broadcast.protocol.peer import Peer
+from memlane.broadcast.protocol.peer import MAX_IDLE_FRAMES, Peer
 from memlane.broadcast.protocol.reader_session import ReaderSession
+from memlane.broadcast.protocol.states import Life
 from memlane.broadcast.protocol.writer_session import WriterSession
-from memlane.errors import CorruptMessage, PeerDied, WriterClosed
+from memlane.errors import AccessRefused, CorruptMessage, PeerDied, WriterClosed
 
 BOUND = 1.0
 WINDOW, WINDOW_BYTES = 4, 60
 STEP = 0.2
+HANDSHAKE = 3 * BOUND
+"""Seconds after which a reader ends a handshake that nobody answers."""
 EPOCH = 77
 
 
@@ -31,7 +45,8 @@ class Line:
 
     route: bytes
     is_up: bool = True
-    is_let_in: bool = False
+    accepted_at: float | None = None  # by the writer's kernel
+    is_admitted: bool = False
     writer_knows: bool = False  # of its end
     reader_knows_start: bool = False
     reader_knows_end: bool = False
@@ -48,6 +63,7 @@ class Ring:
     positions: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # who has died or closed
     fate: str = ""  # dead, closed, failed
+    lies: bool = False
 
 
 class Reader:
@@ -63,15 +79,18 @@ class Reader:
         self.is_behind = False
         self.is_slow = False  # as a relay it passes nothing on
         self.is_stopped = self.is_dead = self.has_closed = False
+        self.lies = self.is_victim = False
         self.outcome = ""
         self.no_line_since: float | None = world.now
-        self.was_unreachable = False
+        self.was_unreachable = False  # for the writer
+        self.no_writer_since: float | None = world.now
+        self.writer_was_out = False  # of its reach
         self.hello_was_dropped = False  # the latest one, by a signal handler of the writer
         self.reported_at = -1.0
 
     @property
     def runs(self) -> bool:
-        return not (self.is_stopped or self.is_dead)
+        return not (self.is_stopped or self.is_dead or self.lies)
 
 
 class World:
@@ -82,6 +101,8 @@ class World:
             relay=relay, window=WINDOW, window_bytes=WINDOW_BYTES, liveness=BOUND
         )
         self.writer = WriterSession(len(hosts), [], options, "q", EPOCH, 1, (64, 4))
+        self.peers = self.writer._peers
+        self.outbox = self.writer._outbox
         self.is_writer_stopped = self.is_writer_gone = self.was_writer_killed = False
         self.readers = [Reader(self, rank, host) for rank, host in enumerate(hosts)]
         self.lines: dict[bytes, Line] = {}
@@ -97,31 +118,34 @@ class World:
 
     def send(self, size: int = 5, *, fate: str = "") -> None:
         """Enqueues, if there is room. `fate`: a handler raises before or after the ring has it."""
-        outbox = self.writer.outbox
-        if self.is_writer_stopped or self.is_writer_gone or self.writer.ending_since is not None:
+        session = self.writer
+        if self.is_writer_stopped or self.is_writer_gone or session.is_ending:
             return
-        if not outbox.has_room(size) or self.writer.has_dead():
+        if not session.has_room(size):
             return
         body = b"%d." % self.sent + bytes(size)
         if self.pieces == 1:
-            pieces = [Piece(whole_header(EPOCH, outbox.next, Kind.BYTES, len(body)) + body)]
+            pieces = [Piece(whole_header(EPOCH, session.next, Kind.BYTES, len(body)) + body)]
         else:
-            pieces = _split(body, outbox.next, self.pieces)
-        outbox.stage(size, pieces, self.sent)
+            pieces = _split(body, session.next, self.pieces)
+        session.stage(pieces, size, self.sent)
         if fate == "before":
-            outbox.settle(self.sent)
+            session.settle(self.sent)
         elif fate == "after":
             self.sent += 1
-            outbox.settle(self.sent)
+            session.settle(self.sent)
         else:
             self.sent += 1
-            outbox.commit()
+            session.publish()
         self.write()
 
     def reset(self, reader: Reader, arrived: int = 0) -> None:
         """The connection ends; so many frames of each direction had come before that."""
-        line = reader.line
-        if line is None or not line.is_up:
+        if reader.line is not None:
+            self.cut_line(reader.line, arrived)
+
+    def cut_line(self, line: Line, arrived: int = 0) -> None:
+        if not line.is_up:
             return
         line.is_up = False
         for queue in (line.to_writer, line.to_reader):
@@ -152,6 +176,9 @@ class World:
 
     def close(self, reader: Reader) -> None:
         if not reader.runs or reader.has_closed:
+            return
+        if not reader.session.writer_pid:  # its constructor raises, without a word to the writer
+            self.kill(reader)
             return
         reader.has_closed = True
         if reader.ring is not None:
@@ -193,13 +220,28 @@ class World:
             elif reader.no_line_since is None:
                 reader.no_line_since = self.now
             alone = self.now if reader.no_line_since is None else reader.no_line_since
-            lost = self.writer.peers[reader.rank].lost_since
+            lost = self.peers[reader.rank].lost_since
             is_hello_lost = reader.no_line_since is not None or reader.hello_was_dropped
             if reader.is_stopped and is_hello_lost and lost is not None:
                 alone = lost  # it cannot send another one
             if self.now - min(cut, alone) >= BOUND / 2 - 1e-9:
                 reader.was_unreachable = True
+            self._look_for_writer(reader, cut)
         self.write()
+
+    def _look_for_writer(self, reader: Reader, cut: float) -> None:
+        """A writer that is stopped is not out of reach: its kernel accepts connections."""
+        line = reader.line
+        is_accepted = line is not None and line.is_up and line.accepted_at is not None
+        if line is not None and is_accepted:
+            age = self.now - (line.accepted_at or 0.0)
+            if line.reader_knows_start or age >= BOUND / 2:
+                reader.no_writer_since = None
+        elif reader.no_writer_since is None:
+            reader.no_writer_since = self.now
+        since = self.now if reader.no_writer_since is None else reader.no_writer_since
+        if self.now - min(cut, since) >= BOUND / 2 - 1e-9:
+            reader.writer_was_out = True
 
     def _lines_of(self, reader: Reader) -> list[Line]:
         return [line for line in self.lines.values() if line.route[:1] == b"%d" % reader.rank]
@@ -219,38 +261,40 @@ class World:
         if self.is_writer_stopped or self.is_writer_gone:
             return
         session, now = self.writer, self.now
-        for reader in self.readers:
-            line = reader.line
-            is_waiting = line is not None and line.is_up and not line.is_let_in
-            if line is not None and is_waiting and self._is_cut(reader) is None:
-                line.is_let_in = True
-                session.knock(reader.rank, now)
         for line in self.lines.values():
+            reader = self._reader_of(line)
+            if line.is_up and not line.is_admitted and self._is_cut(reader) is None:
+                line.is_admitted = True
+                session.authenticated(reader.rank, now)
             if not line.is_up and not line.writer_knows:
                 line.writer_knows = True
-                for peer in session.peers:
-                    if peer.route == line.route and peer.is_connected:
-                        peer.lose(now)
-        for reader in self.readers:
-            for line in [
-                each for each in self.lines.values() if each.route[:1] == b"%d" % reader.rank
-            ]:
-                self._hear(reader, line)
-        for peer in session.peers:
-            reader = self.readers[peer.place]
-            since = self._is_cut(reader)
-            is_here = peer.state == "running" and peer.is_connected
-            if is_here and since is not None and now - since >= BOUND:
-                session.give_up(peer, "silent", now)
-        session.outbox.drop_taken()
+                session.lost(line.route, now)
+        for line in list(self.lines.values()):
+            self._hear(self._reader_of(line), line)
+        if session.is_asked:
+            session.answer([], now)
+        for route in session.connections():
+            line = self.lines[route]
+            since = self._is_cut(self._reader_of(line))
+            if not line.is_up:
+                session.lost(route, now)
+            elif since is not None and now - since >= BOUND:
+                session.silent(route, "silent", now)
+        for route in session.talkative():
+            if not self.lines[route].to_reader:
+                session.drained(route)
         session.tick(now)
-        session.announce_ready()
+        if not (session.is_everybody_here or session.count_absent()):
+            session.announce_ready()
         self._flush_writer()
-        if session.ending_since is not None and (not session.unfinished() or session.stuck(now)):
+        if session.is_ending and (not session.unfinished() or session.is_stuck(now)):
             self.missed = session.missed()
             self.is_writer_gone = True
             for reader in self.readers:
                 self.reset(reader, 1000)
+
+    def _reader_of(self, line: Line) -> Reader:
+        return self.readers[int(line.route.split(b"-")[0])]
 
     def _hear(self, reader: Reader, line: Line) -> None:
         session = self.writer
@@ -258,38 +302,33 @@ class World:
             if (reader.host, "up") in self.cuts:
                 return
             frame = line.to_writer.popleft()[1]
-            is_hello = header_of(frame).what == What.HELLO
+            is_hello = frame[4:5] == bytes((What.HELLO,))
             if self._takes("hear"):
                 reader.hello_was_dropped |= is_hello
                 session.say_again()
                 continue
             reader.hello_was_dropped &= not is_hello
             try:
-                session.receive(line.route, frame, self.now, reader.rank, "somewhere")
+                session.heard(line.route, frame, self.now, reader.rank, "somewhere")
             except CorruptMessage:
                 continue
             if not line.is_up and session.is_known(line.route):
-                for peer in session.peers:  # as a transport finds that it is closed
-                    if peer.route == line.route:
-                        peer.lose(self.now)
+                session.lost(line.route, self.now)  # as a transport finds that it is closed
 
     def _flush_writer(self) -> None:
         session = self.writer
-        while session.answers:
-            route, frame = session.answers.popleft()
+        for route, piece, peer, cursor in session.frames_due():
             line = self.lines.get(route)
             if line is not None and line.is_up:
-                line.to_reader.append((self.now + self.delay, Piece(frame)))
-        for peer in session.peers:
-            while (found := session.outbox.frame_for(peer)) is not None:
-                line = self.lines.get(peer.route or b"")
-                if line is None or not line.is_up:
-                    peer.lose(self.now)
-                    break
-                line.to_reader.append((self.now + self.delay, found[0]))
+                line.to_reader.append((self.now + self.delay, piece))
                 if self._takes("flush"):
                     continue  # it is not known whether that went out
-                peer.note_sent(found[1])
+            elif peer is not None:
+                session.lost(route, self.now)
+                continue
+            session.sent(peer, cursor)
+        while session.unwanted:
+            self.cut_line(self.lines[session.unwanted.popleft()])
 
     # A reader's driver ------------------------------------------------------------------------
 
@@ -305,7 +344,7 @@ class World:
         if reader.ring is not None:
             session.follow(reader.ring.positions[reader.rank], now)
         since = self._is_cut(reader)
-        has_line = line is not None and line.is_up and line.is_let_in
+        has_line = line is not None and line.is_up and line.accepted_at is not None
         session.note_silence(has_line and since is not None and now - since >= BOUND)
         if session.is_connected:
             session.acknowledge_later(now)
@@ -317,22 +356,34 @@ class World:
 
     def _connect(self, reader: Reader) -> None:
         session, line, now = reader.session, reader.line, self.now
-        if line is not None and line.is_up and line.is_let_in and not line.reader_knows_start:
-            session.accept()
-            session.connect(now)
-            line.reader_knows_start = True
+        is_over = session.failure is not None or (reader.has_closed and session.has_left)
+        is_new = line is not None and line.is_up and line.accepted_at is None
+        if line is not None and is_new and self._is_cut(reader) is None:
+            line.accepted_at = now
+            session.accept(now)
+        if line is not None and line.is_up and line.accepted_at is not None:
+            if line.is_admitted and not line.reader_knows_start:
+                session.connect(now)
+                line.reader_knows_start = True
+            elif not line.is_admitted and now - line.accepted_at >= HANDSHAKE:
+                line.is_up = False
         if line is not None and not line.is_up and not line.reader_knows_end:
             self._take_frames(reader, line)
             session.lose(now)
             line.reader_knows_end = True
-        is_over = session.failure is not None or (reader.has_closed and session.has_left)
         if (line is None or not line.is_up) and not is_over:
             if self.is_writer_gone:
                 session.note_probe(self._is_cut(reader) is None, now)
                 return
-            number = sum(route[:1] == b"%d" % reader.rank for route in self.lines)
-            route = b"%d-%d" % (reader.rank, number)
-            reader.line = self.lines[route] = Line(route)
+            self.dial(reader)
+            if self._is_cut(reader) is None:
+                self._connect(reader)
+
+    def dial(self, reader: Reader) -> Line:
+        number = sum(route.split(b"-")[0] == b"%d" % reader.rank for route in self.lines)
+        route = b"%d-%d" % (reader.rank, number)
+        reader.line = self.lines[route] = Line(route)
+        return reader.line
 
     def _take_frames(self, reader: Reader, line: Line) -> None:
         session = reader.session
@@ -364,7 +415,7 @@ class World:
 
     def _share(self, reader: Reader) -> None:
         session, plan, ring = reader.session, reader.session.ring, reader.ring
-        is_in = reader.is_behind or reader.is_relay or session.is_seen
+        is_in = reader.is_behind or reader.is_relay or session.is_behind
         if ring is not None and not is_in and (plan is None or plan.name != ring.name):
             ring.gone.add(reader.rank)
             reader.ring = None  # its relay ended before it was seen there
@@ -378,17 +429,17 @@ class World:
             reader.ring.positions[reader.rank] = 0
             reader.is_relay = True
         elif reader.ring is None:
-            ring = self.rings[plan.name]
-            if ring.fate or reader.rank in ring.positions:
+            ring = self.rings.get(plan.name)  # a relay that lies has none
+            if ring is None or ring.fate or reader.rank in ring.positions:
                 session.read_alone(0, self.now)
                 return
             ring.positions[reader.rank] = 0
             reader.ring = ring
+            reader.is_victim |= ring.lies
         if reader.is_relay:
             self._relay(reader)
         elif not reader.is_behind and reader.ring is not None:
-            if session.is_seen:
-                session.read_behind()
+            if session.is_behind:
                 reader.is_behind = True
             elif self.now - reader.reported_at >= 1.0:
                 reader.reported_at = self.now
@@ -418,7 +469,7 @@ class World:
             ring.fate = "closed"
         except PeerDied:
             ring.fate = "dead"
-        absent = {peer.place for peer in self.writer.absent()}
+        absent = {peer.place for peer in self.peers if peer.is_absent}
         if ring.gone >= set(ring.positions) | absent and not ring.fate:
             ring.fate = "closed"
             session.leave(self.now)
@@ -441,7 +492,11 @@ class World:
                 return True
             if ring.fate == "closed":
                 reader.outcome = "WriterClosed"
-            elif ring.fate == "failed" or (ring.fate == "dead" and reader.is_behind):
+            elif (
+                ring.fate == "failed"
+                or (ring.fate == "dead" and reader.is_behind)
+                or (reader.is_behind and not session.is_behind)  # its relay does not report
+            ):
                 reader.is_behind = reader.is_relay = False
                 reader.ring = None
                 session.read_alone(place, self.now)
@@ -459,42 +514,103 @@ class World:
     def _end(self, reader: Reader) -> None:
         try:
             reader.session.check_writer(self.now)
-        except (WriterClosed, PeerDied) as error:
+        except (WriterClosed, PeerDied, AccessRefused) as error:
             reader.outcome = type(error).__name__
         self._flush_reader(reader)
+
+    # A member that lies -----------------------------------------------------------------------
+
+    def lie(self, reader: Reader, dice: Random) -> None:
+        """Sends any well-formed frame, with the key of its place, on any of its connections."""
+        lines = [line for line in self._lines_of(reader) if line.is_up]
+        line = dice.choice(lines) if lines and dice.random() < 0.8 else self.dial(reader)
+        frame = self._lie(reader, dice)
+        self.claim(reader, line, frame, 1 if dice.random() < 0.9 else dice.choice([20, 300]))
+
+    def claim(self, reader: Reader, line: Line, frame: bytes, count: int = 1) -> None:
+        """Sends that frame, and from now on does nothing but what it is told."""
+        reader.lies = True
+        if reader.ring is not None and reader.is_relay:
+            reader.ring.lies = True
+            for other in self.readers:  # it may lie about those that read its ring, and to them
+                other.is_victim |= other.ring is reader.ring
+        line.to_writer.extend([(self.now, frame)] * count)
+        self.write()
+
+    def _lie(self, reader: Reader, dice: Random) -> bytes:
+        numbers = [0, 1, self.sent - 1, self.sent, self.sent + 1, self.peers[reader.rank].taken]
+        number = max(0, dice.choice([*numbers, 1 << 40]))
+        what = dice.choice([What.HELLO, What.HELLO, *What])
+        body: Any = None
+        if what == What.HELLO:
+            body = Hello(
+                "q",
+                dice.choice([reader.rank, reader.rank, dice.randrange(7), -1, 1 << 62]),
+                dice.choice([1, 100, -1, 1 << 60]),
+                dice.choice([b"%d" % reader.rank, b"%d" % dice.randrange(6), b"lie"]),
+                "",
+                dice.choice(numbers),
+                number,
+                dice.choice([0, 0, 1, 2, 1 << 31]),
+                dice.choice([f"h{reader.host}", f"h{dice.randrange(3)}", ""]),
+                dice.random() < 0.3,
+                dice.choice([-1, 1, 2, 5, dice.randrange(1000), (1 << 62) - 1, (1 << 64) - 1]),
+            )
+        elif what == What.REPORT:
+            states = ["running", "dead", "closed", "absent", "stopped", ""]
+            places = range(-1, len(self.readers) + 1)
+            taken = [0, self.sent, number, -1]
+            rows = [
+                ReportRow(dice.choice(places), 5, dice.choice(states), dice.choice(taken))
+                for _ in range(dice.randrange(4))
+            ]
+            name = dice.choice(["", "ring0", "ring1", "lie"])
+            body = Report(name, dice.choice(["id", "", "lie"]), rows)
+        epoch = EPOCH if dice.random() < 0.9 else dice.randrange(3)
+        header = Header(what, epoch, number, dice.randrange(6), dice.randrange(3))
+        return control(header, body)
 
     # What must hold ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        outbox = self.writer.outbox
+        outbox = self.outbox
         assert outbox.next == self.sent, "a message is there that nobody sent, or the reverse"
         for reader in self.readers:
-            log, peer = reader.log, self.writer.peers[reader.rank]
-            assert log == list(range(len(log))), f"reader {reader.rank} got {log}"
-            assert len(log) <= self.sent
-            assert peer.taken <= len(log), f"it is said to have taken {peer.taken}, not {len(log)}"
+            log, peer = reader.log, self.peers[reader.rank]
             if peer.is_waited_for:
                 assert outbox.next - peer.taken <= WINDOW, "more than a window is on its way"
                 in_flight = outbox.bytes - peer.taken_bytes
                 assert in_flight <= WINDOW_BYTES or outbox.next - peer.taken == 1
                 assert peer.taken >= outbox.first, "a message was dropped that somebody needs"
-            if peer.state == "dead":
+            assert peer.taken <= self.sent, "a message was taken that was not sent"
+            if reader.is_victim and not reader.lies:
+                continue
+            if reader.lies:
+                for line in self._lines_of(reader):
+                    most = 2 * MAX_IDLE_FRAMES + 4 * WINDOW * self.pieces
+                    assert len(line.to_reader) <= most, "a connection costs without a bound"
+                continue
+            assert log == list(range(len(log))), f"reader {reader.rank} got {log}"
+            assert len(log) <= self.sent
+            assert peer.taken <= len(log), f"it is said to have taken {peer.taken}, not {len(log)}"
+            if peer.life is Life.DEAD:
                 assert reader.is_dead or reader.was_unreachable, f"{reader.rank}: {peer.died}"
-            if peer.state == "closed":
+            if peer.life in (Life.CLOSED, Life.RELAYING):
                 assert reader.has_closed, f"reader {reader.rank} did not close"
             if reader.outcome == "WriterClosed":
-                assert self.writer.ending_since is not None
+                assert self.writer.is_ending
                 assert len(log) == self.sent
-            if reader.outcome == "WriterDied":
-                assert self.is_writer_gone or reader.was_unreachable
-                if self.missed is not None and not reader.was_unreachable:
-                    is_attaching = reader.ring is not None and not reader.is_behind
-                    is_named = peer in self.missed or is_attaching or not self.sent
-                    assert is_named, (
-                        f"reader {reader.rank} was told nothing of the end: {self.story()}"
-                    )
+            if reader.outcome in ("WriterDied", "AccessRefused"):
+                assert self.is_writer_gone or reader.writer_was_out, (
+                    f"{reader.rank}: {self.story()}"
+                )
+            is_unexplained = reader.outcome == "WriterDied" and not reader.writer_was_out
+            if self.missed is not None and is_unexplained:
+                is_attaching = reader.ring is not None and not reader.is_behind
+                is_named = peer in self.missed or is_attaching or not self.sent
+                assert is_named, f"reader {reader.rank} was told nothing of the end: {self.story()}"
             if reader.outcome == "ReaderGivenUp":
-                assert peer.state == "dead"
+                assert peer.life is Life.DEAD
 
     def settle(self) -> None:
         """Once the network has healed and all processes run, everybody gets everything."""
@@ -521,7 +637,7 @@ class World:
             if self._counts(reader):
                 assert reader.outcome, f"reader {reader.rank} waits for ever: {self.story()}"
             if reader.outcome == "WriterDied" and not self.was_writer_killed:
-                assert self.missed is not None or reader.was_unreachable
+                assert self.missed is not None or reader.writer_was_out
 
     def drain(self) -> None:
         for reader in self.readers:
@@ -529,29 +645,29 @@ class World:
                 self.check()
 
     def _counts(self, reader: Reader) -> bool:
-        return reader.runs and not reader.has_closed
+        return reader.runs and not (reader.has_closed or reader.is_victim)
 
     def _is_settled(self) -> bool:
         if self.is_writer_gone:
             return all(r.outcome or not self._counts(r) for r in self.readers)
         for reader in self.readers:
-            peer = self.writer.peers[reader.rank]
-            if reader.is_dead and peer.state == "running" and not peer.has_left:
-                return False
+            peer = self.peers[reader.rank]
             has_ended = reader.has_closed or reader.outcome in ("WriterDied", "ReaderGivenUp")
-            if has_ended and not reader.is_dead and peer.state == "running" and not peer.has_left:
+            if reader.lies or reader.is_victim:
+                continue
+            if (reader.is_dead or has_ended) and peer.life is Life.RUNNING:
                 return False
             waits = self._counts(reader) and not reader.outcome
-            if waits and (peer.state != "running" or len(reader.log) < self.sent):
+            if waits and (peer.life is not Life.RUNNING or len(reader.log) < self.sent):
                 return False
         return True
 
     def story(self) -> str:
-        sent = self.writer.outbox.next
         return "; ".join(
-            f"{p.text([], sent, self.now)} log {len(r.log)} {r.outcome}"
+            f"{p.text(self.sent, self.now)} log {len(r.log)} {r.outcome}"
             f" relay {r.is_relay} behind {r.is_behind} dead {r.is_dead} closed {r.has_closed}"
-            for p, r in zip(self.writer.peers, self.readers, strict=True)
+            f" lies {r.lies} victim {r.is_victim}"
+            for p, r in zip(self.peers, self.readers, strict=True)
         )
 
 

@@ -23,7 +23,6 @@ from memlane.broadcast import grouping
 from memlane.broadcast.network import relay, shared_reader
 from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.protocol import frames as wire
-from memlane.broadcast.protocol import places
 from memlane.broadcast.protocol.frames import ReportRow
 from tests.groups import groups_of, queues_over
 from tests.harness import PATIENCE, Aside, Link, private_shm, start, unshare_refusal, until
@@ -446,10 +445,10 @@ def test_reports_that_cannot_be(row: ReportRow) -> None:
         for rank in (0, 2):
             reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
             stack.callback(reader.close)
-        peers = writer._writer.session.peers  # type: ignore[union-attr]
-        report = wire.Report(*peers[0].ring, [row])
+        held = writer._writer.session._places  # type: ignore[union-attr]
+        report = wire.Report(*held.peers[0].ring, [row])
         with refuses(CorruptMessage) if row.place in (7, -1, 2) else nullcontext():
-            assert places.rows_of(peers, peers[0], report, 0) == []
+            assert held.rows_of(held.peers[0], report, 0) == []
         assert [r.state for r in writer.statistics().readers] == ["running", "absent", "running"]
 
 

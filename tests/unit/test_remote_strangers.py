@@ -83,9 +83,9 @@ def greeted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     places: list[int] = []
     real = WriterSession._greet
 
-    def greet(*args: Any) -> None:
+    def greet(*args: Any) -> Any:
         places.append(-1 if args[4] is None else args[4])
-        real(*args)
+        return real(*args)
 
     monkeypatch.setattr(WriterSession, "_greet", greet)
     return places
@@ -163,7 +163,7 @@ def test_strangers(kind: str, greeted: list[int]) -> None:
 def test_too_many_half_open_connections() -> None:
     """The oldest are ended for newer ones, long before the time of a handshake is over; a reader
     that comes in between is let in."""
-    most = sockets.MOST_AT_DOOR + 2
+    most = sockets.MAX_UNIDENTIFIED + 2
     with remote_writer(1, remote_liveness=4 * PATIENCE) as writer:
         ones = [socket.create_connection(address_of(writer.handle), PATIENCE)]
         with MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader:

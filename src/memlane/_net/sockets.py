@@ -15,13 +15,13 @@ from typing import Any, cast
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from memlane._net.tcp import KEEP_ALIVE, Connection, Descriptors
+from memlane._net.tcp import KEEP_ALIVE, Connection, Descriptors, Spare
 
 AnySocket = zmq.Socket[bytes]
 
 MOST_BYTES = 4 * 1024
 """Limit of a frame where peers may be unauthenticated: libzmq allocates what a frame announces."""
-MOST_AT_DOOR = 128
+MAX_UNIDENTIFIED = 128
 """Limit of connections that have not identified themselves; two more per expected peer."""
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"memlane"
@@ -61,7 +61,8 @@ class Transport:
     ) -> None:
         """Sets no limits (libzmq's high-water marks) unless `options` has some."""
         self._is_closed = False
-        self.descriptors = Descriptors()
+        self.spare = Spare()
+        self.descriptors = Descriptors(self.spare)
         self.socket = context.socket(kind)
         unlimited = ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0))
         for option, value in (*unlimited, *KEEP_ALIVE, *options):
@@ -92,6 +93,7 @@ class Transport:
         closes the sockets too; otherwise their context closes them."""
         if not self._is_closed:
             self._is_closed = True
+            self.spare.close()
             self.socket.disable_monitor()
             if linger is not None:
                 self._monitor.close(0)
@@ -122,7 +124,7 @@ class Listening(Transport):
         *options: tuple[int, int],
     ) -> None:
         self._place_of_key = place_of_key
-        self._most = MOST_AT_DOOR + 2 * expected
+        self._most = MAX_UNIDENTIFIED + 2 * expected
         self._port: int | None = None  # until it is bound
         self.connections: dict[bytes, Connection] = {}
         # Bound before the listener, which queries it for every connection.
@@ -150,12 +152,12 @@ class Listening(Transport):
         """Binds, and returns the port, which the kernel chooses if `address` has port 0."""
         self.socket.set(zmq.IPV6, int(is_ipv6))
         self.socket.bind(address)
-        self.look_at_door()  # records the listening socket, so that forked children close it
+        self.reap_unidentified()  # records the listening socket, so that forked children close it
         bound = cast("bytes", self.socket.get(zmq.LAST_ENDPOINT))
         self._port = int(bound.rpartition(b":")[2].rstrip(b"\0"))
         return self._port
 
-    def let_in(self) -> Iterator[int]:
+    def accept_authenticated(self) -> Iterator[int]:
         """Answers libzmq's authentication requests (ZAP, RFC 27); yields the places admitted."""
         while can_receive(self._zap):
             version, request, _domain, _address, _identity, mechanism, *credentials = (
@@ -178,12 +180,12 @@ class Listening(Transport):
         monitor's event may not have been read yet.
         """
         with suppress(OSError):
-            connection = Connection(part.get(zmq.SRCFD), self._port)
+            connection = Connection(part.get(zmq.SRCFD), self.spare, self._port)
             self.descriptors.note(connection.descriptor)
             return connection
         return None
 
-    def look_at_door(self) -> list[bytes]:
+    def reap_unidentified(self) -> list[bytes]:
         """Shuts down the oldest connections if too many have not identified themselves; libzmq
         limits the time of a handshake, but not their number. Returns the routes of connections
         that were lost."""

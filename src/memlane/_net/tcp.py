@@ -15,12 +15,11 @@ import socket
 import stat
 import struct
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import zmq
 
-from memlane._base.lifetime import undone_by
 from memlane._native import close_in_children, keep_in_children
 
 if TYPE_CHECKING:
@@ -39,7 +38,10 @@ _INFO_BYTES = 232
 _COUNTS = struct.Struct("2x2B")  # retransmits, probes: unanswered ones since the last answer
 _RETRY = struct.Struct("8xI")  # retransmission timeout in us
 _RECEIVED = struct.Struct("52x2I")  # ms since data, and since an acknowledgement, was received
+_UNACKED = struct.Struct("24xI")  # segments that it has not
 _ACKED = struct.Struct("120xQ")  # bytes that the peer's kernel has acknowledged
+_ARRIVED = struct.Struct("128xQ")  # bytes received here
+_UNSENT = struct.Struct("144xI")  # bytes that this kernel has yet to send
 _WINDOW = struct.Struct("228xI")  # the peer's receive window in bytes; kernels since 5.4
 
 # Data and probes must be seen unanswered for this long before that counts. A single unanswered
@@ -57,41 +59,76 @@ def _inode_of(number: int) -> int:
     return file.st_ino
 
 
+class Spare:
+    """A descriptor kept in reserve, to look at libzmq's connections and to shut them down.
+
+    A number of libzmq's may be another file's by the time of a call. So the call is made on the
+    spare, once it refers to the same file and that is the expected one. It needs no free
+    descriptor: a process without any must still know which of its peers live.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_INET6)  # has room for every address
+        except OSError as error:
+            if error.errno != errno.EAFNOSUPPORT:
+                raise
+            self._socket = socket.socket()
+        self._idle = socket.socket(socket.AF_UNIX)
+        numbers = self._socket.fileno(), self._idle.fileno()
+        os.dup2(self._idle.fileno(), self._socket.fileno(), inheritable=False)
+        self._in_children = [(number, close_in_children(number)) for number in numbers]
+
+    @contextmanager
+    def of(self, descriptor: int, inode: int) -> Iterator[socket.socket]:
+        """That socket, for the block. OSError if libzmq has closed it."""
+        number = self._socket.fileno()
+        os.dup2(descriptor, number, inheritable=False)
+        try:
+            if os.fstat(number).st_ino != inode:
+                raise OSError(errno.EBADF, "it was closed")
+            yield self._socket
+        finally:  # or the connection would stay open as long as this refers to it
+            os.dup2(self._idle.fileno(), number, inheritable=False)
+
+    def close(self) -> None:
+        while self._in_children:
+            keep_in_children(*self._in_children.pop())
+        self._socket.close()
+        self._idle.close()
+
+
 class Connection:
     """One TCP connection of libzmq, by its descriptor, which libzmq owns.
 
     Args:
+        spare: to look at it.
         port: its port here, if that is known.
 
     Raises OSError if libzmq has closed it, as far as that shows: the number may have been reused.
     """
 
-    def __init__(self, descriptor: int, port: int | None = None) -> None:
-        self.descriptor = descriptor
+    def __init__(self, descriptor: int, spare: Spare, port: int | None = None) -> None:
+        self.descriptor, self._spare = descriptor, spare
         self._inode = _inode_of(descriptor)
-        with self.copy() as copy:
-            is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)
-            if not is_tcp or port not in (None, copy.getsockname()[1]):
+        with spare.of(descriptor, self._inode) as it:
+            family = it.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+            is_tcp = family in (socket.AF_INET, socket.AF_INET6)
+            if not is_tcp or port not in (None, it.getsockname()[1]):
                 raise OSError(errno.EBADF, "it was closed")
+            self.peer = "an unknown address"
+            with suppress(OSError):  # it has ended, but libzmq has not closed it yet
+                host, peer_port = it.getpeername()[:2]
+                self.peer = f"[{host}]:{peer_port}" if ":" in host else f"{host}:{peer_port}"
         self._doubted_since: float | None = None
         self._asked_at = 0.0
         self._acked = 0
-        self.peer = self._peer()
 
-    def copy(self) -> socket.socket:
-        """Duplicates the descriptor; raises OSError if libzmq has closed it."""
-        descriptor = os.dup(self.descriptor)
-        with undone_by(lambda: os.close(descriptor)):
-            if os.fstat(descriptor).st_ino != self._inode:  # the number has been reused
-                raise OSError(errno.EBADF, "it was closed")
-            return socket.socket(fileno=descriptor)
-
-    def _peer(self) -> str:
-        """`host:port` of the other end."""
-        with suppress(OSError), self.copy() as copy:
-            host, port = copy.getpeername()[:2]
-            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return "an unknown address"
+    def _info(self) -> bytes | None:
+        """`struct tcp_info`; None if libzmq has closed it."""
+        with suppress(OSError), self._spare.of(self.descriptor, self._inode) as it:
+            return it.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        return None
 
     @property
     def is_open(self) -> bool:
@@ -103,13 +140,21 @@ class Connection:
 
     def has_moved(self, least: int) -> bool:
         """Whether the peer has acknowledged `least` more bytes since this last returned True."""
-        with suppress(OSError), self.copy() as copy:
-            info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            (acked,) = _ACKED.unpack_from(info)
-            if acked >= self._acked + least:
-                self._acked = acked
-                return True
-        return False
+        info = self._info()
+        if info is None:
+            return False
+        (acked,) = _ACKED.unpack_from(info)
+        if acked < self._acked + least:
+            return False
+        self._acked = acked
+        return True
+
+    def is_drained(self) -> bool:
+        """Whether the other host has received all that libzmq has sent."""
+        info = self._info()
+        return info is not None and not (
+            _UNACKED.unpack_from(info)[0] or _UNSENT.unpack_from(info)[0]
+        )
 
     def is_silent(self, bound: float) -> bool:
         """Whether the other host owes an answer, and has sent none for `bound` seconds.
@@ -120,10 +165,8 @@ class Connection:
         if now - self._asked_at < bound / _LOOKS:
             return False
         self._asked_at = now
-        try:
-            with self.copy() as copy:
-                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        except OSError:  # closed meanwhile; is_open reports that
+        info = self._info()
+        if info is None:  # closed meanwhile; is_open reports that
             return False
         silence = min(_RECEIVED.unpack_from(info)) / 1000
         if silence < bound / 2 or not _is_unanswered(info, silence):
@@ -152,8 +195,10 @@ class Descriptors:
     A forked child closes its copies, which would keep a dead parent's connections open, and sends
     nothing on them."""
 
-    def __init__(self) -> None:
+    def __init__(self, spare: Spare) -> None:
+        self._spare = spare
         self._inodes: dict[int, int] = {}
+        self._arrived: dict[int, int] = {}  # bytes, when a frame of it had last been read
 
     def __len__(self) -> int:
         return len(self._inodes)
@@ -171,6 +216,7 @@ class Descriptors:
             self._inodes[number] = close_in_children(number)
 
     def forget(self, number: int) -> None:
+        self._arrived.pop(number, None)
         if number in self._inodes:
             keep_in_children(number, self._inodes.pop(number))
 
@@ -178,6 +224,17 @@ class Descriptors:
         """Call it once libzmq has closed them."""
         for number in self:
             self.forget(number)
+
+    def has_flooded(self, number: int, most: int, *, is_heard: bool) -> bool:
+        """Whether more than `most` bytes have arrived on that connection since a frame of it was
+        last read; `is_heard`: one was, since the last look."""
+        with suppress(OSError, KeyError), self._spare.of(number, self._inodes[number]) as it:
+            info = it.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            (arrived,) = _ARRIVED.unpack_from(info)
+            if is_heard:
+                self._arrived[number] = arrived
+            return bool(arrived - self._arrived.get(number, 0) > most)
+        return False
 
     def _is_same(self, number: int) -> bool:
         try:
@@ -187,11 +244,6 @@ class Descriptors:
 
     def shut(self, number: int) -> None:
         """Shuts the connection down, so that libzmq sees its end."""
-        if self._is_same(number):
-            with suppress(OSError):
-                found = socket.socket(fileno=number)
-                try:
-                    found.shutdown(socket.SHUT_RDWR)
-                finally:
-                    found.detach()
+        with suppress(OSError, KeyError), self._spare.of(number, self._inodes[number]) as it:
+            it.shutdown(socket.SHUT_RDWR)
         self.forget(number)

@@ -125,7 +125,8 @@ class Board:
                 error.errno or errno.EIO, f"rank 0 cannot listen on {host}:{port}: {error.strerror}"
             ) from None
         self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
-        start_thread(self._thread)
+        with undone_by(self._members.close):
+            start_thread(self._thread)
 
     def close(self) -> None:
         """Waits for ranks in the middle of a call, but at most `_PARTING` seconds. Idempotent, and
@@ -154,7 +155,7 @@ class Board:
             poller.register(descriptor, select.POLLIN)
         while parting is None or (members.connections and parting.left() > 0):
             poller.poll(None if parting is None else int(parting.left() * 1000) + 1)
-            for _ in members.let_in():
+            for _ in members.accept_authenticated():
                 pass
             for client, request in members.hear():
                 # Malformed: from a member of another version, which times out without an answer.
@@ -162,7 +163,7 @@ class Board:
                     self._take(client, request)
                 if client not in members.connections:
                     self._forget(client)  # it has left, or was lost before its request was read
-            for client in members.look_at_door():
+            for client in members.reap_unidentified():
                 self._forget(client)
             with suppress(BlockingIOError):
                 os.eventfd_read(self._events[0])

@@ -15,6 +15,7 @@ import atexit
 import errno
 import logging
 import os
+import resource
 import select
 import threading
 import time
@@ -80,6 +81,7 @@ class NetworkEnd(ABC):
         self._was_closed_here = False  # inside of `locked`
         self._ender = 0  # the thread that ends this end
         self._broken: BaseException | None = None  # what ended the thread
+        self._has_warned = False  # that no descriptor can be opened
         self._events: list[int] = []
         self._context = new_context()
         self._closing_event = self._event()
@@ -112,6 +114,24 @@ class NetworkEnd(ABC):
         """A descriptor that one thread can wake another with."""
         self._events.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         return self._events[-1]
+
+    def can_open(self) -> bool:
+        """Whether this process can open a descriptor. While it cannot, no lost connection can be
+        restored, and that is no peer's fault."""
+        try:
+            os.close(os.dup(self._closing_event))
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                logger.warning(
+                    "%s: lost connections of this queue cannot be restored, and peers without one "
+                    "are waited for; close descriptors or raise the limit of %d (`ulimit -n`)",
+                    error.strerror,
+                    limit,
+                )
+            return False
+        return True
 
     def _free(self, linger: float = 0.0) -> None:
         """Closes everything still open; unsent frames have `linger` seconds to go out. What a

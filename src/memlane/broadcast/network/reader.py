@@ -37,7 +37,7 @@ _ASK_AGAIN = 1.0
 _RECENT = 0.5
 """Seconds without a call, or a quarter of the bound if that is less, after which the thread
 receives, so that the writer can close meanwhile."""
-_GOODBYE = 1.0
+_LAST_WORDS = 1.0  # seconds for the frames that a reader sends as it leaves
 
 
 class NetworkReader(NetworkEnd):
@@ -81,13 +81,12 @@ class NetworkReader(NetworkEnd):
         super().__init__(f"reader-{rank}")
         self.rank, self._waits = rank, 0
         self._codec = codec_of(handle.serializer)
-        self.position_behind: Callable[[], int | None] = lambda: None  # in its relay's ring
-        self._bound = handle.remote_liveness
-        self._recent = min(_RECENT, self._bound / 4)
+        self._position_behind: Callable[[], int | None] = lambda: None  # in its relay's ring
+        self.bound = handle.remote_liveness
+        self._recent = min(_RECENT, self.bound / 4)
         self._connection: Connection | None = None
         self._has_news = self._is_torn = self._lacks_memory = False
-        self._asked_at = self._accepted_at = 0.0
-        self._descriptor = -1
+        self._asked_at = 0.0
         with self._opening():
             self.session = ReaderSession(
                 handle.queue_id,
@@ -97,12 +96,12 @@ class NetworkReader(NetworkEnd):
                 "" if handle.remote_server_key else secret,
                 host,
                 self.endpoint.text,
-                self._bound,
+                self.bound,
                 time.monotonic(),
             )
             self._news = self._event()
             self.transport = Connecting(
-                self._context, self.endpoint, handle.remote_server_key, secret, self._bound
+                self._context, self.endpoint, handle.remote_server_key, secret, self.bound
             )
             self._call_poller = self._poller(self.transport.news, self._news)
             self._quiet_poller = self._poller(*self.transport.quiet)
@@ -116,7 +115,7 @@ class NetworkReader(NetworkEnd):
     ) -> None:
         """Receives until `is_done`, as a step of attaching."""
         session = self.session
-        patience = time.monotonic() + max(self._bound, FIRST_CONTACT)
+        patience = time.monotonic() + max(self.bound, FIRST_CONTACT)
 
         def ready() -> bool | None:
             self.check()
@@ -244,7 +243,7 @@ class NetworkReader(NetworkEnd):
         self._hear()
         later = session.acknowledge_later(now) if not session.inbox else None
         if self._connection is not None:
-            session.note_silence(self._connection.is_silent(self._bound))
+            session.note_silence(self._connection.is_silent(self.bound))
         due = session.tick(now)
         if session.out:
             self._flush()
@@ -339,7 +338,15 @@ class NetworkReader(NetworkEnd):
                     self._hear()
                 except MemoryError:  # the next call tries again, and raises it if that fails, too
                     self._lacks_memory = True
-            session.follow(self.position_behind(), now)
+            session.follow(self._position_behind(), now)
+            if session.is_doubted and not self.can_open():
+                session.pause_clock(now)
+        if session.was_cut:
+            is_refused = is_deserted(self.endpoint)
+            with self.lock:
+                session.note_probe(is_refused, time.monotonic())
+                self.wake()
+        with self.lock:
             due = session.tick(now)
             self._flush()
             if session.failure is not None:
@@ -347,12 +354,7 @@ class NetworkReader(NetworkEnd):
         # A call that sends may consume the signal of frames that arrived, so look again after this.
         pause = None if session.is_ended else self._recent
         if due is not None:
-            pause = min(self._recent, max(0.0, due - now))
-        if session.was_cut:
-            is_refused = is_deserted(self.endpoint)
-            with self.lock:
-                session.note_probe(is_refused, time.monotonic())
-                self.wake()
+            pause = min(self._recent, max(0.0, due - time.monotonic()))
         self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
 
     def _note_events(self, now: float) -> bool:
@@ -361,19 +363,16 @@ class NetworkReader(NetworkEnd):
         for event, value in self.transport.events():
             is_any = True
             if event == "accepted":
-                self._descriptor, self._accepted_at = value, now
-                session.accept()
-            elif event == "connected":
                 with suppress(OSError):  # gone already: another event follows
-                    self._connection = Connection(self._descriptor)
+                    self._connection = Connection(value, self.transport.spare)
+                session.accept(now)
+            elif event == "connected":
                 session.connect(now)
             elif event == "lost":
                 self._connection = None
                 session.lose(now)
             elif event == "refused":
-                session.fail_handshake(is_key_unknown=True)
-            elif event == "failed" and now - self._accepted_at < FIRST_CONTACT / 2:
-                session.fail_handshake(is_key_unknown=False)  # later: a stopped writer
+                session.refuse()
         return is_any
 
     def wake(self) -> None:
@@ -390,9 +389,9 @@ class NetworkReader(NetworkEnd):
             return 0.0
         if session.is_ended:
             self._flush()
-            return _GOODBYE if session.is_connected else 0.0
+            return _LAST_WORDS if session.is_connected else 0.0
         session.leave(now)
-        patience = min(self._bound, _GOODBYE) if session.is_connected else self._bound
+        patience = min(self.bound, _LAST_WORDS) if session.is_connected else self.bound
         deadline = now + patience if self._deadline is None else min(self._deadline, now + patience)
 
         def left() -> bool | None:
@@ -406,7 +405,7 @@ class NetworkReader(NetworkEnd):
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
             self.wait(left, deadline, None, str, poller=poller)
-        return _GOODBYE if session.is_connected and not session.has_left else 0.0
+        return _LAST_WORDS if session.is_connected and not session.has_left else 0.0
 
     # Readers that share a host ------------------------------------------------------------------
 
@@ -418,6 +417,11 @@ class NetworkReader(NetworkEnd):
     def ask_who_is_absent(self) -> None:
         with self.locked():
             self._ask()
+
+    def follow(self, position: Callable[[], int | None]) -> None:
+        """The application reads from a relay's ring; `position` tells how far it is there, None
+        once it does no longer."""
+        self._position_behind = position
 
     def report(self, name: str, ring_id: str, rows: list[ReportRow]) -> None:
         """Reports on the readers of that ring. Lost without a connection, so callers repeat it."""
@@ -440,13 +444,11 @@ class NetworkReader(NetworkEnd):
                 self.session.report(ring.name, ring.ring_id, rows)
                 self._flush()
             shown = self.session.ring
-            return self.session.is_seen or shown is None or shown.name != ring.name
+            return self.session.is_behind or shown is None or shown.name != ring.name
 
         with self.turn:
             self._until(is_seen, deadline, timeout)
-            if self.session.is_seen:
-                self.session.read_behind()
-        return self.session.is_seen
+        return self.session.is_behind
 
     def go_alone(self, taken: int, nbytes: int = 0) -> None:
         """Requests a stream of its own from message `taken` on; `nbytes` were taken before it."""

@@ -55,7 +55,8 @@ logger = logging.getLogger("memlane")
 # Seconds between liveness checks of the readers. Progress is reported as a connected reader would
 # acknowledge: after a quarter of the window, after ACK_DELAY, and at once if the window is full.
 _LOOK = 0.25
-# Seconds after which an unchanged report is repeated: a lost connection may have dropped the last.
+# Most seconds after which an unchanged report is repeated: a lost connection may have dropped the
+# last, and a relay that is silent for the bound is taken for one that is stopped.
 _REPEAT = 1.0
 _LAST_WORDS = 2.0  # seconds for the last report, after which the process may end
 _KEEP_BYTES = 256 * 1024 * 1024
@@ -122,6 +123,7 @@ class Relay:
         self._report_at = 0.0
         self._reported: list[ReportRow] | None = None
         self._reported_at = 0.0
+        self._repeat = min(_REPEAT, stream.bound / 4)
         self._heard: Absent | None = None  # the latest answer that was handled
         self._has_name = True
         self._pid = os.getpid()
@@ -309,7 +311,7 @@ class Relay:
         self._behind, self._unreported, self._unreported_bytes = behind, 0, 0
         now = time.monotonic()
         self._report_at = now + ACK_DELAY
-        if rows != self._reported or now - self._reported_at >= _REPEAT:
+        if rows != self._reported or now - self._reported_at >= self._repeat:
             self._reported, self._reported_at = rows, now
             self.stream.report(self._plan.name, self._plan.ring_id, rows)
 

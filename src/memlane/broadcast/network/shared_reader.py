@@ -17,22 +17,27 @@ from memlane.broadcast.local import LocalReader, ViewBlock
 from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.network.relay import Relay, ring_handle
 from memlane.broadcast.protocol.frames import ReportRow, Ring
-from memlane.broadcast.protocol.peer import usual_place
+from memlane.broadcast.protocol.places import usual_place
 from memlane.broadcast.protocol.reader_session import PlaceTaken
 from memlane.errors import (
+    Cancelled,
     Closed,
     InvalidArgument,
+    InvalidType,
     LayoutMismatch,
+    MemlaneError,
     RankTaken,
     SegmentMissing,
     SegmentRefused,
     ShmExhausted,
     SystemFault,
+    TimedOut,
     WriterDied,
 )
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from memlane._native import RingReader, ViewLease
@@ -137,6 +142,20 @@ def _position(native: RingReader) -> int | None:
     return None
 
 
+class _Parting:
+    """Cancels a wait for the ring when its relay is none any more, or as the caller asks."""
+
+    def __init__(
+        self, has_parted: Callable[[], bool], cancel: threading.Event | None = None
+    ) -> None:
+        if cancel is not None and not hasattr(cancel, "is_set"):
+            raise InvalidType("cancel must be a threading.Event or None")
+        self._has_parted, self._cancel = has_parted, cancel
+
+    def is_set(self) -> bool:
+        return self._has_parted() or (self._cancel is not None and self._cancel.is_set())
+
+
 class SharedReader(LocalReader):
     """Reads from its relay's ring; when the relay ends, over the connection that it has kept."""
 
@@ -144,14 +163,18 @@ class SharedReader(LocalReader):
         super().__init__(handle, place)
         self.socket = stream.socket
         self._stream = stream
-        stream.position_behind = partial(_position, self.native)
+        stream.follow(partial(_position, self.native))
         self._alone: NetworkReader | None = None
+        self._parting = _Parting(self._has_parted)
+        self._look = stream.bound / 2  # seconds between looks at the relay while it is not ready
         self.receive = self._receive
 
-    def _go_on(self, error: WriterDied) -> NetworkReader:
-        """The ring is dead: requests a stream from the first message not read there."""
+    def _go_on(self, error: MemlaneError) -> NetworkReader:
+        """The ring is dead, or its relay too slow: requests a stream from the first message not
+        read there."""
         if self._alone is None:
-            logger.warning("reader %d reads over its own connection: %s", self.rank, error)
+            why = error if isinstance(error, WriterDied) else "its relay does not report"
+            logger.warning("reader %d reads over its own connection: %s", self.rank, why)
             self._stream.go_alone(self.native.position, self.native.counters()[1])
             self._alone = self._stream
             self.native.abandon()
@@ -165,23 +188,42 @@ class SharedReader(LocalReader):
 
     def wait_until_ready(self, timeout: float | None) -> None:
         deadline = deadline_of(timeout)
-        if self._alone is None:
+        while self._alone is None:
+            left = remaining(deadline)
             try:
-                self.native.wait_until_ready(timeout)
+                self.native.wait_until_ready(self._look if left is None else min(left, self._look))
                 return
+            except TimedOut as error:
+                if self._has_parted():
+                    self._go_on(error)
+                elif left is not None and left <= self._look:
+                    raise
             except WriterDied as error:
                 self._go_on(error)
-        if self._alone is not None:
-            self._alone.wait_until_ready(remaining(deadline))
+        self._alone.wait_until_ready(remaining(deadline))
+
+    def _has_parted(self) -> bool:
+        """Has the writer said that the relay is none any more, although the ring is not dead?"""
+        return not self._stream.session.is_behind
+
+    def _after_ring(self, error: Cancelled | WriterDied) -> NetworkReader:
+        """A call of the ring's reader has raised this: goes on alone, or raises it."""
+        if isinstance(error, Cancelled) and not self._has_parted():
+            raise error
+        return self._go_on(error)
+
+    def _until_parted(self, cancel: threading.Event | None) -> Any:
+        """What cancels a call of the ring's reader."""
+        return self._parting if cancel is None else _Parting(self._has_parted, cancel)
 
     def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
         deadline = None if timeout is None else deadline_of(timeout)
         alone = self._alone
         if alone is None:
             try:
-                return self.native.receive(timeout, cancel, lends)
-            except WriterDied as error:
-                alone = self._go_on(error)
+                return self.native.receive(timeout, self._until_parted(cancel), lends)
+            except (Cancelled, WriterDied) as error:
+                alone = self._after_ring(error)
         return alone.receive(timeout, cancel, deadline=deadline)
 
     def receive_view(
@@ -192,9 +234,9 @@ class SharedReader(LocalReader):
         alone = self._alone
         if alone is None:
             try:
-                return self.native.receive_view(timeout, cancel)
-            except WriterDied as error:
-                alone = self._go_on(error)
+                return self.native.receive_view(timeout, self._until_parted(cancel))
+            except (Cancelled, WriterDied) as error:
+                alone = self._after_ring(error)
         return alone.receive(timeout, cancel, deadline=deadline), None
 
     def view(
@@ -239,7 +281,10 @@ class RelayingReader(SharedReader):
         with undone_by(self.native.abandon):
             relay.start()
 
-    def _go_on(self, error: WriterDied) -> NetworkReader:
+    def _has_parted(self) -> bool:
+        return False  # that is for the other readers of the ring
+
+    def _go_on(self, error: MemlaneError) -> NetworkReader:
         if not self._relay.has_failed:  # the stream has ended as well
             raise self._stream.session.failure or error from None
         return super()._go_on(error)

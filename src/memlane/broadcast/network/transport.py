@@ -40,7 +40,14 @@ FIRST_CONTACT = 3.0
 """Seconds at least, however small the bound: a lost packet is sent again after one second."""
 _RECONNECT_MS = 50
 _CONNECT_MS = 1000
-_MOST_AT_ONCE = 1000  # frames read before another thread gets the lock
+_MOST_AT_ONCE = 256  # frames read before another thread gets the lock
+MAX_PARTS = 8
+"""Parts of a frame that a reader sends; honest ones have one."""
+MAX_UNREAD_FRAMES = 64
+"""Frames of one connection that wait to be read; libzmq reads no more of it until then."""
+MAX_UNFRAMED = 1 << 20
+"""Bytes that a connection may send before a frame is complete: libzmq bounds the bytes of a part
+and the number of frames, but not the number of a frame's parts."""
 _HELLO = bytes((What.HELLO,))
 
 
@@ -56,7 +63,17 @@ class Listening(sockets.Listening):
         options: RemoteOptions,
     ) -> None:
         self._is_insecure = keys.insecure
-        super().__init__(context, keys.server_secret, keys.place_of_key, places, options.liveness)
+        self._heard: set[int] = set()  # descriptors that a frame has come from since the last look
+        self._unknown: dict[bytes, Connection] = {}  # who has just spoken without being known
+        self.has_more = False  # frames to read
+        super().__init__(
+            context,
+            keys.server_secret,
+            keys.place_of_key,
+            places,
+            options.liveness,
+            (zmq.RCVHWM, MAX_UNREAD_FRAMES),
+        )
         is_ipv6 = ":" in host
         where = bracketed(host)
         if options.listen_on_all:
@@ -73,21 +90,44 @@ class Listening(sockets.Listening):
         self.endpoint = Endpoint(f"tcp://{bracketed(host)}:{port}", host, port, is_ipv6)
 
     def hear(self) -> Iterator[tuple[bytes, bytes, int | None, Connection | None]]:
-        """Yields the route and content of received frames; for a HELLO also the proven place and
-        the connection."""
+        """Yields the route and content of received frames; for a HELLO, and for whoever is not
+        known, also the proven place and the connection. `has_more` if there were too many."""
+        self._unknown.clear()
+        self.has_more = True
         for _ in range(_MOST_AT_ONCE):
             try:
                 route = receive(self.socket, _NOW)
             except zmq.Again:
+                self.has_more = False
                 return
             parts = self.socket.recv_multipart(copy=False)
             frame = parts[0].bytes
-            place = connection = None
-            if frame[4:5] == _HELLO:
+            place, connection = None, None
+            known = self.connections.get(route)
+            if known is None or frame[4:5] == _HELLO:
                 connection = self.connection_of(parts[0])
+                if connection is not None:
+                    known = self._unknown[route] = connection
                 if not self._is_insecure:
-                    place = int(parts[0].get("User-Id"))  # set by `let_in`
+                    place = int(parts[0].get("User-Id"))  # set by `accept_authenticated`
+            if known is not None:
+                self._heard.add(known.descriptor)
+            if len(parts) > MAX_PARTS:
+                self.shut(route)
             yield route, frame if len(parts) == 1 else b"", place, connection
+
+    def shut(self, route: bytes) -> None:
+        """Ends that connection, and frees what libzmq has kept for it."""
+        found = self.connections.get(route) or self._unknown.get(route)
+        if found is not None:
+            self.descriptors.shut(found.descriptor)
+
+    def shut_flooding(self) -> None:
+        """Ends connections that send more than any reader does without completing a frame."""
+        heard, self._heard = self._heard, set()
+        for number in list(self.descriptors)[1:]:  # the first one listens
+            if self.descriptors.has_flooded(number, MAX_UNFRAMED, is_heard=number in heard):
+                self.descriptors.shut(number)
 
     def send(self, route: bytes, head: bytes, payload: memoryview | None = None) -> bool:
         """One frame of one or two parts; False if its connection is gone."""

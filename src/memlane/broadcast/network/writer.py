@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 RECENT = 0.1  # seconds after a call read readers' frames: these need not wake the thread yet
 UNHEARD = 1 << 20  # bytes: half of what a reader takes at most before it acknowledges
 _LOOKS = 6  # at every connection, within the bound
-_LONGEST_PAUSE = 0.5
+_LONGEST_PAUSE = 0.1  # in which one can send 40 MB that libzmq keeps
 _MOVED = 2048  # bytes a second that a host receives: less may be only repeated frames
 
 
@@ -79,6 +79,7 @@ class NetworkWriter(NetworkEnd):
         self._max_chunk_bytes = geometry.max_chunk_bytes
         self._encoder = Encoder(codec)
         self._waits = 0
+        self._never_came: list[str] | None = None
         self._is_torn = False  # a signal handler has interrupted sending or receiving
         self._hears = False  # receiving, so a reader's frame may have been lost
         self._stages = False  # the call that is under way has staged a message
@@ -98,7 +99,6 @@ class NetworkWriter(NetworkEnd):
                 (geometry.max_chunk_bytes, geometry.max_chunks),
                 self.keys.place_of_token,
             )
-            self.outbox = self.session.outbox
             self.transport = Listening(self._context, self.keys, n_remote, host, options)
             begin_lending()
             self._lends = True
@@ -107,7 +107,6 @@ class NetworkWriter(NetworkEnd):
             self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
             self._told_absent = n_remote
             if local is not None:
-                self.session.absent_here = local.absent
                 local.note_absent_elsewhere(n_remote)
             self._start_thread()
 
@@ -136,7 +135,7 @@ class NetworkWriter(NetworkEnd):
                     return
                 has_waited = size > self._room and self._reserve(size, deadline, timeout)
                 # Whatever may fail happens before the ring publishes.
-                self._stage(pieces_of(encoder, self.session.epoch, self.outbox.next, size), size)
+                self._stage(pieces_of(encoder, self.session.epoch, self.session.next, size), size)
                 if self._local is not None:
                     left = remaining(deadline) if has_waited else timeout
                     self._local.native.send_encoded(encoder, left, self)
@@ -151,7 +150,7 @@ class NetworkWriter(NetworkEnd):
         with self.turn:
             self._begin()
             self._reserve(0, deadline, timeout)
-            self._stage(raw_piece(self.session.epoch, self.outbox.next), 0)
+            self._stage(raw_piece(self.session.epoch, self.session.next), 0)
             if self._local is None:
                 yield memoryview(bytearray(self._max_chunk_bytes))
             else:
@@ -167,14 +166,14 @@ class NetworkWriter(NetworkEnd):
             TimedOut: names the readers that are behind.
         """
         with self.lock:
-            if not self.session.has_dead() and self.outbox.has_room(size):
+            if self.session.has_room(size):
                 return False
         self._waits += 1
         self._wait(
-            lambda: self.outbox.has_room(size),
+            lambda: self.session.has_room(size),
             deadline,
             timeout,
-            lambda: names_of(self.session.texts(self.outbox.in_the_way(size), time.monotonic())),
+            lambda: names_of(self.session.in_the_way(size, time.monotonic())),
             ": No available shared memory broadcast block",
         )
         return True
@@ -182,21 +181,20 @@ class NetworkWriter(NetworkEnd):
     def _begin(self) -> None:
         """Begins a call that sends."""
         self._stages = False
-        if self._is_torn or self.outbox.staged:
+        if self._is_torn or self.session.is_staged:
             self._recover()
 
     def _stage(self, pieces: Sequence[Piece], size: int) -> None:
         """The next message, before the ring gets it."""
         with self.lock:
             self._stages = True
-            self.outbox.stage(size, pieces, self.position)
+            self.session.stage(pieces, size, self.position)
 
     def _publish(self) -> None:
         """Hands the staged message over to every reader that has a stream."""
         with self.lock:
             self._is_torn = True  # until this is over: a signal handler may raise anywhere
-            size = 0 if self.outbox.staged is None else self.outbox.staged[0].size
-            self.outbox.commit()
+            size = self.session.publish()
             self._flush()
             self._is_torn = False
             self._settle(size)
@@ -204,20 +202,21 @@ class NetworkWriter(NetworkEnd):
     def _publish_small(self, size: int) -> None:
         """Fast path of `_stage` and `_publish` for a message in one piece that fits `_room`."""
         with self.lock:
-            encoder, outbox, sequence = self._encoder, self.outbox, self.outbox.next
-            frame = encoder.joined(whole_header(self.session.epoch, sequence, encoder.kind, size))
+            encoder, session, send = self._encoder, self.session, self.transport.send
+            sequence = session.next
+            frame = encoder.joined(whole_header(session.epoch, sequence, encoder.kind, size))
             self._is_torn = True
-            outbox.stage(size, (Piece(frame),))
-            outbox.commit()
-            here, behind = (sequence, 0), (sequence + 1, 0)
-            for peer in self.session.peers:
-                if peer.is_streaming and peer.cursor == here and not peer.said:
-                    if self.transport.send(peer.route, frame):  # type: ignore[arg-type]
-                        peer.note_sent(behind)
+            session.stage((Piece(frame),), size)
+            session.publish()
+            streams, behind = session.all_at(sequence), (sequence + 1, 0)
+            if streams is None:
+                self._flush()
+            else:
+                for route, peer in streams:
+                    if send(route, frame):
+                        session.sent(peer, behind)
                     else:
-                        peer.lose(time.monotonic())
-                elif peer.is_streaming:
-                    self._flush()
+                        session.lost(route, time.monotonic())
             self._is_torn = False
             self._settle(size)
 
@@ -225,9 +224,9 @@ class NetworkWriter(NetworkEnd):
         """Recovers if a signal handler has raised while a message was sent or frames were read."""
         with self.lock:
             is_on_its_way = self._stages and self.turn.thread != 0
-            if self.outbox.staged is not None and not is_on_its_way:
+            if self.session.is_staged and not is_on_its_way:
                 self._is_torn = True
-                self.outbox.settle(self.position)
+                self.session.settle(self.position)
             if self._is_torn:
                 self._room = -1  # what was sent may not have been counted
                 self.transport.repair()
@@ -248,21 +247,20 @@ class NetworkWriter(NetworkEnd):
             self._unheard = 0
             self._served_at = time.monotonic()
             self._hear()
-            self._credit, self._room = (0, -1) if self.session.has_dead() else self.outbox.room()
+            self._credit, self._room = self.session.room()
 
     def _flush(self) -> None:
         """Sends what is due. A frame whose sending was interrupted is sent again."""
         session, send = self.session, self.transport.send
         was_torn, self._is_torn = self._is_torn, True
-        while session.answers:
-            send(*session.answers[0])
-            session.answers.popleft()
-        for peer in session.peers:
-            while (found := session.outbox.frame_for(peer)) is not None:
-                if peer.route is None or not send(peer.route, *found[0]):
-                    peer.lose(time.monotonic())
-                    break
-                peer.note_sent(found[1])
+        for route, piece, peer, cursor in session.frames_due():
+            if send(route, *piece) or peer is None:
+                session.sent(peer, cursor)
+            else:
+                session.lost(route, time.monotonic())
+        while session.unwanted:
+            self.transport.shut(session.unwanted[0])
+            session.unwanted.popleft()
         self._is_torn = was_torn
 
     # Receiving --------------------------------------------------------------------------------
@@ -275,43 +273,54 @@ class NetworkWriter(NetworkEnd):
         for route, frame, place, connection in self.transport.hear():
             try:
                 address = "an unknown address" if connection is None else connection.peer
-                line = session.receive(route, frame, now, place, address)
+                line = session.heard(route, frame, now, place, address)
             except CorruptMessage:
                 continue  # from a stranger, or from an expected reader that is broken
             if line is not None:
                 logger.warning("%s", line)
             if connection is not None and session.is_known(route):
                 self.transport.connections[route] = connection
-        session.outbox.drop_taken()
+        if session.is_asked:
+            session.answer(self._absent_here(), now)
         self._flush()
         self._is_torn = self._hears = False
-        absent = len(session.absent())
+        absent = session.count_absent()
         if absent != self._told_absent:
             self._told_absent = absent
             if self._local is not None:
                 self._local.note_absent_elsewhere(absent)
 
+    def _absent_here(self) -> list[str]:
+        """The readers on this host that have not attached, or had not when this end closed."""
+        if self._never_came is not None:
+            return self._never_came
+        return [] if self._local is None else self._local.absent()
+
     def _judge(self) -> float | None:
         """Checks every connection; returns when to check again."""
-        session, now, is_any = self.session, time.monotonic(), False
-        connections = self.transport.connections
-        for peer in session.peers:
-            if peer.state != "running" or not peer.is_connected:
-                continue
-            is_any = True
-            connection = connections.get(peer.route or b"")
+        session, transport, now = self.session, self.transport, time.monotonic()
+        transport.shut_flooding()
+        for route in session.connections():
+            connection = transport.connections.get(route)
             if connection is None or not connection.is_open:
-                peer.lose(now)
+                session.lost(route, now)
             elif connection.is_silent(self.options.liveness):
                 why = f"its host has not answered for {self.options.liveness} s"
-                session.give_up(peer, why, now)
+                session.silent(route, why, now)
+        for route in session.talkative():
+            connection = transport.connections.get(route)
+            if connection is not None and connection.is_drained():
+                session.drained(route)
+        if session.has_lost() and not self.can_open():
+            session.pause_clocks(now)
         due = session.tick(now)
         self._flush()
         if session.has_dead():
             self._room = -1  # so that the next call looks, and raises
-        pause = min(self.options.liveness / _LOOKS, _LONGEST_PAUSE)
-        ends = [end for end in (due, now + pause if is_any else None) if end is not None]
-        return min(ends, default=None)
+        ends = [due, now if transport.has_more else None]
+        if len(transport.descriptors) > 1:
+            ends.append(now + min(self.options.liveness / _LOOKS, _LONGEST_PAUSE))
+        return min((end for end in ends if end is not None), default=None)
 
     def _tick(self) -> float | None:
         if self._closed:  # the thread, which admits readers that reconnect, has ended
@@ -324,22 +333,27 @@ class NetworkWriter(NetworkEnd):
         """Does what is due; returns when more is due."""
         self._recover()
         now = time.monotonic()
-        lost = self.transport.look_at_door()
-        for peer in [peer for peer in self.session.peers if peer.route in lost]:
-            peer.lose(now)
-        for place in self.transport.let_in():
-            self.session.knock(place, now)
+        session, transport = self.session, self.transport
+        for route in transport.reap_unidentified():
+            session.lost(route, now)
+        for place in transport.accept_authenticated():
+            session.authenticated(place, now)
         if readers:
             self._hear()
-        self.session.announce_ready()  # before END, which `_judge` sends
+        self._announce_ready()  # before END, which `_judge` sends
         return self._judge()
+
+    def _announce_ready(self) -> None:
+        session = self.session
+        if not (session.is_everybody_here or session.count_absent() or self._absent_here()):
+            session.announce_ready()
 
     def _serve(self) -> None:
         with self.lock:
             now = time.monotonic()
             was_recent = now - self._served_at < RECENT
             due = self._answer(readers=not was_recent)
-            if not self.session.is_everybody_here and not self.session.absent():
+            if not self.session.is_everybody_here and not self.session.count_absent():
                 due = now + SLICE  # local readers do not notify this thread
             if was_recent:
                 due = now + RECENT if due is None else min(due, now + RECENT)
@@ -382,16 +396,16 @@ class NetworkWriter(NetworkEnd):
         deadline = deadline_of(timeout)
         with self.turn:
             self._wait(
-                lambda: not self.session.absent(),
+                lambda: not self.session.count_absent(),
                 deadline,
                 timeout,
-                lambda: names_of(self.session.everybody_absent(time.monotonic())),
+                lambda: names_of(self.session.absent_texts(self._absent_here(), time.monotonic())),
                 ": not all readers have attached to the queue",
             )
         if self._local is not None:
             self._local.wait_until_ready(remaining(deadline))
         with self.turn, self.lock:  # at once: the thread, which would, ends when this end closes
-            self.session.announce_ready()
+            self._announce_ready()
             self._flush()
 
     # The rest ---------------------------------------------------------------------------------
@@ -402,7 +416,7 @@ class NetworkWriter(NetworkEnd):
             if self._local is not None:
                 absent = self._local.absent()
                 if not self._closing:  # from now on they can no longer attach
-                    self.session.absent_here = lambda: absent
+                    self._never_came = absent
                 self._local.close()
         finally:
             super().close(timeout)
@@ -418,9 +432,8 @@ class NetworkWriter(NetworkEnd):
         with self.locked() as is_free:
             if is_free:
                 self._hear()
-            sent, nbytes = self.outbox.next, self.outbox.bytes
-            ranks = self.session.local_ranks
-            rows = tuple(peer.statistics(ranks, sent) for peer in self.session.peers)
+            sent, nbytes = self.session.next, self.session.sent_bytes
+            rows = self.session.statistics()
         waits, spills = self._waits, 0
         if self._local is not None:
             here = self._local.statistics()
@@ -434,12 +447,12 @@ class NetworkWriter(NetworkEnd):
             return []
         secrets = self.keys.reader_secrets
         with self.locked():
-            return list(secrets) if rank is None else [secrets[self.session.place_for(rank).place]]
+            return list(secrets) if rank is None else [secrets[self.session.keep_place(rank)]]
 
     def expect_alone(self, rank: int) -> None:
         """That reader is alone on its host, so it needs no relay."""
         with self.locked():
-            self.session.place_for(rank).keep_for(rank, is_alone=True)
+            self.session.keep_place(rank, is_alone=True)
 
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that is dead or absent."""
@@ -447,7 +460,7 @@ class NetworkWriter(NetworkEnd):
             self._local.release_reader(rank)
             return
         with self.turn, self.lock:
-            self.session.release(rank)
+            self.session.release(rank, time.monotonic())
 
     def _is_local(self, rank: int | None) -> bool:
         return self._local is not None and rank in self._local.native.ranks
@@ -455,16 +468,15 @@ class NetworkWriter(NetworkEnd):
     def _drain(self) -> float:
         """Waits until every reader has confirmed END, as long as any of them makes progress."""
         session, started = self.session, time.monotonic()
-        dead = [peer for peer in session.peers if peer.state == "dead"]
         moved = int(_MOVED * max(1.0, self.options.liveness))
         session.end(started)
 
         def over() -> bool | None:
-            for peer in session.unfinished():
-                connection = self.transport.connections.get(peer.route or b"")
+            for route in session.connections():
+                connection = self.transport.connections.get(route)
                 if connection is not None and connection.has_moved(moved):
-                    peer.note_progress(time.monotonic())
-            return not session.unfinished() or session.stuck(time.monotonic()) or None
+                    session.moved(route, time.monotonic())
+            return not session.unfinished() or session.is_stuck(time.monotonic()) or None
 
         def line(waited: float) -> str:
             names = names_of(session.texts(session.unfinished(), time.monotonic()))
@@ -474,11 +486,11 @@ class NetworkWriter(NetworkEnd):
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
             self.wait(over, self._deadline, None, str, stall=line, poller=poller)
-        missed = [peer for peer in session.missed() if peer not in dead]
+        missed = session.missed()
         if missed:
             now = time.monotonic()
             names, waited = names_of(session.texts(missed, now)), now - started
-            ranks = tuple(peer.usual_rank(session.local_ranks) for peer in missed)
+            ranks = tuple(peer.rank_or_usual for peer in missed)
             raise TimedOut(f"closed after {waited:.1f} s; not confirmed by {names}", waited, ranks)
         return 0.0
 

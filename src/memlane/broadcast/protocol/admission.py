@@ -1,32 +1,30 @@
-"""Decides from the peers which readers may attach or reconnect. Changes nothing."""
+"""Decides which readers may attach or reconnect. Changes nothing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from memlane.broadcast.protocol.frames import Hello, Refused
+from memlane.broadcast.protocol.states import Life
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from memlane.broadcast.protocol.outbox import Outbox
     from memlane.broadcast.protocol.peer import Peer
+    from memlane.broadcast.protocol.places import Places
 
 
 NO_RELAY = Refused("no_relay", "the relay on that host has ended")
 
 
-def refusal(
-    peers: Sequence[Peer], peer: Peer, hello: Hello, local_ranks: list[int], outbox: Outbox
-) -> Refused | None:
+def refusal(places: Places, peer: Peer, hello: Hello, outbox: Outbox) -> Refused | None:
     """Why a reader that has proven the key of `peer` is refused; None if it is not."""
     rank = hello.rank
-    if not 0 <= rank < 1 << 63 or rank in local_ranks:
+    if not places.is_remote(rank):
         return Refused("foreign", f"the queue has no remote reader {rank}")
-    if peer.state == "dead":
+    if peer.life is Life.DEAD:
         return given_up(peer)
-    if peer.session == hello.session and peer.state != "absent":
-        if peer.state != "running":
+    if peer.session == hello.session and not peer.is_absent:
+        if not peer.is_here:
             return Refused("gone", f"reader {rank} is {peer.state}")
         if not hello.is_behind and not (
             peer.taken <= hello.taken <= hello.sequence
@@ -35,15 +33,15 @@ def refusal(
             at = f"frame {hello.piece} of message {hello.sequence}"
             return Refused("gone", f"reader {rank} cannot resume at {at}")
         return None
-    for other in peers:
-        if other.rank == rank and other.session and not _may_replace(peer, other, hello):
-            state = "attaching" if other.state == "absent" else other.state
+    for other in places.holders(rank):
+        if not _may_replace(peer, other, hello):
+            state = "attaching" if other.is_absent else other.state
             return Refused(
                 "rank_taken",
                 f"reader {rank} cannot attach: its place was taken by pid {other.pid} at "
                 f"{other.address}, which is {state}",
             )
-    if peer.state != "absent" or peer.rank not in (None, rank):
+    if not peer.is_absent or peer.rank not in (None, rank):
         return Refused("place_taken", f"that place belongs to reader {peer.rank}")
     if (hello.taken, hello.sequence, hello.piece, hello.is_behind) != (0, 0, 0, False):
         return Refused("foreign", "a new reader must begin with the first message")
@@ -58,6 +56,6 @@ def given_up(peer: Peer) -> Refused:
 
 def _may_replace(peer: Peer, other: Peer, hello: Hello) -> bool:
     """May this HELLO replace `other`? On its host, attaching to the ring tells if that one died."""
-    if other is not peer or peer.state != "absent":
+    if other is not peer or not peer.is_absent:
         return False
     return peer.session == hello.session or peer.host == hello.host

@@ -1,48 +1,100 @@
-"""What a reader sees of the connection to its writer. No sockets and no clock."""
+"""What a reader knows of the connection to its writer, and when that writer counts as dead.
+
+A clock runs while nothing shows that the writer's host and port are still its own: connects are
+refused or unanswered, or whoever accepts ends the handshake early. It stands while a connection is
+open and the other kernel answers, complete handshake or not: a writer that is stopped or busy
+accepts and does not answer, and is not dead.
+"""
 
 from __future__ import annotations
 
+from memlane.broadcast.protocol.states import WRITER_LINK, LinkEvent, WriterLink
 from memlane.errors import AccessRefused, MemlaneError
 
-_REFUSED_SECONDS = 0.2
-_ENOUGH_HANDSHAKES = 3
+REFUSED_SECONDS = 0.8
+"""Refusals of so many seconds are a death, named within a second; fewer a restarting proxy."""
 
 
-class Watch:
+class ConnectionState:
     """The state of one reader's connection.
+
+    Args:
+        where: the writer's address, for texts.
+        bound: seconds after which an unreachable writer counts as dead, and after which a writer
+            that is busy ends a handshake.
 
     Attributes:
         was_accepted: a connection was accepted, not necessarily by the writer.
-        lost_since: None while there is a connection.
         failure: what every call raises once everything is taken.
     """
 
     def __init__(self, where: str, bound: float, now: float) -> None:
         self._where, self._bound = where, bound
+        self.link = WriterLink.UNTRIED
         self.failure: MemlaneError | None = None
-        self.was_accepted = False
-        self.is_connected = self._was_here = self._is_deserted = self._is_silent = False
-        self.lost_since: float | None = now
+        self.was_accepted = self._was_up = self._is_deserted = self._is_silent = False
+        self._is_another = False  # who accepts there has ended every handshake for the bound
+        self._accepted_at = now
+        self._doubted_since: float | None = None  # the clock, while it runs
+        self._paused_since: float | None = None  # where it began, while a handshake is under way
         self._refused_since: float | None = None
-        self._failed = 0
 
-    def accept(self) -> None:
-        self.was_accepted = True
-
-    def connect(self, _now: float) -> None:
-        self.is_connected = self._was_here = True
-        self.lost_since = self._refused_since = None
-        self._is_deserted = self._is_silent = False
-
-    def lose(self, now: float) -> None:
-        self.is_connected = False
-        if self.lost_since is None:
-            self.lost_since = now
+    @property
+    def is_connected(self) -> bool:
+        return self.link is WriterLink.UP
 
     @property
     def was_cut(self) -> bool:
-        """There was a connection, and it ended."""
-        return self._was_here and self.lost_since is not None
+        """There was a complete connection, and now there is none at all."""
+        return self._was_up and self.link is WriterLink.CUT
+
+    @property
+    def is_doubted(self) -> bool:
+        """Does the clock run?"""
+        return self._doubted_since is not None
+
+    def _apply(self, event: LinkEvent) -> None:
+        self.link = WRITER_LINK[event].get(self.link, self.link)
+
+    def accept(self, now: float) -> None:
+        """A TCP connection is open; its handshake begins."""
+        self.was_accepted = True
+        self._accepted_at, self._refused_since, self._is_deserted = now, None, False
+        if self._doubted_since is not None:
+            self._paused_since, self._doubted_since = self._doubted_since, None
+        self._apply(LinkEvent.ACCEPTED)
+
+    def connect(self, _now: float) -> None:
+        """The handshake is complete."""
+        self.was_accepted = self._was_up = True
+        self._doubted_since = self._paused_since = self._refused_since = None
+        self._is_deserted = self._is_silent = self._is_another = False
+        self._apply(LinkEvent.UP)
+
+    def lose(self, now: float) -> None:
+        """The connection is gone, or its handshake has failed."""
+        is_early = now - self._accepted_at < self._bound / 2
+        if self.link is WriterLink.UP or (self.link is WriterLink.ACCEPTED and not is_early):
+            self._doubted_since = now
+        elif self.link is WriterLink.ACCEPTED:  # by whoever accepted it, not by this end's limit
+            since = self._accepted_at if self._paused_since is None else self._paused_since
+            self._doubted_since = since
+            self._is_another = self._was_up and now - since >= self._bound
+            self.check_handshakes(now)
+        self._paused_since, self._is_silent = None, False
+        self._apply(LinkEvent.LOST)
+
+    def refuse(self) -> None:
+        """Authentication has said no."""
+        if not self._was_up:
+            self.failure = AccessRefused(
+                f"the writer at {self._where} does not expect this reader's key"
+            )
+
+    def pause_clock(self, now: float) -> None:
+        """This process cannot connect at present, for a reason of its own."""
+        if self._doubted_since is not None:
+            self._doubted_since, self._refused_since = now, None
 
     def note_silence(self, is_silent: bool) -> None:
         """Notes whether the writer's host has been silent for longer than the bound."""
@@ -51,41 +103,53 @@ class Watch:
     def note_probe(self, is_refused: bool, now: float) -> None:
         """Notes whether the writer's host refuses connections. One refusal proves nothing (a
         firewall, a restarting proxy); by a later one, all that had arrived has been received."""
-        if not is_refused or self.lost_since is None:
+        if not is_refused or self.link is not WriterLink.CUT:
             self._refused_since = None
         elif self._refused_since is None:
             self._refused_since = now
         else:
-            self._is_deserted = now - self._refused_since >= _REFUSED_SECONDS
+            self._is_deserted = now - self._refused_since >= REFUSED_SECONDS
 
-    def fail_handshake(self, *, is_key_unknown: bool) -> None:
-        """Whatever accepted the connection does not behave like the writer."""
-        if self._was_here:
-            return
-        self._failed += 1
-        if is_key_unknown:
-            self.failure = AccessRefused(
-                f"the writer at {self._where} does not expect this reader's key"
-            )
-        elif self._failed >= _ENOUGH_HANDSHAKES:
-            self.failure = AccessRefused(
-                f"the handshake failed: the process listening at {self._where} is not this "
-                f"handle's writer"
+    def probe_due(self) -> float | None:
+        """When a refusal would have lasted long enough."""
+        if self._refused_since is None or self._is_deserted:
+            return None
+        return self._refused_since + REFUSED_SECONDS
+
+    def check_handshakes(self, now: float) -> None:
+        """Fails if, before the first complete handshake, all have been ended early for too long."""
+        since = self._doubted_since
+        if not self._was_up and since is not None and now - since >= self._bound:
+            self.failure = self.failure or AccessRefused(
+                f"every handshake was ended for {now - since:.1f} s: either the process listening "
+                f"at {self._where} is not this handle's writer, or a proxy or firewall on the way "
+                f"ends its connections"
             )
 
     def death(self, now: float) -> str | None:
         """Why the writer counts as dead; None if it does not."""
         if self._is_deserted:
             return "its host refuses connections, because no process listens there any more"
+        if self._is_another:
+            return f"whoever listens there has ended every handshake for {self._bound} s"
         if self._is_silent:
             return f"its host has not answered for {self._bound} s"
-        if self.was_cut and now - (self.lost_since or now) >= self._bound:
+        since = now if self._doubted_since is None or not self._was_up else self._doubted_since
+        if now - since >= self._bound:
             return f"the connection was lost and could not be restored within {self._bound} s"
         return None
 
-    def state(self) -> str:
-        if not self.was_accepted:
-            return "no connection accepted yet"
-        if not self._was_here:
-            return "its host accepted a connection, no answer yet"
-        return "connected" if self.is_connected else "without a connection"
+    def state(self, now: float) -> str:
+        """For texts."""
+        match self.link:
+            case WriterLink.UP:
+                return "connected"
+            case WriterLink.ACCEPTED:
+                waits = f"accepted, unanswered for {now - self._accepted_at:.1f} s"
+                return f"{waits}: busy, stopped, or another process on that port"
+            case WriterLink.CUT if self._was_up:
+                return "without a connection"
+            case WriterLink.CUT:
+                return "the handshake was ended"
+            case _:
+                return "no connection accepted yet"

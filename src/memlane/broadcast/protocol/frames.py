@@ -51,7 +51,7 @@ class What(IntEnum):
     END = 5  # there is no message with this sequence; repeated until the reader returns it
     REFUSED = 6
     SEEN = 7  # answers REPORT: the writer knows that this reader reads from its relay's ring
-    LEFT = 8  # answers BYE
+    LEFT = 8  # answers BYE, with the number of the latest HELLO as its sequence
     AGAIN = 9  # an acknowledgement may have been lost: send it again
     HELLO = 16  # repeated until it is answered
     ACK = 17  # everything before this sequence was taken
@@ -123,6 +123,9 @@ QUICK = Struct("<5sBHQQIIQQ")
 MESSAGE = _MAGIC + bytes((VERSION, What.MESSAGE))
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
 class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A reader's introduction, and where its stream should begin."""
 
@@ -131,12 +134,12 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     pid: int
     session: bytes  # random; a reader that comes back has the same
     token: str  # proves the place if the connection does not (without CURVE)
-    taken: int  # messages before this sequence were taken
-    sequence: int  # the first frame that is wanted
+    taken: Count  # messages before this sequence were taken
+    sequence: Count  # the first frame that is wanted
     piece: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     host: str  # readers with the same text may share memory; empty: shares none
     is_behind: bool = False  # it reads from a relay's ring, and wants no stream
-    number: int = 0  # of this HELLO; only the answer to the latest one counts
+    number: Count = 0  # of this HELLO; only the answer to the latest one counts
 
 
 class Ring(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ from memlane.broadcast.protocol.frames import (
     What,
     whole_header,
 )
+from memlane.broadcast.protocol.states import Link
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +111,7 @@ class Outbox:
         if peer.said:
             return Piece(peer.said[0]), None
         sequence, piece = peer.cursor
-        if not peer.is_streaming or not self.first <= sequence < self.next:
+        if peer.link is not Link.STREAMING or not self.first <= sequence < self.next:
             return None
         pieces = self._messages[sequence - self.first].pieces
         is_last = piece + 1 == len(pieces)
@@ -129,6 +130,11 @@ class Outbox:
             return self.bytes
         message = self._messages[sequence - self.first]
         return message.end - message.size
+
+    def bytes_between(self, begin: Cursor, end: Cursor) -> int:
+        """Bytes from one frame to another; 0 if that one does not come later."""
+        ahead = self.end_of(end[0]) - self.end_of(begin[0]) + (end[1] - begin[1]) * PIECE
+        return max(0, ahead)
 
     def drop_taken(self) -> None:
         """Drops the messages that every reader has taken."""
@@ -150,7 +156,8 @@ class Outbox:
         return is_too_much or self.next - peer.taken >= self._window
 
     def in_the_way(self, size: int) -> list[Peer]:
-        """The culprit first: readers without a connection, then the longest silent."""
+        """Readers whose window is full; likeliest cause first: those without a connection, then
+        the longest silent."""
         found = [peer for peer in self._peers if self._is_in_the_way(peer, size)]
         return sorted(found, key=lambda peer: (peer.lost_since is None, peer.last_progress))
 

@@ -1,15 +1,16 @@
-"""One remote reader as its writer sees it. Only its own methods assign its fields.
+"""One remote reader as its writer sees it. Only its own methods assign its fields; its states
+change by `apply`, as the tables of `states` say.
 
-No sockets and no clock: times are arguments, always from the same clock of the caller.
+Times are arguments, always from the same clock of the caller.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import count, islice
 from typing import TYPE_CHECKING
 
+from memlane.broadcast.protocol.states import Event, Life, Link, after
 from memlane.broadcast.statistics import ReaderState, ReaderStatistics
 
 if TYPE_CHECKING:
@@ -18,25 +19,40 @@ if TYPE_CHECKING:
 Cursor = tuple[int, int]
 """Sequence and piece of a frame."""
 
+MAX_IDLE_FRAMES = 1000
+"""Frames without progress that one connection may send, as long as nothing shows that its answers
+were read. Readers repeat a question once a second at most."""
+
+_STATES: dict[Life, ReaderState] = {
+    Life.FREE: "absent",
+    Life.ATTACHING: "absent",
+    Life.RUNNING: "running",
+    Life.RELAYING: "closed",
+    Life.DEAD: "dead",
+    Life.CLOSED: "closed",
+}
+
 
 @dataclass(slots=True, eq=False)
 class Peer:
     """A place, and the reader that took it.
 
-    Absent, then running, then dead or closed for good. While running, it may lose its connection
-    and reconnect; while connected, it gets a stream of messages or reads behind a relay.
+    Attributes:
+        place: its index.
+        usual_rank: the rank that the place has unless a reader asks for it with another one.
     """
 
     place: int
+    usual_rank: int
     rank: int | None = None  # None: nobody has asked for this place yet
-    state: ReaderState = "absent"
+    life: Life = Life.FREE
+    link: Link = Link.NONE
+    lost_since: float | None = None  # while its link is LOST
     session: bytes = b""
     pid: int = 0
     address: str = "an unknown address"
     route: bytes | None = None  # of its latest connection
-    is_connected: bool = False
-    lost_since: float | None = None  # since when it lacks a connection that it needs
-    knocked_at: float = 0.0  # when it last proved its key, before its HELLO
+    authenticated_at: float = 0.0  # when it last proved its key, before its HELLO
     taken: int = 0  # messages before this sequence were taken
     taken_bytes: int = 0
     last_progress: float = 0.0
@@ -45,27 +61,55 @@ class Peer:
     is_alone: bool = False  # nobody else is expected on its host
     host: str = ""  # readers with the same text may share memory; empty: shares none
     ring: tuple[str, str] | None = None  # name and id of the ring that it relays through
+    reported_at: float = 0.0  # when it last reported as a relay, or was asked to
+    is_late: bool = False  # it relays too slowly for others to rely on it
     via: Peer | None = None  # the relay that passes messages on to it
-    has_left: bool = False  # it has closed, but still relays to others
     has_heard_end: bool = False
-    is_streaming: bool = False  # messages are sent to it
     cursor: Cursor = (0, 0)  # the next frame of a message to send
     said: deque[bytes] = field(default_factory=deque)  # control frames, to send first
+    asks: bool = False  # its question who is absent has yet to be answered
     greeting: int = 0  # the number of its latest HELLO
     end_due: float = 0.0  # when END is sent again
     was_refused: bool = False  # although it is attached: it claimed what cannot be
+    idle_frames: int = 0  # since it last made progress, or its answers were read
+    resent_bytes: int = 0  # on this connection, because it asked for them again
+
+    @property
+    def is_absent(self) -> bool:
+        return self.life in (Life.FREE, Life.ATTACHING)
+
+    @property
+    def is_here(self) -> bool:
+        """Has it attached, and not ended?"""
+        return self.life in (Life.RUNNING, Life.RELAYING)
+
+    @property
+    def is_connected(self) -> bool:
+        return self.link in (Link.IDLE, Link.STREAMING)
 
     @property
     def is_waited_for(self) -> bool:
         """Does the writer keep messages for it?"""
-        return self.state in ("absent", "running") and not self.has_left
+        return self.life is Life.RUNNING or self.is_absent
 
     @property
     def owes_end(self) -> bool:
         """Must it still confirm END? A relay does so for the readers behind it."""
-        return self.state == "running" and self.via is None and not self.has_heard_end
+        return self.is_here and self.via is None and not self.has_heard_end
+
+    @property
+    def is_relay(self) -> bool:
+        """Does it pass messages on to others?"""
+        return bool(self.host) and self.via is None and self.is_here and not self.is_late
 
     # Events -----------------------------------------------------------------------------------
+
+    def apply(self, event: Event, now: float) -> None:
+        """Both states and the clock change, or none: a signal handler can raise only after a
+        call."""
+        life, link = after(event, self.life, self.link)
+        since = self.lost_since if self.lost_since is not None else now
+        self.life, self.link, self.lost_since = life, link, since if link is Link.LOST else None
 
     def keep_for(self, rank: int | None, *, is_alone: bool = False) -> None:
         """Keeps the place for that rank from now on; None: for no rank."""
@@ -75,34 +119,36 @@ class Peer:
         """It wants to attach, and may share memory at `host`."""
         self.rank, self.session, self.host, self.via = hello.rank, hello.session, host, via
 
-    def attach(self, now: float) -> None:
-        self.state, self.last_progress = "running", now
+    def attach(self, event: Event, now: float) -> None:
+        self.last_progress = self.reported_at = now
+        self.apply(event, now)
 
-    def connect(self, route: bytes, pid: int, address: str, greeting: int) -> None:
+    def connect(self, route: bytes, pid: int, address: str, greeting: int, now: float) -> None:
         """On a new connection, or again on the same one."""
-        self.greeting = greeting
+        if route != self.route:
+            self.idle_frames = self.resent_bytes = 0
+        self.greeting, self.asks, self.reported_at = greeting, False, now
         self.said.clear()
-        self.is_streaming = False
         self.route, self.pid, self.address = route, pid, address
-        self.is_connected, self.lost_since = True, None
+        self.apply(Event.CONNECTED, now)
 
-    def refuse(self) -> bool:
-        """Its claim cannot be true. Returns whether that is the first time."""
-        is_first, self.was_refused = not self.was_refused, True
-        return is_first
-
-    def stream_from(self, cursor: Cursor, welcome: bytes) -> None:
+    def begin_stream(self, cursor: Cursor, welcome: bytes, now: float) -> None:
         """It gets a WELCOME, then messages from that frame on."""
         # In this order: a reader with a WELCOME but no stream would wait forever.
-        self.cursor, self.is_streaming, self.end_due = cursor, True, 0.0
+        self.cursor, self.end_due = cursor, 0.0
+        self.apply(Event.STREAM_BEGAN, now)
         self.said.append(welcome)
+
+    def resend(self, nbytes: int) -> None:
+        """It asks for so many bytes again that this connection has carried."""
+        self.resent_bytes += nbytes
 
     def say(self, frame: bytes) -> None:
         """Queues a frame that may be lost with the connection, and is then sent again."""
         if self.is_connected:
             self.said.append(frame)
 
-    def note_sent(self, cursor: Cursor | None) -> None:
+    def sent(self, cursor: Cursor | None) -> None:
         """Its next frame was handed over. After a piece of a message, `cursor` comes next."""
         if cursor is None:
             self.said.popleft()
@@ -111,48 +157,84 @@ class Peer:
 
     def lose(self, now: float) -> None:
         """Its connection is gone. Frames that it sent before may still arrive."""
-        self.is_connected = self.is_streaming = False
+        if self.life is Life.RUNNING and self.via is not None:
+            event = Event.DISCONNECTED_BEHIND
+        elif self.is_here or self.life is Life.ATTACHING:
+            event = Event.DISCONNECTED
+        else:
+            event = Event.DISCONNECTED_AFTER
+        self.apply(event, now)
         self.said.clear()
-        self.note_loss(now)
 
-    def note_loss(self, now: float) -> None:
-        """If it has no connection, and no relay that reports on it, it is lost from now on. Called
-        by `tick`, too, because an interruption may have skipped this."""
-        is_lost = self.state == "running" and self.via is None and not self.is_connected
-        if is_lost and self.lost_since is None:
-            self.lost_since = now
-
-    def knock(self, now: float) -> None:
+    def authenticate(self, now: float) -> None:
         """It has proven its key again; the HELLO follows once its interpreter runs."""
-        self.knocked_at = now
+        self.authenticated_at = now
+
+    def pause_clock(self, now: float) -> None:
+        """It cannot come back at present, and that is not its fault."""
+        if self.link is Link.LOST:
+            self.lost_since = now
 
     def take(self, sequence: int, nbytes: int, now: float) -> None:
         """It has taken all messages before `sequence`, `nbytes` bytes in total."""
         self.taken_bytes, self.taken, self.last_progress = nbytes, sequence, now
+        self.idle_frames = self.resent_bytes = 0
 
     def note_progress(self, now: float) -> None:
         """Its host has received bytes, even if no complete message."""
         self.last_progress = now
 
+    def note_idle_frame(self) -> bool:
+        """It has sent a frame that was no progress. Returns whether those are too many."""
+        self.idle_frames += 1
+        return self.idle_frames > MAX_IDLE_FRAMES
+
+    def note_drained(self) -> None:
+        """Its host has received all that was sent to it, answers included."""
+        self.idle_frames = 0
+
+    def refuse(self) -> bool:
+        """Its claim cannot be true. Returns whether that is the first time."""
+        is_first, self.was_refused = not self.was_refused, True
+        return is_first
+
+    def question(self) -> None:
+        self.asks = True
+
+    def answer(self, frame: bytes) -> None:
+        self.asks = False
+        self.say(frame)
+
     def relay_through(self, ring: tuple[str, str]) -> None:
         self.ring = ring
+
+    def report(self, now: float) -> None:
+        self.reported_at = now
 
     def found_behind(self, pid: int, address: str) -> None:
         """It reads from the ring of its relay."""
         self.pid, self.address = pid, address
 
+    def stop_relaying(self) -> None:
+        """It does not report: it goes on for its own reader, but for nobody else."""
+        self.is_late = True
+
     def share_nothing(self) -> None:
-        self.host, self.via, self.ring = "", None, None
+        self.host, self.via, self.ring, self.is_late = "", None, None, False
 
     def part(self, now: float) -> None:
-        """Its relay has ended. It continues alone once it notices."""
-        self.share_nothing()
-        self.note_loss(now)
+        """Its relay has ended. It goes on alone once it notices; if it had not attached, its place
+        is free."""
+        self.apply(Event.RELAY_ENDED, now)
+        if self.life is Life.FREE:
+            self.forget()
+        else:
+            self.share_nothing()
 
     def forget(self) -> None:
         """Nobody has attached after all."""
-        self.share_nothing()
         self.session = b""
+        self.share_nothing()
 
     def hear_end(self) -> None:
         self.has_heard_end = True
@@ -162,60 +244,61 @@ class Peer:
         self.said.append(frame)
         self.end_due = due
 
-    def stop_reading(self) -> None:
-        """It has closed as a reader, but goes on as a relay."""
-        self.has_left = True
-
-    def leave(self) -> None:
-        """It has closed, or its place was given up."""
-        self.state, self.lost_since = "closed", None
-        self.is_streaming = self.is_silent = False
-
     def fall_silent(self) -> None:
         self.is_silent = True
 
-    def die(self, why: str, word: bytes) -> None:
+    def release(self, rank: int, now: float) -> None:
+        """The application goes on without it."""
+        self.keep_for(rank)
+        self.is_silent = False
+        self.apply(Event.RELEASED, now)
+
+    def die(self, event: Event, why: str, word: bytes, now: float) -> None:
         """Its process is gone, or counts as gone; `word` tells it so. If it had closed as a reader,
         only the readers behind it lost something."""
-        self.state, self.died, self.lost_since = "closed" if self.has_left else "dead", why, None
-        self.is_streaming = False
+        self.died = why
+        self.apply(event, now)
         self.say(word)  # in case it is alive, and the same connection reaches it again
 
     # Descriptions -----------------------------------------------------------------------------
 
-    def usual_rank(self, local_ranks: list[int]) -> int:
-        """Its rank. If none was chosen, the default of its place: places get the ranks that are
-        not local, in order."""
-        if self.rank is not None:
-            return self.rank
-        usual = (rank for rank in count() if rank not in local_ranks)
-        return next(islice(usual, self.place, None))
+    @property
+    def rank_or_usual(self) -> int:
+        return self.usual_rank if self.rank is None else self.rank
 
-    def name(self, local_ranks: list[int]) -> str:
-        return f"reader {self.usual_rank(local_ranks)}"
+    @property
+    def name(self) -> str:
+        return f"reader {self.rank_or_usual}"
 
-    def text(self, ranks: list[int], sent: int, now: float) -> str:
+    @property
+    def state(self) -> ReaderState:
+        return _STATES[self.life]
+
+    def text(self, sent: int, now: float) -> str:
         """Rank, pid and address, how far behind, and since when."""
-        if self.state == "absent":
-            return f"{self.name(ranks)} (never attached)"
+        if self.life is Life.ATTACHING and self.via is not None:
+            waits = f"which has not reported for {now - self.via.reported_at:.1f} s"
+            return f"{self.name} (attaching behind {self.via.name}'s relay, {waits})"
+        if self.is_absent:
+            return f"{self.name} (never attached)"
         facts = [f"pid {self.pid} at {self.address}"]
         if self.lost_since is not None:
             facts.append(f"without a connection for {now - self.lost_since:.1f} s")
         else:  # only its own host knows whether it is stopped
-            facts.append("connected" if self.state == "running" else self.state)
+            facts.append("connected" if self.is_here else self.state)
         if self.via is not None:
-            facts.append(f"behind {self.via.name(ranks)}'s relay")
+            facts.append(f"behind {self.via.name}'s relay")
         facts.append(f"{sent - self.taken} behind")
         facts.append(f"last progress {now - self.last_progress:.1f} s ago")
-        return f"{self.name(ranks)} ({', '.join(facts)})"
+        return f"{self.name} ({', '.join(facts)})"
 
-    def statistics(self, ranks: list[int], sent: int) -> ReaderStatistics:
-        was_here = self.state != "absent" and self.pid != 0
-        is_lost = self.state == "running" and self.lost_since is not None
+    def statistics(self, sent: int) -> ReaderStatistics:
+        was_here = not self.is_absent and self.pid != 0
+        is_lost = self.life is Life.RUNNING and self.link is Link.LOST
         return ReaderStatistics(
-            rank=self.usual_rank(ranks),
+            rank=self.rank_or_usual,
             pid=self.pid if was_here else None,
-            state="closed" if self.has_left else "unknown" if is_lost else self.state,
+            state="unknown" if is_lost else self.state,
             behind=sent - self.taken if self.is_waited_for else 0,
             last_progress=self.last_progress if was_here else None,
             is_waiting=False,
@@ -223,8 +306,3 @@ class Peer:
             views_since=None,
             address=self.address if was_here else None,
         )
-
-
-def usual_place(rank: int, local_ranks: list[int]) -> int:
-    """The default place of a rank; beyond the last place for a rank that is higher than usual."""
-    return rank - sum(1 for local in set(local_ranks) if local < rank)

@@ -1,4 +1,4 @@
-"""Relays: readers that share a host share one stream of messages. Decided from peers only.
+"""The places of a queue's remote readers: who has which, and who relays to whom.
 
 A reader's HELLO tells which other readers it may share memory with. The first reader of a host
 relays: its WELCOME asks for a ring with a place for every remote reader, and its REPORT says where
@@ -9,53 +9,151 @@ reads, and readers need no other meeting point. A relay releases the places of r
 hosts: it learns by ASK which places are still free.
 
 When a relay ends, the readers behind it find its ring dead and send HELLO for streams of their own.
+One that does not report, because it is stopped perhaps, ends as a relay too.
 """
 
 from __future__ import annotations
 
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
+from memlane._base.naming import MOST_NAMED
 from memlane.broadcast.protocol.frames import Report, ReportRow, Ring
-from memlane.errors import CorruptMessage
+from memlane.broadcast.protocol.peer import Peer
+from memlane.broadcast.protocol.states import Life
+from memlane.errors import CorruptMessage, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from memlane.broadcast.protocol.peer import Peer
+    from collections.abc import Iterator
 
 
-def relay_at(peers: Sequence[Peer], host: str) -> Peer | None:
-    """The relay of that host."""
-    return next((peer for peer in peers if is_relay(peer) and peer.host == host), None)
+class Places:
+    """All places, in the order in which a handle lists their keys.
+
+    Args:
+        number: of remote readers.
+        local_ranks: the ranks of readers on the writer's host, which have no place here.
+    """
+
+    def __init__(self, number: int, local_ranks: list[int]) -> None:
+        usual = (rank for rank in count() if rank not in local_ranks)
+        self._local_ranks = local_ranks
+        self.peers = [Peer(place, rank) for place, rank in enumerate(islice(usual, number))]
+        self._by_route: dict[bytes, Peer] = {}
+
+    # Who is where -----------------------------------------------------------------------------
+
+    def at(self, route: bytes) -> Peer | None:
+        """The peer whose latest connection that is."""
+        return self._by_route.get(route)
+
+    def move(self, peer: Peer, route: bytes) -> bytes | None:
+        """That peer speaks on this connection from now on. Returns its former one, if another."""
+        former = peer.route
+        if former is not None and former != route:
+            self._by_route.pop(former, None)
+        self._by_route[route] = peer
+        return former if former != route else None
+
+    def is_remote(self, rank: int) -> bool:
+        """May a remote reader have that rank?"""
+        return 0 <= rank < 1 << 63 and rank not in self._local_ranks
+
+    def absent(self) -> list[Peer]:
+        """The readers that have not attached."""
+        return [peer for peer in self.peers if peer.is_absent]
+
+    def absent_texts(self, here: list[str], sent: int, now: float) -> list[str]:
+        """The absent readers, the local ones (`here`) first; only the first few by name."""
+        absent = self.absent()
+        named = [peer.text(sent, now) for peer in islice(absent, MOST_NAMED)]
+        return here + named + ["another reader"] * (len(absent) - MOST_NAMED)
+
+    def dead(self) -> Iterator[Peer]:
+        return (peer for peer in self.peers if peer.life is Life.DEAD)
+
+    def holders(self, rank: int) -> list[Peer]:
+        """Who has, or had, that rank."""
+        return [peer for peer in self.peers if peer.rank == rank and peer.session]
+
+    def kept_for(self, rank: int) -> Peer:
+        """The place that is kept for that rank from now on."""
+        for peer in self.peers:
+            if peer.rank == rank:
+                return peer
+        free = [peer for peer in self.peers if peer.rank is None and peer.is_absent]
+        usual = usual_place(rank, self._local_ranks)
+        if not free:
+            ranks = [peer.rank for peer in self.peers]
+            raise InvalidArgument(
+                f"the queue has no reader {rank}: the {len(ranks)} places for remote readers "
+                f"belong to {ranks}"
+            )
+        found = next((peer for peer in free if peer.place == usual), free[-1])
+        found.keep_for(rank)
+        return found
+
+    def give_up(self, rank: int, chosen: Peer) -> None:
+        """That reader has chosen another place than the one that was kept for it."""
+        for other in self.peers:
+            if other is not chosen and other.rank == rank:
+                other.keep_for(None)
+
+    def to_release(self, rank: int) -> Peer:
+        """The place to release if the application goes on without that rank."""
+        usual = usual_place(rank, self._local_ranks)
+        found = [peer for peer in self.peers if peer.rank == rank] or [
+            peer for peer in self.peers if peer.rank is None and peer.place == usual
+        ]
+        if not found or rank in self._local_ranks:
+            raise InvalidArgument(f"the queue has no reader {rank} on another host")
+        if found[0].is_here:
+            raise InvalidArgument(
+                f"reader {rank} is connected from {found[0].address} (pid {found[0].pid}): only a "
+                f"dead or absent reader can be released; end its process first"
+            )
+        return found[0]
+
+    # Relays -----------------------------------------------------------------------------------
+
+    def relay_at(self, host: str) -> Peer | None:
+        """The relay of that host."""
+        return next((peer for peer in self.peers if peer.is_relay and peer.host == host), None)
+
+    def behind(self, relay: Peer) -> Iterator[Peer]:
+        return (peer for peer in self.peers if peer.via is relay)
+
+    def parted(self) -> Iterator[Peer]:
+        """Readers behind a relay that is none any more."""
+        return (peer for peer in self.peers if peer.via is not None and not peer.via.is_relay)
+
+    def silent_relays(self, since: float) -> Iterator[Peer]:
+        """Relays with readers behind them that have not reported since then."""
+        for peer in self.peers:
+            is_silent = peer.is_connected and peer.reported_at <= since
+            if is_silent and peer.is_relay and any(self.behind(peer)):
+                yield peer
+
+    def ring_of(self, peer: Peer, sizes: tuple[int, int]) -> Ring:
+        """The ring that `peer` makes or attaches to; `sizes` are bytes per chunk, and chunks."""
+        ranks = [other.rank_or_usual for other in self.peers]
+        where = ("", "") if peer.via is None or peer.via.ring is None else peer.via.ring
+        return Ring(peer.place, ranks, *sizes, *where)
+
+    def rows_of(self, teller: Peer, report: Report, sent: int) -> list[tuple[Peer, ReportRow]]:
+        """The rows that count: a relay's on itself and the readers behind it, or such a reader's on
+        itself. Others are ignored, because their places in that ring were given up."""
+        for row in report.rows:
+            if not 0 <= row.place < len(self.peers) or row.taken > sent:
+                raise CorruptMessage(f"place {teller.place} sent an invalid row: {row}")
+        if not report.name:  # a WELCOME without one would make a second relay
+            raise CorruptMessage(f"place {teller.place} reports a ring without a name")
+        if teller.via is not None and teller.via.ring != (report.name, report.ring_id):
+            raise CorruptMessage(f"place {teller.place} reads from a ring that it was not given")
+        rows = [(self.peers[row.place], row) for row in report.rows]
+        return [(peer, row) for peer, row in rows if teller in (peer, peer.via)]
 
 
-def is_relay(peer: Peer) -> bool:
-    """Does it pass messages on to others?"""
-    return bool(peer.host) and peer.via is None and peer.state == "running"
-
-
-def behind(peers: Sequence[Peer], relay: Peer) -> Iterator[Peer]:
-    return (peer for peer in peers if peer.via is relay)
-
-
-def ring_of(
-    peers: Sequence[Peer], peer: Peer, local_ranks: list[int], sizes: tuple[int, int]
-) -> Ring:
-    """The ring that `peer` makes or attaches to; `sizes` are bytes per chunk, and chunks."""
-    ranks = [other.usual_rank(local_ranks) for other in peers]
-    where = ("", "") if peer.via is None or peer.via.ring is None else peer.via.ring
-    return Ring(peer.place, ranks, *sizes, *where)
-
-
-def rows_of(
-    peers: Sequence[Peer], teller: Peer, report: Report, sent: int
-) -> list[tuple[Peer, ReportRow]]:
-    """The rows that count: a relay's on itself and the readers behind it, or such a reader's on
-    itself. Others are ignored, because their places in that ring were given up."""
-    for row in report.rows:
-        if not 0 <= row.place < len(peers) or row.taken > sent:
-            raise CorruptMessage(f"place {teller.place} sent an invalid row: {row}")
-    if teller.via is not None and teller.via.ring != (report.name, report.ring_id):
-        raise CorruptMessage(f"place {teller.place} reads from a ring that it was not given")
-    rows = [(peers[row.place], row) for row in report.rows]
-    return [(peer, row) for peer, row in rows if teller in (peer, peer.via)]
+def usual_place(rank: int, local_ranks: list[int]) -> int:
+    """The default place of a rank; beyond the last place for a rank that is higher than usual."""
+    return rank - sum(1 for local in set(local_ranks) if local < rank)

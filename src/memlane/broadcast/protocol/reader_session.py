@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from memlane.broadcast.protocol.connection_state import Watch
+from memlane.broadcast.protocol.connection_state import ConnectionState
 from memlane.broadcast.protocol.frames import (
     HEADER_BYTES,
     MESSAGE,
@@ -29,6 +29,7 @@ from memlane.broadcast.protocol.frames import (
     header_of,
 )
 from memlane.broadcast.protocol.message import Assembly, Message
+from memlane.broadcast.protocol.states import STREAM, Stream, StreamEvent
 from memlane.errors import (
     CorruptMessage,
     InvalidArgument,
@@ -48,13 +49,15 @@ REPEAT = 1.0
 """Longest time, in seconds, before an unanswered frame is sent again."""
 _MOST_UNACKED = 2 << 20  # bytes: the writer's memory is used again while it is in the cache
 _ROWS = 64  # of a REPORT that fits a reader's frame
+_STREAMS = (Stream.OWN, Stream.RELAY)
+_WELCOME = (*_STREAMS, Stream.ASKING)
 
 
 class PlaceTaken(RankTaken):
     """The place of that key is another reader's; with more keys, another place may be free."""
 
 
-class ReaderSession(Watch):
+class ReaderSession(ConnectionState):
     """One reader of one writer.
 
     A stream begins with the WELCOME that answers the latest HELLO, at the wanted frame. From there
@@ -95,9 +98,8 @@ class ReaderSession(Watch):
         self.writer_pid = self.window = self.window_bytes = 0
         self.ring: Ring | None = None
         self.absent: Absent | None = None  # the latest answer to ASK
-        self.is_welcome = self.is_ready = self.is_seen = self.has_left = False
-        self.is_parted = False  # the writer says that its relay has ended
-        self._is_behind = self._is_leaving = False
+        self.stream = Stream.GREETING
+        self.is_ready = self.has_left = self._is_leaving = False
         self._end: int | None = None  # there is no message with this sequence
         self._greet_at: float | None = None
         self._greeting = 0  # the number of the latest HELLO
@@ -113,18 +115,18 @@ class ReaderSession(Watch):
 
     def lose(self, now: float) -> None:
         super().lose(now)
-        self.is_welcome = False
+        self._turn(StreamEvent.GREETS)
         self.out.clear()
 
     # Sending ----------------------------------------------------------------------------------
 
     def greet(self, now: float) -> None:
         """Sends HELLO, which requests the stream from the wanted frame on."""
-        self.is_welcome = False
+        self._turn(StreamEvent.GREETS)
         self._greet_at = now + self._repeat
         place = (self.taken, *self.wanted)
         self._greeting += 1
-        hello = Hello(*self._identity, *place, self._host, self._is_behind, self._greeting)
+        hello = Hello(*self._identity, *place, self._host, self.is_behind, self._greeting)
         self._say(What.HELLO, 0, hello)
 
     def _say(self, what: What, sequence: int = 0, body: object = None) -> None:
@@ -147,14 +149,11 @@ class ReaderSession(Watch):
         for first in range(0, max(len(rows), 1), _ROWS):
             self._say(What.REPORT, 0, Report(name, ring_id, rows[first : first + _ROWS]))
 
-    def read_behind(self) -> None:
-        """Reads from a relay's ring; the connection is kept for when the relay ends."""
-        self._is_behind, self._greet_at = True, None
-
     def read_alone(self, taken: int, now: float, nbytes: int = 0) -> None:
         """Requests a stream of its own from message `taken` on; `nbytes` bytes were taken before
         that message. What a relay took beyond it is requested again."""
-        self._host, self.ring, self._is_behind, self.is_parted = "", None, False, False
+        self._host, self.ring = "", None
+        self._turn(StreamEvent.GOES_ALONE)
         while taken >= self.taken and self.inbox and self.inbox[0].sequence < taken:
             self.inbox.popleft()
         if taken < self.taken or self.wanted < (taken, 0):
@@ -168,8 +167,9 @@ class ReaderSession(Watch):
     def follow(self, position: int | None, now: float) -> None:
         """The application has taken `position` messages from its relay's ring; None: no ring.
         Once the relay has ended, this also tells the writer, which may be waiting for room."""
-        is_alone = not (self._host or self._is_behind)
-        if position is not None and (self.is_parted or (is_alone and position > self.taken)):
+        is_alone = not (self._host or self.is_behind)
+        has_parted = self.stream is Stream.PARTED
+        if position is not None and (has_parted or (is_alone and position > self.taken)):
             self.read_alone(position, now)
 
     def tick(self, now: float) -> float | None:
@@ -179,7 +179,8 @@ class ReaderSession(Watch):
         if self._say_at is not None and now >= self._say_at:
             self._say_at = now + self._repeat
             self._say(What.BYE)
-        dues = [due for due in (self._greet_at, self._say_at) if due is not None]
+        self.check_handshakes(now)
+        dues = [d for d in (self._greet_at, self._say_at, self.probe_due()) if d is not None]
         return min(dues, default=None)
 
     # Acknowledging ----------------------------------------------------------------------------
@@ -231,7 +232,7 @@ class ReaderSession(Watch):
             or epoch != self.epoch
             or len(part) != HEADER_BYTES + total
             or self.wanted != (sequence, 0)
-            or not self.is_welcome
+            or self.stream not in _STREAMS
         ):
             return False
         self._accept(Message(sequence, kind, part[HEADER_BYTES:]))
@@ -266,7 +267,8 @@ class ReaderSession(Watch):
         elif header.what == What.REFUSED:
             self._be_refused(body_of(part, Refused), now)
         elif header.what == What.SEEN:
-            self.is_seen, self._greet_at = True, None
+            self._greet_at = None
+            self._turn(StreamEvent.SEEN)
         elif self.epoch == 0:
             return  # sent to all, and again on request
         elif header.epoch != self.epoch:
@@ -282,7 +284,8 @@ class ReaderSession(Watch):
         elif header.what == What.AGAIN:
             self.acknowledge()
         elif header.what == What.LEFT:
-            self.has_left = True
+            if header.sequence == self._greeting:  # else this reader has come back since
+                self.has_left, self._greet_at, self._say_at = True, None, None
         elif header.what == What.END:
             self._hear_end(header)
 
@@ -294,18 +297,23 @@ class ReaderSession(Watch):
         place = (header.sequence, header.piece)
         if place != self.wanted:
             raise CorruptMessage(f"the writer resumes at {place}, not at {self.wanted}")
+        event = StreamEvent.WELCOME
+        if welcome.ring is not None:
+            has_ring = bool(welcome.ring.name)
+            event = StreamEvent.WELCOME_TO_RING if has_ring else StreamEvent.WELCOME_AS_RELAY
         self.writer_pid, self.ring = welcome.pid, welcome.ring
         self.window, self.window_bytes = welcome.window, welcome.window_bytes
         self._ack_messages = max(1, welcome.window // 4)
         self._ack_bytes = max(1, min(welcome.window_bytes // 4, _MOST_UNACKED))
         self._ack_at = self._ack_at_bytes = 0
-        self.epoch, self._greet_at, self.is_welcome = header.epoch, None, True
+        self.epoch, self._greet_at = header.epoch, None
+        self._turn(event)
 
     def _be_refused(self, refused: Refused, now: float) -> None:
         rank, pid = self._identity[1:3]
         match refused.code:
-            case "no_relay" if self._is_behind:
-                self.is_parted = True  # `follow` requests what it has not read in the ring
+            case "no_relay" if self.is_behind:
+                self._turn(StreamEvent.NO_RELAY)  # `follow` requests what it has not read there
                 return
             case "no_relay":
                 self._host, self.ring = "", None
@@ -320,10 +328,10 @@ class ReaderSession(Watch):
             case _:
                 failure = InvalidArgument(refused.text)
         self.failure = self.failure or failure
-        self._greet_at, self.has_left = None, True  # a refused reader owes no goodbye
+        self._greet_at, self.has_left = None, True  # a refused reader owes no BYE
 
     def _hear_end(self, header: Header) -> None:
-        if not self.is_welcome:
+        if self.stream not in _STREAMS:
             return  # what was lost is sent again, followed by another END
         if (header.sequence, 0) != self.wanted:
             raise CorruptMessage(
@@ -335,7 +343,7 @@ class ReaderSession(Watch):
 
     def _take_piece(self, header: Header, payload: memoryview) -> None:
         place = (header.sequence, header.piece)
-        if not self.is_welcome:
+        if self.stream not in _STREAMS:
             return  # of an abandoned stream; all that is wanted is sent again
         if place < self.wanted:
             return  # the writer did not know whether it had been sent
@@ -361,6 +369,19 @@ class ReaderSession(Watch):
         return self._assembly.add(header, payload)
 
     # The writer's end ---------------------------------------------------------------------------
+
+    @property
+    def is_welcome(self) -> bool:
+        """Has the latest HELLO been answered?"""
+        return self.stream in _WELCOME
+
+    @property
+    def is_behind(self) -> bool:
+        """Does it read from a relay's ring, or did until that relay ended?"""
+        return self.stream in (Stream.BEHIND, Stream.PARTED)
+
+    def _turn(self, event: StreamEvent) -> None:
+        self.stream = STREAM[event].get(self.stream, self.stream)
 
     @property
     def was_welcome(self) -> bool:
@@ -393,4 +414,4 @@ class ReaderSession(Watch):
         """The writer as a waiting reader names it."""
         pid = f"pid {self.writer_pid} " if self.writer_pid else ""
         since = f", last message {now - self.last_progress:.1f} s ago" if self.writer_pid else ""
-        return f"the writer ({pid}at {self._where}, {self.state()}{since})"
+        return f"the writer ({pid}at {self._where}, {self.state(now)}{since})"

@@ -1,19 +1,23 @@
 """The writer's side of the protocol: readers attach, reconnect, get lost, leave and die.
 
-Takes frames and the time, and puts frames to send into the peers and `answers`. No sockets, no
-threads, no clock: the driver reports connections, and calls `tick` at the time that it returned.
-A reader's frame is answered, or the reader repeats it, so any frame may be lost or arrive twice.
+Takes frames, events and the time; `frames_due` has what to send. No sockets, no threads, no clock:
+the driver reports connections, and calls `tick` at the time that it returned. Nobody else touches
+peers and their outbox. A reader's frame is answered, or the reader repeats it, so any frame may be
+lost or arrive twice.
+
+A reader that holds a valid key may still lie. So whatever it says is checked against what was sent,
+it can harm only itself and, as a relay, the readers behind it, and what one connection can cost is
+bounded: `unwanted` lists those that cost more. An honest reader that loses one reconnects.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memlane._base.arguments import integer
 from memlane._base.naming import MOST_NAMED
-from memlane.broadcast.protocol import admission, places
+from memlane.broadcast.protocol import admission
 from memlane.broadcast.protocol.frames import (
     Absent,
     Header,
@@ -26,26 +30,38 @@ from memlane.broadcast.protocol.frames import (
     control,
     header_of,
 )
-from memlane.broadcast.protocol.outbox import Outbox
-from memlane.broadcast.protocol.peer import Peer, usual_place
+from memlane.broadcast.protocol.outbox import Outbox, Piece
+from memlane.broadcast.protocol.places import Places
+from memlane.broadcast.protocol.states import Event, Life, Link
 from memlane.errors import CorruptMessage, InvalidArgument, ReaderDied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator, Sequence
 
     from memlane._base.msgspec import msgspec
     from memlane.broadcast.options import RemoteOptions
+    from memlane.broadcast.protocol.peer import Cursor, Peer
+    from memlane.broadcast.statistics import ReaderStatistics
 
 REPEAT = 0.5
 """Seconds until an unanswered END is sent again."""
+
+
+class Due(NamedTuple):
+    """A frame to send on a connection; `sent` gets `peer` and `cursor` back."""
+
+    route: bytes
+    piece: Piece
+    peer: Peer | None
+    cursor: Cursor | None
 
 
 class WriterSession:
     """All readers of one writer.
 
     Attributes:
-        answers: frames for readers that have no stream, with their routes, the oldest first.
-        absent_here: names the readers on this host that have not attached.
+        unwanted: routes of connections to shut down, the oldest first.
+        is_asked: some reader has asked who is absent; see `answer`.
     """
 
     def __init__(
@@ -60,155 +76,279 @@ class WriterSession:
         place_of_token: Callable[[str], int | None] = lambda _token: None,
     ) -> None:
         self._place_of_token = place_of_token
-        self.local_ranks, self.options = local_ranks, options
-        self.queue_id, self.epoch, self.pid = queue_id, epoch, pid
+        self._options = options
+        self._queue_id, self.epoch, self._pid = queue_id, epoch, pid
         self._ring_sizes = ring_sizes
-        self.peers = [Peer(place) for place in range(places)]
-        self.outbox = Outbox(self.peers, options.window, options.window_bytes)
-        self.answers: deque[tuple[bytes, bytes]] = deque()
-        self.absent_here: Callable[[], list[str]] = list
-        self.is_everybody_here = False
-        self.ending_since: float | None = None
-        self._by_route: dict[bytes, Peer] = {}
+        self._places = Places(places, local_ranks)
+        self._peers = self._places.peers
+        self._outbox = Outbox(self._peers, options.window, options.window_bytes)
+        self._answers: deque[tuple[bytes, bytes]] = deque()  # for those that have no stream
+        self._has_taken = False  # some reader has, since messages were last dropped
+        self.unwanted: deque[bytes] = deque()
+        self.is_asked = self.is_everybody_here = False
+        self._ending_since: float | None = None
+        self._dead_before: list[Peer] = []  # before it began to end
+
+    # Sending ----------------------------------------------------------------------------------
+
+    @property
+    def next(self) -> int:
+        """The sequence of the message that comes next."""
+        return self._outbox.next
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of all messages that there ever were."""
+        return self._outbox.bytes
+
+    @property
+    def is_staged(self) -> bool:
+        return self._outbox.staged is not None
+
+    def has_room(self, size: int) -> bool:
+        """May a message of `size` bytes be sent? Not while a dead reader awaits its release."""
+        return self._outbox.has_room(size) and not self.has_dead()
+
+    def room(self) -> tuple[int, int]:
+        """How many messages, and bytes in total, may be sent; negative bytes: none."""
+        return (0, -1) if self.has_dead() else self._outbox.room()
+
+    def in_the_way(self, size: int, now: float) -> list[str]:
+        """The readers for which a message of `size` bytes has to wait, likeliest cause first."""
+        return [peer.text(self.next, now) for peer in self._outbox.in_the_way(size)]
+
+    def stage(self, pieces: Sequence[Piece], size: int, mark: int = 0) -> None:
+        """Stages the next message. The ring gets it first; its position before that is `mark`."""
+        self._outbox.stage(size, pieces, mark)
+
+    def publish(self) -> int:
+        """Makes the staged message the newest; returns its size."""
+        size = 0 if self._outbox.staged is None else self._outbox.staged[0].size
+        self._outbox.commit()
+        return size
+
+    def settle(self, mark: int) -> None:
+        """After an interruption: the ring's position, `mark`, tells whether it has the message."""
+        self._outbox.settle(mark)
+
+    def all_at(self, sequence: int) -> list[tuple[bytes, Peer]] | None:
+        """The streams, if nothing but the message `sequence` is due on any of them; else None."""
+        found = []
+        for peer in self._peers:
+            if peer.link is Link.STREAMING:
+                if peer.cursor != (sequence, 0) or peer.said or peer.route is None:
+                    return None
+                found.append((peer.route, peer))
+        return found
+
+    def frames_due(self) -> Iterator[Due]:
+        """What is due, until it is `sent`. A frame whose sending was interrupted comes again."""
+        if self._has_taken:
+            self._has_taken = False
+            self._outbox.drop_taken()
+        while self._answers:
+            route, frame = self._answers[0]
+            yield Due(route, Piece(frame), None, None)
+        for peer in self._peers:
+            while peer.is_connected and (found := self._outbox.frame_for(peer)) is not None:
+                piece, cursor = found
+                yield Due(peer.route or b"", piece, peer, cursor)
+
+    def sent(self, peer: Peer | None, cursor: Cursor | None) -> None:
+        """That frame was handed over, or the connection of an answer is gone."""
+        if peer is None:
+            self._answers.popleft()
+        else:
+            peer.sent(cursor)
 
     # Frames -----------------------------------------------------------------------------------
 
-    def receive(
+    def heard(
         self, route: bytes, frame: bytes, now: float, place: int | None = None, address: str = ""
     ) -> str | None:
         """Handles one frame of a reader. An invalid one raises CorruptMessage and changes nothing.
 
-        For a HELLO, `place` is the one that its sender has proven, `address` the sender's.
-        Returns a line for the log if an attached reader is refused for the first time.
+        `place` is the one that the sender has proven, `address` the sender's; both are needed for
+        a HELLO, and for a route that is not known. Returns a line for the log if an attached reader
+        is refused for the first time.
         """
-        header = header_of(frame)
-        if header.what == What.HELLO:
-            return self._greet(route, body_of(frame, Hello), now, place, address)
-        peer = self._by_route.get(route)
-        if peer is None or header.epoch != self.epoch:
-            raise CorruptMessage("a frame from a peer that has not said hello")
+        peer = self._places.at(route)
+        was_idle, line = True, None
+        try:
+            header = header_of(frame)
+            if header.what == What.HELLO:
+                hello = body_of(frame, Hello)
+                if place is None:
+                    place = self._place_of_token(hello.token)
+                was_idle, line = self._greet(route, hello, now, place, address)
+            elif peer is None or header.epoch != self.epoch:
+                raise CorruptMessage("a frame from a peer that has not said hello")
+            else:
+                was_idle = self._hear(route, peer, header, frame, now)
+        finally:
+            if was_idle:
+                if peer is None and place is not None and 0 <= place < len(self._peers):
+                    peer = self._peers[place]
+                if peer is not None and peer.note_idle_frame():
+                    self._reject(route)
+        return line
+
+    def is_known(self, route: bytes) -> bool:
+        """Is that the connection of a reader that has attached or is attaching?"""
+        peer = self._places.at(route)
+        return peer is not None and peer.is_connected
+
+    def _reject(self, route: bytes) -> None:
+        if route not in self.unwanted:
+            self.unwanted.append(route)
+
+    def _hear(self, route: bytes, peer: Peer, header: Header, frame: bytes, now: float) -> bool:
+        """Handles a frame of a known reader; returns whether it was no progress."""
         if header.what == What.BYE:
             self._hear_bye(route, peer, now)
-        elif peer.state != "running" and header.what != What.REPORT:  # also while it attaches
-            raise CorruptMessage(f"a frame from {peer.name(self.local_ranks)} ({peer.state})")
+        elif not peer.is_here and header.what != What.REPORT:  # also while it attaches
+            raise CorruptMessage(f"a frame from {peer.name} ({peer.state})")
         elif header.what == What.ACK:
-            self._take(peer, header.sequence, now)
+            return not self._take(peer, header.sequence, now)
         elif header.what == What.ASK:
-            if self.is_everybody_here:
-                peer.say(self._frame(What.READY))
-            else:
-                names = self.everybody_absent(now)
-                free = [other.place for other in self.absent()]
-                absent = Absent(names[:MOST_NAMED], free, len(names) - len(free))
-                peer.say(self._frame(What.ABSENT, body=absent))
+            peer.question()
+            self.is_asked = True
         elif header.what == What.REPORT:
-            self._hear_report(peer, body_of(frame, Report), now)
+            return not self._hear_report(peer, body_of(frame, Report), now)
         elif header.what == What.END:
+            if header.sequence != self.next or self._ending_since is None:
+                raise CorruptMessage(f"{peer.name} confirms an end that it was not told")
             peer.hear_end()
         else:
             raise CorruptMessage(f"a reader sent a frame of kind {header.what}")
-        return None
+        return True
 
     def _greet(
         self, route: bytes, hello: Hello, now: float, place: int | None, address: str
-    ) -> str | None:
-        if place is None:
-            place = self._place_of_token(hello.token)
-        if place is None or hello.queue_id != self.queue_id:
+    ) -> tuple[bool, str | None]:
+        """Handles HELLO; returns whether it was no progress, and a line for the log."""
+        if place is None or hello.queue_id != self._queue_id:
             raise CorruptMessage("a hello from an unexpected peer")
-        peer = self.peers[place]
+        peer = self._peers[place]
         if peer.session == hello.session and hello.number <= peer.greeting:
-            return None  # by a connection that has ended since
-        refusal = admission.refusal(self.peers, peer, hello, self.local_ranks, self.outbox)
+            return True, None  # by a connection that has ended since
+        refusal = admission.refusal(self._places, peer, hello, self._outbox)
         if refusal is not None:
-            peer.knock(0.0)  # not from the reader that lost its connection
-            self.answers.append((route, self._frame(What.REFUSED, body=refusal)))
-            is_attached = peer.state == "running" and peer.session == hello.session
-            if is_attached and peer.refuse():
-                return f"{self.text(peer, now)} was refused: {refusal.text}"
-            return None
-        if peer.state == "absent":
-            for other in self.peers:
-                if other is not peer and other.rank == hello.rank:
-                    other.keep_for(None)  # the reader chose another place than the one kept for it
-            is_shared = self.options.relay and len(self.peers) > 1 and not peer.is_alone
+            peer.authenticate(0.0)  # not from the reader that lost its connection
+            self._answers.append((route, self._frame(What.REFUSED, body=refusal)))
+            if peer.is_here and peer.session == hello.session and peer.refuse():
+                return True, f"{peer.text(self.next, now)} was refused: {refusal.text}"
+            return True, None
+        is_known = route == peer.route
+        if peer.is_absent:
+            self._places.give_up(hello.rank, peer)
+            is_shared = self._options.relay and len(self._peers) > 1 and not peer.is_alone
             host = hello.host if is_shared else ""
-            relay = places.relay_at(self.peers, host) if host else None
+            relay = self._places.relay_at(host) if host else None
             peer.ask(hello, host, relay)
-            self._connect(peer, route, hello, address)
+            self._connect(peer, route, hello, address, now)
             if relay is not None:
+                peer.attach(Event.SENT_TO_RELAY, now)
                 if relay.ring is not None:
                     peer.say(self._welcome(peer))
-                return None
-            peer.attach(now)
+                return is_known, None
+            peer.attach(Event.ATTACHED, now)
         else:
             if not (hello.host or hello.is_behind):  # it has no ring to share, or none any more
                 peer.share_nothing()
-                self._part_orphans(now)
-            self._connect(peer, route, hello, address)
-            if hello.is_behind or peer.via is not None:
+                self._part_readers(now)
+            is_behind = hello.is_behind or peer.via is not None
+            if not (is_behind or self._may_resend(peer, route, hello)):
+                return True, None
+            self._connect(peer, route, hello, address, now)
+            if is_behind:
                 has_relay = peer.via is not None
                 body = None if has_relay else admission.NO_RELAY
                 peer.say(self._frame(What.SEEN if has_relay else What.REFUSED, body=body))
-                return None
+                return is_known, None
         if not peer.host:  # its readers may not have read what a relay has taken
             self._take(peer, hello.taken, now)
-        peer.stream_from((hello.sequence, hello.piece), self._welcome(peer, hello))
+        peer.begin_stream((hello.sequence, hello.piece), self._welcome(peer, hello), now)
         if self.is_everybody_here:
             peer.say(self._frame(What.READY))
-        return None
+        return is_known, None
 
-    def _connect(self, peer: Peer, route: bytes, hello: Hello, address: str) -> None:
-        if peer.route is not None:
-            self._by_route.pop(peer.route, None)
-        self._by_route[route] = peer
-        peer.connect(route, hello.pid, address, hello.number)
+    def _may_resend(self, peer: Peer, route: bytes, hello: Hello) -> bool:
+        """Whether this connection may carry again what that HELLO asks for. A window at most: what
+        it has not read by then is freed with the connection, and sent on the next one."""
+        if route != peer.route or peer.link is not Link.STREAMING:
+            return True
+        peer.resend(self._outbox.bytes_between((hello.sequence, hello.piece), peer.cursor))
+        if peer.resent_bytes <= self._options.window_bytes:
+            return True
+        self._reject(route)
+        return False
+
+    def _connect(self, peer: Peer, route: bytes, hello: Hello, address: str, now: float) -> None:
+        holder = self._places.at(route)
+        if holder is not None and holder is not peer:  # it has two keys
+            holder.lose(now)
+        former = self._places.move(peer, route)
+        if former is not None:
+            self._reject(former)
+        peer.connect(route, hello.pid, address, hello.number, now)
 
     def _hear_bye(self, route: bytes, peer: Peer, now: float) -> None:
-        if peer.state == "running":
-            peer.leave()
-            self._part_orphans(now)
-        elif peer.state == "absent":
+        was_absent = peer.is_absent
+        peer.apply(Event.LEFT, now)
+        if was_absent:
             peer.forget()
-        self.answers.append((route, self._frame(What.LEFT)))
+        else:
+            self._part_readers(now)
+        self._answers.append((route, self._frame(What.LEFT, peer.greeting)))
 
-    def _hear_report(self, teller: Peer, report: Report, now: float) -> None:
-        """A relay's report on the readers behind it, or such a reader's on itself."""
-        rows = places.rows_of(self.peers, teller, report, self.outbox.next)
-        if places.is_relay(teller) and teller.ring is None:
-            teller.relay_through((report.name, report.ring_id))
-            for peer in places.behind(self.peers, teller):
-                if peer.state == "absent":
-                    peer.say(self._welcome(peer))
+    def _hear_report(self, teller: Peer, report: Report, now: float) -> bool:
+        """A relay's report on the readers behind it, or such a reader's on itself; returns whether
+        it was progress."""
+        rows = self._places.rows_of(teller, report, self.next)
+        is_news = False
+        if teller.is_relay:
+            teller.report(now)
+            if teller.ring is None:
+                is_news = True
+                teller.relay_through((report.name, report.ring_id))
+                for peer in self._places.behind(teller):
+                    if peer.is_absent:
+                        peer.say(self._welcome(peer))
         for peer, row in rows:
             # Only its own key makes a place attached.
-            if peer.state == "absent" and peer is teller and peer.via is not None:
-                peer.attach(now)
-            if peer.state != "running":
+            if peer.is_absent and peer is teller and peer.via is not None:
+                peer.attach(Event.SEEN_BEHIND, now)
+                is_news = True
+            if not peer.is_here:
                 continue
             peer.found_behind(row.pid, peer.address)
-            if row.taken > peer.taken:
+            if peer.life is Life.RUNNING and row.taken > peer.taken:
                 self._take(peer, row.taken, now)
+                is_news = True
             if row.state == "dead":
-                self._die(peer, "its process ended", now)
-            elif row.state == "closed" and peer is teller:
-                peer.stop_reading()
+                self._die(peer, Event.REPORTED_DEAD, "its process ended", now)
             elif row.state == "closed":
-                peer.leave()
-        if teller.via is not None and teller.state == "running":
+                is_own = peer is teller
+                peer.apply(Event.STOPPED_READING if is_own else Event.REPORTED_CLOSED, now)
+        if teller.via is not None and teller.is_here:
             teller.say(self._frame(What.SEEN))
         elif teller.via is not None:
             teller.say(self._frame(What.REFUSED, body=admission.given_up(teller)))
+        return is_news
 
-    def _take(self, peer: Peer, sequence: int, now: float) -> None:
-        """That reader has taken everything before `sequence`."""
-        if not peer.taken <= sequence <= self.outbox.next:
+    def _take(self, peer: Peer, sequence: int, now: float) -> bool:
+        """That reader has taken everything before `sequence`; returns whether that is news."""
+        if not peer.taken <= sequence <= self.next:
             raise CorruptMessage(
-                f"{peer.name(self.local_ranks)} acknowledges message {sequence}: it had taken "
-                f"{peer.taken}, and {self.outbox.next} were sent"
+                f"{peer.name} acknowledges message {sequence}: it had taken {peer.taken}, and "
+                f"{self.next} were sent"
             )
-        if sequence > peer.taken and peer.is_waited_for:
-            peer.take(sequence, self.outbox.end_of(sequence), now)
+        if sequence == peer.taken or not peer.is_waited_for:
+            return False
+        peer.take(sequence, self._outbox.end_of(sequence), now)
+        self._has_taken = True
+        return True
 
     def _frame(self, what: What, sequence: int = 0, body: msgspec.Struct | None = None) -> bytes:
         return control(Header(what, self.epoch, sequence), body)
@@ -216,190 +356,232 @@ class WriterSession:
     def _welcome(self, peer: Peer, hello: Hello | None = None) -> bytes:
         """The WELCOME: where the stream begins, or which ring to make or read from."""
         sequence, piece = (0, 0) if hello is None else (hello.sequence, hello.piece)
-        ring = None
-        if peer.host:
-            ring = places.ring_of(self.peers, peer, self.local_ranks, self._ring_sizes)
-        options = self.options
-        body = Welcome(self.pid, options.window, options.window_bytes, peer.greeting, ring)
+        ring = self._places.ring_of(peer, self._ring_sizes) if peer.host else None
+        options = self._options
+        body = Welcome(self._pid, options.window, options.window_bytes, peer.greeting, ring)
         return control(Header(What.WELCOME, self.epoch, sequence, piece=piece), body)
-
-    def is_known(self, route: bytes) -> bool:
-        """Is that the connection of a reader that has attached or is attaching?"""
-        peer = self._by_route.get(route)
-        return peer is not None and peer.is_connected
 
     # Connections ------------------------------------------------------------------------------
 
-    def knock(self, place: int, now: float) -> None:
+    def authenticated(self, place: int, now: float) -> None:
         """A connection has proven the key of that place."""
-        self.peers[place].knock(now)
+        self._peers[place].authenticate(now)
 
-    def give_up(self, peer: Peer, why: str, now: float) -> None:
+    def connections(self) -> list[bytes]:
+        """Those that readers need, so that their loss has to be reported."""
+        return [
+            peer.route
+            for peer in self._peers
+            if peer.route is not None and peer.is_connected and (peer.is_here or peer.is_absent)
+        ]
+
+    def talkative(self) -> list[bytes]:
+        """Those that have sent frames without progress: have their answers been read?"""
+        return [
+            peer.route
+            for peer in self._peers
+            if peer.idle_frames and peer.route is not None and peer.is_connected
+        ]
+
+    def lost(self, route: bytes, now: float) -> None:
+        """That connection is gone."""
+        peer = self._places.at(route)
+        if peer is not None:
+            peer.lose(now)
+
+    def silent(self, route: bytes, why: str, now: float) -> None:
         """Its host does not answer. For readers behind a relay, the relay's reports decide."""
-        if peer.via is None:
+        peer = self._places.at(route)
+        if peer is None:
+            return
+        if peer.is_absent:
+            peer.lose(now)
+        elif peer.via is None:
             peer.fall_silent()
-            self._die(peer, why, now)
+            self._die(peer, Event.TIMED_OUT, why, now)
+
+    def moved(self, route: bytes, now: float) -> None:
+        """Its host has received bytes of a message."""
+        peer = self._places.at(route)
+        if peer is not None:
+            peer.note_progress(now)
+
+    def drained(self, route: bytes) -> None:
+        """Its host has received everything that was sent to it."""
+        peer = self._places.at(route)
+        if peer is not None:
+            peer.note_drained()
 
     def say_again(self) -> None:
         """A reader's frame may have been lost: asks each to acknowledge again."""
-        for peer in self.peers:
-            if peer.is_streaming:
+        for peer in self._peers:
+            if peer.link is Link.STREAMING:
                 peer.say(self._frame(What.AGAIN))
 
     # Time -------------------------------------------------------------------------------------
 
+    def has_lost(self) -> bool:
+        """Does the clock of any reader run?"""
+        return any(peer.link is Link.LOST for peer in self._peers)
+
+    def pause_clocks(self, now: float) -> None:
+        """No reader can connect at present, for a reason on this host."""
+        for peer in self._peers:
+            peer.pause_clock(now)
+
     def tick(self, now: float) -> float | None:
         """Does what is due; returns when more is due."""
-        self._part_orphans(now)  # an interruption may have skipped this
-        due = None
-        bound = self.options.liveness
-        for peer in self.peers:
-            peer.note_loss(now)
-            if peer.state == "running" and peer.lost_since is not None:
-                dead_at = max(peer.lost_since, peer.knocked_at) + bound
-                if now >= dead_at:
-                    why = f"its connection was lost and not restored within {bound} s"
-                    self._die(peer, why, now)
+        bound = self._options.liveness
+        for relay in self._places.silent_relays(now - bound):
+            relay.stop_relaying()
+        self._part_readers(now)  # an interruption may have skipped this
+        self._outbox.drop_taken()
+        dues = []
+        for peer in self._peers:
+            if peer.lost_since is not None:
+                dead_at = max(peer.lost_since, peer.authenticated_at) + bound
+                if now < dead_at:
+                    dues.append(dead_at)
+                elif peer.is_absent:
+                    peer.apply(Event.TIMED_OUT, now)
+                    peer.forget()
                 else:
-                    due = dead_at if due is None else min(due, dead_at)
-            if self.ending_since is not None and peer.is_streaming and not peer.has_heard_end:
-                if now >= peer.end_due and peer.cursor == (self.outbox.next, 0):
-                    peer.tell_end(self._frame(What.END, self.outbox.next), now + REPEAT)
+                    why = f"its connection was lost and not restored within {bound} s"
+                    self._die(peer, Event.TIMED_OUT, why, now)
+            elif peer.is_relay and any(self._places.behind(peer)):
+                dues.append(peer.reported_at + bound)
+            is_told = self._ending_since is not None and peer.link is Link.STREAMING
+            if is_told and not peer.has_heard_end:
+                if now >= peer.end_due and peer.cursor == (self.next, 0):
+                    peer.tell_end(self._frame(What.END, self.next), now + REPEAT)
                 if peer.end_due > now:
-                    due = peer.end_due if due is None else min(due, peer.end_due)
-        return due
+                    dues.append(peer.end_due)
+        return min(dues, default=None)
+
+    @property
+    def is_ending(self) -> bool:
+        return self._ending_since is not None
 
     def end(self, now: float) -> None:
         """There will be no more messages."""
-        if self.ending_since is None:
-            self.ending_since = now
+        if self._ending_since is None:
+            self._dead_before = list(self._places.dead())
+            self._ending_since = now
 
     def unfinished(self) -> list[Peer]:
         """Readers that still have to confirm END; absent ones, too, if any message was sent."""
         return [
             peer
-            for peer in self.peers
-            if (peer.owes_end and not self._is_over(peer))
-            or (peer.state == "absent" and self.outbox.next > 0)
+            for peer in self._peers
+            if (peer.owes_end and not self._is_over(peer)) or (peer.is_absent and self.next > 0)
         ]
 
     def _is_over(self, peer: Peer) -> bool:
         """Is it a relay that has closed and lost its connection, with no readers left behind it?"""
-        behind = places.behind(self.peers, peer)
-        is_lost = peer.has_left and not peer.is_connected
-        return is_lost and all(other.state in ("closed", "dead") for other in behind)
+        is_lost = peer.life is Life.RELAYING and not peer.is_connected
+        return is_lost and not any(
+            other.is_here or other.is_absent for other in self._places.behind(peer)
+        )
 
     def missed(self) -> list[Peer]:
-        """Readers that may be alive, but have not confirmed END or not taken everything."""
+        """Readers that may be alive, but have not confirmed END or not taken everything; not those
+        that were dead before it ended."""
         owing = self.unfinished()
         return [
             peer
-            for peer in self.peers
-            if peer in owing
-            or (peer.via in owing and peer.state != "closed")
-            or (peer.is_silent and peer.taken < self.outbox.next)
+            for peer in self._peers
+            if peer not in self._dead_before
+            and (
+                peer in owing
+                or (peer.via in owing and peer.life is not Life.CLOSED)
+                or (peer.is_silent and peer.taken < self.next)
+            )
         ]
 
-    def stuck(self, now: float) -> bool:
+    def is_stuck(self, now: float) -> bool:
         """Has no unfinished reader made progress for too long? A reader without a connection has
         its own bound, after which it counts as dead."""
         waiting = self.unfinished()
-        if any(peer.lost_since is not None for peer in waiting):
+        if any(peer.link is Link.LOST for peer in waiting):
             return False
-        since = self.ending_since if self.ending_since is not None else now
+        since = self._ending_since if self._ending_since is not None else now
         latest = max((peer.last_progress for peer in waiting), default=now)
-        return now - max(since, latest) >= self.options.liveness
+        return now - max(since, latest) >= self._options.liveness
 
     # Life and death ---------------------------------------------------------------------------
 
-    def _die(self, peer: Peer, why: str, now: float) -> None:
+    def _die(self, peer: Peer, event: Event, why: str, now: float) -> None:
         word = Refused("gone", f"reader {peer.rank} is dead: {why}")
-        peer.die(why, self._frame(What.REFUSED, body=word))
-        self._part_orphans(now)
+        peer.die(event, why, self._frame(What.REFUSED, body=word), now)
+        self._part_readers(now)
 
-    def _part_orphans(self, now: float) -> None:
-        """Readers behind a relay that has ended continue alone, as do those that were attaching."""
-        for peer in self.peers:
-            if peer.via is None or places.is_relay(peer.via):
-                continue
+    def _part_readers(self, now: float) -> None:
+        """Readers behind a relay that has ended go on alone, as do those that were attaching."""
+        for peer in self._places.parted():
             peer.say(self._frame(What.REFUSED, body=admission.NO_RELAY))
-            if peer.state == "absent":
-                peer.forget()
-            else:
-                peer.part(now)
+            peer.part(now)
 
     def has_dead(self) -> bool:
-        return any(peer.state == "dead" for peer in self.peers)
+        return any(self._places.dead())
 
     def raise_death(self) -> None:
         """Raises ReaderDied until the dead reader is released."""
-        for peer in self.peers:
-            if peer.state == "dead":
-                rank = peer.usual_rank(self.local_ranks)
-                raise ReaderDied(
-                    rank,
-                    peer.pid,
-                    f" at {peer.address} after {peer.taken} messages: {peer.died}; "
-                    f"call release_reader({rank}) to continue without it",
-                )
+        for peer in self._places.dead():
+            rank = peer.rank_or_usual
+            raise ReaderDied(
+                rank,
+                peer.pid,
+                f" at {peer.address} after {peer.taken} messages: {peer.died}; call "
+                f"release_reader({rank}) to continue without it",
+            )
 
-    def release(self, rank: int) -> None:
+    def release(self, rank: int, now: float) -> None:
         """Stops waiting for that reader; no other reader can take its place."""
         number = integer("rank", rank)
-        usual = usual_place(number, self.local_ranks)
-        found = [peer for peer in self.peers if peer.rank == number] or [
-            peer for peer in self.peers if peer.rank is None and peer.place == usual
-        ]
-        if not found or number in self.local_ranks:
-            raise InvalidArgument(f"the queue has no reader {rank} on another host")
-        peer = found[0]
-        if peer.state == "running":
-            raise InvalidArgument(
-                f"reader {rank} is connected from {peer.address} (pid {peer.pid}): only a dead or "
-                f"absent reader can be released; end its process first"
-            )
-        peer.keep_for(number)
-        peer.leave()
-        self.outbox.drop_taken()
+        self._places.to_release(number).release(number, now)
+        self._outbox.drop_taken()
 
     # Places -----------------------------------------------------------------------------------
 
-    def absent(self) -> list[Peer]:
+    def count_absent(self) -> int:
         """The remote readers that have not attached."""
-        return [peer for peer in self.peers if peer.state == "absent"]
+        return len(self._places.absent())
 
-    def everybody_absent(self, now: float) -> list[str]:
-        """The absent readers, here and elsewhere; only the first few by name."""
-        absent = self.absent()
-        named = [self.text(peer, now) for peer in islice(absent, MOST_NAMED)]
-        return self.absent_here() + named + ["another reader"] * (len(absent) - MOST_NAMED)
+    def absent_texts(self, here: list[str], now: float) -> list[str]:
+        """The absent readers, the local ones (`here`) first."""
+        return self._places.absent_texts(here, self.next, now)
+
+    def answer(self, here: list[str], now: float) -> None:
+        """Answers who asked; `here` names the absent readers on this host."""
+        self.is_asked = False
+        frame = self._frame(What.READY)
+        if not self.is_everybody_here:
+            names = self.absent_texts(here, now)
+            free = [peer.place for peer in self._places.absent()]
+            absent = Absent(names[:MOST_NAMED], free, len(names) - len(free))
+            frame = self._frame(What.ABSENT, body=absent)
+        for peer in self._peers:
+            if peer.asks:
+                peer.answer(frame)
 
     def announce_ready(self) -> None:
-        """Tells the readers once everybody has attached, here and elsewhere."""
-        if not (self.is_everybody_here or self.absent() or self.absent_here()):
+        """Tells the readers that everybody has attached, here and elsewhere."""
+        if not self.is_everybody_here:
             self.is_everybody_here = True
-            for peer in self.peers:
+            for peer in self._peers:
                 peer.say(self._frame(What.READY))
 
-    def place_for(self, rank: int) -> Peer:
-        """The place that is kept for that rank from now on."""
-        for peer in self.peers:
-            if peer.rank == rank:
-                return peer
-        free = [peer for peer in self.peers if peer.rank is None and peer.state == "absent"]
-        usual = usual_place(rank, self.local_ranks)
-        if not free:
-            ranks = [peer.rank for peer in self.peers]
-            raise InvalidArgument(
-                f"the queue has no reader {rank}: the {len(ranks)} places for remote readers "
-                f"belong to {ranks}"
-            )
-        found = next((peer for peer in free if peer.place == usual), free[-1])
-        found.keep_for(rank)
-        return found
+    def keep_place(self, rank: int, *, is_alone: bool = False) -> int:
+        """The place that is kept for that rank from now on; `is_alone`: on its host."""
+        if not self._places.is_remote(rank):
+            raise InvalidArgument(f"the queue has no reader {rank} on another host")
+        peer = self._places.kept_for(rank)
+        peer.keep_for(rank, is_alone=is_alone)
+        return peer.place
 
-    def text(self, peer: Peer, now: float) -> str:
-        return peer.text(self.local_ranks, self.outbox.next, now)
+    def texts(self, peers: list[Peer], now: float) -> list[str]:
+        return [peer.text(self.next, now) for peer in peers]
 
-    def texts(self, peers: Iterable[Peer], now: float) -> list[str]:
-        return [self.text(peer, now) for peer in peers]
+    def statistics(self) -> tuple[ReaderStatistics, ...]:
+        """A row for each remote reader."""
+        return tuple(peer.statistics(self.next) for peer in self._peers)
