@@ -1,5 +1,6 @@
 """Readers on one remote host, one of which receives for all."""
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -24,6 +25,7 @@ from memlane.broadcast.network import relay, shared_reader
 from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.protocol import frames as wire
 from memlane.broadcast.protocol.frames import ReportRow
+from memlane.broadcast.protocol.message import Message
 from tests.groups import groups_of, queues_over
 from tests.harness import PATIENCE, Aside, Link, private_shm, start, unshare_refusal, until
 from tests.queues import SHM, refuses, segments
@@ -610,3 +612,18 @@ def test_many_who_are_absent() -> None:
         refuses(TimeoutError, match=r"reader 8 \(never attached\) and 2491 more$"),
     ):
         reader.wait_until_ready(1.0)
+
+
+def test_an_idle_relay_keeps_no_message() -> None:
+    """Whatever the size of the last one: its memory is free once it is in the ring."""
+
+    def large() -> list[int]:
+        messages = [thing for thing in gc.get_objects() if type(thing) is Message]
+        return [message.sequence for message in messages if len(message.memory) > 1 << 20]
+
+    with relayed_queue() as (writer, readers):
+        for message in (b"b" * (3 << 20), [b"a" * (3 << 20)]):
+            writer.enqueue(message, PATIENCE)
+            for reader in readers:
+                assert reader.dequeue(PATIENCE) == message
+            until(lambda: not large(), timeout=5)

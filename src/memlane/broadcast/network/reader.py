@@ -87,6 +87,7 @@ class NetworkReader(NetworkEnd):
         self._connection: Connection | None = None
         self._has_news = self._is_torn = self._lacks_memory = False
         self._asked_at = 0.0
+        self._kept: Message | None = None  # taken, and not decoded because that was interrupted
         with self._opening():
             self.session = ReaderSession(
                 handle.queue_id,
@@ -153,7 +154,20 @@ class NetworkReader(NetworkEnd):
         if deadline is None and timeout is not None:
             deadline = deadline_of(timeout)
         with self.turn:
-            return decode(self.take(timeout, cancel, deadline), self._codec)
+            if self._kept is None:
+                self.take(timeout, cancel, deadline, keeps=True)
+            elif self.session.is_next(self._kept):  # a handler raised while it was taken
+                with self.lock:
+                    self._next()
+            try:
+                value = decode(self._kept, self._codec)  # type: ignore[arg-type]
+            except MemoryError:
+                raise
+            except Exception:
+                self._kept = None
+                raise
+            self._kept = None
+            return value
 
     @contextmanager
     def view(
@@ -169,8 +183,16 @@ class NetworkReader(NetworkEnd):
             "Only local readers can acquire_read: a remote reader has no chunks; use dequeue"
         )
 
-    def take(self, timeout: float | None, cancel: Asked | None, deadline: float | None) -> Message:
-        """The next message, not decoded; inside a call. It counts as taken from now on.
+    def take(
+        self,
+        timeout: float | None,
+        cancel: Asked | None,
+        deadline: float | None,
+        *,
+        keeps: bool = False,
+    ) -> Message:
+        """The next message, not decoded; inside a call. It counts as taken from now on, and with
+        `keeps` is this end's until it is decoded.
 
         Raises:
             TimedOut, Cancelled: nothing was taken.
@@ -181,19 +203,21 @@ class NetworkReader(NetworkEnd):
         session = self.session
         with self.lock:
             if session.inbox or self._hear(until_whole=True):
-                return self._next()
+                return self._next(keeps=keeps)
         self._waits += 1
 
         def ready() -> Message | None:
             if session.inbox or self._hear(until_whole=True):
-                return self._next()
+                return self._next(keeps=keeps)
             self.check()
             self._check_writer()
             return None
 
         return self.wait(ready, deadline, timeout, self.writer, cancel, self._line)
 
-    def _next(self) -> Message:
+    def _next(self, *, keeps: bool = False) -> Message:
+        if keeps:  # before it is taken: a signal handler may raise at any call
+            self._kept = self.session.inbox[0]
         message = self.session.take(time.monotonic())
         if self.session.out:
             self._flush()

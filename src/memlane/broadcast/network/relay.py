@@ -72,12 +72,15 @@ def ring_handle(handle: Handle, ring: Ring, writer_pid: int) -> Handle:
     )
 
 
+_NOTHING = Message(0, Kind.RAW, b"")
+
+
 class _Passing:
     """A codec that makes an `Encoder` hold a message that the writer has encoded already."""
 
     def __init__(self) -> None:
         self.outgoing = Outgoing()
-        self.message = Message(0, Kind.RAW, b"")
+        self.message = _NOTHING
 
     def encode_plain(self, _plain: object) -> bytes:
         return bytes(self.message.memory)
@@ -197,6 +200,7 @@ class Relay:
                 self._must_look = False
                 continue
             self._put(message)
+            del message  # it may be large, and the next one may be long in coming
 
     def _is_report_due(self) -> bool:
         session = self.stream.session
@@ -255,6 +259,7 @@ class Relay:
                 block.__exit__(None, None, None)
         finally:
             encoder.clear()
+            self._codec.message = _NOTHING
         nbytes = len(message.memory)  # counted only now: reports during the wait do not cover it
         self._sizes.append(nbytes)
         self._unread_bytes += nbytes

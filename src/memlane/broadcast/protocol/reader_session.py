@@ -195,6 +195,10 @@ class ReaderSession(ConnectionState):
             self.acknowledge()
         return message
 
+    def is_next(self, message: Message) -> bool:
+        """Has that message not been taken?"""
+        return bool(self.inbox) and self.inbox[0].sequence == message.sequence
+
     def acknowledge(self) -> None:
         if self.ring is None:  # with a ring, a REPORT tells what the host's readers have taken
             self._say(What.ACK, self.taken)
