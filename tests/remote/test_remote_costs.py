@@ -1,0 +1,184 @@
+"""What a reader that holds a valid key, and means harm, can cost its writer.
+
+`MEMLANE_SOAK_ATTACK` is the length of each attack in seconds (default 3). With more than 30, the
+latency of another reader counts, too: beside the same run with as many processes that burn a core
+as the attack keeps busy.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import zmq
+
+from memlane import Handle, MessageQueue, ReaderDied
+from memlane._net import sockets
+from memlane.broadcast.protocol import frames as wire
+from tests.harness import PATIENCE, Link, Peer, start
+from tests.remotes import remote_writer, start_remote_reader
+from tests.strangers import dealer_of, hello
+
+SECONDS = float(os.environ.get("MEMLANE_SOAK_ATTACK", "3"))
+pytestmark = pytest.mark.soak(seconds=60 + 6 * SECONDS)
+MOST_GROWTH = 64 << 20
+Socket = "zmq.Socket[bytes]"
+
+
+def attached(context: "zmq.Context[zmq.Socket[bytes]]", handle: Handle, number: int = 0) -> Socket:
+    """A connection that has said HELLO."""
+    dealer = dealer_of(context, handle, handle.remote_reader_keys[0], handle.remote_server_key)
+    dealer.disable_monitor()
+    dealer.set(zmq.SNDTIMEO, 200)
+    with suppress(zmq.Again):
+        dealer.send(hello(handle, number=number))
+    return dealer
+
+
+def epoch_of(dealer: Socket) -> int:
+    return wire.header_of(dealer.recv()).epoch
+
+
+def connects(dealer: Socket, handle: Handle) -> Iterator[None]:
+    """Again and again, and keeps what it can."""
+    kept = []
+    for number in itertools.count(1):
+        kept.append(attached(dealer.context, handle, number))
+        if len(kept) > 700:
+            kept.pop(0).close(0)
+        yield
+
+
+def asks(dealer: Socket, handle: Handle) -> Iterator[None]:
+    """And reads no answer."""
+    frame = wire.control(wire.Header(wire.What.ASK, epoch_of(dealer)))
+    while True:
+        dealer.send(frame)
+        yield
+
+
+def acknowledges(dealer: Socket, handle: Handle) -> Iterator[None]:
+    """The same all the time, with frames as large as they may be."""
+    frame = wire.control(wire.Header(wire.What.ACK, epoch_of(dealer))) + bytes(4000)
+    while True:
+        dealer.send(frame)
+        yield
+
+
+def goes_on(dealer: Socket, handle: Handle) -> Iterator[None]:
+    """One frame whose last part never comes."""
+    while True:
+        dealer.send(bytes(4000), zmq.SNDMORE)
+        yield
+
+
+def wants_again(dealer: Socket, handle: Handle) -> Iterator[None]:
+    """All that was sent, and reads none of it."""
+    for number in itertools.count(1):
+        dealer.send(hello(handle, number=number))
+        yield
+
+
+ATTACKS = {
+    attack.__name__: attack for attack in (connects, asks, acknowledges, goes_on, wants_again)
+}
+
+
+def attacking(link: Link, handle: Handle, name: str, seconds: float) -> int:
+    """Does that for so long; returns how often."""
+    with zmq.Context() as context:
+        context.set(zmq.MAX_SOCKETS, 4096)
+        dealer = attached(context, handle)
+        steps, count = ATTACKS[name](dealer, handle), 0
+        link.tell()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with suppress(zmq.ZMQError):  # its connection was shut, and is made again
+                next(steps, None)
+                count += 1
+                continue
+            dealer.close(0)
+            dealer = attached(context, handle, count + 2)
+            steps = ATTACKS[name](dealer, handle)
+        context.destroy(0)
+        return count
+
+
+def burning(_link: Link, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def measuring(link: Link, handle: Handle) -> list[float]:
+    """Delays of messages that carry when they were sent, sorted."""
+    with MessageQueue.create_from_handle(handle, 0) as reader:
+        link.tell()
+        delays = [time.monotonic() - sent for sent, _ in reader]
+    return sorted(delays)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def run(beside: Callable[[MessageQueue], list[Peer]]) -> tuple[int, list[float]]:
+    """By how much the writer's memory has grown, and the delays of the other reader."""
+    with remote_writer(2, remote_window_bytes=4 << 20) as writer:
+        reader = start(measuring, writer.export_handle(0))
+        reader.hear()
+        others = beside(writer)
+        before = most = resident()
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            try:
+                writer.enqueue((time.monotonic(), bytes(1000)), 0.05)
+            except ReaderDied as death:
+                writer.release_reader(death.rank)
+            except TimeoutError:
+                pass
+            most = max(most, resident())
+            time.sleep(0.002)
+        for other in others:
+            other.result()
+        with suppress(Exception):  # the member that lies is dead by now, or has not read
+            writer.close(timeout=1.0)
+        return most - before, reader.result()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_one_key(name: str) -> None:
+    """Its holder can neither fill the writer's memory nor keep others from reading."""
+
+    def attack(writer: MessageQueue) -> list[Peer]:
+        peer = start(attacking, writer.export_handle(1), name, SECONDS)
+        peer.hear()
+        return [peer]
+
+    growth, delays = run(attack)
+    assert growth < MOST_GROWTH, f"{growth >> 20} MiB"
+    assert delays
+    if SECONDS > 30:
+        _, usual = run(lambda _writer: [start(burning, SECONDS) for _ in range(2)])
+        late, bound = (d[int(0.99 * len(d))] for d in (delays, usual))
+        assert late <= 5 * bound + 0.001, f"p99 {late * 1e3:.1f} ms, else {bound * 1e3:.1f} ms"
+
+
+def test_all_descriptors_stay_free() -> None:
+    """Connections of one key replace each other."""
+    with remote_writer(2) as writer:
+        good = start_remote_reader(writer)
+        peer = start(attacking, writer.export_handle(1), "connects", min(SECONDS, 3.0))
+        peer.hear()
+        before, most = len(os.listdir("/proc/self/fd")), 0
+        while not peer.has_spoken():
+            most = max(most, len(os.listdir("/proc/self/fd")))
+            time.sleep(0.05)
+        assert peer.result() > 100
+        assert most - before < 2 * sockets.MAX_UNIDENTIFIED + 50  # some are about to be closed
+        writer.enqueue("alive", PATIENCE)
+        assert good.call("dequeue") == "alive"
+        good.call("close")
