@@ -130,6 +130,7 @@ soak: $(VENV)/.tools native-test
 	    tests/remote/test_remote_soak.py tests/remote/test_remote_cable.py tests/unit/test_remote_strangers.py \
 	    tests/remote/test_remote_ends.py
 	MEMLANE_EXAMPLES=1000000 $(PY) -m pytest -q tests/sessions
+	MEMLANE_SOAK_ATTACK=60 $(PY) -m pytest -q --durations=10 tests/remote/test_remote_costs.py
 	MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 $(PY) -m pytest -q --durations=10 \
 	    tests/remote/test_partitions.py tests/remote/test_remote_cuts.py
 	MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 $(PY) -m pytest -q --durations=10 \

@@ -268,7 +268,7 @@ def a_reader_that_was_given_up_comes_back() -> None:
 
 
 @example
-def a_goodbye_that_the_writer_has_lost() -> None:
+def a_bye_that_the_writer_has_lost() -> None:
     made = world(0, 1)
     made.interrupt = "hear"
     made.close(made.readers[0])
@@ -280,7 +280,7 @@ def a_goodbye_that_the_writer_has_lost() -> None:
 
 
 @example
-def an_answer_to_a_goodbye_that_was_lost() -> None:
+def an_answer_to_a_bye_that_was_lost() -> None:
     made = world(0, 1)
     made.delay = 0.1
     made.close(made.readers[0])
@@ -293,7 +293,7 @@ def an_answer_to_a_goodbye_that_was_lost() -> None:
 
 
 @example
-def a_goodbye_without_a_connection() -> None:
+def a_bye_without_a_connection() -> None:
     made = world(0, 1)
     made.reset(made.readers[0])
     made.close(made.readers[0])
@@ -1073,9 +1073,9 @@ RULES = [
          "if peer.session == hello.session and hello.number <= peer.greeting:", "if False:"),
     Rule("a reader that has proven its key gets more time", "a_hello_that_is_slow", W, "tick",
          "max(peer.lost_since, peer.authenticated_at)", "peer.lost_since"),
-    Rule("a goodbye is repeated", "a_goodbye_that_the_writer_has_lost", R, "tick",
+    Rule("a BYE is repeated", "a_bye_that_the_writer_has_lost", R, "tick",
          "self._say_at = now + self._repeat", "self._say_at = None"),
-    Rule("a goodbye is sent again over a new connection", "a_goodbye_without_a_connection", R,
+    Rule("a BYE is sent again over a new connection", "a_bye_without_a_connection", R,
          "connect", "if self._is_leaving:", "self._say_at = None\n    if False:"),
     Rule("the end is sent again over a new connection", "an_end_that_a_reader_has_lost", Peer,
          "begin_stream", "cursor, 0.0", "cursor, 1e9"),

@@ -32,7 +32,7 @@ def seconds_of(call: Callable[[], object], rounds: int = 300) -> float:
 
 
 def raise_an_error() -> None:
-    raise TimedOut("gave up after 0 s waiting for the writer", 0)
+    raise TimedOut("timed out after 0 s waiting for the writer", 0)
 
 
 @pytest.mark.skipif(is_sanitized(), reason="a sanitizer slows down one of the two")
@@ -68,7 +68,7 @@ def check_late_text(error: TimedOut, other: Remote, words: str) -> None:
     other.peer.stop()
     text = str(error)
     other.peer.resume()
-    assert text.startswith(f"gave up after 0 s waiting for {words}")
+    assert text.startswith(f"timed out after 0 s waiting for {words}")
     assert str(error) == text
     assert repr(error) == f"TimedOut({text!r})"
     copy = pickle.loads(pickle.dumps(error))
@@ -81,5 +81,5 @@ def test_text_may_be_read_after_the_queue_was_closed() -> None:
         empty = failed(reader.dequeue)
         fill(writer)
         full = failed(lambda timeout: writer.enqueue(0, timeout=timeout))
-    assert str(empty).startswith("gave up after 0 s waiting for the writer (pid ")
+    assert str(empty).startswith("timed out after 0 s waiting for the writer (pid ")
     assert ", 2 behind, last progress " in str(full)

@@ -163,10 +163,10 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
     """The exception for the failure `what` of `end`; `slot` is the peer concerned."""
     match what:
         case "timed_out":
-            return TimedOut(Awaited(end, f"gave up after {timeout} s waiting for "), timeout)
+            return TimedOut(Awaited(end, f"timed out after {timeout} s waiting for "), timeout)
         case "not_ready":
             missing = names_of(absent_readers(end))
-            return TimedOut(f"gave up after {timeout} s waiting for {missing}", timeout)
+            return TimedOut(f"timed out after {timeout} s waiting for {missing}", timeout)
         case "cancelled":
             return Cancelled()
         case "peer_died":

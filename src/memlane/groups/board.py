@@ -283,7 +283,7 @@ class BoardStore:
         while (answer := self._receive(deadline.left(stall.due(SLICE)))) is None:
             if deadline.left(SLICE) == 0:
                 raise RankMissing(
-                    f"gave up after {deadline.timeout:.1f} s waiting for rank 0, which keeps the "
+                    f"timed out after {deadline.timeout:.1f} s waiting for rank 0, which keeps the "
                     f"group's board at {self._address}: not started, stopped, dead, or its "
                     f"group has a different secret",
                     self._deadline.timeout,

@@ -75,7 +75,7 @@ def text_of_ranks(ranks: Sequence[int]) -> str:
 def missing_error(size: int, missing: Sequence[int], timeout: float | None) -> RankMissing:
     """The error for a wait for the `missing` ranks that timed out."""
     return RankMissing(
-        f"gave up after {timeout} s waiting for {text_of_ranks(missing)} of a group of {size}: "
+        f"timed out after {timeout} s waiting for {text_of_ranks(missing)} of a group of {size}: "
         f"not started, dead, busy, or not in this collective call",
         timeout,
         tuple(missing),

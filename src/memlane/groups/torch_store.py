@@ -109,7 +109,7 @@ class TorchStore:
         ended = _ended(answer, left)
         if ended is None:
             raise RankMissing(
-                f"gave up after {self._deadline.timeout} s waiting for the store of the process "
+                f"timed out after {self._deadline.timeout} s waiting for the store of the process "
                 f"group: the process that keeps it (usually rank 0's) is stopped, busy or "
                 f"unreachable",
                 self._deadline.timeout,

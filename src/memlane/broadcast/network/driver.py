@@ -76,7 +76,7 @@ class NetworkEnd(ABC):
         self.lock = threading.RLock()
         self.turn = Turn(self._begin_call, self._end_call)
         self._closing = self._announce = self._closed = self._is_freed = False
-        self._deadline: float | None = None  # of the goodbye
+        self._deadline: float | None = None  # of the last words
         self._ends_itself = False  # the thread closes this end, because nobody else can
         self._was_closed_here = False  # inside of `locked`
         self._ender = 0  # the thread that ends this end
@@ -226,10 +226,10 @@ class NetworkEnd(ABC):
         try:
             if self._thread.is_alive() and self._thread is not threading.current_thread():
                 self._thread.join()
-            linger, says_goodbye = 0.0, self._announce and not self._closed
+            linger, must_drain = 0.0, self._announce and not self._closed
             self._closed = True
             try:
-                if says_goodbye:
+                if must_drain:
                     linger = self._drain()
             finally:
                 self._free(linger)
@@ -261,15 +261,15 @@ class NetworkEnd(ABC):
         timeout: float | None,
         who: Callable[[], str],
         cancel: Asked | None = None,
-        stall: Callable[[float], str | None] | None = None,
+        stall_line: Callable[[float], str | None] | None = None,
         poller: select.poll | None = None,
     ) -> T:
         """Ticks with the lock held until `ready` returns something other than None; returns that.
 
         A result takes precedence over `cancel`, and `cancel` over the deadline (`timeout` seconds),
-        whose error names `who` was waited for. A long wait logs the line that `stall` returns.
+        whose error names `who` was waited for. A long wait logs what `stall_line` returns.
         """
-        voice = None if stall is None else Stall(stall)
+        stall = None if stall_line is None else Stall(stall_line)
         while True:
             with self.lock:
                 found = ready()
@@ -279,14 +279,14 @@ class NetworkEnd(ABC):
                 found = ready()
                 if found is not None:
                     return found
-                if voice is not None:
-                    voice.report()
+                if stall is not None:
+                    stall.report()
             if cancel is not None and cancel.is_set():
                 raise Cancelled
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 with self.lock:
-                    raise TimedOut(f"gave up after {timeout} s waiting for {who()}", timeout)
+                    raise TimedOut(f"timed out after {timeout} s waiting for {who()}", timeout)
             ends = [end - now for end in (due, deadline) if end is not None]
             self._sleep(poller or self._call_poller, max(0.0, min([SLICE, *ends])))
 

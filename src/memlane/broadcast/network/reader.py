@@ -135,7 +135,7 @@ class NetworkReader(NetworkEnd):
             who = f"{self.writer()} kept reader {self.rank} (pid {os.getpid()})"
             return f"{who} waiting for {waited:.1f} s: it has not attached"
 
-        self.wait(ready, deadline, timeout, self.writer, stall=line)
+        self.wait(ready, deadline, timeout, self.writer, stall_line=line)
 
     # Taking -----------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class NetworkReader(NetworkEnd):
 
         self._asked_at = 0.0
         with self.turn:
-            self.wait(ready, deadline, timeout, missing, stall=line)
+            self.wait(ready, deadline, timeout, missing, stall_line=line)
 
     def _ask(self) -> None:
         now = time.monotonic()

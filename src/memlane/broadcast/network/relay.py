@@ -131,7 +131,7 @@ class Relay:
         self._has_name = True
         self._pid = os.getpid()
         # No Events: a signal handler may close the reader while that closes, and they hold a lock.
-        self._is_orphan = False  # the reader in this process has closed
+        self._reader_has_left = False  # the reader in this process has closed
         self._must_look = False  # it has just done so
         self._told: SimpleQueue[None] = SimpleQueue()  # gets an item once the writer knows
         self.has_failed = False  # if so, the stream belongs to that reader
@@ -174,9 +174,9 @@ class Relay:
 
     def _pass_on(self) -> None:
         while True:
-            is_orphan = self._is_orphan
-            is_needed = not is_orphan or self._is_awaited()
-            if is_orphan:  # readers that closed are reported before the relay's own end
+            has_left = self._reader_has_left
+            is_needed = not has_left or self._is_awaited()
+            if has_left:  # readers that closed are reported before the relay's own end
                 self._report()
                 self._told.put(None)
             elif self._is_report_due():
@@ -239,7 +239,7 @@ class Relay:
             own = participant(self.ring.native, 1 + self._plan.place)
             self.stream.go_alone(own.position)
             self.has_failed = True
-            if self._is_orphan:
+            if self._reader_has_left:
                 self.stream.close()
 
     def _close(self) -> None:
@@ -327,7 +327,7 @@ class Relay:
 
     def _state_of(self, place: int) -> str:
         """Its own reader's is known first: in a signal handler, `close()` ends after the call."""
-        has_closed = self._is_orphan and place == self._plan.place
+        has_closed = self._reader_has_left and place == self._plan.place
         return "closed" if has_closed else participant(self.ring.native, 1 + place).state
 
     def _attend(self) -> None:
@@ -365,9 +365,9 @@ class Relay:
         if self._pid != os.getpid():
             self._close()  # a forked child's copies
             return
-        if self._is_orphan:
+        if self._reader_has_left:
             return  # in a signal handler: the interrupted call goes on with it
-        self._is_orphan = self._must_look = True
+        self._reader_has_left = self._must_look = True
         self.stream.wake()
         with suppress(Closed):
             if not self._is_awaited():

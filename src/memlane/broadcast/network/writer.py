@@ -390,7 +390,7 @@ class NetworkWriter(NetworkEnd):
         def line(waited: float) -> str:
             return f"{who()} kept the writer (pid {os.getpid()}) waiting for {waited:.1f} s{words}"
 
-        self.wait(ready, deadline, timeout, who, stall=line)
+        self.wait(ready, deadline, timeout, who, stall_line=line)
 
     def wait_until_ready(self, timeout: float | None) -> None:
         deadline = deadline_of(timeout)
@@ -485,7 +485,7 @@ class NetworkWriter(NetworkEnd):
         poller = self._full_poller
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
-            self.wait(over, self._deadline, None, str, stall=line, poller=poller)
+            self.wait(over, self._deadline, None, str, stall_line=line, poller=poller)
         missed = session.missed()
         if missed:
             now = time.monotonic()

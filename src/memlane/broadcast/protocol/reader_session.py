@@ -122,6 +122,8 @@ class ReaderSession(ConnectionState):
 
     def greet(self, now: float) -> None:
         """Sends HELLO, which requests the stream from the wanted frame on."""
+        if self.has_left:
+            return  # it would attach again
         self._turn(StreamEvent.GREETS)
         self._greet_at = now + self._repeat
         place = (self.taken, *self.wanted)
