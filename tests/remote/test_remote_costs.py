@@ -18,7 +18,7 @@ import zmq
 from memlane import Handle, MessageQueue, ReaderDied
 from memlane._net import sockets
 from memlane.broadcast.protocol import frames as wire
-from tests.harness import PATIENCE, Link, Peer, start
+from tests.harness import PATIENCE, Link, Peer, start, until
 from tests.remotes import remote_writer, start_remote_reader
 from tests.strangers import dealer_of, hello
 
@@ -179,6 +179,8 @@ def test_all_descriptors_stay_free() -> None:
             time.sleep(0.05)
         assert peer.result() > 100
         assert most - before < 2 * sockets.MAX_UNIDENTIFIED + 50  # some are about to be closed
+        until(lambda: writer.statistics().readers[1].state == "dead")
+        writer.release_reader(1)
         writer.enqueue("alive", PATIENCE)
         assert good.call("dequeue") == "alive"
         good.call("close")

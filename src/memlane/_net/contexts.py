@@ -11,7 +11,7 @@ from memlane._base.lifetime import need_threads
 from memlane.errors import Unsupported, system_fault
 
 # Enough for one of memlane's contexts with all its sockets, and some to spare.
-_DESCRIPTORS = 20
+_DESCRIPTORS = 24
 # memlane's thread, which serves the sockets, and libzmq's two. The same again for pyzmq, which has
 # a context of its own to collect messages sent without copying.
 _THREADS = 6

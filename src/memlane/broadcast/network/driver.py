@@ -103,8 +103,10 @@ class NetworkEnd(ABC):
             if self._thread.is_alive():
                 self._thread.join()
             self._free()
-            if isinstance(error, zmq.ZMQError):
-                raise system_fault(error.errno or errno.EIO, "cannot open a socket") from None
+            is_raw = isinstance(error, OSError) and not isinstance(error, MemlaneError)
+            if isinstance(error, zmq.ZMQError) or is_raw:
+                number = getattr(error, "errno", None) or errno.EIO
+                raise system_fault(number, "cannot open a socket") from None
             raise
 
     def _start_thread(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -40,6 +41,7 @@ FIRST_CONTACT = 3.0
 """Seconds at least, however small the bound: a lost packet is sent again after one second."""
 _RECONNECT_MS = 50
 _CONNECT_MS = 1000
+_LOOK = 0.1  # seconds, in which a connection can send some 40 MB that libzmq keeps
 _MOST_AT_ONCE = 256  # frames read before another thread gets the lock
 MAX_PARTS = 8
 """Parts of a frame that a reader sends; honest ones have one."""
@@ -66,6 +68,9 @@ class Listening(sockets.Listening):
         self._heard: set[int] = set()  # descriptors that a frame has come from since the last look
         self._unknown: dict[bytes, Connection] = {}  # who has just spoken without being known
         self.has_more = False  # frames to read
+        self._arrivals = select.epoll()  # tells once that bytes have come, whole frame or not
+        self.arrivals = self._arrivals.fileno()
+        self._look_at: float | None = None
         super().__init__(
             context,
             keys.server_secret,
@@ -122,12 +127,31 @@ class Listening(sockets.Listening):
         if found is not None:
             self.descriptors.shut(found.descriptor)
 
-    def shut_flooding(self) -> None:
-        """Ends connections that send more than any reader does without completing a frame."""
+    def events(self) -> Iterator[tuple[str, int]]:
+        for name, value in super().events():
+            if name == "accepted":
+                with suppress(OSError):  # libzmq has closed it
+                    self._arrivals.register(value, select.EPOLLIN | select.EPOLLET)
+            yield name, value
+
+    def close(self, linger: int | None = None) -> None:
+        super().close(linger)
+        self._arrivals.close()
+
+    def shut_flooding(self, now: float) -> float | None:
+        """Ends connections that send more than any reader does without completing a frame. Looks
+        `_LOOK` seconds after something has come; returns when, and until then nobody need wait for
+        `arrivals`."""
+        if self._arrivals.poll(0) and self._look_at is None:
+            self._look_at = now + _LOOK
+        if self._look_at is None or now < self._look_at:
+            return self._look_at
+        self._look_at = None
         heard, self._heard = self._heard, set()
         for number in list(self.descriptors)[1:]:  # the first one listens
             if self.descriptors.has_flooded(number, MAX_UNFRAMED, is_heard=number in heard):
                 self.descriptors.shut(number)
+        return None
 
     def send(self, route: bytes, head: bytes, payload: memoryview | None = None) -> bool:
         """One frame of one or two parts; False if its connection is gone."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 RECENT = 0.1  # seconds after a call read readers' frames: these need not wake the thread yet
 UNHEARD = 1 << 20  # bytes: half of what a reader takes at most before it acknowledges
 _LOOKS = 6  # at every connection, within the bound
-_LONGEST_PAUSE = 0.1  # in which one can send 40 MB that libzmq keeps
+_LONGEST_PAUSE = 0.5
 _MOVED = 2048  # bytes a second that a host receives: less may be only repeated frames
 
 
@@ -87,6 +87,7 @@ class NetworkWriter(NetworkEnd):
         self._credit = 0  # messages that may be sent without another look
         self._room = -1  # the same in bytes, -1: none
         self._lends = False
+        self._look_at: float | None = None  # when connections are looked at for floods
         with self._opening():
             self.keys = Keys(n_remote, insecure=options.insecure)
             self.session = WriterSession(
@@ -105,6 +106,9 @@ class NetworkWriter(NetworkEnd):
             self._call_poller = self._poller(self.transport.news)
             self._quiet_poller = self._poller(*self.transport.quiet)
             self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
+            self._idle_poller = self._poller(
+                *self.transport.quiet, self.transport.news, self.transport.arrivals
+            )
             self._told_absent = n_remote
             if local is not None:
                 local.note_absent_elsewhere(n_remote)
@@ -299,7 +303,7 @@ class NetworkWriter(NetworkEnd):
     def _judge(self) -> float | None:
         """Checks every connection; returns when to check again."""
         session, transport, now = self.session, self.transport, time.monotonic()
-        transport.shut_flooding()
+        self._look_at = transport.shut_flooding(now)
         for route in session.connections():
             connection = transport.connections.get(route)
             if connection is None or not connection.is_open:
@@ -317,8 +321,8 @@ class NetworkWriter(NetworkEnd):
         self._flush()
         if session.has_dead():
             self._room = -1  # so that the next call looks, and raises
-        ends = [due, now if transport.has_more else None]
-        if len(transport.descriptors) > 1:
+        ends = [due, self._look_at, now if transport.has_more else None]
+        if session.connections():
             ends.append(now + min(self.options.liveness / _LOOKS, _LONGEST_PAUSE))
         return min((end for end in ends if end is not None), default=None)
 
@@ -358,7 +362,8 @@ class NetworkWriter(NetworkEnd):
             if was_recent:
                 due = now + RECENT if due is None else min(due, now + RECENT)
         pause = None if due is None else max(0.0, due - time.monotonic())
-        self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
+        poller = self._idle_poller if self._look_at is None else self._full_poller
+        self._sleep(self._quiet_poller if was_recent else poller, pause)
 
     # Waiting ----------------------------------------------------------------------------------
 

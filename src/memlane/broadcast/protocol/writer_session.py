@@ -395,7 +395,7 @@ class WriterSession:
         if peer is None:
             return
         if peer.is_absent:
-            peer.lose(now)
+            self._reject(route)  # it attaches anew if it lives
         elif peer.via is None:
             peer.fall_silent()
             self._die(peer, Event.TIMED_OUT, why, now)
