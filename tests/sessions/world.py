@@ -101,6 +101,8 @@ class World:
             relay=relay, window=WINDOW, window_bytes=WINDOW_BYTES, liveness=BOUND
         )
         self.writer = WriterSession(len(hosts), [], options, "q", EPOCH, 1, (64, 4))
+        for rank in range(len(hosts)):  # as export_handle(rank) does
+            self.writer.keep_place(rank)
         self.peers = self.writer._peers
         self.outbox = self.writer._outbox
         self.is_writer_stopped = self.is_writer_gone = self.was_writer_killed = False

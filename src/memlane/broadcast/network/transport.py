@@ -41,7 +41,7 @@ FIRST_CONTACT = 3.0
 """Seconds at least, however small the bound: a lost packet is sent again after one second."""
 _RECONNECT_MS = 50
 _CONNECT_MS = 1000
-_LOOK = 0.1  # seconds, in which a connection can send some 40 MB that libzmq keeps
+_LOOK = 0.04  # seconds, in which a connection can send some 30 MB that libzmq keeps
 _MOST_AT_ONCE = 256  # frames read before another thread gets the lock
 MAX_PARTS = 8
 """Parts of a frame that a reader sends; honest ones have one."""

@@ -104,11 +104,19 @@ class NetworkWriter(NetworkEnd):
             begin_lending()
             self._lends = True
             self._call_poller = self._poller(self.transport.news)
-            self._quiet_poller = self._poller(*self.transport.quiet)
-            self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
-            self._idle_poller = self._poller(
-                *self.transport.quiet, self.transport.news, self.transport.arrivals
+            quiet, news, arrivals = (
+                self.transport.quiet,
+                self.transport.news,
+                self.transport.arrivals,
             )
+            self._full_poller = self._poller(*quiet, news)
+            # By whether a call has just read frames, and whether a look at connections is due.
+            self._pollers = {
+                (False, False): self._poller(*quiet, news, arrivals),
+                (False, True): self._poller(*quiet, news),
+                (True, False): self._poller(*quiet, arrivals),
+                (True, True): self._poller(*quiet),
+            }
             self._told_absent = n_remote
             if local is not None:
                 local.note_absent_elsewhere(n_remote)
@@ -362,8 +370,7 @@ class NetworkWriter(NetworkEnd):
             if was_recent:
                 due = now + RECENT if due is None else min(due, now + RECENT)
         pause = None if due is None else max(0.0, due - time.monotonic())
-        poller = self._idle_poller if self._look_at is None else self._full_poller
-        self._sleep(self._quiet_poller if was_recent else poller, pause)
+        self._sleep(self._pollers[was_recent, self._look_at is not None], pause)
 
     # Waiting ----------------------------------------------------------------------------------
 
