@@ -154,6 +154,9 @@ void bind_broadcast(nb::module_& m) {
              "A block on the next chunk, for the caller to fill.")
         .def("release_reader", &Writer::release_reader, "reader"_a,
              "Stops waiting for a reader that is dead or absent; False if it is alive.")
+        .def("kept", &Writer::kept, nb::sig("def kept(self) -> list[tuple[int, int, int, int, int]]"),
+             "Slot, lent messages and bytes, viewed messages and bytes, of each reader that keeps any.")
+        .def("used_by_others", &Writer::used_by_others, "Bytes that other files in /dev/shm use.")
         .def("set_absent_elsewhere",
              [](Writer& self, std::uint32_t count) { self.readable().participants().set_absent_elsewhere(count); }, "count"_a,
              "Sets how many readers on other hosts have not attached; local readers wait for them, too.");

@@ -10,19 +10,18 @@
 
 #include "bindings/gil.hpp"
 #include "bindings/held_segment.hpp"
-#include "broadcast/chunk_space.hpp"
+#include "broadcast/ring_layout.hpp"
 #include "core/sweep.hpp"
 
 namespace memlane::bindings {
 
 namespace nb = nanobind;
-using broadcast::ChunkSpace;
 using broadcast::RingGeometry;
 
 class RingSegment : public HeldSegment {
 public:
     RingSegment(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::uint64_t reserved)
-        : HeldSegment(std::move(segment)), geometry_(geometry), reserved_(reserved), space_(geometry, reserved) {}
+        : HeldSegment(std::move(segment)), geometry_(geometry), reserved_(reserved) {}
 
     static RingSegment create(const RingGeometry& g, const nb::bytes& id, const std::string& name,
                               std::uint64_t reserved_bytes, std::optional<std::size_t> slot) {
@@ -59,8 +58,8 @@ public:
     nb::object view(std::uint64_t offset, std::uint64_t bytes) {
         check_open();
         const std::uint64_t end = std::min(offset + bytes, geometry_.metadata_offset());
-        for (std::uint64_t c = offset / geometry_.max_chunk_bytes; c * geometry_.max_chunk_bytes < end; ++c)
-            space_.ensure(*segment_, c, geometry_.max_chunk_bytes);
+        // Each time, because a queue's writer gives back what its chunks do not need.
+        if (reserved_ < geometry_.max_chunk_bytes && offset < end) segment_->reserve(offset, end - offset);
         return shared_view(segment_->mapping(), offset, bytes);
     }
 
@@ -71,7 +70,6 @@ public:
 private:
     RingGeometry geometry_;
     std::uint64_t reserved_;
-    ChunkSpace space_;
 };
 
 }  // namespace memlane::bindings

@@ -4,9 +4,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -40,14 +42,14 @@ public:
         const os::Deadline deadline = deadline_of(timeout);
         encoder_.encode(object);
         check_own();
-        return put(encoder_, deadline, timeout);
+        return explained([&] { return put(encoder_, deadline, timeout); });
     }
 
     // Sends a message that is encoded already, because it goes elsewhere, too. While the call is blocked,
     // `watch` is checked like a `cancel`, so that it can raise what happened there.
     nb::object send_encoded(const Encoder& encoder, nb::handle timeout, nb::handle watch) {
         const Call call(*this);
-        return put(encoder, deadline_of(timeout), timeout, watch);
+        return explained([&] { return put(encoder, deadline_of(timeout), timeout, watch); });
     }
 
     // False on timeout.
@@ -81,6 +83,21 @@ public:
         return {core().participants(), slots};
     }
 
+    // Slot, lent messages, their bytes, viewed messages and their bytes of every reader that keeps any.
+    nb::list kept() {
+        nb::list all;
+        for (const RingWriter::Kept& one : core().kept())
+            all.append(nb::make_tuple(one.slot, one.lent_messages, one.lent_bytes, one.viewed_messages, one.viewed_bytes));
+        return all;
+    }
+
+    // Bytes that other files of the file system use; none if it has no size.
+    std::uint64_t used_by_others() {
+        const os::FileDescriptor& file = core().segment().file();
+        const std::uint64_t used = os::total_bytes(file) - os::free_bytes(file);
+        return used - std::min(used, os::facts_of(file).allocated);
+    }
+
     bool release_reader(std::size_t reader) {
         const Call call(*this);
         return core().release_reader(reader);
@@ -91,7 +108,7 @@ private:
         const Call call(*this);
         const RingGeometry& g = core().ring().geometry();
         tend(false);
-        std::optional<Claim> claim = begin(g.max_chunk_bytes, deadline_of(timeout), timeout);
+        std::optional<Claim> claim = explained([&] { return begin(g.max_chunk_bytes, deadline_of(timeout), timeout); });
         if (!claim) throw nb::python_error();
         const auto lease = std::make_shared<std::shared_ptr<os::Mapping>>(core().segment().mapping());
         nb::object view = view_of(nb::cast(Buffer(lease, claim->chunk(), g.max_chunk_bytes, false)));
@@ -118,12 +135,11 @@ private:
         const bool fits = bytes <= core().ring().geometry().max_chunk_bytes;
         const bool lends = table.has_lent();
         tend(lends || !fits);
-        const bool spills = !fits || (lends && core().can_lend(bytes));
+        const bool spills = !fits || (lends && core().prefers_extent(bytes));
         std::optional<Claim> claim = begin(spills ? 0 : bytes, deadline, timeout, watch);
         if (!claim) return {};
-        if (spills) {
-            if (!spill(*claim, message, table, bytes, deadline, timeout, watch)) return {};
-        } else {
+        if (spills && !spill(*claim, message, table, bytes, deadline, timeout, watch)) return {};
+        if (!claim->is_spilled()) {
             std::byte* const chunk = claim->chunk();
             copying(bytes, [&] {
                 return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
@@ -135,6 +151,17 @@ private:
         }
         claim->publish(encoder.kind(), bytes);
         return nb::none();
+    }
+
+    // A lack of space becomes an error that says who keeps it.
+    template <class Work>
+    std::invoke_result_t<Work> explained(Work&& work) {
+        try {
+            return work();
+        } catch (const core::ShmExhausted& e) {
+            set_raised(nb::module_::import_("memlane._base.diagnosis").attr("exhausted")(self(), e.need, e.free, e.error));
+        }
+        throw nb::python_error();
     }
 
     void tend(bool is_large) {

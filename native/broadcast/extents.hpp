@@ -3,6 +3,9 @@
 //   begin            the pool: extents keep their space, and their pages in the writer's memory, for later messages
 //   begin + pool     extents that found no range in the pool; their space is freed after their turn
 //
+// Nothing is lent or kept warm unless half of the file system stays free (RingWriter): however many queues share it,
+// lent and warm extents never take more than the other half.
+//
 // The states of an extent in the writer's records:
 //
 //   free, cold   no space yet                                written by pwrite: a full file system is an error, not a SIGBUS
@@ -10,8 +13,8 @@
 //   in use       belongs to one turn of one chunk            until every reader has finished with that turn
 //   lent         readers keep it (lease.hpp)                 until the last lease ends; nobody waits for that
 //
-// Space is freed by punching it out of the file: beyond the pool at once, warm
-// space when space is short or when there was no large message for a while.
+// Space is freed by punching it out of the file: beyond the pool at once, warm space when less than half of the file
+// system is free or when there was no large message for a while.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +22,6 @@
 #include <iterator>
 #include <map>
 #include <numeric>
-#include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -44,12 +46,11 @@ class Extents {
 public:
     // `leases`: how many extents may be lent at a time.
     Extents(std::uint64_t begin, std::uint64_t pool_bytes, std::uint64_t leases = 0)
-        : end_(begin), pool_end_(begin + pool_bytes / core::kPage * core::kPage), leases_(leases) {
+        : end_(begin), pool_end_(begin + pool_bytes / core::kPage * core::kPage), lends_(leases > 0), leases_(leases) {
         std::iota(leases_.begin(), leases_.end(), std::uint32_t{1});
     }
 
     std::uint64_t end() const noexcept { return end_; }
-    bool in_use() const noexcept { return oldest().has_value(); }
     bool has_any() const noexcept { return !used_.empty(); }
     std::uint64_t warm_bytes() const noexcept { return warm_bytes_; }
     // Of extents whose turn is not over.
@@ -59,25 +60,11 @@ public:
             if (!one.is_lent) bytes += one.extent.bytes;
         return bytes;
     }
-    // Of extents that are lent, or may be.
-    std::uint64_t lent_bytes() const noexcept {
-        std::uint64_t bytes = 0;
-        for (const Used& one : used_)
-            if (one.extent.lease != 0) bytes += one.extent.bytes;
-        return bytes;
-    }
     bool is_in_pool(const Extent& extent) const noexcept { return extent.offset + extent.bytes <= pool_end_; }
-    // Position of the oldest message whose extent is in use.
-    std::optional<std::uint64_t> oldest() const noexcept {
-        for (const Used& one : used_)
-            if (!one.is_lent) return one.position;
-        return std::nullopt;
-    }
-
-    // True if the pool has room for a message that is to be lent.
+    // True if extents are lent at all, and the pool has room for one of this size.
     bool can_lend(std::uint64_t bytes) const noexcept {
         const std::uint64_t rounded = core::align_up(bytes, core::kPage);
-        if (leases_.empty()) return false;
+        if (!lends_) return false;
         if (end_ <= pool_end_ && rounded <= pool_end_ - end_) return true;
         return std::any_of(free_.begin(), free_.end(), [&](const auto& one) {
             return one.first < pool_end_ && one.second.space != Space::torn && one.second.bytes >= rounded;
@@ -115,6 +102,21 @@ public:
         }
         used_.push_back({extent, position, false});
         return extent;
+    }
+
+    // The latest take() may not be lent after all.
+    void unlend() {
+        Extent& extent = used_.back().extent;
+        end_lease(extent);
+        extent.lease = 0;
+    }
+    // The latest take().
+    const Extent& latest() const noexcept { return used_.back().extent; }
+
+    // Calls visit(extent, position) for every extent that is in use or lent.
+    template <class Visit>
+    void for_each_used(Visit&& visit) const {
+        for (const Used& one : used_) visit(one.extent, one.position);
     }
 
     // Frees every extent whose turn is over and that no reader keeps. Returns whether there was any.
@@ -240,6 +242,7 @@ private:
 
     std::uint64_t end_;
     std::uint64_t pool_end_;
+    const bool lends_;
     std::uint64_t warm_bytes_ = 0;
     std::vector<std::uint32_t> leases_;  // rows that are free, each as 1 + row
     std::vector<Used> used_;

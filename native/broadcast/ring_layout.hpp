@@ -51,7 +51,9 @@ struct RingWaits {
     std::uint32_t reserved_0[15];
     std::uint32_t consumed;
     std::uint8_t writer_parked;
-    std::uint8_t reserved_1[59];
+    std::uint8_t reserved_1[3];
+    std::uint32_t given_back;  // how often the writer gave back space of chunks; `publish` makes it visible
+    std::uint8_t reserved_2[52];
 };
 static_assert(sizeof(RingWaits) == 128);
 static_assert(offsetof(RingWaits, consumed) == 64);

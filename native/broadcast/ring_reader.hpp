@@ -64,7 +64,11 @@ public:
 
         // Reserves the space of the chunk's first `bytes` bytes: a reader that goes beyond what was written, or
         // believes a wrong length, would touch pages that may have none.
-        void ensure(std::uint64_t bytes) const { end_->space_.ensure(*end_->segment_, end_->ring_.chunk_at(position()), bytes); }
+        void ensure(std::uint64_t bytes) const {
+            if (end_->space_.has_everywhere(bytes)) return;
+            end_->space_.follow(core::load_relaxed(end_->ring_.waits().given_back));
+            end_->space_.ensure(*end_->segment_, end_->ring_.chunk_at(position()), bytes);
+        }
 
         // Makes a private copy of a part of the message that `d` describes; false if that part does not exist.
         bool copy_out(const ChunkDescriptor& d, std::uint64_t offset, std::uint64_t bytes, void* to) const {

@@ -37,6 +37,7 @@ public:
         : RingEnd(std::move(segment), geometry, kSlot, reserved_bytes, first),
           pool_(segment_, pool_bytes),
           extents_(pool_.begin(), pool_.bytes(), os::Mapping::page_bytes() == core::kPage ? geometry.leases() : 0),
+          first_(first),
           readers_(geometry.n_reader, Reader::expected) {
         last_look_ = os::monotonic_now();
         participants_.join(kSlot, os::own_identity());
@@ -51,12 +52,15 @@ public:
         std::byte* chunk() const noexcept { return writer_->ring_.data(writer_->ring_.chunk_at(writer_->position_)); }
 
         // Writes the message to an extent instead of the chunk. `fill(writer)` writes its parts with an ExtentWriter,
-        // and returns 0 or an errno. With `lends`, readers may keep the extent beyond its turn, if the pool has room
-        // for it. While space is short, waits for older turns; throws ShmExhausted if there are none to wait for.
+        // and returns 0 or an errno. With `lends`, readers may keep the extent beyond its turn, if it is in the pool
+        // and half of the file system stays free. If there is no space for an extent, reserves the chunk for a message
+        // that fits it: see is_spilled(). While space is short, waits for readers that have messages left to read;
+        // throws ShmExhausted if there are none.
         template <class Fill, class Look>
         core::Outcome spill(std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look, bool lends = false) {
             return writer_->spill(*this, bytes, deadline, fill, look, lends);
         }
+        bool is_spilled() const noexcept { return extent_.bytes > 0; }
 
         // Makes the chunk visible to all readers at once.
         void publish(ChunkKind kind, std::uint64_t length) noexcept {
@@ -75,7 +79,7 @@ public:
     bool has_space(std::uint64_t bytes) const noexcept { return space_.has(ring_.chunk_at(position_), bytes); }
 
     // Prepares the next chunk for `bytes` bytes, if it is free and has space. Throws
-    // ShmExhausted if there is no space, and no older turn that could free some.
+    // ShmExhausted if there is no space, and no reader that could free some.
     core::Taken<Claim> begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};
         if (const os::Nanoseconds now = os::tick_now(); now - last_look_ >= kLookInterval) look_at_readers(now);
@@ -103,10 +107,9 @@ public:
         return wait_for_readers([&] { return is_over(position); }, deadline, look);
     }
 
-    // True if there is room to lend a message that would also fit its chunk.
-    bool can_lend(std::uint64_t bytes) const noexcept {
-        return extents_.can_lend(bytes) && may_lend(bytes) && (bytes <= extents_.warm_bytes() || bytes <= os::free_bytes(segment_->file()) / 2);
-    }
+    // True if a message that is to be lent goes to an extent even if it fits its chunk. Lent or not, the extent
+    // is used again, while space for every chunk adds up.
+    bool prefers_extent(std::uint64_t bytes) const noexcept { return extents_.can_lend(bytes); }
 
     // True if there is space behind the ring that may be free by now, or has been free for long.
     bool has_extents() const noexcept {
@@ -116,8 +119,8 @@ public:
     // Call it before every message, if has_extents(): after a large message
     // there may never be another one, which would reclaim the space.
     void tend(bool is_large) {
-        reclaim();
-        if (!is_large && is_idle()) extents_.trim(segment_->file());
+        const bool is_any_over = reclaim();
+        if (!is_large && (is_idle() || (is_any_over && !os::is_half_free(segment_->file())))) extents_.trim(segment_->file());
     }
 
     // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.
@@ -132,18 +135,48 @@ public:
         return true;
     }
 
-    // The slots of the readers that keep the next chunk, or the oldest extent, from being free.
+    // The slots of the readers that keep the next chunk from being free; if it is free, those that have not finished
+    // with the oldest message, whose space may be wanted.
     std::vector<std::size_t> blocking_slots() {
         std::vector<std::size_t> slots;
         std::uint64_t chunk = ring_.chunk_at(position_);
         if (is_free()) {
-            const auto oldest = extents_.oldest();
+            const auto oldest = find_unfinished();
             if (!oldest) return slots;
             chunk = ring_.chunk_at(*oldest);
         }
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (!is_done(chunk, r)) slots.push_back(1 + r);
         return slots;
+    }
+
+    // What a reader keeps of messages that it has read.
+    struct Kept {
+        std::size_t slot;
+        std::uint32_t lent_messages = 0;
+        std::uint64_t lent_bytes = 0;
+        std::uint32_t viewed_messages = 0;
+        std::uint64_t viewed_bytes = 0;
+    };
+    // Of every reader that keeps anything.
+    std::vector<Kept> kept() {
+        std::vector<Kept> all;
+        for (std::size_t r = 0; r < readers_.size(); ++r) {
+            Kept one{1 + r};
+            if (is_gone(r)) continue;
+            extents_.for_each_used([&](const Extent& extent, std::uint64_t) {
+                if (extent.lease == 0 || !is_kept_by(extent.lease - 1, r)) return;
+                ++one.lent_messages;
+                one.lent_bytes += extent.bytes;
+            });
+            for_each_in_ring([&](std::uint64_t position, std::uint64_t chunk) {
+                if (is_done(chunk, r) || has_left_to_read(position, r)) return;
+                ++one.viewed_messages;
+                one.viewed_bytes += core::load_relaxed(ring_.descriptor(chunk).length);
+            });
+            if (one.lent_messages + one.viewed_messages > 0) all.push_back(one);
+        }
+        return all;
     }
 
 private:
@@ -162,20 +195,52 @@ private:
 
     // True if a reader keeps the extent beyond its turn. A closed or released reader does not: its leases are copies.
     bool is_kept(std::uint64_t row) noexcept {
-        for (std::size_t r = 0; r < readers_.size(); ++r) {
-            SYNC_LOAD(lease);
-            SYNC_LOAD(drop);
-            if (core::load_acquire(ring_.lease(row, r)) != 0 && !is_gone(r)) return true;
-        }
+        for (std::size_t r = 0; r < readers_.size(); ++r)
+            if (is_kept_by(row, r)) return true;
         return false;
     }
+    bool is_kept_by(std::uint64_t row, std::size_t r) noexcept {
+        SYNC_LOAD(lease);
+        SYNC_LOAD(drop);
+        return core::load_acquire(ring_.lease(row, r)) != 0 && !is_gone(r);
+    }
 
-    bool is_free() noexcept {
-        const std::uint64_t chunk = ring_.chunk_at(position_);
+    bool is_free() noexcept { return is_free(ring_.chunk_at(position_)); }
+    bool is_free(std::uint64_t chunk) noexcept {
         if (core::load_relaxed(ring_.written(chunk)) == 0) return true;
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (!is_done(chunk, r)) return false;
         return true;
+    }
+
+    // Calls visit(position, chunk) for the messages that are in the ring, the oldest first.
+    template <class Visit>
+    void for_each_in_ring(Visit&& visit) const {
+        for (std::uint64_t age = std::min(position_ - first_, ring_.geometry().max_chunks); age > 0; --age)
+            visit(position_ - age, ring_.chunk_at(position_ - age));
+    }
+
+    std::optional<std::uint64_t> find_unfinished() {
+        std::optional<std::uint64_t> found;
+        for_each_in_ring([&](std::uint64_t position, std::uint64_t) {
+            if (!found && !is_over(position)) found = position;
+        });
+        return found;
+    }
+
+    // False once the reader has taken the message, even if it has not finished with it. Only readers themselves store
+    // their position, so it decides nothing but what is waited for.
+    bool has_left_to_read(std::uint64_t position, std::size_t r) const noexcept {
+        return static_cast<std::int64_t>(core::load_relaxed(participants_.slot(1 + r).position) - position) <= 0;
+    }
+
+    // True if a reader has messages left to read.
+    bool is_any_unread() noexcept {
+        if (position_ == first_) return false;
+        const std::uint64_t last = position_ - 1;
+        for (std::size_t r = 0; r < readers_.size(); ++r)
+            if (!is_done(ring_.chunk_at(last), r) && has_left_to_read(last, r)) return true;
+        return false;
     }
 
     // True if every reader has finished with the message at `position`. The flags of its chunk say so until the next
@@ -196,10 +261,18 @@ private:
             [this](std::uint32_t lease) { return is_kept(lease - 1); });
     }
 
-    // Leases may last for ever: lent extents take at most a quarter of the file system, so that others can go on.
-    bool may_lend(std::uint64_t bytes) const noexcept {
-        const std::uint64_t most = os::total_bytes(segment_->file()) / 4;
-        return bytes <= most && extents_.lent_bytes() <= most - bytes;
+    // Gives back what this writer keeps but does not need. Returns whether there was any.
+    bool give_back_unused() {
+        const os::FileDescriptor& file = segment_->file();
+        bool any = reclaim();
+        any |= extents_.trim(file);
+        const std::uint64_t next = ring_.chunk_at(position_);
+        if (space_.give_back(file, [&](std::uint64_t chunk) { return chunk != next && is_free(chunk); })) {
+            any = true;
+            std::uint32_t& count = ring_.waits().given_back;
+            core::store_relaxed(count, core::load_relaxed(count) + 1);
+        }
+        return any;
     }
 
     bool is_idle() const noexcept { return os::tick_now() - last_spill_ >= kIdle; }
@@ -222,36 +295,57 @@ private:
         return {core::Status::ok};
     }
 
-    // Waits until an older turn has freed space, or others have freed enough, or no older
-    // turn is left that could. If there is enough although it was refused, either somebody
-    // had taken it meanwhile or an unknown limit applies: the wait is then at most kAgain.
+    // Waits until this writer can give something back, or others have freed enough, or no reader is left that could
+    // free some. If there is enough although it was refused, either somebody had taken it meanwhile or an unknown limit
+    // applies: the wait is then at most kAgain.
     template <class Look>
     core::Outcome wait_for_space(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
         const auto is_enough = [&] { return os::free_bytes(segment_->file()) >= bytes; };
         const bool was_enough = is_enough();
-        const auto is_news = [&] { return reclaim() || !extents_.in_use() || (!was_enough && is_enough()); };
+        const bool was_any_unread = is_any_unread();
+        const auto is_news = [&] {
+            return give_back_unused() || (was_any_unread && !is_any_unread()) || (!was_enough && is_enough());
+        };
         const os::Deadline soon = was_enough ? std::min(deadline, os::Deadline::after(kAgain)) : deadline;
         const core::Outcome outcome = wait_for_readers(is_news, soon, look);
         return outcome.status == core::Status::timed_out && soon < deadline ? core::Outcome{core::Status::ok} : outcome;
     }
 
-    // True if older turns could free what is missing.
-    bool is_worth_waiting(int error, std::uint64_t bytes, std::uint64_t free) const noexcept {
-        return extents_.in_use() && error == ENOSPC && bytes <= free + extents_.awaited_bytes();
+    // Of extents and chunks whose turn is not over, although every reader has taken the message.
+    std::uint64_t viewed_bytes() {
+        std::uint64_t bytes = extents_.awaited_bytes();
+        for_each_in_ring([&](std::uint64_t position, std::uint64_t chunk) {
+            if (!is_over(position) && !space_.has_everywhere(space_.bytes_of(chunk))) bytes += space_.bytes_of(chunk);
+        });
+        return bytes;
     }
 
-    // Reserves space for `bytes` bytes in the next chunk. Returns 0, or how much is missing if older turns could free
-    // it; throws ShmExhausted if they could not.
+    // True if readers could free what is missing: those that have messages left to read, or views, which are likely to
+    // end if they are all that is missing. What they keep lent is not waited for.
+    bool is_worth_waiting(int error, std::uint64_t bytes) {
+        if ((error != ENOSPC && error != EDQUOT) || bytes > os::total_bytes(segment_->file())) return false;
+        if (is_any_unread()) return true;
+        const std::uint64_t viewed = viewed_bytes();
+        return viewed > 0 && bytes <= os::free_bytes(segment_->file()) + viewed;
+    }
+
+    // Reserves space for `bytes` bytes in the next chunk; throws ShmExhausted.
+    void reserve_now(std::uint64_t bytes) {
+        const std::uint64_t chunk = ring_.chunk_at(position_);
+        if (space_.has(chunk, bytes)) return;
+        space_.ensure(*segment_, chunk, bytes);
+        if (!os::is_half_free(segment_->file())) give_back_unused();
+    }
+
+    // The same. Returns 0, or how much is missing if readers could free it.
     std::uint64_t reserve(std::uint64_t bytes) {
         for (;;) {
             try {
-                space_.ensure(*segment_, ring_.chunk_at(position_), bytes);
+                reserve_now(bytes);
                 return 0;
             } catch (const core::ShmExhausted& exhausted) {
-                // What is kept warm for large messages must not starve small ones.
-                const bool is_any_over = reclaim();
-                if (extents_.trim(segment_->file()) || is_any_over) continue;
-                if (!is_worth_waiting(exhausted.error, exhausted.need, os::free_bytes(segment_->file()))) throw;
+                if (exhausted.error != EFBIG && give_back_unused()) continue;
+                if (!is_worth_waiting(exhausted.error, exhausted.need)) throw;
                 return exhausted.need;
             }
         }
@@ -268,35 +362,51 @@ private:
 
     template <class Fill, class Look>
     core::Outcome spill(Claim& claim, std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look, bool lends) {
-        const os::FileDescriptor& file = segment_->file();
+        const bool fits = bytes <= ring_.geometry().max_chunk_bytes;
         for (;;) {
             reclaim();
-            // Check before writing: filling up the file system only to fail would hurt everybody else.
-            int error = ENOSPC;
-            std::uint64_t free = os::free_bytes(file);
-            if (bytes <= free || bytes - free <= extents_.warm_bytes()) {
-                if (extents_.fits_if_trimmed(bytes)) extents_.trim(file);
-                const Extent extent = extents_.take(bytes, position_, lends && may_lend(bytes));
-                ExtentWriter writer = pool_.writer(extent, bytes);
-                error = pool_.lengthen_file(extent);
-                if (error == 0) error = fill(writer);
-                if (error == 0) {
-                    writer.finish();
-                    if (extents_.is_in_pool(extent)) pool_.keep(extent);
-                    last_spill_ = os::tick_now();
-                    if (free < os::total_bytes(file) / 8) extents_.trim(file);
-                    claim.extent_ = extent;
-                    return {core::Status::ok};
-                }
-                extents_.cancel(file);
-                if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
+            const int error = write_extent(claim, bytes, fill, lends);
+            if (error == 0) return {core::Status::ok};
+            if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
+            if (error != EFBIG && give_back_unused()) continue;
+            std::uint64_t need = bytes;
+            if (fits) {
+                need = reserve(bytes);
+                if (need == 0) return {core::Status::ok};
+            } else if (!is_worth_waiting(error, bytes)) {
+                throw core::ShmExhausted(error, bytes, os::free_bytes(segment_->file()));
             }
-            if (extents_.trim(file)) continue;
-            free = os::free_bytes(file);
-            if (!is_worth_waiting(error, bytes, free)) throw core::ShmExhausted(error, bytes, free);
-            const core::Outcome outcome = wait_for_space(bytes, deadline, look);
+            const core::Outcome outcome = wait_for_space(need, deadline, look);
             if (outcome.status != core::Status::ok) return outcome;
         }
+    }
+
+    // Returns 0 or an errno; then nothing is taken.
+    template <class Fill>
+    int write_extent(Claim& claim, std::uint64_t bytes, Fill&& fill, bool lends) {
+        const os::FileDescriptor& file = segment_->file();
+        // Check before writing: filling up the file system only to fail would hurt everybody else.
+        const std::uint64_t free = os::free_bytes(file);
+        if (bytes > free && bytes - free > extents_.warm_bytes()) return ENOSPC;
+        if (extents_.fits_if_trimmed(bytes)) extents_.trim(file);
+        const Extent extent = extents_.take(bytes, position_, lends);
+        ExtentWriter writer = pool_.writer(extent, bytes);
+        int error = pool_.lengthen_file(extent);
+        if (error == 0) error = fill(writer);
+        if (error != 0) {
+            extents_.cancel(file);
+            return error;
+        }
+        writer.finish();
+        if (extents_.is_in_pool(extent)) pool_.keep(extent);
+        last_spill_ = os::tick_now();
+        // Looked at afterwards, so that of several writers that do this at once none lends too much.
+        if (!os::is_half_free(file)) {
+            give_back_unused();
+            if (!os::is_half_free(file)) extents_.unlend();
+        }
+        claim.extent_ = extents_.latest();
+        return 0;
     }
 
     void publish(const Claim& claim, ChunkKind kind, std::uint64_t length) noexcept {
@@ -350,6 +460,7 @@ private:
     Pool pool_;
     Extents extents_;
     os::Nanoseconds last_spill_ = 0;
+    const std::uint64_t first_;
     std::vector<Reader> readers_;
 };
 

@@ -52,7 +52,9 @@ inline std::string name_from(const SegmentId& id) {
     return name;
 }
 
-inline bool is_exhaustion(int error) noexcept { return error == ENOSPC || error == EFBIG || error == ENOMEM; }
+inline bool is_exhaustion(int error) noexcept {
+    return error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM;
+}
 
 class Segment {
 public:

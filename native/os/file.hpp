@@ -184,6 +184,11 @@ inline std::uint64_t total_bytes(const FileDescriptor& file) noexcept {
     return static_cast<std::uint64_t>(s.f_blocks) * s.f_frsize;
 }
 
+inline bool is_half_free(const FileDescriptor& file) noexcept {
+    struct statvfs s{};
+    return ::fstatvfs(file.get(), &s) != 0 || s.f_bavail >= s.f_blocks / 2;
+}
+
 // Reserves the space of a range, so that a full file system is an error here instead of a SIGBUS
 // later. Returns 0 or an errno. Tries a single call first, because fallocate undoes exactly its own
 // work when it fails. But tmpfs also fails with EINTR when any signal is pending, so under a profiling

@@ -141,14 +141,17 @@ void lent_extents_outlive_their_turns() {
         const Extent first = extents.take(2 * core::kPage, 0, true);
         CHECK(first.lease != 0 && !extents.can_lend(3 * core::kPage));
         const Extent second = extents.take(core::kPage, 1, true);
-        CHECK(second.lease != 0 && second.lease != first.lease && !extents.can_lend(core::kPage));
-        CHECK(extents.take(core::kPage, 2, true).lease == 0);  // no row
+        CHECK(second.lease != 0 && second.lease != first.lease);
+        CHECK(extents.can_lend(core::kPage) && extents.take(core::kPage, 2, true).lease == 0);  // no row
         CHECK(extents.reclaim(file, always, all));              // only the third is free
-        CHECK(!extents.in_use() && extents.has_any());
+        CHECK(extents.awaited_bytes() == 0 && extents.has_any());
         CHECK(extents.reclaim(file, always, [&](std::uint32_t row) { return row == second.lease; }));
         const Extent beyond = extents.take(4 * core::kPage, 3, true);  // the second is in the way
-        CHECK(beyond.lease == 0 && !extents.is_in_pool(beyond) && extents.oldest() == 3);
+        CHECK(beyond.lease == 0 && !extents.is_in_pool(beyond) && extents.awaited_bytes() == 4 * core::kPage);
         CHECK(extents.reclaim(file, always, nobody) && !extents.has_any());
+        CHECK(extents.take(core::kPage, 4, true).lease != 0);
+        extents.unlend();
+        CHECK(extents.latest().lease == 0 && extents.reclaim(file, always, all));
     }
 }
 

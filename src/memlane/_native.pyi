@@ -189,6 +189,14 @@ class RingWriter:
         Stops waiting for a reader that is dead or absent; False if it is alive.
         """
 
+    def kept(self) -> list[tuple[int, int, int, int, int]]:
+        """
+        Slot, lent messages and bytes, viewed messages and bytes, of each reader that keeps any.
+        """
+
+    def used_by_others(self) -> int:
+        """Bytes that other files in /dev/shm use."""
+
     def set_absent_elsewhere(self, count: int) -> None:
         """
         Sets how many readers on other hosts have not attached; local readers wait for them, too.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class MemlaneError(Exception):
@@ -375,16 +375,61 @@ _FAULT_HINTS = {
 }
 
 
+class SpaceHolder(NamedTuple):
+    """What a reader keeps in shared memory of messages that it has read."""
+
+    rank: int
+    pid: int
+    lent_messages: int
+    lent_bytes: int
+    viewed_messages: int
+    viewed_bytes: int
+
+    def __str__(self) -> str:
+        kept = []
+        if self.lent_messages:
+            kept.append(f"{_messages('lent message', self.lent_messages)} of {self.lent_bytes}")
+        if self.viewed_messages:
+            messages = _messages("message", self.viewed_messages)
+            kept.append(f"views of {messages} of {self.viewed_bytes}")
+        return f"reader {self.rank} (pid {self.pid}) keeps {' bytes and '.join(kept)} bytes"
+
+
+def _messages(what: str, count: int) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 class ShmExhausted(MemlaneError, MemoryError):
-    """`need` bytes were requested, `free` are available; nothing was created, sent or changed."""
+    """`need` bytes were requested, `free` are available; nothing was created, sent or changed.
+
+    Attributes:
+        need, free: in bytes.
+        hint: what to do.
+        holders: a `SpaceHolder` for each reader of the queue that keeps lent messages or views.
+        others: bytes that other files in /dev/shm use; None if not known.
+    """
 
     def __init__(
-        self, need: int, free: int, cause: int = errno.ENOSPC, hint: str | None = None
+        self,
+        need: int,
+        free: int,
+        cause: int = errno.ENOSPC,
+        hint: str | None = None,
+        holders: tuple[SpaceHolder, ...] = (),
+        others: int | None = None,
     ) -> None:
         self.need = need
         self.free = free
         self.hint = hint or _EXHAUSTION_HINTS.get(cause, _EXHAUSTION_HINTS[errno.ENOSPC])
-        super().__init__(f"need {need} bytes of shared memory, {free} are free: {self.hint}")
+        self.holders = holders
+        self.others = others
+        if holders:
+            self.hint = f"drop arrays or views that readers keep, {self.hint}"
+        facts = [str(holder) for holder in holders]
+        if others is not None:
+            facts.append(f"other files use {others} bytes")
+        told = "".join(f"; {fact}" for fact in facts)
+        super().__init__(f"need {need} bytes of shared memory, {free} are free{told}: {self.hint}")
 
 
 _EXHAUSTION_HINTS = {
@@ -392,6 +437,7 @@ _EXHAUSTION_HINTS = {
         "free space in /dev/shm or make it larger (docker: --shm-size; kubernetes: an emptyDir "
         "with medium: Memory mounted at /dev/shm), or ask for less"
     ),
+    errno.EDQUOT: "the quota of this user in /dev/shm is used up; free space, or ask for less",
     errno.EFBIG: "no file may be that large (see `ulimit -f`); ask for less, or raise the limit",
     errno.ENOMEM: (
         "this process may not map that much memory (see `ulimit -v` and the cgroup's limit); ask "

@@ -7,6 +7,7 @@ is imported only when there is something to log.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from memlane.errors import (
     CorruptMessage,
     MemlaneError,
     ReaderDied,
+    ShmExhausted,
+    SpaceHolder,
     TimedOut,
     ViewInUse,
     WriterClosed,
@@ -173,6 +176,17 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
             return _death(end, slot)
     kind, text = _TEXTS[what]
     return kind(text)
+
+
+def exhausted(end: RingWriter, need: int, free: int, cause: int) -> ShmExhausted:
+    """The error of a writer that lacks space: who keeps how much, if the file system is full."""
+    if cause != errno.ENOSPC:
+        return ShmExhausted(need, free, cause)
+    holders = tuple(
+        SpaceHolder(end.ranks[slot - 1], participant(end, slot).pid, *numbers)
+        for slot, *numbers in end.kept()
+    )
+    return ShmExhausted(need, free, cause, holders=holders, others=end.used_by_others())
 
 
 def view_in_use(what: str) -> MemlaneError:

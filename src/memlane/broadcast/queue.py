@@ -43,7 +43,8 @@ class MessageQueue:
         max_chunks: number of messages that the writer may be ahead of the slowest reader.
         connect_ip: this host's address for remote readers; None: the source address of its packets.
         max_extent_bytes: space behind the ring (at most half of /dev/shm) that is kept for large
-            messages, until space is short or ten seconds pass without one. 0 keeps none.
+            messages, until less than half of /dev/shm is free or ten seconds pass without one. 0
+            keeps none.
         serializer: "pickle", or "msgpack", which executes no code when decoding: tuples become
             lists, and `enqueue` refuses types that msgpack lacks.
         keep_readonly: with pickle, read-only arrays arrive read-only.
@@ -291,12 +292,14 @@ class MessageQueue:
         return replace(self.handle, local_reader_ranks=ranks, remote_reader_keys=keys)
 
     def enqueue(self, obj: Any, timeout: float | None = None) -> None:
-        """Sends `obj` to all readers; blocks while the ring or a remote window is full.
+        """Sends `obj` to all readers; blocks while the ring or a remote window is full, and while
+        /dev/shm is full and a reader has messages left to read.
 
         Raises:
             TimedOut: after `timeout` seconds; it names the readers that are behind.
             ReaderDied: a reader died, until `release_reader` is called for it.
-            ShmExhausted: /dev/shm has no space for it, and no older message will free enough.
+            ShmExhausted: /dev/shm has no space for it, and every reader has read everything. It
+                names the readers that keep arrays or views.
             InvalidType: it cannot be pickled, or msgpack lacks its type.
             Closed: this end was closed.
 
