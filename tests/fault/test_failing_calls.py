@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memlane import MemlaneError, SegmentExists, SegmentRefused, ShmExhausted, SystemFault
@@ -161,6 +162,25 @@ def refused_once(_link: Link) -> None:
 def test_space_that_is_there_again() -> None:
     """Somebody may have taken it meanwhile; then it is tried again, and no reader is waited for."""
     start(refused_once, method="spawn", command=preloaded()).result()
+
+
+def refused_behind_the_ring(_link: Link, call: str, error: int) -> None:
+    """Role: an array that would be lent finds no space in an extent."""
+    with queue_of(1, max_chunk_bytes=4 << 20) as (writer, (reader,)):
+        for size, number in ((1 << 20, 1), (3 << 20, 2)):  # without and with a warm extent
+            with calls().failing(Fault("enqueue", 1, call, error))("enqueue"):
+                writer.enqueue(np.full(size, number, np.uint8), timeout=0)
+            assert (reader.dequeue(timeout=0) == number).all()
+            writer.enqueue(np.full(1 << 20, 9, np.uint8), timeout=0)
+            assert (reader.dequeue(timeout=0) == 9).all()
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.ENOMEM])
+def test_chunk_in_place_of_an_extent(call: str, error: int) -> None:
+    """A message that fits its chunk is not refused because it was to be lent."""
+    role = refused_behind_the_ring
+    start(role, call, error, method="spawn", command=preloaded()).result()
 
 
 def symbols(library: Path, which: str) -> set[str]:

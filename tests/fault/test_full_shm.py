@@ -5,6 +5,7 @@ Fails without the guard: ftruncate instead of fallocate gives a segment without 
 
 import os
 import pickle
+import resource
 import threading
 import time
 from collections import deque
@@ -34,7 +35,7 @@ from tests.harness import (
     start,
     unshare_refusal,
 )
-from tests.queues import BOUND, drain, queue_of, refuses, ring_in, segments, start_reader
+from tests.queues import BOUND, drain, file_of, queue_of, refuses, ring_in, segments, start_reader
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 
@@ -243,6 +244,18 @@ def camera(_link: Link) -> None:
         assert [reader.hear() for reader in readers] == [59, 59]
         for reader in readers:
             reader.result()
+
+
+def limit_of_file_sizes(_link: Link) -> None:
+    """`ulimit -f` forbids space behind the ring, and nothing that fits its chunk."""
+    with queue_of(1, max_chunk_bytes=4 * MIB, max_chunks=3) as (writer, (reader,)):
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_of(writer).st_size + MIB, hard))
+        for number in range(6):
+            writer.enqueue(np.full(3 * MIB, number, np.uint8), timeout=0)
+            assert (reader.dequeue(timeout=0) == number).all()
+            with refuses(ShmExhausted, match="ulimit -f"):
+                writer.enqueue(np.full(5 * MIB, number, np.uint8), timeout=0)
 
 
 def refusal_names_who_keeps_what(_link: Link) -> None:
@@ -481,6 +494,7 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (chunks_of_other_sizes, "64m"),
         (whole_chunk_whose_space_was_given_back, "64m"),
         (camera, "64m"),
+        (limit_of_file_sizes, "64m"),
         (refusal_names_who_keeps_what, "96m"),
         (a_chunk_that_lacks_little, "64m"),
         (waiting_for_the_space_of_a_chunk, "64m"),
