@@ -74,8 +74,8 @@ inline nb::object shared_view(const std::shared_ptr<os::Mapping>& mapping, std::
 }
 
 // Read-only memory that a Python object keeps alive.
-inline nb::object foreign_memory(nb::object owner, void* memory, std::size_t bytes) {
-    return nb::cast(Buffer(std::make_shared<nb::object>(std::move(owner)), memory, bytes, true));
+inline nb::object foreign_memory(nb::object owner, void* memory, std::size_t bytes, bool is_readonly = true) {
+    return nb::cast(Buffer(std::make_shared<nb::object>(std::move(owner)), memory, bytes, is_readonly));
 }
 
 // A part of a message that its reader keeps in place, as writable memory. The mapping is private, so writes are

@@ -45,7 +45,7 @@ void bind_end(nb::class_<End>& end) {
 }
 
 nb::object bytes_at(nb::object owner, std::uintptr_t address, std::size_t bytes) {
-    return view_of(foreign_memory(std::move(owner), reinterpret_cast<void*>(address), bytes));
+    return view_of(foreign_memory(std::move(owner), reinterpret_cast<void*>(address), bytes, false));
 }
 
 const char* const kBlockers = "def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]";

@@ -92,6 +92,8 @@ def test_tensors_that_cannot_travel() -> None:
             torch.nested.nested_tensor([plain, plain]),
             plain.to("meta"),
             plain.as_subclass(Subclass),
+            plain.to(torch.uint8).view(torch.quint8),
+            plain.to(torch.int32).view(torch.qint32),
             plain.dtype,
         ]
     for tensor in tensors:

@@ -6,7 +6,9 @@ import weakref
 
 import pytest
 
-from tests.queues import queue_of
+from memlane import MsgpackSerde, copy_blocks
+from tests.queues import queue_of, refuses
+from tests.stores import store_of
 
 torch = pytest.importorskip("torch", reason="torch is optional and not installed")
 
@@ -94,6 +96,85 @@ def test_unusual_tensors() -> None:
         assert (meta.device.type, meta.shape) == ("meta", base.shape)
         assert type(image) is Image
         assert torch.equal(image.as_subclass(torch.Tensor), base)
+
+
+@pytest.mark.parametrize("name", ["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
+def test_quantized_dtypes_without_a_quantizer(name: str) -> None:
+    """torch reads such memory only by its own pickling; msgpack has no tensors."""
+    dtype = getattr(torch, name)
+    whole = torch.ones(5000, dtype=torch.int32 if name == "qint32" else torch.uint8)
+    tensor = whole.view(dtype)
+    with queue_of(max_chunk_bytes=1 << 20) as (writer, (reader,)):
+        writer.enqueue([tensor, "behind it"])
+        got, text = reader.dequeue()
+        assert (got.dtype, got.shape, text) == (dtype, tensor.shape, "behind it")
+        assert bytes(got.untyped_storage()) == bytes(tensor.untyped_storage())
+    with queue_of(serializer="msgpack") as (writer, _), refuses(TypeError):
+        writer.enqueue(tensor)
+
+
+def without_memory() -> "list[torch.Tensor]":
+    freed, shrunk, lazy = (torch.ones(70, 70, dtype=torch.complex64) for _ in range(3))
+    tensors = [freed, freed[1:, 1:], shrunk, shrunk.T[1:], lazy.conj()]
+    freed.untyped_storage().resize_(0)
+    shrunk.untyped_storage().resize_(100)
+    lazy.untyped_storage().resize_(0)
+    functional = torch._to_functional_tensor(torch.ones(70, 70))
+    return [*tensors, torch._efficientzerotensor(70, 70), functional]
+
+
+def test_tensors_whose_storage_was_freed_or_shrunk() -> None:
+    """Refused, and the queue goes on; as `copy_blocks` and a storage do."""
+    with (
+        queue_of() as (writer, (reader,)),
+        store_of(1, size=1 << 20, max_object_size=1 << 18, serde=MsgpackSerde) as (store, (end,)),
+    ):
+        for tensor in without_memory():
+            with refuses(ValueError, match="storage was freed"):
+                writer.enqueue([tensor])
+            with refuses(ValueError, match="storage was freed"):
+                store.put("key", tensor)
+        target = torch.zeros(70, 70)
+        for tensor in without_memory():
+            if tensor.is_conj():
+                continue  # refused for that
+            with refuses(ValueError, match="storage was freed"):
+                copy_blocks(tensor, target, [(0, 1)])
+        writer.enqueue(target)
+        assert torch.equal(reader.dequeue(), target)
+        assert torch.equal(end.get(*store.put("key", target)), target)
+
+
+def dense_tensors() -> "list[torch.Tensor]":
+    base = torch.arange(24_000.0).reshape(2, 20, 30, 20)
+    one = torch.arange(6000.0).reshape(2, 1, 50, 60)
+    return [
+        *[base.permute(3, 1, 0, 2), base.to(memory_format=torch.channels_last), base[0].T],
+        *[base[1].mT, base.bfloat16().mT, base.transpose(0, 1), torch.ones(300, 300).T],
+        *[one.to(memory_format=torch.channels_last), one, torch.ones(1, 5000).T],
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:The use of `x.T`")
+def test_dense_tensors_keep_their_strides() -> None:
+    """As with pickle; those with gaps arrive in C order."""
+    base = torch.arange(24_000.0).reshape(2, 20, 30, 20)
+    gaps = [base[:, 3].mT, base[..., :7], torch.ones(300).expand(100, 300)]
+    with (
+        queue_of(max_chunk_bytes=1 << 20) as (writer, (reader,)),
+        store_of(1, size=1 << 21, max_object_size=1 << 20, serde=MsgpackSerde) as (store, (end,)),
+    ):
+        wanted = {tensor: tensor.stride() for tensor in dense_tensors()}
+        wanted |= {tensor: tensor.contiguous().stride() for tensor in gaps}
+        for tensor, strides in wanted.items():
+            writer.enqueue(tensor)
+            with end.view(*store.put("key", tensor)) as viewed:
+                copies = [reader.dequeue(), end.get(*store.get_cached("key")), viewed]
+            for got in copies:
+                assert torch.equal(got, tensor)
+                assert got.stride() == strides
+                assert not got._is_view()
+            store.clear()
 
 
 class Image(torch.Tensor):

@@ -1,4 +1,5 @@
-"""Sends torch CPU tensors beside the pickle stream. Imported only after torch itself."""
+"""The memory of torch tensors, and how plain ones are sent beside the pickle stream. Imported only
+after torch itself."""
 
 from __future__ import annotations
 
@@ -9,7 +10,89 @@ from typing import Any
 
 import torch
 
-from memlane._native import copy_parts, pooled
+from memlane._native import bytes_at, copy_parts, pooled
+from memlane.errors import InvalidArgument, InvalidType
+
+# The dtypes whose tensors are their bytes, if this torch has them. Others, such as the quantized
+# ones, are more than that, or not known to be: torch reads and writes beyond memory without it.
+DTYPES: dict[str, torch.dtype] = {
+    name: dtype
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7"),
+        *("int1", "int2", "int3", "int4", "int5", "int6", "int7"),
+        *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        "float4_e2m1fn_x2",
+    )
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+# A dtype of each size, to stand in for those that numpy lacks or torch cannot copy.
+CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+Strides = tuple[int, ...]
+
+
+def address_of(name: str, tensor: torch.Tensor) -> int:
+    """The address of a strided tensor's first element; raises if its memory is not all there."""
+    try:
+        address: int = tensor.data_ptr()
+        there: int = tensor.untyped_storage().nbytes()
+    except RuntimeError as error:
+        raise InvalidType(f"{name} has no memory: {error}") from error
+    if tensor.numel():
+        first, itemsize = tensor.storage_offset(), tensor.element_size()
+        last = sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))
+        need = (first + last + 1) * itemsize
+        if address == first * itemsize or there < need:  # the storage itself is at 0
+            raise InvalidArgument(
+                f"{name} has no memory: its storage was freed, shrunk or never allocated (it has "
+                f"{there} bytes, the tensor needs {need})"
+            )
+    return address
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[memoryview, Strides | None]:
+    """The bytes of a plain CPU tensor, and its strides unless they are those of C order.
+
+    A tensor whose elements are not dense in memory is copied in C order.
+    """
+    address = address_of("the tensor", tensor)
+    strides = None
+    if not tensor.is_contiguous() or 1 in tensor.shape:
+        strides = tensor.stride()
+        if not _is_dense(tensor.shape, strides):
+            tensor = tensor.detach().view(CARRIERS[tensor.element_size()]).contiguous()
+            address = tensor.data_ptr()
+            strides = None
+        elif strides == _c_order(tensor.shape):
+            strides = None
+    return bytes_at(tensor, address, tensor.nbytes), strides
+
+
+def _c_order(shape: Strides) -> Strides:
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _is_dense(shape: Strides, strides: Strides) -> bool:
+    """Whether the elements are in memory without gaps, in the order of some permutation."""
+    step = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    return True
+
 
 Reducer = Callable[[Any], "tuple[Any, ...]"]
 
@@ -27,33 +110,31 @@ def tensor_reducers() -> dict[type, Reducer]:
     return _Reducers({torch.Tensor: _reduce_tensor})
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the values in its memory are all there is to the tensor."""
+def is_in_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is a strided CPU tensor of a dtype whose tensors are their bytes."""
     return (
-        tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and not tensor.is_quantized
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.dtype in NAMES
         and not tensor.is_nested
-        and not tensor.is_conj()
-        and not tensor.is_neg()
     )
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if tensor.__dict__:  # attributes that the caller has set
-        return tuple(tensor.__reduce_ex__(5))
-    if not _is_plain(tensor):
-        if tensor.device.type == "cpu" and tensor.layout in _SPARSE_PARTS:
+    if not is_in_memory(tensor):
+        if tensor.is_cpu and tensor.layout in _SPARSE_PARTS and not tensor.__dict__:
             return _reduce_sparse(tensor)
         return tuple(tensor.__reduce_ex__(5))
+    # With attributes that the caller has set, or lazy operations, it is more than its memory.
+    if tensor.__dict__ or tensor.is_conj() or tensor.is_neg():
+        address_of("the tensor", tensor)
+        return tuple(tensor.__reduce_ex__(5))
+    shape = tuple(tensor.shape)
     if tensor.numel() == 0:
-        return _rebuild_empty, (tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
-    # As bytes: numpy has no bfloat16 or float8. A tensor with gaps is made contiguous first.
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return (
-        _rebuild_tensor,
-        (PickleBuffer(flat.numpy()), tensor.dtype, tuple(tensor.shape), tensor.requires_grad),
-    )
+        return _rebuild_empty, (tensor.dtype, shape, tensor.requires_grad)
+    memory, strides = memory_of(tensor)
+    parts = (PickleBuffer(memory), tensor.dtype, shape, tensor.requires_grad)
+    return _rebuild_tensor, parts if strides is None else (*parts, strides)
 
 
 def _rebuild_empty(dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
@@ -61,7 +142,11 @@ def _rebuild_empty(dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bo
 
 
 def _rebuild_tensor(
-    buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+    buffer: Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+    strides: Strides | None = None,
 ) -> torch.Tensor:
     memory = buffer
     if isinstance(buffer, memoryview) and buffer.readonly:
@@ -70,7 +155,8 @@ def _rebuild_tensor(
         memory = pooled(buffer.nbytes)
         copy_parts(memory, 0, [buffer], buffer.nbytes)
     # In place: reshape() would return a view, which keeps a second tensor on the same storage.
-    tensor = torch.frombuffer(memory, dtype=dtype).resize_(shape)
+    tensor = torch.frombuffer(memory, dtype=dtype)
+    tensor = tensor.resize_(shape) if strides is None else tensor.as_strided_(shape, strides)
     if tensor.data_ptr() % tensor.element_size():
         tensor = tensor.clone()  # the chunk's size is odd, and torch's kernels rely on alignment
     return tensor.requires_grad_() if requires_grad else tensor

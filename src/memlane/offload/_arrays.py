@@ -65,15 +65,9 @@ class Side:
             self.device = tensor.device
         itemsize = tensor.element_size()
         strides = [stride * itemsize for stride in tensor.stride()]
-        try:
-            address = tensor.data_ptr()
-        except RuntimeError as error:
-            raise InvalidType(f"{self.name} has no memory: {error}") from error
-        if address == tensor.storage_offset() * itemsize and tensor.numel() != 0:
-            raise InvalidArgument(
-                f"{self.name} has no memory: its storage was freed, or never allocated"
-            )
-        self.blocks = BlockArray.at(address, self.shape, strides, itemsize)
+        from memlane._base.tensors import address_of
+
+        self.blocks = BlockArray.at(address_of(self.name, tensor), self.shape, strides, itemsize)
 
     def _take_shape(self, shape: tuple[int, ...]) -> None:
         if not shape:

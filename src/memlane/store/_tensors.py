@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from memlane._native import bytes_at
+from memlane._base.tensors import CARRIERS, DTYPES, NAMES, address_of, is_in_memory, memory_of
 from memlane.errors import CorruptMessage
 from memlane.store import _wire
 
@@ -15,57 +15,43 @@ if TYPE_CHECKING:
     from memlane._native import ObjectMemory
     from memlane.store._encode import Encoding
 
-# A dtype of each size, to stand in for those that numpy lacks (bfloat16, float8).
-_CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-# Without quantized dtypes: such tensors are more than their numbers.
-_DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and "qint" not in str(dtype) and "quint" not in str(dtype)
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _IN_BOTH = {"bool", "int8", "float16", "float32", "float64", "complex64"}
-_IN_BOTH |= {str(carrier).removeprefix("torch.") for carrier in _CARRIERS.values()}
+_IN_BOTH |= {str(carrier).removeprefix("torch.") for carrier in CARRIERS.values()}
 
 
 def _read_as(name: str, dtype: torch.dtype) -> tuple[np.dtype[Any], int, torch.dtype | None]:
     is_in_both = name in _IN_BOTH
-    carrier = dtype if is_in_both else _CARRIERS[dtype.itemsize]
+    carrier = dtype if is_in_both else CARRIERS[dtype.itemsize]
     array: np.ndarray[Any, np.dtype[Any]] = torch.empty(0, dtype=carrier).numpy()
     return array.dtype, array.itemsize, None if is_in_both else dtype
 
 
 # Name -> (numpy's dtype to read it as, item size, torch's dtype to view it as or None).
-_READ_AS = {name: _read_as(name, dtype) for name, dtype in _DTYPES.items()}
+_READ_AS = {name: _read_as(name, dtype) for name, dtype in DTYPES.items()}
 
 
 def encode(encoding: Encoding, tensor: torch.Tensor) -> list[Any]:
-    if (
-        not tensor.is_cpu
-        or tensor.layout is not torch.strided
-        or tensor.is_quantized
-        or tensor.is_nested
-    ):
+    if not is_in_memory(tensor):
         return encoding.unsupported(tensor, f"it is not a plain CPU tensor, but {_kind(tensor)}")
-    node = [_wire.TENSOR, _NAMES[tensor.dtype], tensor.shape]
+    node = [_wire.TENSOR, NAMES[tensor.dtype], tensor.shape]
     if tensor.is_conj() or tensor.is_neg():
+        address_of("the tensor", tensor)
         tensor = tensor.detach().resolve_conj().resolve_neg()
-    if not tensor.is_contiguous():
-        tensor = tensor.detach().view(_CARRIERS[tensor.itemsize]).contiguous()
-    nbytes = tensor.nbytes
-    if nbytes:
-        encoding.add(bytes_at(tensor, tensor.data_ptr(), nbytes), nbytes)
+    if tensor.numel():
+        memory, strides = memory_of(tensor)
+        encoding.add(memory, memory.nbytes)
+        if strides is not None:
+            node.append(strides)
     return node
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    special = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else ""
-    return f"{special or tensor.layout} on {tensor.device}"
+    special = "a nested" if tensor.is_nested else f"a {tensor.layout}"
+    return f"{special} one of {tensor.dtype} on {tensor.device}"
 
 
 def decode(memory: ObjectMemory, node: list[Any]) -> torch.Tensor:
-    _, name, shape = node
+    _, name, shape, *strides = node
     found = _READ_AS.get(name)
     if found is None:
         raise CorruptMessage(f"torch has no dtype {name!r} here")
@@ -73,6 +59,8 @@ def decode(memory: ObjectMemory, node: list[Any]) -> torch.Tensor:
     try:
         piece: Any = memory.take_array(itemsize, shape, True)
         tensor = torch.from_numpy(np.ndarray(shape, in_numpy, piece))
+        if strides:
+            tensor.as_strided_(shape, *strides)  # refuses what lies beyond the memory
         return tensor if dtype is None else tensor.view(dtype)
     except RuntimeError as error:
         raise CorruptMessage(f"no tensor of {name} has the shape {shape}: {error}") from error

@@ -52,7 +52,7 @@ ARRAY = 16  #         [tag, dtype, shape], and "F" if it is in Fortran order
 SCALAR = 17  #        [tag, dtype, bytes]
 NUMPY_TEXT = 18  #    [tag, text]
 NUMPY_BYTES = 19  #   [tag, bytes]
-TENSOR = 20  #        [tag, dtype, shape]
+TENSOR = 20  #        [tag, dtype, shape], and its strides unless they are those of C order
 OBJECT = 21  #        [tag, name of the registered type, map of its fields]
 PICKLE = 22  #        [tag, lengths of the stream and of each buffer beside it]
 
