@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -44,10 +45,11 @@ public:
     // With `lends`, large arrays stay in their extent, mapped privately for this reader.
     nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
         const Call call(*this);
+        if (undecoded_) return decode_again();
         std::optional<Sample> sample = try_begin(timeout, cancel);
         if (!sample) return {};
         Message message = described(std::move(*sample));
-        nb::object object = receive_object(message, lends);
+        nb::object object = explained([&] { return receive_object(message, lends); });
         check_own();
         return object;
     }
@@ -55,16 +57,12 @@ public:
     // The next object, with its arrays left in place, and the lease that they keep; None if there is no such array.
     nb::tuple receive_view(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
+        if (undecoded_) return nb::make_tuple(decode_again(), nb::none());
         Message message = described(begin(timeout, cancel));
-        nb::object object;
         nb::object lease = nb::none();
-        if (message.kind == ChunkKind::frames) {
-            const auto [text, buffers, held] = lend(message);
-            lease = nb::cast(held);
-            object = decode_parts_(text, buffers);
-        } else {
-            object = receive_object(message, false);
-        }
+        nb::object object = explained([&] {
+            return message.kind == ChunkKind::frames ? receive_in_place(message, lease) : receive_object(message, false);
+        });
         check_own();
         return nb::make_tuple(object, lease);
     }
@@ -93,6 +91,7 @@ public:
 private:
     nb::object begin_read(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
+        if (undecoded_) raise_failure(self(), "undecoded");
         Sample sample = begin(timeout, cancel);
         const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
         sample.ensure(bytes);
@@ -126,25 +125,61 @@ private:
     }
 
     nb::object receive_object(Message& message, bool lends) {
-        if (message.kind == ChunkKind::plain) return receive_plain(message);
         if (message.kind == ChunkKind::bytes) return receive_bytes(message);
-        if (message.kind == ChunkKind::object && message.length <= kCopyWithoutGil)
-            return receive_small(message, decode_);
-        return receive_parts(message, lends);
+        const bool is_small = message.kind == ChunkKind::object && message.length <= kCopyWithoutGil;
+        if (message.kind != ChunkKind::plain && !is_small) return receive_parts(message, lends);
+        Undecoded copy{message.kind, copy_stream(message, {0, message.length}), {}};
+        message.finish();
+        return decode(std::move(copy));
     }
 
-    // The chunk is given back before its bytes are decoded: whatever decoding does, the message is consumed.
-    nb::object receive_small(Message& message, const nb::object& decode) {
-        const nb::bytes stream = copy_stream(message, {0, message.length});
-        message.finish();
-        return decode(stream);
+    // A private copy of a message whose chunk was given back: whatever decoding does, the writer does not wait for it.
+    // `buffers` is null if all of it is one stream.
+    struct Undecoded {
+        ChunkKind kind;
+        nb::bytes stream;
+        nb::object buffers;
+    };
+
+    nb::object decode(Undecoded copy) {
+        try {
+            if (copy.kind == ChunkKind::plain) return decode_plain(copy.stream);
+            return copy.buffers.is_valid() ? decode_parts_(copy.stream, copy.buffers) : decode_(copy.stream);
+        } catch (const nb::python_error& error) {
+            if (keeps_message(error)) undecoded_ = std::move(copy);
+            throw;
+        }
+    }
+
+    nb::object decode_again() {
+        nb::object object = explained([&] { return decode(*std::exchange(undecoded_, std::nullopt)); });
+        check_own();
+        return object;
+    }
+
+    // True if the message is not to blame: the next call decodes it again.
+    static bool keeps_message(const nb::python_error& error) {
+        return error.matches(PyExc_MemoryError) || !error.matches(PyExc_Exception);
+    }
+
+    // A lack of memory becomes an error that says that nothing is lost.
+    template <class Receive>
+    nb::object explained(Receive&& receive) {
+        try {
+            return receive();
+        } catch (const std::bad_alloc&) {
+        } catch (const nb::python_error& error) {
+            if (!error.matches(PyExc_MemoryError)) throw;
+            if (error.matches(nb::module_::import_("memlane.errors").attr("MemlaneError"))) throw;
+        }
+        raise_failure(self(), "no_memory");
     }
 
     // No object is encoded to bytes that do not decode, so the chunk is corrupt: not MessagePack, nested too
     // deeply, or a map with a key that no dict can have.
-    nb::object receive_plain(Message& message) {
+    nb::object decode_plain(const nb::bytes& stream) {
         try {
-            return receive_small(message, decode_plain_);
+            return decode_plain_(stream);
         } catch (const nb::python_error& error) {
             const bool is_corrupt = error.matches(PyExc_ValueError) || error.matches(PyExc_RecursionError) ||
                                     error.matches(PyExc_TypeError);
@@ -177,33 +212,54 @@ private:
             raise_corrupt(message.sample);
         }
         if (stream.bytes <= kCopyWithoutGil) {
-            const nb::bytes text = copy_stream(message, stream);
+            Undecoded copy{message.kind, copy_stream(message, stream), buffers};
             message.finish();
-            return decode_parts_(text, buffers);
+            return decode(std::move(copy));
         }
         const nb::object file = nb::cast(Incoming(core().segment(), message, stream));
-        const Finished finished{core().segment(), nb::cast<Incoming&>(file), message};
-        return decode_parts_(file, buffers);
+        Incoming& incoming = nb::cast<Incoming&>(file);
+        return decode_in_chunk([&] { return decode_parts_(file, buffers); },
+                               [&](bool is_consumed) {
+                                   incoming.detach();
+                                   if (is_consumed) message.finish();
+                               });
     }
 
-    struct Lent {
-        nb::bytes stream;
-        nb::list buffers;
-        ViewLease lease;
-    };
+    // Decodes while the message is in its chunk. `leave(is_consumed)` ends that, however decoding ends.
+    template <class Decode, class Leave>
+    nb::object decode_in_chunk(Decode&& decode, Leave&& leave) {
+        const auto is_own = [this] { return core().segment().is_own(); };  // decoding may have forked
+        nb::object object;
+        try {
+            object = decode();
+        } catch (const nb::python_error& error) {
+            leave(is_own() && !keeps_message(error));
+            throw;
+        }
+        leave(is_own());
+        return object;
+    }
 
-    // Consumes the message, but its chunk or extent is given back only with the last buffer.
-    Lent lend(Message& message) {
+    // The message's arrays stay where they are. Its chunk or extent is given back with the last of them.
+    nb::object receive_in_place(Message& message, nb::object& shown) {
         const broadcast::FrameTable table = table_of(message);
         const auto place = message.sample.place(message);
         if (!place) raise_corrupt(message.sample);
-        nb::bytes stream = copy_stream(message, table.stream());
+        const nb::bytes stream = copy_stream(message, table.stream());
         const std::shared_ptr<void> lease = lease_of_chunk(message.sample, place->mapping);
-        message.sample.keep(message.length);
+        shown = nb::cast(ViewLease(lease, place->begin, message.length));
         nb::list buffers;
         for (const broadcast::Frame& frame : table.buffers())
             buffers.append(nb::cast(Buffer(lease, place->begin + frame.offset, frame.bytes, true)));
-        return {std::move(stream), std::move(buffers), {lease, place->begin, message.length}};
+        return decode_in_chunk(
+            [&] { return decode_parts_(stream, std::exchange(buffers, nb::list())); },
+            [&](bool is_consumed) {
+                if (!is_consumed) return;
+                if (lease.use_count() > 1)
+                    message.sample.keep(message.length);
+                else
+                    message.finish();
+            });
     }
 
     broadcast::FrameTable table_of(Message& message) {
@@ -236,22 +292,13 @@ private:
         raise_failure(self(), "corrupt");
     }
 
-    struct Finished {
-        const core::Segment& segment;
-        Incoming& stream;
-        Message& message;
-        ~Finished() {
-            stream.detach();
-            if (segment.is_own()) message.finish();  // decoding may have forked
-        }
-    };
-
     const nb::object decode_;
     const nb::object decode_parts_;
     const nb::object decode_plain_;
     const nb::object origin_;
     const std::size_t place_;
     std::optional<std::weak_ptr<void>> open_;  // the lease of the chunk whose block is open
+    std::optional<Undecoded> undecoded_;       // the next message, if its last decoding was interrupted
 
     Sample begin(nb::handle timeout, nb::handle cancel) {
         std::optional<Sample> sample = try_begin(timeout, cancel);

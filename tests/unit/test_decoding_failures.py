@@ -1,12 +1,17 @@
 """M3: a message that cannot be encoded or decoded is lost, and nothing else is."""
 
 import pickle
+import resource
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from memlane import ConcurrentUse, CorruptMessage, MessageQueue
+from memlane import ConcurrentUse, CorruptMessage, MessageQueue, OutOfMemory
+from tests.harness import Link, is_sanitized, start
 from tests.queues import flags, queue_of, refuses, ring_in
 
 
@@ -38,18 +43,14 @@ class Shy:
         raise self.error
 
 
-ERRORS = [
-    ValueError("of the message"),
-    KeyError(1),
-    MemoryError(),
-    KeyboardInterrupt(),
-    SystemExit(),
-]
+DECODING_ERRORS: list[BaseException] = [ValueError("of the message"), KeyError(1)]
 # What the queue raises itself must not be taken for its own when a message raises it.
-ERRORS += [TimeoutError("not the queue's"), EOFError(), StopIteration(), RecursionError()]
+DECODING_ERRORS += [TimeoutError("not the queue's"), EOFError(), StopIteration(), RecursionError()]
+INTERRUPTS = [MemoryError(), KeyboardInterrupt(), SystemExit()]
+ERRORS = DECODING_ERRORS + INTERRUPTS
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", DECODING_ERRORS, ids=lambda error: type(error).__name__)
 def test_decoding_raises(error: BaseException) -> None:
     """One dequeue of every reader raises that error; the next message arrives."""
     with queue_of(2, max_chunks=2) as (writer, readers):
@@ -62,6 +63,103 @@ def test_decoding_raises(error: BaseException) -> None:
                 assert caught.value.args == error.args
                 assert reader.current_idx == 1
                 assert reader.dequeue(timeout=0) == "next"
+
+
+class Fuse:
+    """Raises the given error until it has been unpickled `Fuse.length` times."""
+
+    length = 0
+
+    def __init__(self, error: BaseException, payload: object) -> None:
+        self.error, self.payload = error, payload
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return burn, (self.error, self.payload)
+
+
+def burn(error: BaseException, payload: object) -> object:
+    Fuse.length -= 1
+    if Fuse.length >= 0:
+        raise error
+    return payload
+
+
+def take(reader: MessageQueue, how: str) -> object:
+    if how == "dequeue":
+        return reader.dequeue(timeout=0)
+    with reader.dequeue_view(timeout=0) as view:
+        return [part.copy() if isinstance(part, np.ndarray) else part for part in view]
+
+
+@pytest.mark.parametrize("error", INTERRUPTS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("how", ["dequeue", "dequeue_view"])
+@pytest.mark.parametrize("size", [0, 100_000, 2 << 20])
+@pytest.mark.parametrize("kind", [bytes, lambda size: np.ones(size, np.uint8)])
+def test_decoding_that_is_interrupted(
+    error: BaseException, how: str, size: int, kind: Callable[[int], Any]
+) -> None:
+    """The next call gets the same message, and then the chunk is free."""
+    with queue_of(max_chunks=2) as (writer, (reader,)):
+        for number in range(3):
+            writer.enqueue([Fuse(error, number), kind(size)])
+            writer.enqueue("next")
+            Fuse.length = 2
+            for way in ("dequeue", how):
+                wanted = OutOfMemory if isinstance(error, MemoryError) else type(error)
+                with pytest.raises(wanted):
+                    take(reader, way)
+            got: Any = take(reader, how)
+            assert got[0] == number
+            assert bytes(got[1]) == bytes(kind(size))
+            del got
+            assert reader.dequeue(timeout=0) == "next"
+            assert [flags(ring_in(writer), chunk) for chunk in range(2)] == [[1, 1], [1, 1]]
+
+
+def test_a_block_after_an_interrupt() -> None:
+    """The message that is due is no chunk any more: `acquire_read` refuses until it is taken."""
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(Fuse(KeyboardInterrupt(), "first"))
+        writer.enqueue("next")
+        Fuse.length = 1
+        with pytest.raises(KeyboardInterrupt):
+            reader.dequeue()
+        with refuses(RuntimeError, match="dequeue it first"), reader.acquire_read():
+            pass
+        assert [reader.dequeue(timeout=0) for _ in range(2)] == ["first", "next"]
+
+
+LARGE: dict[str, Callable[[], Any]] = {
+    "text": lambda: "x" * (60 << 20),
+    "strings": lambda: [f"text {n}" * 9 for n in range(900_000)],
+    "bytes": lambda: bytes(60 << 20),
+    "array": lambda: np.ones(60 << 20, np.uint8),
+}
+
+
+def short_of_memory(_link: Link, kind: str) -> None:
+    """Role: a reader whose address space is limited while a message comes."""
+    with queue_of(max_chunk_bytes=4096) as (writer, (reader,)):
+        message = LARGE[kind]()
+        writer.enqueue(message)
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        least = pages * resource.getpagesize() + (8 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (least, hard))
+        for _ in range(2):
+            with refuses(MemoryError, match="not consumed") as caught:
+                reader.dequeue(timeout=0, lend=False)
+            assert type(caught.value) is OutOfMemory
+            del caught
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        assert np.array_equal(reader.dequeue(timeout=0), message)
+
+
+@pytest.mark.skipif(is_sanitized(), reason="a sanitizer takes all of the address space")
+@pytest.mark.parametrize("kind", LARGE)
+def test_memory_that_runs_out(kind: str) -> None:
+    """Long text, many strings, bytes and arrays alike: nothing is lost."""
+    start(short_of_memory, kind, method="spawn").result()
 
 
 def test_the_chunk_is_released() -> None:

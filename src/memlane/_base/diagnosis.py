@@ -21,6 +21,7 @@ from memlane.errors import (
     ConcurrentUse,
     CorruptMessage,
     MemlaneError,
+    OutOfMemory,
     ReaderDied,
     ShmExhausted,
     SpaceHolder,
@@ -149,6 +150,11 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
         "a reference to the chunk outlived its block; the chunk is freed with the last reference, "
         "and the writer waits until then",
     ),
+    "undecoded": (
+        ConcurrentUse,
+        "the next message could not be decoded, for lack of memory or because of an interrupt; "
+        "dequeue it first",
+    ),
     "next_chunk_held": (
         ViewInUse,
         "the next message needs a chunk that this reader still holds a reference to; drop that "
@@ -174,6 +180,12 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
             return Cancelled()
         case "peer_died":
             return _death(end, slot)
+        case "no_memory":
+            return OutOfMemory(
+                errno.ENOMEM,
+                "this process has no memory for the next message, which is not consumed: free "
+                "some, and dequeue it again",
+            )
     kind, text = _TEXTS[what]
     return kind(text)
 

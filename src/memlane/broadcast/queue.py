@@ -352,8 +352,9 @@ class MessageQueue:
             WriterClosed: the writer has closed, and everything has been read.
             Closed: this end was closed.
             ViewInUse: a view of an older message still holds the next message's chunk.
-            MemoryError: there is no memory for the message; it is not consumed.
-            CorruptMessage, or whatever decoding raises: the message has been consumed.
+            OutOfMemory: there is no memory for the message; the next call gets it again, as after
+                a KeyboardInterrupt or SystemExit.
+            CorruptMessage, or whatever else decoding raises: the message has been consumed.
         """
         reader = self._reader or self._must_be_reader("dequeue")
         return reader.receive(timeout, cancel, bool(lend))
