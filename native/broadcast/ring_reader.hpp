@@ -115,7 +115,7 @@ public:
 
     // The same, but waits for the writer. What it published before it closed or died comes first. Calls `look(reason)`
     // without any lock held. Slices grow up to `longest`, unless a process that knows only the documented part wrote
-    // the previous message, because such a process wakes nobody.
+    // the previous message, or may be the writer, because such a process wakes nobody.
     template <class Look>
     core::Taken<Sample> begin(os::Deadline deadline, Look&& look, os::Nanoseconds longest = core::kSlice) {
         const core::Waiting waiting(own());
@@ -131,7 +131,7 @@ public:
                 }
                 return is_writer_dead_ || look(reason);
             },
-            [&] { return core::load_relaxed(participants_.slot(0).position) < position_ ? core::kSlice : longest; });
+            [&] { return may_writer_be_foreign() ? core::kSlice : longest; });
         if (is_stopping()) return {core::Status::closed};
         // In this order, so that a message published before the close is seen even if both came after the wait.
         const bool writer_closed = has_writer_closed();
@@ -257,6 +257,12 @@ private:
         SYNC_LOAD(retract);
         SYNC_LOAD(publish);
         return core::load_acquire(ring_.written(chunk)) != 0;
+    }
+
+    // True if nobody has claimed the writer's slot, or its owner did not publish the previous message.
+    bool may_writer_be_foreign() const noexcept {
+        return core::load_relaxed(participants_.slot(kWriterSlot).position) < position_ ||
+               participants_.state(kWriterSlot) == core::SlotState::absent;
     }
 
     bool is_writer_dead() const { return participants_.presence(0) == core::Presence::dead; }

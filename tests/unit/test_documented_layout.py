@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from memlane import CorruptMessage, MessageQueue, ShmRingBuffer
+from memlane import CorruptMessage, Handle, MessageQueue, ShmRingBuffer
 from tests.harness import Aside, start
 from tests.queues import drain, fill, flags, queue_of, refuses, ring_in, ring_of
 from tests.unit import plain_layout
@@ -121,6 +121,27 @@ def test_foreign_write_is_noticed() -> None:
         delays = [end - moment for end, moment in zip(ends, plain.result(), strict=True)]
         assert min(delays) >= 0
         assert statistics.median(delays) <= NOTICED
+
+
+@pytest.mark.parametrize("silence", [0.95, 1.3, 1.7])  # longer slices would have begun by then
+@pytest.mark.parametrize("is_first", [True, False])
+def test_foreign_write_after_a_silence_is_noticed(silence: float, is_first: bool) -> None:
+    """However long the reader waits: while no writer of memlane's was there, and from the first
+    foreign message on."""
+    with ring_of(1, 64, 2) as ring:
+        handle = Handle([0], ring.handle(), queue_id=ring.handle()[3].removeprefix("memlane-"))
+        with MessageQueue.create_from_handle(handle, 0) as reader:
+            count = 1 if is_first else 2
+            plain = start(plain_layout.write_on_cue, ring.handle(), count, method="spawn")
+            plain.hear()
+            if not is_first:
+                plain.tell("write")
+                byte_of(reader)
+            blocked = Aside(byte_of, reader)
+            time.sleep(silence)  # the time is what is tested
+            plain.tell("write")
+            _, moment = blocked.result()
+            assert moment - plain.result()[-1] <= NOTICED * 1.5  # and what this machine takes
 
 
 @pytest.mark.parametrize("geometry", [(1, 10, 1), (3, 33, 5)])
