@@ -21,6 +21,7 @@
 #include "bindings/gil.hpp"
 #include "bindings/one_call.hpp"
 #include "bindings/participant.hpp"
+#include "broadcast/lease.hpp"
 #include "core/segment.hpp"
 #include "core/status.hpp"
 #include "core/wait.hpp"
@@ -108,6 +109,20 @@ private:
     os::Nanoseconds next_look_ = next_word_;
     os::Nanoseconds interval_ = 0;
 };
+
+// A fork cannot log: this is called after it, and at the end of a reader.
+inline void log_uncopied_leases() noexcept {
+    if (!broadcast::Leases::all().is_any_uncopied.load(std::memory_order_relaxed)) return;
+    static bool is_logged = false;  // protected by the GIL
+    if (std::exchange(is_logged, true)) return;
+    try {
+        nb::module_::import_("memlane._base.diagnosis").attr("warn")(
+            "pages of a lent array could not be copied for a fork or the end of its reader (are they sealed, or is /proc "
+            "missing?): their space in /dev/shm stays in use as long as the queue");
+    } catch (nb::python_error& error) {
+        error.discard_as_unraisable("logging leases that could not be copied");
+    }
+}
 
 // `Bound` is the class that Python sees (it derives from this one).
 template <class Bound, class Core>
@@ -248,7 +263,10 @@ private:
         if (closed_) return;
         closed_ = true;
         if constexpr (requires { core_->own_leases(); })
-            if (segment_->is_own()) core_->own_leases();
+            if (segment_->is_own()) {
+                core_->own_leases();
+                log_uncopied_leases();
+            }
         if (announce && segment_->is_own()) core_->announce_close();
         last_position_ = core_->position();
         segment_->abandon();

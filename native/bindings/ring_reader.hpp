@@ -271,7 +271,9 @@ private:
     }
 
     static std::shared_ptr<broadcast::Lease> lease_for(const Message& message, const broadcast::FrameTable& table) {
-        return table.has_lent() ? without_gil([&] { return message.sample.lease(message); }) : nullptr;
+        if (!table.has_lent()) return nullptr;
+        log_uncopied_leases();
+        return without_gil([&] { return message.sample.lease(message); });
     }
 
     nb::object copy_buffer(Message& message, const broadcast::Frame& frame) {

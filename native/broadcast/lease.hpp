@@ -5,11 +5,13 @@
 //
 // Two events turn a lease into copies of all its pages, which do not depend on the
 // extent: a fork, because the child has the memory, too, but the extent is free when the
-// parent's lease ends; and the end of the reader, whose leases the writer then ignores.
+// parent's lease ends; and the end of the reader, whose leases the writer then ignores. Pages that cannot be copied
+// (sealed ones, or without /proc) keep their extent instead.
 #pragma once
 
 #include <pthread.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -29,6 +31,7 @@ struct Leases {
 
     std::mutex mutex;
     std::set<Lease*> alive;
+    std::atomic<bool> is_any_uncopied = false;  // until it is logged
 };
 
 // May end in any thread.
@@ -46,7 +49,7 @@ public:
         if (!memory_->drop_copies(offset_, bytes_)) os::throw_errno("cannot drop the copies in a message's memory");
         all.alive.insert(this);
         SYNC_STORE(lease);
-        core::store_relaxed<std::uint8_t>(ring_.lease(mark_, reader_), 1);  // `consume` makes it visible
+        core::store_relaxed<std::uint8_t>(ring_.lease(mark_, reader_), kKept);  // `consume` makes it visible
     }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
@@ -56,30 +59,41 @@ public:
         Leases& all = Leases::all();
         const std::lock_guard guard(all.mutex);
         all.alive.erase(this);
-        if (keeps_extent_ && generation_ == os::fork_generation().load()) {
+        if (keeps_extent_ && !is_inherited_ && generation_ == os::fork_generation().load()) {
             SYNC_STORE(drop);
-            core::store_release<std::uint8_t>(ring_.lease(mark_, reader_), 0);
+            core::store_release<std::uint8_t>(ring_.lease(mark_, reader_), kNotKept);
         }
         memory_->drop_copies(offset_, bytes_);
     }
 
     std::byte* memory() const noexcept { return memory_->base() + offset_; }
 
-    // Makes copies of all pages. From then on the writer may reuse the extent.
+    // Makes copies of all pages. From then on the writer may reuse the extent, unless a page cannot be copied.
     void own() noexcept {
         copy();
-        keeps_extent_ = false;
+        if (is_copied_)
+            keeps_extent_ = false;
+        else if (keeps_extent_)
+            core::store_relaxed<std::uint8_t>(ring_.lease(mark_, reader_), kKeptForGood);  // `leave` makes it visible
     }
 
-    // Copies only once: the pages are then the reader's own, and later children share them like any other memory.
-    void copy() noexcept {
-        if (keeps_extent_ && !std::exchange(is_copied_, true)) memory_->copy_all(offset_, bytes_);
+    // For a child, which has the memory too. If a page cannot be copied, the extent stays as it is.
+    void share() noexcept {
+        copy();
+        if (keeps_extent_ && !is_copied_) is_inherited_ = true;
     }
     bool is_of(const Ring& ring, std::size_t reader) const noexcept {
         return &ring.lease(0, reader) == &ring_.lease(0, reader_);
     }
 
 private:
+    // Copies only once: the pages are then the reader's own, and later children share them like any other memory.
+    void copy() noexcept {
+        if (!keeps_extent_ || is_copied_) return;
+        is_copied_ = memory_->copy_all(offset_, bytes_);
+        if (!is_copied_) Leases::all().is_any_uncopied = true;
+    }
+
     const Ring ring_;
     const std::uint32_t mark_;
     const std::size_t reader_;
@@ -89,6 +103,7 @@ private:
     const std::uint64_t generation_ = os::fork_generation().load();
     bool keeps_extent_ = true;
     bool is_copied_ = false;
+    bool is_inherited_ = false;  // by a child, although pages were not copied
 };
 
 inline Leases& Leases::all() {
@@ -98,7 +113,7 @@ inline Leases& Leases::all() {
         const int error = ::pthread_atfork(
             [] {
                 all().mutex.lock();
-                for (Lease* lease : all().alive) lease->copy();
+                for (Lease* lease : all().alive) lease->share();
             },
             [] { all().mutex.unlock(); }, [] { all().mutex.unlock(); });
         if (error != 0) os::throw_errno("cannot install a fork handler for leases", error);

@@ -88,6 +88,9 @@ inline core::SegmentPlan plan_of(const RingGeometry& g, std::uint64_t space_each
             space_each};
 }
 
+// Bytes of extent_leases. A reader that closed or was released no longer keeps an extent, unless it is kept for good.
+inline constexpr std::uint8_t kNotKept = 0, kKept = 1, kKeptForGood = 2;
+
 // Named access to the ring's bytes. Keeps the mapping, not the segment, because views may outlive close().
 class Ring {
 public:

@@ -202,7 +202,8 @@ private:
     bool is_kept_by(std::uint64_t row, std::size_t r) noexcept {
         SYNC_LOAD(lease);
         SYNC_LOAD(drop);
-        return core::load_acquire(ring_.lease(row, r)) != 0 && !is_gone(r);
+        const std::uint8_t mark = core::load_acquire(ring_.lease(row, r));
+        return mark != kNotKept && (mark == kKeptForGood || !is_gone(r));
     }
 
     bool is_free() noexcept { return is_free(ring_.chunk_at(position_)); }

@@ -11,8 +11,12 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
+#include <fstream>
 #include <iterator>
+#include <string>
+#include <vector>
 
 #include "os/file.hpp"
 #include "os/fork.hpp"
@@ -64,15 +68,24 @@ public:
         return is_done;
     }
 
-    // Copies every page of the range that is not a copy yet. The range then no longer depends on the file.
-    void copy_all(std::size_t offset, std::size_t bytes) const noexcept {
-        constexpr int kMadvPopulateWrite = 23;
-        if (::madvise(base_ + offset, bytes, kMadvPopulateWrite) == 0) return;
-        for (std::size_t at = offset; at < offset + bytes; at += Mapping::page_bytes()) {  // before Linux 5.14
-            std::atomic_ref<unsigned char> byte(reinterpret_cast<unsigned char&>(base_[at]));
-            unsigned char seen = byte.load(std::memory_order_relaxed);
-            while (!byte.compare_exchange_weak(seen, seen, std::memory_order_relaxed)) {
-            }
+    // Copies every page of the range that is not a copy yet. The range then no longer depends on the file. False if some
+    // page could not be copied.
+    bool copy_all(std::size_t offset, std::size_t bytes) const noexcept {
+        const auto begin = reinterpret_cast<std::uintptr_t>(base_ + offset);
+        if (can_populate() && populate(begin, begin + bytes)) return true;
+        // Pages that somebody has made read-only are writable for a moment.
+        try {
+            const std::vector<Protected> pages = not_writable(begin, begin + bytes);
+            bool is_done = true;
+            for (const Protected& one : pages) is_done &= protect(one, one.protection | PROT_READ | PROT_WRITE);
+            if (is_done && can_populate())
+                is_done = populate(begin, begin + bytes);
+            else if (is_done)
+                touch(begin, begin + bytes);
+            for (const Protected& one : pages) protect(one, one.protection);
+            return is_done;
+        } catch (const std::exception&) {  // there is no /proc, descriptor or memory
+            return false;
         }
     }
 
@@ -80,6 +93,64 @@ private:
     static constexpr std::uint64_t kPresent = std::uint64_t{1} << 63;
     static constexpr std::uint64_t kSwapped = std::uint64_t{1} << 62;
     static constexpr std::uint64_t kOfFile = std::uint64_t{1} << 61;
+
+    struct Protected {
+        std::uintptr_t begin, end;
+        int protection;
+    };
+
+    static bool protect(const Protected& pages, int protection) noexcept {
+        return ::mprotect(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, protection) == 0;
+    }
+
+    static bool populate(std::uintptr_t begin, std::uintptr_t end) noexcept {
+        constexpr int kMadvPopulateWrite = 23;
+        int done;
+        do done = ::madvise(reinterpret_cast<void*>(begin), end - begin, kMadvPopulateWrite);
+        while (done != 0 && errno == EINTR);
+        return done == 0;
+    }
+
+    // Whether the kernel has the advice (5.14). Asked on a page of its own, because for a page that is read-only the
+    // answer is the same error.
+    static bool can_populate() noexcept {
+        static const bool can = [] {
+            const std::size_t bytes = Mapping::page_bytes();
+            void* const page = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (page == MAP_FAILED) return true;
+            const auto begin = reinterpret_cast<std::uintptr_t>(page);
+            const bool has_it = populate(begin, begin + bytes);
+            ::munmap(page, bytes);
+            return has_it;
+        }();
+        return can;
+    }
+
+    // The pages must be writable.
+    static void touch(std::uintptr_t begin, std::uintptr_t end) noexcept {
+        for (std::uintptr_t at = begin; at < end; at += Mapping::page_bytes()) {
+            std::atomic_ref<unsigned char> byte(*reinterpret_cast<unsigned char*>(at));
+            unsigned char seen = byte.load(std::memory_order_relaxed);
+            while (!byte.compare_exchange_weak(seen, seen, std::memory_order_relaxed)) {
+            }
+        }
+    }
+
+    // The parts of a range that may not be written to, as /proc/self/maps has them.
+    static std::vector<Protected> not_writable(std::uintptr_t begin, std::uintptr_t end) {
+        std::vector<Protected> found;
+        std::ifstream maps("/proc/self/maps");
+        if (!maps) throw_errno("cannot open /proc/self/maps");
+        for (std::string line; std::getline(maps, line);) {
+            unsigned long from = 0, to = 0;
+            char kinds[5] = {};
+            if (std::sscanf(line.c_str(), "%lx-%lx %4s", &from, &to, kinds) != 3 || to <= begin || from >= end || kinds[1] == 'w')
+                continue;
+            const int protection = (kinds[0] == 'r' ? PROT_READ : 0) | (kinds[2] == 'x' ? PROT_EXEC : 0);
+            found.push_back({std::max<std::uintptr_t>(from, begin), std::min<std::uintptr_t>(to, end), protection});
+        }
+        return found;
+    }
 
     // False if pagemap cannot be read. It shows the memory of the process that opened it, so a child opens its own.
     bool read_pagemap(const std::byte* first, std::uint64_t* entries, std::size_t count) noexcept {

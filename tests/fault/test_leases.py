@@ -4,6 +4,7 @@ Fails without the guard: a child whose array changes because its parent has drop
 closed reader that sees later messages, or an extent that a dead reader keeps for ever.
 """
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -190,6 +191,65 @@ def test_a_reader_that_closes() -> None:
             other.call(keep, 1)
         assert closing.call(kept) == [(1, 1), (2, 2)]
         assert other.call(kept) == [(8, 8)]
+        other.call("close")
+
+
+MSEAL = 462  # the number of the system call
+PROT_READ = 1
+
+
+def protect_page(queue: MessageQueue, call: str) -> None:
+    """Makes a page in the middle of the array that is kept read-only, or seals it as well."""
+    (array,) = queue.__dict__["kept"]
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = ctypes.c_void_p((array.ctypes.data + SIZE // 2) // 4096 * 4096)
+    assert libc.mprotect(page, ctypes.c_size_t(4096), PROT_READ) == 0
+    if call == "seal" and libc.syscall(MSEAL, page, ctypes.c_size_t(4096), 0) != 0:
+        raise OSError(ctypes.get_errno(), "mseal")
+    queue.__dict__["page"] = array[SIZE // 2 : SIZE // 2 + 1]
+
+
+def kept_beside_a_fork(queue: MessageQueue) -> list[tuple[int, int]]:
+    """What a child sees of the array that was kept when it was forked, after later messages."""
+    asked, answered = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(asked[0], 1)
+        os.write(answered[1], repr(kept(queue)).encode())
+        os._exit(0)
+    queue.__dict__["child"] = (child, asked, answered)
+    queue.__dict__.pop("page")
+    queue.__dict__["kept"].clear()
+    return []
+
+
+@pytest.mark.parametrize("how", ["fork", "close"])
+@pytest.mark.parametrize("call", ["protect", "seal"])
+def test_a_read_only_page(how: str, call: str) -> None:
+    """It is copied like the others; one that is sealed keeps its extent, and is logged."""
+    with new_writer(2) as writer:
+        reader = start_reader(writer.export_handle(), 0)
+        other = start_reader(writer.export_handle(), 1)
+        writer.enqueue(numbered(1))
+        reader.call(keep, 1)
+        other.call(keep, 1)
+        other.call(drop, 0)
+        try:
+            reader.call(protect_page, call)
+        except OSError:
+            pytest.skip("this kernel cannot seal memory")
+        reader.call(kept_beside_a_fork if how == "fork" else kept_after_close)
+        for number in range(2, 6):
+            writer.enqueue(numbered(number))
+            other.call(keep, 1)
+            other.call(drop, 0)
+            if how == "fork":
+                reader.call(keep, 1)
+                reader.call(drop, 0)
+        seen = reader.call(ask_child) if how == "fork" else repr(reader.call(kept))
+        assert seen == "[(1, 1)]"
+        if how == "fork":
+            reader.call("close")
         other.call("close")
 
 
