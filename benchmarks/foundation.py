@@ -42,7 +42,14 @@ STATUS = {  # 52 bytes when encoded
 CALLS = 20_000
 CALL_RUNS = 9
 KILLS = 200
-IMPORTS = 11
+IMPORTS = 41
+STATEMENTS = (
+    "import numpy",
+    "import memlane",
+    "import memlane; memlane.MessageQueue",
+    "import memlane; memlane.SingleWriterShmObjectStorage",
+    "import memlane.engines.vllm; memlane.engines.vllm.register()",
+)
 LATENCY_RUNS = 5
 
 
@@ -198,17 +205,20 @@ def deaths() -> tuple[float, float]:
     return statistics.median(times), max(times)
 
 
-def import_ms() -> float:
-    """Median ms of `import memlane` after numpy and zmq, in fresh interpreters."""
-    program = (
-        "import numpy, zmq, time; t = time.perf_counter(); import memlane; "
-        "print(time.perf_counter() - t)"
-    )
-    command = [sys.executable, "-c", program]
-    return 1e3 * statistics.median(
-        float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        for _ in range(IMPORTS)
-    )
+def imports_ms() -> dict[str, float]:
+    """Median ms of each statement as the first one of a fresh interpreter; they take turns."""
+    times: dict[str, list[float]] = {statement: [] for statement in STATEMENTS}
+    for _ in range(IMPORTS):
+        for statement in STATEMENTS:
+            program = f"import time; t = time.perf_counter(); {statement}; "
+            program += "print(time.perf_counter() - t)"
+            command = [sys.executable, "-c", program]
+            environment = {k: v for k, v in os.environ.items() if k != "MEMLANE_VLLM"}
+            done = subprocess.run(
+                command, check=True, capture_output=True, text=True, env=environment
+            )
+            times[statement].append(float(done.stdout))
+    return {statement: 1e3 * statistics.median(one) for statement, one in times.items()}
 
 
 def main() -> None:
@@ -238,7 +248,8 @@ def main() -> None:
         f"kill -9 noticed by a blocked peer, {KILLS} kills: "
         f"p50 {median:.0f} ms, p100 {worst:.0f} ms"
     )
-    print(f"import memlane, beyond numpy and zmq: {import_ms():.1f} ms")
+    for statement, ms in imports_ms().items():
+        print(f"{statement}: {ms:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -15,78 +15,93 @@ memlane installs no signal handlers; install one that raises SystemExit:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 """
 
-import _thread
+import os
 import sys
 
 if sys.platform != "linux":
     raise ImportError("memlane runs on Linux only: it is built on futexes and Linux file locks")
-# The native module cannot tell: Python 3.13 always initializes it in the main interpreter.
-if not getattr(_thread, "_is_main_interpreter", lambda: True)():
+# Checked here: Python 3.13 always initializes the native module in the main interpreter.
+if sys.version_info >= (3, 13):
+    from _thread import _is_main_interpreter
+else:
+    from _xxsubinterpreters import get_current, get_main  # type: ignore[import-not-found]
+
+    def _is_main_interpreter() -> bool:
+        return bool(get_current() == get_main())
+
+
+if not _is_main_interpreter():
     raise ImportError("memlane runs in the main interpreter of a process only")
-
-from memlane.broadcast import (
-    Handle,
-    MessageQueue,
-    QueueStatistics,
-    ReaderStatistics,
-    ShmRingBuffer,
-    in_the_same_node_as,
-)
-from memlane.errors import (
-    AccessDenied,
-    AccessRefused,
-    Cancelled,
-    Closed,
-    ConcurrentUse,
-    CopyFailed,
-    CorruptMessage,
-    GroupFailed,
-    InvalidArgument,
-    InvalidType,
-    LayoutMismatch,
-    MemlaneError,
-    ObjectGone,
-    OutOfMemory,
-    OutsideCell,
-    PairRefused,
-    PeerDied,
-    RankMissing,
-    RankTaken,
-    ReaderDied,
-    ReaderGivenUp,
-    SegmentExists,
-    SegmentMissing,
-    SegmentRefused,
-    ShmExhausted,
-    SpaceHolder,
-    StoreFull,
-    SystemFault,
-    TimedOut,
-    UnknownKey,
-    Unsupported,
-    ViewInUse,
-    WriterClosed,
-    WriterDied,
-    WriterUnreachable,
-    WrongProcess,
-    WrongRole,
-)
-from memlane.offload import BlockTransfer, SharedOffloadRegion, copy_blocks
-from memlane.store import (
-    MsgpackSerde,
-    ObjectSerde,
-    PickleMsgpackSerde,
-    ShmObjectStorageHandle,
-    SingleWriterShmObjectStorage,
-    SingleWriterShmRingBuffer,
-    StoreBlocker,
-    StoreReaderStatistics,
-    StoreStatistics,
-)
-
-# Checked last: importing the native module enables the GIL unless PYTHON_GIL=0 forbids that.
-if not getattr(sys, "_is_gil_enabled", lambda: True)():
+# Importing the native module enables the GIL, unless that is forbidden.
+if not getattr(sys, "_is_gil_enabled", lambda: True)() and "0" in (
+    sys._xoptions.get("gil"),
+    os.environ.get("PYTHON_GIL"),
+):
     raise ImportError("memlane needs the GIL: unset PYTHON_GIL, or set it to 1")
+
+TYPE_CHECKING = False  # as type checkers know it, without the cost of importing typing
+if TYPE_CHECKING:
+    from typing import Any
+
+    from memlane.broadcast import (
+        Handle,
+        MessageQueue,
+        QueueStatistics,
+        ReaderStatistics,
+        ShmRingBuffer,
+        in_the_same_node_as,
+    )
+    from memlane.errors import (
+        AccessDenied,
+        AccessRefused,
+        Cancelled,
+        Closed,
+        ConcurrentUse,
+        CopyFailed,
+        CorruptMessage,
+        GroupFailed,
+        InvalidArgument,
+        InvalidType,
+        LayoutMismatch,
+        MemlaneError,
+        ObjectGone,
+        OutOfMemory,
+        OutsideCell,
+        PairRefused,
+        PeerDied,
+        RankMissing,
+        RankTaken,
+        ReaderDied,
+        ReaderGivenUp,
+        SegmentExists,
+        SegmentMissing,
+        SegmentRefused,
+        ShmExhausted,
+        SpaceHolder,
+        StoreFull,
+        SystemFault,
+        TimedOut,
+        UnknownKey,
+        Unsupported,
+        ViewInUse,
+        WriterClosed,
+        WriterDied,
+        WriterUnreachable,
+        WrongProcess,
+        WrongRole,
+    )
+    from memlane.offload import BlockTransfer, SharedOffloadRegion, copy_blocks
+    from memlane.store import (
+        MsgpackSerde,
+        ObjectSerde,
+        PickleMsgpackSerde,
+        ShmObjectStorageHandle,
+        SingleWriterShmObjectStorage,
+        SingleWriterShmRingBuffer,
+        StoreBlocker,
+        StoreReaderStatistics,
+        StoreStatistics,
+    )
 
 __version__ = "0.1.0"
 
@@ -148,3 +163,44 @@ __all__ = [
     "copy_blocks",
     "in_the_same_node_as",
 ]
+
+_SYSTEMS = ("broadcast", "errors", "groups", "offload", "store")
+_HOMES = {  # of the names that are not errors
+    "BlockTransfer": "offload",
+    "Handle": "broadcast",
+    "MessageQueue": "broadcast",
+    "MsgpackSerde": "store",
+    "ObjectSerde": "store",
+    "PickleMsgpackSerde": "store",
+    "QueueStatistics": "broadcast",
+    "ReaderStatistics": "broadcast",
+    "SharedOffloadRegion": "offload",
+    "ShmObjectStorageHandle": "store",
+    "ShmRingBuffer": "broadcast",
+    "SingleWriterShmObjectStorage": "store",
+    "SingleWriterShmRingBuffer": "store",
+    "StoreBlocker": "store",
+    "StoreReaderStatistics": "store",
+    "StoreStatistics": "store",
+    "copy_blocks": "offload",
+    "in_the_same_node_as": "broadcast",
+}
+
+
+def __getattr__(name: str) -> "Any":
+    """Imports what `name` needs when it is first used: the import of memlane itself is free."""
+    # numpy imports datetime from C code, where an interrupt would become an ImportError.
+    import datetime  # noqa: F401
+    from importlib import import_module
+
+    if name in _SYSTEMS:
+        return import_module(f"memlane.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'memlane' has no attribute {name!r}")
+    value = getattr(import_module(f"memlane.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> "list[str]":
+    return sorted({*globals(), *__all__, *_SYSTEMS})

@@ -7,27 +7,29 @@ import sys
 import pytest
 
 from memlane import InvalidArgument
-from memlane.engines.vllm import VLLM
+from memlane.engines.vllm._engine import VLLM
 from tests.engines.running import RELEASES, run
 
 QUEUE = {"MEMLANE_VLLM": "queue"}
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("value", [None, "", " "])
-def test_unset_variable_costs_nothing(value: str | None) -> None:
-    """Neither vLLM nor torch is imported, nor any adapter."""
+def test_unset_variable_costs_nothing(value: str | None, engine: str) -> None:
+    """The plugin loads its own file, and nothing else of memlane or of anybody."""
     code = (
-        "import sys; from memlane.engines.vllm import register; register(); "
-        "print({'vllm', 'torch', 'memlane.engines._queue'} & set(sys.modules))"
+        f"import sys; from memlane.engines.{engine} import register; register(); "
+        "print(*sorted(name for name in sys.modules if name.startswith('memlane')), "
+        "{'vllm', 'sglang', 'torch', 'numpy', 'logging', 'typing'} & set(sys.modules))"
     )
     run_ = subprocess.run(
         [sys.executable, "-c", code],
-        env={} if value is None else {"MEMLANE_VLLM": value},
+        env={} if value is None else {f"MEMLANE_{engine.upper()}": value},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert run_.stdout == "set()\n"
+    assert run_.stdout == f"memlane memlane.engines memlane.engines.{engine} set()\n"
 
 
 @RELEASES

@@ -132,7 +132,7 @@ def declined() -> None:
     import vllm.distributed.device_communicators.shm_broadcast as broadcast
 
     from memlane.engines._queue import EngineHandle
-    from memlane.engines.vllm import VLLM
+    from memlane.engines.vllm._engine import VLLM
 
     original = [broadcast.MessageQueue]
     sent = pickle.dumps(EngineHandle(engine=VLLM))

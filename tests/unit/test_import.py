@@ -1,5 +1,6 @@
 """What importing memlane provides, and where the import fails."""
 
+import ast
 import signal
 import subprocess
 import sys
@@ -26,6 +27,71 @@ def test_all_that_is_announced_exists() -> None:
     """Every name of __all__ exists."""
     assert all(hasattr(memlane, name) for name in memlane.__all__)
     assert len(set(memlane.__all__)) == len(memlane.__all__)
+
+
+def test_public_names_for_type_checkers() -> None:
+    """A checker sees the imports of the package's table; those are the names of __all__."""
+    tree = ast.parse(Path(memlane.__file__).read_text())
+    (seen,) = [node for node in tree.body if isinstance(node, ast.If) and is_for_checkers(node)]
+    names = [
+        alias.name for line in seen.body if isinstance(line, ast.ImportFrom) for alias in line.names
+    ]
+    assert {*names} - {"Any"} == {*memlane.__all__} - {"__version__"}
+    assert {"broadcast", "errors", "groups", "offload", "store", *names} - {"Any"} <= {
+        *dir(memlane)
+    }
+
+
+def is_for_checkers(node: ast.If) -> bool:
+    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def test_unknown_name() -> None:
+    """It is an AttributeError that names the module and the attribute."""
+    with pytest.raises(AttributeError, match="module 'memlane' has no attribute 'MesageQueue'"):
+        memlane.MesageQueue  # noqa: B018
+
+
+LOADED = """
+import sys
+before = set(sys.modules)
+{code}
+print(*sorted(set(sys.modules) - before))
+"""
+HEAVY = {"asyncio", "logging", "msgspec", "ssl", "torch", "zmq"}
+
+
+def test_import_loads_nothing() -> None:
+    """`import memlane` loads the package's table of names only."""
+    loaded = set(said_by(LOADED.format(code="import memlane")).split())
+    assert {name for name in loaded if name.startswith("memlane")} == {"memlane"}
+    assert not {name.partition(".")[0] for name in loaded} & {*HEAVY, "numpy", "typing"}
+
+
+@pytest.mark.parametrize(
+    ("name", "systems"),
+    [
+        ("InvalidArgument", {"errors"}),
+        ("MessageQueue", {"_base", "_native", "broadcast", "errors"}),
+        ("ShmRingBuffer", {"_base", "_native", "broadcast", "errors"}),
+        ("SingleWriterShmObjectStorage", {"_base", "_native", "store", "errors"}),
+    ],
+)
+def test_a_name_loads_its_own_system(name: str, systems: set[str]) -> None:
+    """Neither another system nor what only other hosts and groups need."""
+    loaded = said_by(LOADED.format(code=f"import memlane; memlane.{name}")).split()
+    assert {part.split(".")[1] for part in loaded if part.startswith("memlane.")} == systems
+    assert not {part.partition(".")[0] for part in loaded} & HEAVY
+    assert not [part for part in loaded if ".network" in part or ".protocol" in part]
+
+
+def test_queue_on_one_host_loads_no_network() -> None:
+    """A queue without remote readers needs neither ZeroMQ nor asyncio, from first to last."""
+    code = "from memlane.testing import local_queue\nwith local_queue() as (writer, (reader,)):\n"
+    code += " writer.enqueue([1])\n reader.dequeue()"
+    loaded = {name.partition(".")[0] for name in said_by(LOADED.format(code=code)).split()}
+    assert "memlane" in loaded
+    assert not loaded & {"asyncio", "zmq", "torch", "ssl"}
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
@@ -73,8 +139,9 @@ def test_second_interpreter() -> None:
 
 
 def test_interpreter_without_a_gil() -> None:
-    """Refused until memlane has locks of its own."""
-    code = "import sys; sys._is_gil_enabled = lambda: False\ntry:\n import memlane\n"
+    """Refused until memlane has locks of its own, if the native module may not enable it."""
+    code = "import os, sys; sys._is_gil_enabled = lambda: False; os.environ['PYTHON_GIL'] = '0'\n"
+    code += "try:\n import memlane\n"
     code += "except ImportError as error:\n print(error)"
     assert said_by(code) == "memlane needs the GIL: unset PYTHON_GIL, or set it to 1\n"
 
@@ -98,7 +165,7 @@ for number in itertools.count(1, int(sys.argv[1])):
     if child == 0:
         sys.meta_path.insert(0, Interrupting(number))
         try:
-            import memlane
+            from memlane import *
         except KeyboardInterrupt:
             os._exit(10)
         except ImportError as error:
@@ -114,7 +181,7 @@ print(*ends)
 
 @pytest.mark.slow
 def test_interrupted_while_it_finds_a_module() -> None:
-    """Ctrl-C during any import that this one makes is a KeyboardInterrupt."""
+    """Ctrl-C during any import that the names need is a KeyboardInterrupt."""
     command = [sys.executable, "-c", INTERRUPTED_AT_EVERY_NTH_MODULE, "7"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     *interrupted, last = done.stdout.split()
@@ -128,7 +195,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("begin", flush=True)
 try:
-    import memlane
+    from memlane import *
 except ImportError:
     sys.exit(11)
 except RuntimeError as error:  # so Python 3.11 wraps what is raised in __set_name__

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 from memlane._base.arguments import integer_from, segment_name
+from memlane._base.diagnosis import warn
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.ring import ShmRingBuffer
 from memlane.errors import InvalidArgument, SegmentMissing, SegmentRefused
-from memlane.groups import collectives_of
 
 if TYPE_CHECKING:
     from memlane.broadcast.network.writer import NetworkWriter
     from memlane.broadcast.queue import MessageQueue
     from memlane.groups.collectives import Collectives
-
-logger = logging.getLogger("memlane")
 
 DEFAULT_TIMEOUT = 300.0
 
@@ -43,6 +40,8 @@ def in_the_same_node_as(
         GroupFailed: another rank failed, or the group itself.
         InvalidArgument: there is no such rank.
     """
+    from memlane.groups import collectives_of  # which imports ZeroMQ
+
     with collectives_of(pg, timeout) as group:
         return _same_node(group, _checked_rank("source_rank", source_rank, group))
 
@@ -78,6 +77,8 @@ def create_from_process_group(
             unchanged. Nothing is left behind on any rank.
         InvalidArgument: there is no such rank.
     """
+    from memlane.groups import collectives_of
+
     with collectives_of(pg, timeout) as group, ExitStack() as failing:
         writer = _checked_rank("writer_rank", writer_rank, group)
         if group.size == 1:
@@ -153,6 +154,6 @@ def _is_here(name: object) -> bool:
     except SegmentMissing:
         return False
     except SegmentRefused as error:
-        logger.warning("shared memory is visible but is not used: %s", error)
+        warn("shared memory is visible but is not used: %s", error)
         return False
     return True

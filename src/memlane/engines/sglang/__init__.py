@@ -1,16 +1,11 @@
-"""SGLang on memlane: `MEMLANE_SGLANG=queue`, as for vLLM (`memlane.engines.vllm`)."""
+"""SGLang on memlane: `MEMLANE_SGLANG=queue`, as for vLLM (`memlane.engines.vllm`).
 
-from memlane.engines._switching import Engine, switch_on
-from memlane.errors import InvalidArgument
+Every process of SGLang imports this file, so it imports nothing unless the variable is set.
+"""
 
-SGLANG = Engine(
-    name="SGLang",
-    package="sglang",
-    variable="MEMLANE_SGLANG",
-    tested={"0.5": ("queue",)},
-    own_address="sglang.srt.utils.network:get_local_ip_auto",  # which SGLANG_HOST_IP decides
-    same_node="sglang.srt.distributed.parallel_state:in_the_same_node_as",
-)
+import os
+
+VARIABLE = "MEMLANE_SGLANG"
 
 
 def register() -> None:
@@ -18,6 +13,12 @@ def register() -> None:
 
     SGLang logs a plugin's exception and continues, so a wrong variable ends the process instead.
     """
+    if not os.environ.get(VARIABLE, "").strip():
+        return
+    from memlane.engines._switching import switch_on
+    from memlane.engines.sglang._engine import SGLANG
+    from memlane.errors import InvalidArgument
+
     try:
         switch_on(SGLANG)
     except InvalidArgument as error:

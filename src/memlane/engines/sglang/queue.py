@@ -5,7 +5,7 @@ SGLang creates it over a group and calls `broadcast_object`.
 
 from memlane.engines._queue import EngineQueue
 from memlane.engines._replacing import Replacement
-from memlane.engines.sglang import SGLANG
+from memlane.engines.sglang._engine import SGLANG
 
 
 class MessageQueue(EngineQueue):

@@ -1,26 +1,16 @@
 """vLLM on memlane: the plugin that vLLM discovers, and one module for each system.
 
 `MEMLANE_VLLM=queue` switches the queue on, `store` the object store, `region` the offload region,
-`all` every system that memlane has for this vLLM; unset or empty changes and imports nothing.
-`VLLM` holds what differs between versions; names and callers are the same in all of them, except
-for arguments of the region (`region.py`).
+`all` every system that memlane has for this vLLM; unset or empty changes and imports nothing: every
+process of vLLM imports this file, so it imports nothing either.
+Names and callers are the same in all versions of vLLM, except for arguments of the region
+(`region.py`).
 """
 
-import hashlib
 import os
-import re
 
-from memlane._base.segments import NAME_PREFIX
-from memlane.engines._switching import SYSTEMS, Engine, switch_on
-
-VLLM = Engine(
-    name="vLLM",
-    package="vllm",
-    variable="MEMLANE_VLLM",
-    tested={"0.32": SYSTEMS, "0.33": SYSTEMS},
-    own_address="vllm.utils.network_utils:get_ip",  # which VLLM_HOST_IP decides
-    same_node="vllm.distributed.parallel_state:in_the_same_node_as",
-)
+VARIABLE = "MEMLANE_VLLM"
+STORE_NAME = "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"  # set by vLLM in processes that use a store
 
 
 def register() -> None:
@@ -31,15 +21,7 @@ def register() -> None:
         InvalidArgument: the variable names an unknown system, or one that this vLLM lacks; or the
             engine's object store is memlane's, but this process would look for vLLM's own.
     """
-    switch_on(VLLM)
-    # Workers know the store only by its name, so the name must tell whose it is.
-    name = os.environ.get("VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME")
-    if name and os.path.exists(f"/dev/shm/{store_name(name)}"):
-        VLLM.check_arrival("store")
+    if os.environ.get(VARIABLE, "").strip() or os.environ.get(STORE_NAME):
+        from memlane.engines.vllm._engine import switch
 
-
-def store_name(name: str) -> str:
-    """The segment's name for a name that vLLM chose; a name that memlane chose is kept."""
-    if re.fullmatch(f"{NAME_PREFIX}[0-9a-f]{{32}}", name):
-        return name
-    return NAME_PREFIX + hashlib.sha256(name.encode()).hexdigest()[:32]
+        switch()

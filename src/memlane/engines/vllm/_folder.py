@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from memlane._base.lifetime import undone_by
-from memlane.engines.vllm import VLLM
+from memlane.engines.vllm._engine import VLLM
 from memlane.errors import SegmentRefused, SystemFault, foreign_segment, system_fault
 
 FILE = "memlane"

@@ -15,7 +15,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from memlane.engines._queue import EngineQueue
 from memlane.engines._replacing import Replacement
-from memlane.engines.vllm import VLLM
+from memlane.engines.vllm._engine import VLLM
 
 if TYPE_CHECKING:
     from collections.abc import Callable

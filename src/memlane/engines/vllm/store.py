@@ -17,7 +17,7 @@ from vllm.distributed.device_communicators.shm_object_storage import MsgpackSerd
 
 import memlane
 from memlane.engines._replacing import Replacement
-from memlane.engines.vllm import VLLM, store_name
+from memlane.engines.vllm._engine import VLLM, store_name
 from memlane.errors import InvalidArgument, SegmentMissing, UnknownKey
 
 
