@@ -1,6 +1,8 @@
 """copy_blocks: what it copies, what it refuses, and that a refusal copies nothing."""
 
 import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,46 @@ def test_ids_in_a_tensor_and_in_a_memoryview() -> None:
     assert copy_blocks(src, dst, torch.tensor([[1, 2]])) == 8
     assert copy_blocks(src, dst, memoryview(np.array([[3, 4]], np.int32))) == 8
     assert (dst[[2, 4]] == src[[1, 3]]).all()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda pairs: (pair for pair in pairs),
+        lambda pairs: zip(*zip(*pairs, strict=True), strict=True),
+        lambda pairs: dict(pairs).items(),
+        lambda pairs: set(pairs),
+        lambda pairs: map(tuple, pairs),
+        lambda pairs: deque(pairs),
+    ],
+    ids=["generator", "zip", "items", "set", "map", "deque"],
+)
+def test_ids_in_any_iterable(given: Callable[[list[tuple[int, int]]], Any]) -> None:
+    """Pairs may come from anything that can be iterated over, once; also none of them."""
+    src, dst = numbered(5, 2), np.zeros((5, 2), "int32")
+    assert copy_blocks(src, dst, given([(1, 2), (3, 4)])) == 16
+    assert (dst[[2, 4]] == src[[1, 3]]).all()
+    assert copy_blocks(src, dst, iter(())) == 0
+
+
+def test_iterating_over_ids_comes_first() -> None:
+    """Its own error reaches the caller, and what it does to the arrays is seen by the checks."""
+    src, dst = torch.ones(4, 2), torch.zeros(4, 2)
+
+    def failing() -> Iterator[tuple[int, int]]:
+        yield (0, 1)
+        raise ValueError("out of blocks")
+
+    with pytest.raises(ValueError, match=r"^out of blocks$"):
+        copy_blocks(src, dst, failing())
+    assert not dst.any()
+
+    def freeing() -> Iterator[tuple[int, int]]:
+        src.untyped_storage().resize_(0)
+        yield (0, 1)
+
+    with pytest.raises(InvalidArgument, match="no memory"):
+        copy_blocks(src, dst, freeing())
 
 
 def test_between_kinds_of_memory() -> None:
@@ -222,6 +264,9 @@ def test_a_tensor_whose_memory_was_freed(first: int) -> None:
         ([(1, 2, 3)], InvalidArgument),
         ([1, 2], InvalidArgument),
         (5, InvalidArgument),
+        (iter([1, 2]), InvalidArgument),
+        ({1: 2}, InvalidArgument),
+        ("12", InvalidArgument),
         ([(1, 2), (3,)], InvalidArgument),
         (np.zeros((1, 2, 2), int), InvalidArgument),
         ([(1.0, 2.0)], InvalidType),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     Blocks: TypeAlias = np.ndarray[Any, Any] | torch.Tensor | Buffer
-    Pairs: TypeAlias = np.ndarray[Any, Any] | torch.Tensor | Buffer | Sequence[Sequence[int]]
+    Pairs: TypeAlias = np.ndarray[Any, Any] | torch.Tensor | Buffer | Iterable[Sequence[int]]
 
 MOST_THREADS = 256
 
@@ -61,7 +61,8 @@ def copy_blocks(
             the two is int8 or uint8. It may be `src`, or share memory with it, if no block that is
             written shares a byte with one that is read. Different mappings of one file are not
             recognised as the same memory.
-        pairs: ids, shape (n, 2), any integer dtype. No block of `dst` may occur twice.
+        pairs: ids as an array of shape (n, 2) and any integer dtype, or any iterable of pairs. No
+            block of `dst` may occur twice.
         threads: 1 to 256; by default one per MiB, up to the number of cores and at most 8. Not for
             moves to or from a GPU.
         stream: for moves to or from a GPU, a `torch.cuda.Stream` of that GPU. The copies are
@@ -79,10 +80,10 @@ def copy_blocks(
         CopyFailed: CUDA refused a copy.
     """
     count = 0 if threads is None else _threads(threads)
+    ids = _ids(pairs)  # first: an iterator may run code that changes the arrays
     source, target = Side("src", src), Side("dst", dst)
     target.require_writable()
     source.require_fits(target)
-    ids = _ids(pairs)
     if source.device is not None or target.device is not None:
         if threads is not None:
             raise InvalidArgument("threads= is for moves within host memory")
@@ -115,10 +116,9 @@ def _ids(pairs: Any) -> np.ndarray[Any, Any]:
             raise InvalidArgument(f"pairs must be in host memory, not on {pairs.device}")
         ids = pairs.detach().numpy()
     else:
-        try:
-            ids = np.asarray(pairs)
-        except (ValueError, TypeError) as error:
-            raise InvalidArgument(f"pairs must be an array of shape (n, 2): {error}") from error
+        ids = _array_of(pairs)
+        if ids.ndim == 0 and isinstance(pairs, Iterable):  # to numpy a generator is one object
+            ids = _array_of(list(pairs))
     if ids.shape in ((0,), (0, 2)):
         return np.empty((0, 2), np.int64)
     if ids.ndim != 2 or ids.shape[1] != 2:
@@ -130,6 +130,13 @@ def _ids(pairs: Any) -> np.ndarray[Any, Any]:
     if is_plain and flags.c_contiguous and flags.aligned:
         return ids
     return ids.astype(np.int64 if ids.dtype.kind == "i" else np.uint64, order="C")
+
+
+def _array_of(pairs: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(pairs)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"pairs must be an array of shape (n, 2): {error}") from error
 
 
 def _warn_of_missing(missing: int) -> None:
