@@ -39,6 +39,7 @@ REAL = {
     "vllm.utils.mem_constants",
     "vllm.v1.serial_utils",
     "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.executor.ray_executor_v2",
     "vllm.v1.hisparse.runtime",
     "vllm.v1.kv_offload.cpu.gpu_worker",
     "vllm.v1.kv_offload.cpu.host_register",
@@ -63,6 +64,7 @@ SHELLS = (
     "pydantic",
     "pydantic_core",
     "pybase64",
+    "ray",
 )
 
 

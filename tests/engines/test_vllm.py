@@ -119,6 +119,12 @@ def test_survivor_that_hangs_is_killed() -> None:
     assert "SIGTERM" in run("survivor_that_hangs", **QUEUE, **patience)
 
 
+@RELEASES
+def test_executor_for_ray(release: str) -> None:
+    """Its own shutdown: a second caller waits, its monitor never does; deaths are named."""
+    run("ray_worker_dies", "ray_shutdown_joins_its_monitor", release=release, **QUEUE)
+
+
 def test_groups() -> None:
     """One writer and many readers, or the reverse, over torch's groups and vLLM's own."""
     run("groups", TEST_DEVICES="1", **QUEUE)

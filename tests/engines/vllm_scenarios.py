@@ -63,7 +63,7 @@ def calls() -> None:
     assert writer.buffer.max_chunk_bytes == 24 * 1024 * 1024
     reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
     assert type(reader) is MessageQueue
-    assert reader.export_handle() == writer.export_handle()
+    assert reader.export_handle() == writer.export_handle() == writer.handle
     for end in (writer, reader):
         end.wait_until_ready()
         assert (end.shutting_down, end.tensor_arena) == (False, None)
@@ -99,8 +99,9 @@ def remote_places() -> None:
     writer = Named(3, 1)
     assert "127.0.0.1" in writer.export_handle().remote_subscribe_addr
     handle = pickle.loads(pickle.dumps(writer.export_handle()))
-    local = Named.create_from_handle(handle, 0)
-    remote = [Named.create_from_handle(handle, -1) for _ in range(2)]
+    assert writer.handle == handle
+    local = Named.create_from_handle(writer.handle, 0)
+    remote = [Named.create_from_handle(one, -1) for one in (writer.handle, handle)]
     assert {type(end) for end in (local, *remote)} == {Named}
     with pytest.raises(RankTaken, match="reader 2 cannot attach"):
         Named.create_from_handle(handle, -1)
@@ -363,3 +364,88 @@ def survivor_that_hangs() -> None:
     for worker in (dead, survivor):
         worker.join(PATIENCE)
     assert survivor.exitcode == -signal.SIGKILL
+
+
+# Ray's executor ------------------------------------------------------------------------------
+
+
+class _Raylets:
+    """What Ray's executor asks of Ray, of actors that are processes started here."""
+
+    slow = 0.0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def wait(self, refs: list[Any], num_returns: int, timeout: float) -> Any:
+        """As Ray's: (ended, running) as soon as one has ended."""
+        sentinels = {worker.sentinel: worker for worker in refs}
+        ended = multiprocessing.connection.wait(list(sentinels), timeout)
+        done = [sentinels[one] for one in ended if isinstance(one, int)][:num_returns]
+        return done, [worker for worker in refs if worker not in done]
+
+    def kill(self, actor: Any) -> None:
+        """Takes its time, as over a network."""
+        time.sleep(self.slow)
+        actor.kill()
+        actor.join()
+
+
+def _ray_crew(slow: float) -> tuple[Any, Crew]:
+    """vLLM's executor for Ray with two workers; ending one takes `slow` seconds."""
+    crew = Crew()
+    from vllm.v1.executor import ray_executor_v2
+
+    ray_executor_v2.ray = raylets = _Raylets()
+    raylets.slow = slow
+    executor = ray_executor_v2.RayExecutorV2.__new__(ray_executor_v2.RayExecutorV2)
+    executor.shutting_down, executor.shutdown_lock = False, threading.Lock()
+    executor.is_failed, executor.failure_callback = False, None
+    executor.rpc_broadcast_mq, executor.response_mqs = crew.steps, list(crew.answers)
+    executor.ray_worker_handles = [
+        ray_executor_v2.RayWorkerHandle(worker, rank, rank, "node", run_ref=worker)
+        for rank, worker in enumerate(crew.workers)
+    ]
+    executor._post_init_executor()
+    return executor, crew
+
+
+def ray_worker_dies() -> None:
+    """Its death is named; whoever shuts down beside the monitor waits until all have ended."""
+    executor, crew = _ray_crew(slow=0.5)
+    executor.start_worker_monitor()
+    crew.steps.enqueue("compute")
+    threading.Timer(0.3, crew.workers[1].kill).start()
+    with pytest.raises(ReaderDied, match=r"reader 1 \(pid"):
+        crew.answers[0].dequeue(timeout=20)
+    while not executor.shutting_down:  # the monitor hears of it from Ray
+        time.sleep(0.01)
+    executor.shutdown()
+    assert executor.response_mqs == []
+    assert not crew.workers[0].is_alive()
+    crew.dismiss()
+
+
+def ray_shutdown_joins_its_monitor() -> None:
+    """A monitor that hears of a death meanwhile does not wait for the shutdown that joins it."""
+    executor, crew = _ray_crew(slow=0.0)
+    original, begun = executor._join_monitor_thread, threading.Event()
+
+    def joining() -> None:
+        begun.set()
+        original()
+
+    def monitor() -> None:
+        begun.wait()
+        executor.shutdown()
+
+    executor._join_monitor_thread = joining
+    executor._monitor_thread = threading.Thread(target=monitor)
+    executor._monitor_thread.start()
+    began = time.monotonic()
+    executor.shutdown()
+    assert time.monotonic() - began < 5  # vLLM's join ends after ten
+    assert not executor._monitor_thread.is_alive()
+    for worker in crew.workers:
+        worker.join(PATIENCE)
+        assert worker.exitcode == -signal.SIGKILL

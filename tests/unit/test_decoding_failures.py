@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import ConcurrentUse, CorruptMessage, MessageQueue, OutOfMemory
+from memlane import ConcurrentUse, CorruptMessage, InvalidType, MessageQueue, OutOfMemory
 from tests.harness import Link, is_sanitized, start
 from tests.queues import flags, queue_of, refuses, ring_in
 
@@ -208,13 +208,31 @@ def test_encoding_raises(error: BaseException, size: int) -> None:
             assert [reader.dequeue(timeout=0) for reader in readers] == [number, number]
 
 
-@pytest.mark.parametrize("message", [lambda: 0, threading.Lock(), (number for number in range(3))])
+class Local:
+    """Not what pickle finds under its name."""
+
+
+Hidden, Local = Local, None  # type: ignore[misc, assignment]
+NOT_PICKLABLE = {
+    "PicklingError": Hidden(),
+    "TypeError": threading.Lock(),
+    "AttributeError": (lambda: lambda: 0)(),
+    "in it": {"a": [1], "b": (number for number in range(3))},
+}
+
+
+@pytest.mark.parametrize("message", NOT_PICKLABLE.values(), ids=NOT_PICKLABLE)
 def test_what_cannot_be_pickled(message: Any) -> None:
-    """The error says so, pickle's own is its cause, and nothing was sent."""
+    """The error says so, is of the type that pickle raised, its cause, and nothing was sent."""
     with queue_of() as (writer, (reader,)):
         with refuses(TypeError, match="the message cannot be pickled and was not sent") as caught:
             writer.enqueue(message)
-        assert "pickle" in str(caught.value.__cause__)
+        with pytest.raises(Exception, match="pickle") as pickles:
+            pickle.dumps(message)
+        assert isinstance(caught.value, InvalidType)
+        assert isinstance(caught.value, pickles.type)
+        assert type(caught.value.__cause__) is pickles.type
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
         with refuses(TimeoutError):
             reader.dequeue(timeout=0)
         writer.enqueue(1)

@@ -32,7 +32,7 @@ def test_fields() -> None:
         assert handle.local_reader_ranks == []
         assert handle.remote_server_key
         assert keys_of(handle)
-        assert not keys_of(writer.handle)  # which programs log and store
+        assert writer.handle == handle
         assert keys_of(handle).isdisjoint(keys_of(other.export_handle()))
 
 
@@ -66,6 +66,19 @@ def test_all_interfaces_only_if_asked_for() -> None:
     with remote_queue(listen_on_all=True) as (writer, (reader,)):
         writer.enqueue(1)
         assert reader.dequeue(PATIENCE) == 1
+
+
+def test_the_writers_own_handle() -> None:
+    """Readers attach with `handle` as with `export_handle()`; changing one changes no other."""
+    with remote_writer(2, 1) as writer:
+        assert writer.handle == writer.export_handle()
+        readers = [MessageQueue.create_from_handle(writer.handle, rank) for rank in (0, 1)]
+        writer.enqueue("to both")
+        assert [reader.dequeue(PATIENCE) for reader in readers] == ["to both"] * 2
+        writer.export_handle().remote_reader_keys.clear()
+        assert keys_of(writer.handle)
+        for reader in readers:
+            reader.close()
 
 
 def test_a_readers_handle_has_its_own_key_only() -> None:
@@ -102,10 +115,12 @@ def test_secrets_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     """Not in a repr, not in the log, not in an error."""
     with caplog.at_level(logging.DEBUG), remote_queue() as (writer, (reader,)):
         handle = writer.export_handle()
+        assert writer.handle == handle
         secrets = [handle.remote_server_key, *handle.remote_reader_keys]
         with refuses(RankTaken) as caught:
             MessageQueue.create_from_handle(handle, 0)
-        shown = "".join(map(repr, (handle, writer, reader, reader.handle, writer.statistics())))
+        ends = (writer, reader, writer.handle, reader.handle, writer.statistics())
+        shown = "".join(map(repr, (handle, *ends)))
         shown += caplog.text + str(caught.value)
         assert not [secret for secret in secrets if secret in shown]
         names = [field.name for field in dataclasses.fields(handle) if not field.repr]

@@ -75,7 +75,7 @@ class PickleCodec:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             if isinstance(error, MemlaneError):  # raised by a __reduce__ of memlane
                 raise
-            raise InvalidType(
+            raise _unpicklable(type(error))(
                 f"the message cannot be pickled and was not sent: {error}; send its contents "
                 f"instead, or give its class a __reduce__"
             ) from error
@@ -93,6 +93,14 @@ class PickleCodec:
             return pickle.Unpickler(stream, buffers=views).load()
         finally:
             del views, buffers  # an error's traceback would keep them, and perhaps a chunk
+
+
+def _unpicklable(raised: type[Exception]) -> type[InvalidType]:
+    """InvalidType that is also of the type that pickle raised, for callers that catch that."""
+    if issubclass(InvalidType, raised):
+        return InvalidType
+    plain = {"__module__": InvalidType.__module__, "__reduce__": lambda e: (InvalidType, e.args)}
+    return type(InvalidType.__name__, (InvalidType, raised), plain)
 
 
 class MsgpackCodec:

@@ -56,7 +56,7 @@ class MessageQueue:
         relay: the first reader of each remote host relays messages to the others there.
 
     Attributes:
-        handle: of this queue; on the writer, without the readers' keys.
+        handle: of this queue; on the writer equal to `export_handle()`, with every reader's key.
         local_socket: None; engines read it.
         n_local_reader, n_remote_reader: number of readers on the writer's host, and elsewhere.
 
@@ -170,9 +170,10 @@ class MessageQueue:
         self._writer = writer
         self._reader = reader
         end = writer or reader
-        if writer is not None and (ring := writer.segment) is not None and geometry is not None:
-            g = geometry
-            handle.buffer_handle = (g.n_reader, g.max_chunk_bytes, g.max_chunks, ring.name)
+        if writer is not None:
+            handle.remote_reader_keys = writer.secrets_for(None)
+            if (ring := writer.segment) is not None and (g := geometry) is not None:
+                handle.buffer_handle = (g.n_reader, g.max_chunk_bytes, g.max_chunks, ring.name)
         self._is_writer = writer is not None
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
@@ -300,7 +301,8 @@ class MessageQueue:
             ReaderDied: a reader died, until `release_reader` is called for it.
             ShmExhausted: /dev/shm has no space for it, and every reader has read everything. It
                 names the readers that keep arrays or views.
-            InvalidType: it cannot be pickled, or msgpack lacks its type.
+            InvalidType: msgpack lacks its type, or it cannot be pickled; then the error is also of
+                the type that pickle raised, such as `pickle.PicklingError`.
             Closed: this end was closed.
 
         If it raises, nothing was sent.

@@ -9,10 +9,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch.distributed as dist
 
@@ -85,10 +85,14 @@ class EngineQueue(memlane.MessageQueue):
             keep_readonly=True,
         )
 
+    def _setup(self, handle: memlane.Handle, *ends: Any) -> None:
+        super()._setup(handle, *ends)
+        self.handle = EngineHandle(**{**vars(handle), "engine": self.ENGINE})
+
     def export_handle(self, rank: int | None = None) -> EngineHandle:
         """On a reader: the handle that it attached with."""
-        handle = super().export_handle(rank) if self._is_writer else self.handle
-        return EngineHandle(**{**vars(handle), "engine": self.ENGINE})
+        handle = super().export_handle(rank) if self._is_writer else replace(self.handle)
+        return cast("EngineHandle", handle)
 
     @classmethod
     def create_from_handle(

@@ -64,9 +64,13 @@ class MessageQueue(EngineQueue):
 
 
 def with_workers(executor: Any) -> None:
-    """Tells an executor's answer queues which worker writes them."""
+    """Tells an executor's answer queues which worker writes them, and wraps a `shutdown` of its own
+    class (Ray's, whose module only those import that use it)."""
     for rank, answers in enumerate(executor.response_mqs):
         answers.worker, answers.work = rank, executor.rpc_broadcast_mq
+    kind = type(executor)
+    if kind is not MultiprocExecutor and "shutdown" in vars(kind):
+        kind.shutdown = one_at_a_time(kind.shutdown)
 
 
 def one_at_a_time(shutdown: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -74,13 +78,20 @@ def one_at_a_time(shutdown: Callable[[Any], None]) -> Callable[[Any], None]:
 
     vLLM's own returns at once to a second caller. With memlane, the main thread of EngineCore
     learns of a death as early as the thread that monitors the workers. It would end the process
-    before that thread has ended the surviving workers, which would remain as orphans.
+    before that thread has ended the surviving workers, which would remain as orphans. The monitor
+    itself never waits: the executor of Ray joins it in its shutdown.
     """
+    if hasattr(shutdown, "__wrapped__"):
+        return shutdown
 
     @wraps(shutdown)
     def shut_down(executor: Any) -> None:
         # Re-entrant, because a signal handler may interrupt it and call it again.
-        with vars(executor).setdefault("_memlane_shutdown_lock", threading.RLock()):
+        lock = vars(executor).setdefault("_memlane_shutdown_lock", threading.RLock())
+        is_monitor = threading.current_thread() is getattr(executor, "_monitor_thread", None)
+        if not lock.acquire(blocking=not is_monitor):
+            return
+        try:
             processes = [worker.proc for worker in getattr(executor, "workers", None) or ()]
             # A sentinel is ready as soon as its process begins to end, before it can be joined.
             ended = wait([process.sentinel for process in processes], 0)
@@ -92,6 +103,8 @@ def one_at_a_time(shutdown: Callable[[Any], None]) -> Callable[[Any], None]:
                 shutdown(executor)
             finally:
                 killing.cancel()
+        finally:
+            lock.release()
 
     return shut_down
 
