@@ -33,6 +33,15 @@ def test_ranks_that_fail(release: str) -> None:
     run("failing_ranks", "interrupted", release=release, **REGION)
 
 
+@RELEASES
+def test_barriers_that_fail(release: str) -> None:
+    """After a failed set-up they are logged, with their rank; alone they are the error."""
+    log = run("failing_barriers", release=release, **REGION)
+    lines = re.findall(r"WARNING rank 0 .*", log)
+    assert len(lines) == (3 if release == "0.33" else 1)
+    assert "peers left (1)" in lines[0]
+
+
 def test_layouts() -> None:
     """Who populates what; canonical views; what is left over, refused or wrong."""
     run("parts", "canonical_views", "bad_input", **REGION)

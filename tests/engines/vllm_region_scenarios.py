@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -211,7 +212,7 @@ def _refuse(_total: int) -> None:
 
 def failing_ranks() -> None:
     """A rank that fails comes to the barrier all the same, and has left nothing by then."""
-    shards = "populate_shard" if os.environ["TEST_RELEASE"] == "0.33" else None
+    extra = _shards()
     for options, says in (
         ({"creator_memory_check": _refuse}, "not enough memory"),
         ({"cpu_page_size": 5 * PAGE}, "beyond"),
@@ -219,8 +220,7 @@ def failing_ranks() -> None:
         ({"num_chunks": 0}, "num_chunks must be at least 1"),
     ):
         with engine_id() as engine:
-            count = 2 if shards else 1
-            extra = {shards: (0, 1)} if shards else {}
+            count = 2 if extra else 1
             barrier = fresh.Barrier(2)
             rank = Rank(engine, 0, barrier=barrier, **{**extra, **options})
             for number in range(count):
@@ -441,17 +441,62 @@ def many_starts() -> None:
         assert failures == []
 
 
+def failing_barriers() -> None:
+    """The set-up's error is raised and the barrier's is logged; every barrier is joined."""
+    Region, shards = region_class(), _shards()
+    for error in (OSError("not enough memory"), None):
+        with engine_id() as engine:
+            calls = 0
+
+            def barrier() -> None:
+                nonlocal calls
+                calls += 1
+                raise ConnectionError(f"peers left ({calls})")
+
+            def check(_total: int, error: Any = error) -> None:
+                if error is not None:
+                    raise error
+
+            with pytest.raises(OSError, match=r"memory|peers") as caught:
+                Region(
+                    engine, rank=0, **ROWS, **shards, barrier=barrier, creator_memory_check=check
+                )
+            assert str(caught.value) == str(error or "peers left (1)")
+            assert calls == (2 if shards else 1)
+            assert not path_of(engine).exists()
+            del caught
+
+
 def interrupted() -> None:
-    """A signal at the barrier: the region is gone, and nobody is waited for."""
-    Region = region_class()
-    with engine_id() as engine:
+    """At the barrier or before it: the region is gone, and no (other) barrier is entered."""
+    Region, shards = region_class(), _shards()
 
-        def barrier() -> None:
-            signal.raise_signal(signal.SIGINT)
+    def interrupt(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
 
-        with pytest.raises(KeyboardInterrupt) as caught:
-            Region(engine, rank=0, **ROWS, barrier=barrier, populate_shard=(0, 1))
-        # While the traceback keeps the region from being collected.
-        assert caught.tb.tb_next.tb_frame.f_locals["self"].fd is None
-        assert not path_of(engine).exists()
-        del caught
+    def end(*_: Any) -> None:
+        raise SystemExit(143)
+
+    for stop, where in itertools.product((interrupt, end), ("barrier", "creator_memory_check")):
+        with engine_id() as engine:
+            entered = []
+
+            def barrier(stop: Any = stop, where: str = where, entered: Any = entered) -> None:
+                entered.append(where)
+                if where == "barrier":
+                    stop()
+
+            options = {where: stop, "barrier": barrier}
+            with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+                Region(engine, rank=0, **ROWS, **shards, **options)
+            assert len(entered) == (1 if where == "barrier" else 0)
+            # While the traceback keeps the region from being collected.
+            region = caught.tb.tb_next.tb_frame.f_locals["self"]
+            assert where != "barrier" or region.fd is None
+            assert not path_of(engine).exists()
+            del caught, region
+
+
+def _shards() -> dict[str, Any]:
+    """Two barriers, where vLLM has them."""
+    return {"populate_shard": (0, 1)} if os.environ["TEST_RELEASE"] == "0.33" else {}

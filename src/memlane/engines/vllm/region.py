@@ -5,9 +5,9 @@ Holds only what vLLM's callers use; `memlane.offload` manages space, pages and t
 
 from __future__ import annotations
 
+import logging
 import mmap
 import weakref
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,8 @@ from memlane.offload._start import NOTHING, Part, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+logger = logging.getLogger("memlane")
 
 
 class SharedOffloadRegion(memlane.SharedOffloadRegion):
@@ -55,10 +57,8 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
     ) -> None:
         if barrier is not None and not callable(barrier):
             raise InvalidType(f"barrier must be callable, not {type(barrier).__name__}")
-        barriers = [] if barrier is None else [barrier] * (1 if populate_shard is None else 2)
-        with ExitStack() as others:  # the others wait at the barrier, even for a rank that fails
-            for wait in barriers:
-                others.callback(wait)
+        waiting = 0 if barrier is None else 1 if populate_shard is None else 2
+        try:
             self.page_size = mmap.PAGESIZE
             self.num_chunks = self.num_blocks = integer_from("num_chunks", num_chunks, 1)
             self._row_stride = integer_from("kv_bytes_per_chunk", kv_bytes_per_chunk, 1)
@@ -73,7 +73,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
                     f"kv_bytes_per_chunk {kv_bytes_per_chunk} is not a multiple of the page size "
                     f"{self.page_size}, and only whole pages can be page-locked"
                 )
-            if populate_only_on_creator and not barriers:
+            if populate_only_on_creator and barrier is None:
                 raise InvalidArgument("populate_only_on_creator needs a barrier")
             parts, sharing = self._parts(populate_shard, populate_only_on_creator)
             folder = f"/dev/shm/{file_name('engine_id', engine_id, 'vllm_offload_')}"
@@ -87,11 +87,18 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
             self._end = weakref.finalize(self, _leave, self._holding, folder)
             with undone_by(self.cleanup):
                 self._base = torch.frombuffer(self._file.memory(), dtype=torch.int8)
-                others.close()
-                if barriers:
+                while barrier is not None and waiting:
+                    waiting -= 1
+                    barrier()
+                if barrier is not None:
                     self._creator = False
                     self._holding.remove_name()
                     _folder.remove(folder)
+        except Exception as error:  # an interrupt must not wait for peers
+            while barrier is not None and waiting:
+                waiting -= 1
+                _join(barrier, rank, error)
+            raise
 
     def _parts(
         self, shard: tuple[int, int] | None, is_creators: bool
@@ -163,6 +170,18 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
         self._base = None
         super().cleanup()
         self._end()
+
+
+def _join(barrier: Callable[[], object], rank: object, error: Exception) -> None:
+    """The others wait at the barrier, even for a rank that has failed with `error`."""
+    try:
+        barrier()
+    except Exception as failure:
+        logger.warning(
+            "rank %s of an offload region could not set it up (%r), and the barrier that releases "
+            "the other ranks failed, too: %r; they may wait until the barrier's own timeout",
+            *(rank, error, failure),
+        )
 
 
 def _leave(holding: Holding, folder: str) -> None:
