@@ -8,6 +8,7 @@ def clean():
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -16,17 +17,17 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from memlane._base.diagnosis import INTERVAL_SETTINGS
 from memlane.broadcast.queue import MessageQueue
-from memlane.errors import InvalidArgument, TimedOut
+from memlane.errors import InvalidArgument, TimedOut, system_fault
 
 __all__ = ["Segment", "kill", "local_queue", "no_leaks", "segments", "stalls", "stopped"]
 
 _FOLDER = "/dev/shm"
 _PREFIXES = ("memlane-", "vllm_offload_")
+_REGION = "memlane"  # with MEMLANE_VLLM=region the name is a folder's, and this is the file in it
 _INTERVAL = INTERVAL_SETTINGS[0]
 
 
@@ -51,7 +52,8 @@ def local_queue(
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment: of a queue, ring or store, or an offload region with the default prefix.
+    """A segment: of a queue, ring or store, or an offload region with the default prefix, also of
+    vLLM on memlane (`NAME.mmap/memlane`).
 
     Attributes:
         name: the file's name in /dev/shm, even if it has been removed already.
@@ -65,31 +67,65 @@ class Segment:
 
 
 def segments() -> list[Segment]:
-    """All of this user's segments, sorted by name. Reads the descriptors of all processes."""
-    named = {entry.name for entry in os.scandir(_FOLDER) if _is_own_segment(entry.path)}
+    """All of this user's segments, sorted by name. Reads the descriptors of all processes.
+
+    Where /dev/shm may not be listed (mode 1733), only those that a process has open.
+
+    Raises:
+        SystemFault: there is no /dev/shm, or no /proc, which shows who has segments open.
+    """
+    named = set(_named())
     holders: dict[str, set[int]] = {name: set() for name in named}
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal():
-            continue
-        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # ended, or not ours
-            for entry in os.scandir(process / "fd"):
-                with suppress(FileNotFoundError):
-                    target = os.readlink(entry.path).removesuffix(" (deleted)")
-                    if _is_own_segment(target, entry.path):
-                        holders.setdefault(os.path.basename(target), set()).add(int(process.name))
+    for pid, link in _descriptors():
+        with suppress(OSError):  # closed meanwhile
+            target = os.readlink(link)
+            name = _name_in(target.removesuffix(" (deleted)"))
+            if name is not None and os.stat(link).st_uid == os.geteuid():
+                holders.setdefault(name, set()).add(pid)
+                if not target.endswith(" (deleted)"):
+                    named.add(name)
     return [
         Segment(name, name in named, tuple(sorted(pids))) for name, pids in sorted(holders.items())
     ]
 
 
-def _is_own_segment(path: str, reached_by: str | None = None) -> bool:
-    folder, name = os.path.split(path)
-    if folder != _FOLDER or not name.startswith(_PREFIXES):
-        return False
+def _named() -> Iterator[str]:
+    """The names in /dev/shm that are this user's; of a region in a folder, the folder's until the
+    region is in it."""
     try:
-        return os.stat(reached_by or path).st_uid == os.geteuid()
-    except FileNotFoundError:
-        return False
+        with os.scandir(_FOLDER) as entries:
+            names = [entry.name for entry in entries]
+    except PermissionError:
+        return
+    except OSError as error:
+        raise system_fault(error.errno or 0, f"cannot list {_FOLDER}") from None
+    for name in names:
+        for place in (f"{name}/{_REGION}", name):
+            path = f"{_FOLDER}/{place}"
+            with suppress(OSError):  # removed meanwhile, no folder, or another user's
+                if _name_in(path) is not None and os.lstat(path).st_uid == os.geteuid():
+                    yield place
+                    break
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    """(pid, path) of each descriptor of the processes whose descriptors this user may see."""
+    if not os.path.exists("/proc/self/fd"):
+        raise system_fault(errno.ENOENT, "cannot list the processes in /proc; mount it")
+    with os.scandir("/proc") as processes:
+        pids = [int(process.name) for process in processes if process.name.isdecimal()]
+    for pid in pids:
+        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as links:  # ended, or not ours
+            yield from [(pid, link.path) for link in links]
+
+
+def _name_in(path: str) -> str | None:
+    """What a segment at `path` is called; None if it is nowhere where segments are."""
+    name = path.removeprefix(f"{_FOLDER}/")
+    file, _, inner = name.partition("/")
+    if name == path or not file.startswith(_PREFIXES) or inner not in ("", _REGION):
+        return None
+    return name
 
 
 @contextmanager

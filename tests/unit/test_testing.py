@@ -61,6 +61,23 @@ def test_a_region_that_is_left_is_a_leak() -> None:
         regions.pop().cleanup()
 
 
+def test_a_region_of_vllm_that_is_left_is_a_leak() -> None:
+    """It is a file in a folder, which may be left alone, too."""
+    folder = SHM / f"vllm_offload_{uuid.uuid4().hex}.mmap"
+    text = rf"{folder.name}/memlane \(named, open in {os.getpid()}\)"
+    with pytest.raises(AssertionError, match=text), testing.no_leaks():
+        folder.mkdir()
+        region = (folder / "memlane").open("wb")
+    assert testing.Segment(f"{folder.name}/memlane", True, (os.getpid(),)) in testing.segments()
+    (folder / "memlane").unlink()
+    assert testing.Segment(folder.name, True, ()) in testing.segments()
+    folder.rmdir()
+    (segment,) = open_here()
+    assert segment == testing.Segment(f"{folder.name}/memlane", False, (os.getpid(),))
+    with testing.no_leaks():
+        region.close()
+
+
 @pytest.mark.root
 def test_segments_of_other_users_are_no_leaks() -> None:
     """They come and go as they like."""

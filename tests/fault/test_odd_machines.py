@@ -1,0 +1,82 @@
+"""Machines set up unlike most: directories that may not be listed, no /proc, closed streams.
+
+Fails without the guard: an error that names the wrong cause, or somebody else's bytes in a segment.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.harness import PATIENCE, is_sanitized, unshare_refusal
+
+pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
+
+
+def where(setup: str, code: str, *without: str) -> Any:
+    """What `code` puts into `said`, in namespaces that the shell's `setup` has changed."""
+    program = f"import json, os, sys, memlane\nfrom memlane import testing\nsaid = None\n{code}\n"
+    program += "with os.fdopen(int(sys.argv[1]), 'w') as out:\n json.dump(said, out)\n"
+    read_end, write_end = os.pipe()
+    command = ["unshare", "-rm", "sh", "-c", f'{setup}; exec {" ".join(without)} "$@"', "sh"]
+    with os.fdopen(read_end) as reading:
+        try:
+            done = subprocess.run(
+                [*command, sys.executable, "-W", "error", "-c", program, str(write_end)],
+                pass_fds=[write_end],
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+        finally:
+            os.close(write_end)
+        text = reading.read()
+    assert done.returncode == 0, done.stderr
+    return json.loads(text)
+
+
+UNLISTED = "mount -t tmpfs -o size=64m,mode=1333 tmpfs /dev/shm"  # the owner may not list it
+NO_PRIVILEGES = ("setpriv", "--inh-caps=-all", "--bounding-set=-all")
+USE = """
+try:
+    os.listdir('/dev/shm')
+except PermissionError:
+    with testing.no_leaks(), testing.local_queue() as (writer, (reader,)):
+        writer.enqueue('through')
+        said = [reader.dequeue(timeout=10)]
+    with memlane.ShmRingBuffer(1, 64, 1) as ring:
+        (segment,) = testing.segments()
+        said += [segment.name == ring.handle()[3], segment.is_named, segment.pids == (os.getpid(),)]
+    ring = memlane.SingleWriterShmRingBuffer(4096, create=True)
+    region = memlane.SharedOffloadRegion('odd', 4096, 1, 0, 1, 4096)
+    said.append(len(testing.segments()))
+    region.cleanup()
+    ring.close()
+    said.append(testing.segments())
+"""
+
+
+def test_shm_that_may_not_be_listed() -> None:
+    """Everything works, and the sweep removes what it can see: nothing."""
+    assert where(UNLISTED, USE, *NO_PRIVILEGES) == ["through", True, True, True, 2, []]
+
+
+REFUSED = """
+try:
+    said = repr(testing.segments())
+except memlane.MemlaneError as error:
+    said = f'{type(error).__name__}: {error}'
+"""
+
+
+@pytest.mark.parametrize("gone", ["/proc", "/dev"])
+def test_segments_where_nothing_can_be_seen(gone: str) -> None:
+    """Not an empty list, which would make a leak pass: an error that says what is missing."""
+    said = where(f"mount -t tmpfs tmpfs {gone}", REFUSED)
+    assert said.startswith("SystemFault: ")
+    assert {"/proc": "/proc", "/dev": "/dev/shm"}[gone] in said
+    assert "mount" in said
