@@ -50,12 +50,19 @@ private:
     int fd_ = -1;
 };
 
+// In a process that has closed its standard streams, a new file takes their numbers, and what any library prints would
+// be written into it. Returns the same description under a number of 3 or above; not open, with errno, if that fails.
+inline FileDescriptor beyond_standard_streams(FileDescriptor file) noexcept {
+    if (!file.is_open() || file.get() > STDERR_FILENO) return file;
+    return FileDescriptor(::fcntl(file.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+}
+
 // On failure the descriptor is not open, and errno says why.
 inline FileDescriptor try_open(const std::string& path, int flags) noexcept {
     int fd;
     do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
     while (fd < 0 && errno == EINTR);
-    return FileDescriptor(fd);
+    return beyond_standard_streams(FileDescriptor(fd));
 }
 
 inline FileDescriptor create_unnamed(const std::string& directory) {

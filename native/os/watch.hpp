@@ -43,7 +43,7 @@ private:
         if (events_.is_open() && ::inotify_add_watch(events_.get(), path, what | how) < 0) events_.close();
     }
 
-    FileDescriptor events_{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
+    FileDescriptor events_ = beyond_standard_streams(FileDescriptor(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)));
 };
 
 }  // namespace memlane::os

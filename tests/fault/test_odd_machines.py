@@ -80,3 +80,43 @@ def test_segments_where_nothing_can_be_seen(gone: str) -> None:
     assert said.startswith("SystemFault: ")
     assert {"/proc": "/proc", "/dev": "/dev/shm"}[gone] in said
     assert "mount" in said
+
+
+CLOSED = """
+os.environ['OPENBLAS_NUM_THREADS'] = '1'
+import numpy, uuid
+memlane.MessageQueue, memlane.SharedOffloadRegion, memlane.SingleWriterShmObjectStorage
+for number in range(3):
+    os.close(number)
+writer = memlane.MessageQueue(1, 1, max_chunk_bytes=64)
+reader = memlane.MessageQueue.create_from_handle(writer.export_handle(), 0)
+writer.enqueue(numpy.zeros(1 << 21, numpy.uint8))
+array = reader.dequeue(timeout=10)
+array[:] = 1
+ring = memlane.SingleWriterShmRingBuffer(1 << 16, create=True)
+store = memlane.SingleWriterShmObjectStorage(1 << 12, 1, ring)
+other = memlane.SingleWriterShmObjectStorage.create_from_handle(store.handle())
+region = memlane.SharedOffloadRegion(uuid.uuid4().hex, 4096, 1, 0, 1, 4096)
+name = region.mmap_path.split('offload_')[1].removesuffix('.mmap')
+joined = memlane.SharedOffloadRegion(name, 4096, 1, 0, 1, 4096)
+del array
+writer.enqueue('again')
+open_now = {}
+for number in os.listdir('/proc/self/fd'):
+    try:
+        open_now[int(number)] = os.readlink(f'/proc/self/fd/{number}')
+    except OSError:
+        pass
+said = [sum('/dev/shm' in target for target in open_now.values()) > 8,
+        {number: target for number, target in open_now.items() if number < 3}]
+for end in (reader, writer, other, store, ring):
+    end.close()
+joined.cleanup(), region.cleanup()
+said.append(testing.segments() and [one for one in testing.segments() if os.getpid() in one.pids])
+"""
+
+
+@pytest.mark.skipif(is_sanitized(), reason="a sanitizer reports on the standard streams")
+def test_closed_standard_streams() -> None:
+    """As daemons have them: no segment takes their numbers, where any library may print."""
+    assert where("true", CLOSED) == [True, {}, []]
