@@ -65,9 +65,9 @@ def test_a_region_of_vllm_that_is_left_is_a_leak() -> None:
     """It is a file in a folder, which may be left alone, too."""
     folder = SHM / f"vllm_offload_{uuid.uuid4().hex}.mmap"
     text = rf"{folder.name}/memlane \(named, open in {os.getpid()}\)"
+    folder.mkdir()
     with pytest.raises(AssertionError, match=text), testing.no_leaks():
-        folder.mkdir()
-        region = (folder / "memlane").open("wb")
+        region = os.open(folder / "memlane", os.O_CREAT | os.O_RDWR, 0o600)
     assert testing.Segment(f"{folder.name}/memlane", True, (os.getpid(),)) in testing.segments()
     (folder / "memlane").unlink()
     assert testing.Segment(folder.name, True, ()) in testing.segments()
@@ -75,7 +75,7 @@ def test_a_region_of_vllm_that_is_left_is_a_leak() -> None:
     (segment,) = open_here()
     assert segment == testing.Segment(f"{folder.name}/memlane", False, (os.getpid(),))
     with testing.no_leaks():
-        region.close()
+        os.close(region)
 
 
 @pytest.mark.root
