@@ -269,7 +269,8 @@ private:
             }
         if (announce && segment_->is_own()) core_->announce_close();
         last_position_ = core_->position();
-        segment_->abandon();
+        if (segment_->is_own()) core_->mark_survivors();
+        segment_->abandon([this] { core_->give_back_file(); });
         core_.reset();
     }
 

@@ -82,6 +82,7 @@ public:
         copy();
         if (keeps_extent_ && !is_copied_) is_inherited_ = true;
     }
+    const Ring& ring() const noexcept { return ring_; }
     bool is_of(const Ring& ring, std::size_t reader) const noexcept {
         return &ring.lease(0, reader) == &ring_.lease(0, reader_);
     }

@@ -116,6 +116,9 @@ public:
         return leases_[row * geometry_.n_reader + reader];
     }
     RingWaits& waits() const noexcept { return *waits_; }
+    bool is_same_memory(const Ring& other) const noexcept { return mapping_ == other.mapping_; }
+    // Copies of this object, and others that keep the memory mapped.
+    std::size_t holders() const noexcept { return static_cast<std::size_t>(mapping_.use_count()); }
     std::span<std::uint8_t> parked_readers() const noexcept { return {parked_, geometry_.n_reader}; }
 
 private:

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/access.hpp"
@@ -154,8 +155,10 @@ public:
     }
 
     // Frees what this process owns: the name (if it is the creator), the lock, the descriptor, and the mapping, which
-    // stays until its last view is dropped. Notifies nobody: to peers it looks like a death.
-    void abandon() noexcept {
+    // stays until its last view is dropped. Notifies nobody: to peers it looks like a death. `if_last` is called, with
+    // all others kept out, if no other process holds the segment.
+    template <class IfLast = std::nullptr_t>
+    void abandon(IfLast&& if_last = nullptr) noexcept {
         if (!is_open()) return;
         try {
             remove_name();
@@ -164,6 +167,8 @@ public:
         }
         SYNC_STEP(unlock);
         remove_name_of_the_dead();
+        if constexpr (!std::is_null_pointer_v<std::remove_cvref_t<IfLast>>)
+            if (is_last()) if_last();
         lock_.release();
         file_.close();
         header_ = nullptr;
@@ -213,6 +218,17 @@ private:
             unlink_names();
         } catch (const std::system_error&) {
             // As above: the next creation sweeps it.
+        }
+    }
+
+    // Call it when all else is done. It drops all locks first, so that of two that leave at once one is the last.
+    bool is_last() noexcept {
+        if (!is_own() || !lock_.is_open()) return false;
+        try {
+            lock_.give_up_all();
+            return lock_.take_all();
+        } catch (const std::system_error&) {
+            return false;
         }
     }
 

@@ -3,6 +3,7 @@
 Fails without the guard: ftruncate instead of fallocate gives a segment without memory behind it.
 """
 
+import gc
 import os
 import pickle
 import resource
@@ -35,7 +36,18 @@ from tests.harness import (
     start,
     unshare_refusal,
 )
-from tests.queues import BOUND, drain, file_of, queue_of, refuses, ring_in, segments, start_reader
+from tests.queues import (
+    BOUND,
+    drain,
+    file_of,
+    path_of,
+    queue_of,
+    refuses,
+    ring_in,
+    segments,
+    start_reader,
+    start_writer,
+)
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 
@@ -201,6 +213,70 @@ def chunks_of_other_sizes(_link: Link) -> None:
         other.enqueue("small")  # only a call of the writer gives back what was read
         one.enqueue(bytes(60 * MIB), timeout=0)
         assert len(one_reader.dequeue(timeout=0)) == 60 * MIB
+
+
+def one_kept_array(_link: Link) -> None:
+    """After both ends have ended, in any order, it takes no space of the file system."""
+    for order in (0, 1):
+        with queue_of(2, max_chunk_bytes=10 * MIB, max_chunks=3) as (writer, readers):
+            for number in range(4):
+                writer.enqueue(np.full(3 * MIB, number, np.uint8))
+                writer.enqueue(bytes(8 * MIB))
+                kept, other = (reader.dequeue() for reader in readers)
+                for reader in readers:
+                    reader.dequeue()
+            for end in (writer, *readers) if order else (*readers, writer):
+                end.close()
+            assert used() < MIB
+            assert (kept == 3).all()
+            assert (other == 3).all()
+            kept[:] = 9
+            assert (other == 3).all()
+
+
+def one_kept_array_of_a_killed_writer(_link: Link) -> None:
+    """The reader that is left gives the space back when it ends."""
+    writer = start_writer(max_chunk_bytes=MIB)
+    with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
+        for number in range(4):
+            writer.call("enqueue", np.full(4 * MIB, number, np.uint8))
+            kept = reader.dequeue()
+        writer.peer.kill()
+        assert used() > 4 * MIB
+    assert used() < MIB
+    assert (kept == 3).all()
+
+
+def views_that_survive_all_ends(_link: Link) -> None:
+    """They keep what they show, though another reader's array was lent."""
+    with queue_of(2, max_chunk_bytes=MIB) as (writer, (one, other)):
+        writer.enqueue(np.full(4 * MIB, 5, np.uint8))
+        lent = one.dequeue()
+        with refuses(ViewInUse), other.dequeue_view() as view:
+            kept = view[1:]
+        del view
+        with refuses(ViewInUse), writer.acquire_write() as chunk:
+            chunk[:] = b"x" * MIB
+            by_hand = chunk[5:]
+        del chunk
+        for end in (writer, one, other):
+            end.close()
+        assert (kept == 5).all()
+        assert (lent == 5).all()
+        assert bytes(by_hand) == b"x" * (MIB - 5)
+        del kept, by_hand, lent
+    gc.collect()
+    assert used() == 0
+
+
+def foreign_reader_that_goes_on(_link: Link) -> None:
+    """A process that only maps the ring, in place of a reader, sees the messages to the end."""
+    writer = MessageQueue(1, 1)
+    descriptor = os.open(path_of(writer), os.O_RDONLY)
+    writer.enqueue(b"needle")
+    writer.close()
+    assert os.pread(descriptor, 6, 0) == b"needle"
+    os.close(descriptor)
 
 
 def whole_chunk_whose_space_was_given_back(_link: Link) -> None:
@@ -494,6 +570,10 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (chunks_of_other_sizes, "64m"),
         (whole_chunk_whose_space_was_given_back, "64m"),
         (camera, "64m"),
+        (one_kept_array, "64m"),
+        (one_kept_array_of_a_killed_writer, "64m"),
+        (views_that_survive_all_ends, "64m"),
+        (foreign_reader_that_goes_on, "64m"),
         (limit_of_file_sizes, "64m"),
         (refusal_names_who_keeps_what, "96m"),
         (a_chunk_that_lacks_little, "64m"),
