@@ -20,7 +20,7 @@ using namespace nb::literals;
 
 namespace {
 
-const nb::sig kSeen("def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int]]");
+const nb::sig kSeen("def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool]]");
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
 
 // The C library maps every allocation above this size afresh, and its pages are faulted in one by one: for 64
@@ -42,7 +42,7 @@ nb::tuple blank_bytes(std::size_t nbytes) {
 
 template <class Bound>
 void bind_end(nb::class_<Bound>& end) {
-    end.def("wait_until_ready", &Bound::wait_until_ready, "timeout"_a.none())
+    end.def("wait_until_ready", &Bound::wait_until_ready, "timeout"_a.none(), "watch"_a.none() = nb::none())
         .def("close", [](Bound& self) { self.close(true, true); })
         .def("abandon", [](Bound& self) { self.close(false, false); }, "Frees everything; peers see a death.")
         .def("check", [](Bound& self) { self.readable(); }, "Raises if this end is closed or the parent process's.")

@@ -236,9 +236,10 @@ protected:
         return false;
     }
 
-    void wait_for_everybody(nb::handle timeout) {
+    // `watch` is checked like a `cancel`, so that it can raise what else ends the wait.
+    void wait_for_everybody(nb::handle timeout, nb::handle watch) {
         const os::Deadline deadline = deadline_of(timeout);
-        Interruption look(self(), core().segment(), "ready");
+        Interruption look(self(), core().segment(), "ready", watch);
         const core::Outcome outcome = without_gil([&, &end = core()] { return end.wait_for_all(deadline, look); });
         if (outcome.status == core::Status::ok) return;
         if (outcome.status == core::Status::peer_closed) raise_failure(self(), "writer_left");

@@ -50,14 +50,17 @@ struct Sighting {
           views(core::load_relaxed(participants.slot(at).views)),
           views_since(core::load_relaxed(participants.slot(at).views_since_ns)) {}
 
-    // State, pid, position, last progress, is waiting, views, since when, seen when. Times in ns of the monotonic clock.
+    // State, pid, position, last progress, is waiting, views, since when, seen when, and whether the pid is of this pid
+    // namespace. Times in ns of the monotonic clock.
     nb::tuple to_tuple(os::Nanoseconds now) const {
-        return nb::make_tuple(to_text(presence, who), who.pid, position, last_progress, is_waiting, views, views_since, now);
+        const bool is_pid_of_here = who.pid_namespace == 0 || who.pid_namespace == os::own_pid_namespace();
+        return nb::make_tuple(to_text(presence, who), who.pid, position, last_progress, is_waiting, views, views_since, now,
+                              is_pid_of_here);
     }
 };
 
 inline constexpr const char* kParticipant =
-    "def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]";
+    "def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]";
 
 // A slot, and whether its process lives; makes system calls.
 inline nb::tuple participant_of(const core::Participants& participants, std::size_t count, std::size_t own_slot,

@@ -83,9 +83,9 @@ public:
 
     Sightings awaited() { return {readable().participants(), std::vector<std::size_t>{0}}; }
 
-    void wait_until_ready(nb::handle timeout) {
+    void wait_until_ready(nb::handle timeout, nb::handle watch) {
         const Call call(*this);
-        wait_for_everybody(timeout);
+        wait_for_everybody(timeout, watch);
     }
 
 private:

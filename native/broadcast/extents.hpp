@@ -71,6 +71,14 @@ public:
         });
     }
 
+    // True if a warm range has room for this many bytes, so that take() needs no memory.
+    bool has_warm(std::uint64_t bytes) const noexcept {
+        const std::uint64_t rounded = core::align_up(bytes, core::kPage);
+        return rounded <= warm_bytes_ && std::any_of(free_.begin(), free_.end(), [&](const auto& one) {
+                   return one.second.space == Space::warm && one.second.bytes >= rounded;
+               });
+    }
+
     // True if the pool has no range of this size, but would have one if warm and cold neighbours were joined.
     bool fits_if_trimmed(std::uint64_t bytes) const noexcept {
         const std::uint64_t rounded = core::align_up(bytes, core::kPage);

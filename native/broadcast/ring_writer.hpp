@@ -123,6 +123,42 @@ public:
         if (!is_large && (is_idle() || (is_any_over && !os::is_half_free(segment_->file())))) extents_.trim(segment_->file());
     }
 
+    // True if a message of this size in an extent takes memory that the ring does not have yet.
+    bool takes_memory(std::uint64_t bytes) const noexcept { return !extents_.has_warm(bytes); }
+
+    // Gives back what this writer keeps but does not need. Returns whether there was any.
+    bool give_back_unused() {
+        const os::FileDescriptor& file = segment_->file();
+        bool any = reclaim();
+        any |= extents_.trim(file);
+        const std::uint64_t next = ring_.chunk_at(position_);
+        if (space_.give_back(file, [&](std::uint64_t chunk) { return chunk != next && is_free(chunk); })) {
+            any = true;
+            std::uint32_t& count = ring_.waits().given_back;
+            core::store_relaxed(count, core::load_relaxed(count) + 1);
+        }
+        return any;
+    }
+
+    // Waits until an extent is no longer in use, or none is.
+    template <class Look>
+    core::Outcome wait_for_extent(os::Deadline deadline, Look&& look) {
+        bool is_any_over = false;
+        return wait_for_readers([&] { return (is_any_over |= reclaim()) || !has_awaited(); }, deadline, look);
+    }
+    bool has_awaited() const noexcept { return extents_.awaited_bytes() > 0; }
+
+    // True once, when it finds that all readers have closed or were released. Costs one load of a line of its own
+    // until somebody joins or leaves.
+    bool is_newly_alone() noexcept {
+        const std::uint32_t members = core::load_acquire(segment_->header().membership);
+        if (members == members_ || was_alone_) return false;
+        members_ = members;
+        for (std::size_t r = 0; r < readers_.size(); ++r)
+            if (!is_gone(r)) return false;
+        return was_alone_ = true;
+    }
+
     // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.
     void look_at_next_begin() noexcept { last_look_ = 0; }
 
@@ -260,20 +296,6 @@ private:
         return extents_.reclaim(
             segment_->file(), [this](std::uint64_t position) { return is_over(position); },
             [this](std::uint32_t lease) { return is_kept(lease - 1); });
-    }
-
-    // Gives back what this writer keeps but does not need. Returns whether there was any.
-    bool give_back_unused() {
-        const os::FileDescriptor& file = segment_->file();
-        bool any = reclaim();
-        any |= extents_.trim(file);
-        const std::uint64_t next = ring_.chunk_at(position_);
-        if (space_.give_back(file, [&](std::uint64_t chunk) { return chunk != next && is_free(chunk); })) {
-            any = true;
-            std::uint32_t& count = ring_.waits().given_back;
-            core::store_relaxed(count, core::load_relaxed(count) + 1);
-        }
-        return any;
     }
 
     bool is_idle() const noexcept { return os::tick_now() - last_spill_ >= kIdle; }
@@ -462,6 +484,8 @@ private:
     Extents extents_;
     os::Nanoseconds last_spill_ = 0;
     const std::uint64_t first_;
+    std::uint32_t members_ = 0;  // the word of `membership` when the readers were last counted
+    bool was_alone_ = false;
     std::vector<Reader> readers_;
 };
 

@@ -31,8 +31,12 @@ inline void check_access(const std::string& path, const os::FileFacts& facts, co
         case ELOOP: throw SegmentRefused(path + " is a symbolic link; " + kind + " never are");
         case EACCES:
         case EPERM:  // the kernel does not say why, but owner and mode can still be read
-            if (const auto facts = os::facts_at(path)) check_access(path, *facts, remedy);
-            throw SegmentRefused(path + " may not be opened by this user");
+            if (const auto facts = os::facts_at(path)) {
+                check_access(path, *facts, remedy);
+                throw SegmentRefused(path + " may not be opened by this user");
+            }
+            throw SegmentRefused("this user may not enter " + path.substr(0, path.rfind('/')) + ", where " + path +
+                                 " would be; run as its owner, or give it mode 1777");
         case EISDIR:
         case ENXIO:  // a socket
         case ENODEV: throw SegmentRefused(path + " is not a regular file");

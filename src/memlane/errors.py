@@ -120,11 +120,16 @@ class PeerDied(MemlaneError, RuntimeError):
 
 
 class ReaderDied(PeerDied):
-    """Reader `rank`, process `pid`, ended without close(). The call has sent nothing."""
+    """Reader `rank`, process `pid`, ended without close(). The call has sent nothing.
 
-    def __init__(self, rank: int, pid: int, detail: str = "") -> None:
-        super().__init__(f"reader {rank} (pid {pid}) died{detail}")
-        self.rank = rank
+    Attributes:
+        rank: None for a process that ended before it attached, so that its rank is not known.
+    """
+
+    def __init__(self, rank: int | None, pid: int, detail: str = "") -> None:
+        who = f"process {pid}" if rank is None else f"reader {rank} (pid {pid})"
+        super().__init__(f"{who} died{detail}")
+        self.rank: Any = rank  # not `int | None`: it is an int wherever a queue is in use
         self.pid = pid
 
 

@@ -1,8 +1,15 @@
 """wait_until_ready: returns when all are here, or names those that are missing."""
 
 import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
-from memlane import MessageQueue, ReaderDied, WriterDied
+import pytest
+
+from memlane import MessageQueue, ReaderDied, Unsupported, WriterDied
 from tests.harness import PATIENCE, Aside
 from tests.queues import (
     BOUND,
@@ -115,3 +122,68 @@ def test_no_reader() -> None:
     with MessageQueue(0, 0) as writer:
         writer.wait_until_ready()
         writer.wait_until_ready(0)
+
+
+def ending_process(seconds: float) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
+
+
+@pytest.mark.parametrize("form", [lambda process: process, lambda process: process.pid])
+def test_process_that_ends_before_it_attaches(form: Callable[[Any], Any]) -> None:
+    """It is named within a second, with its pid and no rank, by the writer and by readers."""
+    with MessageQueue(2, 2, None, 64, 2) as writer:
+        first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        with ending_process(0.5) as process:
+            waiting = Aside(first.wait_until_ready, PATIENCE, processes=[form(process)])
+            waiting.until_blocked()
+            process.wait()
+            ended = time.monotonic()
+            with refuses(ReaderDied, match=rf"process {process.pid} died before it attached") as e:
+                waiting.result()
+            assert waiting.ended - ended < BOUND
+            assert (e.value.rank, e.value.pid) == (None, process.pid)
+        with refuses(ReaderDied) as e:  # it has been reaped by now
+            writer.wait_until_ready(timeout=PATIENCE, processes=iter([form(process)]))
+        assert e.value.pid == process.pid
+        first.close()
+
+
+def test_processes_that_attach() -> None:
+    """Those that have attached are waited for no longer, whatever becomes of them."""
+    with MessageQueue(2, 2, None, 64, 2) as writer:
+        first = start_reader(writer.export_handle(0), 0)
+        first.call("close")
+        first.peer.kill()
+        with refuses(TimeoutError, match="reader 1"):
+            writer.wait_until_ready(timeout=0.3, processes=[first.pid])
+        second = start_reader(writer.export_handle(1), 1)
+        writer.wait_until_ready(timeout=PATIENCE, processes=[first.pid, second.pid])
+        second.peer.kill()
+    with MessageQueue(1, 1, None, 64, 2) as writer:
+        reader = start_reader(writer.export_handle(0), 0)
+        reader.peer.kill()
+        with refuses(ReaderDied) as caught:
+            writer.wait_until_ready(timeout=PATIENCE, processes=[reader.pid])
+        assert caught.value.rank == 0
+    with MessageQueue(0, 0) as nobody:
+        nobody.wait_until_ready(processes=[])
+
+
+def test_what_is_no_process() -> None:
+    """Neither a process that was not started, nor anything without a pid; nor with remote ends."""
+
+    class Unstarted:
+        pid = None
+
+    with MessageQueue(1, 1, None, 64, 2) as writer:
+        with refuses(ValueError, match="start it before"):
+            writer.wait_until_ready(processes=[Unstarted()])
+        with refuses(TypeError, match="not str"):
+            writer.wait_until_ready(processes=["1"])
+        with refuses(ValueError, match="at least 1"):
+            writer.wait_until_ready(processes=[0])
+    with (
+        MessageQueue(1, 0, connect_ip="127.0.0.1") as writer,
+        refuses(Unsupported, match="on this host"),
+    ):
+        writer.wait_until_ready(processes=[1])

@@ -52,6 +52,7 @@ class Participant(NamedTuple):
     views: int  # number of chunks that its views keep
     views_since_ns: int  # when the oldest of them was taken
     seen_ns: int  # when all this was read
+    is_pid_of_here: bool  # not of another pid namespace, where it is another process
 
     def since(self) -> str:
         """How long ago it last published, consumed or attached, as text."""
@@ -69,7 +70,7 @@ class End(Protocol):
     def slot(self) -> int: ...
     @property
     def ranks(self) -> Sequence[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int]: ...
+    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]: ...
 
 
 class Awaited:
@@ -211,7 +212,8 @@ def view_in_use(what: str) -> MemlaneError:
 
 def _death(end: RingEnd, slot: int) -> MemlaneError:
     who = participant(end, slot)
-    detail = f" after {who.position} messages, {who.since()}"
+    where = "" if who.is_pid_of_here else " in its own pid namespace, which is not this one,"
+    detail = f"{where} after {who.position} messages, {who.since()}"
     if isinstance(end, RingReader) and slot == 0:
         if (origin := end.origin) is None:
             return WriterDied(who.pid, detail)
@@ -374,6 +376,14 @@ class Stall:
         line = self._line(now - self._started)
         if line is not None:
             warn("%s", line)
+
+
+def report_alone(end: RingEnd) -> None:
+    """Logs that a writer is about to send a message that nobody will read."""
+    warn(
+        "the writer (pid %d) sends to nobody: %s closed, or were released; close() the queue",
+        *(os.getpid(), names_of([f"reader {rank}" for rank in end.ranks])),
+    )
 
 
 def report(end: RingEnd, wait: str, waited: float) -> None:

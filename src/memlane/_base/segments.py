@@ -71,6 +71,17 @@ def check_memory(need: int, root: str = "/", *others: tuple[int, str]) -> None:
 
     The bindings call this for every ring and store; native code checks the file system.
     """
+    if (refusal := memory_refusal(need, root, *others)) is not None:
+        raise refusal
+
+
+def memory_refusal(
+    need: int, root: str = "/", *others: tuple[int, str], spare: int = 0
+) -> ShmExhausted | None:
+    """The error of `check_memory` if `need` bytes cannot be had, with `spare` bytes left then.
+
+    The bindings call this for the extents of large messages.
+    """
     cgroup_free, group = cgroup_room(root)
     free, hint = min(
         (
@@ -81,8 +92,10 @@ def check_memory(need: int, root: str = "/", *others: tuple[int, str]) -> None:
         (memory_room(root), "this machine has no more memory available; end processes that use it"),
         *others,
     )
-    if need > free:
-        raise ShmExhausted(need, free, errno.ENOSPC, f"{hint}, or ask for less")
+    free = max(0, free - spare)
+    return (
+        ShmExhausted(need, free, errno.ENOSPC, f"{hint}, or ask for less") if need > free else None
+    )
 
 
 def memory_room(root: str = "/") -> int:

@@ -19,12 +19,13 @@ from memlane._base.serialization import Codec, codec_of
 from memlane._base.survivors import survivor
 from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane.broadcast.ring import ring_geometry
+from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
 from memlane.errors import Closed, InvalidArgument, RankTaken, WrongProcess
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     import zmq
@@ -84,7 +85,7 @@ class ReaderEnd(End, Protocol):
     ) -> AbstractContextManager[memoryview]: ...
 
 
-class _LocalEnd(Generic[Native]):
+class LocalEnd(Generic[Native]):
     """Common to writers and readers of a ring."""
 
     socket: zmq.Socket[bytes] | None = None
@@ -97,6 +98,11 @@ class _LocalEnd(Generic[Native]):
 
     def wait_until_ready(self, timeout: float | None) -> None:
         self.native.wait_until_ready(timeout)
+
+    def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None:
+        """As `wait_until_ready`; also raises ReaderDied if one of them ends before it attaches."""
+        with Starting(self.native, processes) as starting:
+            self.native.wait_until_ready(timeout, starting)
 
     def check(self) -> None:
         self.native.check()
@@ -133,7 +139,7 @@ class _LocalEnd(Generic[Native]):
         )
 
 
-class LocalWriter(_LocalEnd[RingWriter]):
+class LocalWriter(LocalEnd[RingWriter]):
     """The writer of a ring."""
 
     def __init__(
@@ -210,7 +216,7 @@ class LocalWriter(_LocalEnd[RingWriter]):
             )
 
 
-class LocalReader(_LocalEnd[RingReader]):
+class LocalReader(LocalEnd[RingReader]):
     """A reader of a ring."""
 
     def __init__(self, handle: Handle, place: int) -> None:
@@ -301,6 +307,9 @@ class LonelyWriter:
         self.check()
 
     def wait_until_ready(self, _timeout: float | None) -> None:
+        self.check()
+
+    def wait_for_processes(self, _timeout: float | None, _processes: Iterable[object]) -> None:
         self.check()
 
     def statistics(self) -> QueueStatistics:

@@ -15,14 +15,20 @@ from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
 from memlane.broadcast.grouping import create_from_process_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
-from memlane.broadcast.local import LocalReader, LocalWriter, LonelyWriter, no_such_reader
+from memlane.broadcast.local import (
+    LocalEnd,
+    LocalReader,
+    LocalWriter,
+    LonelyWriter,
+    no_such_reader,
+)
 from memlane.broadcast.options import RemoteOptions
 from memlane.broadcast.ring import MAX_READERS, ShmRingBuffer, ring_geometry
-from memlane.errors import Closed, InvalidArgument, TimedOut, WriterClosed, WrongRole
+from memlane.errors import Closed, InvalidArgument, TimedOut, Unsupported, WriterClosed, WrongRole
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from contextlib import AbstractContextManager
 
     import zmq
@@ -215,16 +221,30 @@ class MessageQueue:
         ranks, reader = self.handle.local_reader_ranks, self._reader
         return -1 if reader is None or reader.rank not in ranks else ranks.index(reader.rank)
 
-    def wait_until_ready(self, timeout: float | None = None) -> None:
+    def wait_until_ready(
+        self, timeout: float | None = None, *, processes: Iterable[object] | None = None
+    ) -> None:
         """Returns when the writer and all readers have attached.
 
         On the writer it also removes the segment's name; after that, nothing can be left behind.
 
+        Args:
+            processes: those that you have started for it, as objects with `pid`, or pids: one that
+                ends before it attaches is then reported, and not waited for. Not with readers on
+                other hosts.
+
         Raises:
             TimedOut: after `timeout` seconds; it names the missing readers.
-            PeerDied: the writer or a reader has died.
+            PeerDied: the writer or a reader has died. ReaderDied, with `rank` None: one of
+                `processes` ended before it attached.
         """
-        self._end.wait_until_ready(timeout)
+        end = self._end
+        if processes is None:
+            end.wait_until_ready(timeout)
+        elif not self.n_remote_reader and isinstance(end, (LocalEnd, LonelyWriter)):
+            end.wait_for_processes(timeout, processes)
+        else:
+            raise Unsupported("processes= is for queues whose readers are all on this host")
 
     def broadcast_object(self, obj: Any = None) -> Any:
         """Writer: enqueues `obj` and returns it. Reader: returns the next object."""
@@ -305,7 +325,8 @@ class MessageQueue:
                 the type that pickle raised, such as `pickle.PicklingError`.
             Closed: this end was closed.
 
-        If it raises, nothing was sent.
+        If it raises, nothing was sent. Once every reader has closed, nobody reads what is sent; the
+        first message after that logs a warning (not with readers on other hosts).
         """
         writer = self._writer or self._must_be_writer("enqueue")
         writer.send(obj, timeout)
