@@ -37,11 +37,15 @@ NB_MODULE(_native, m) {
         "Removes the segments of this user that no living process holds; returns their names.");
     m.def(
         "close_in_children",
-        [](int fd) {
-            const auto no_fork = os::ClosedInChildren::all().hold();
-            return os::ClosedInChildren::all().add(fd);
+        [](int fd, bool always) {
+            os::ClosedInChildren& all = os::ClosedInChildren::all();
+            const auto no_fork = all.hold();
+            if (!always) return all.add(fd);
+            all.add_any(fd);
+            return os::ClosedInChildren::kAny;
         },
-        "fd"_a, "Makes forked children close `fd` while it refers to the same file; returns the inode.");
+        "fd"_a, "always"_a = false,
+        "Makes forked children close `fd`: while it is the same file, or `always`. Returns the inode.");
     m.def(
         "fork_generation",
         [] { return os::fork_generation().load(std::memory_order_relaxed); },

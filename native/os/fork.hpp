@@ -43,13 +43,16 @@ public:
     // While the lock is held, forks wait.
     std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
 
-    // Call both with the lock held. The inode distinguishes the file from later ones with the same number.
+    // Call all with the lock held. The inode distinguishes the file from later ones with the same number.
     std::uint64_t add(int fd) {
         struct stat file{};
         if (::fstat(fd, &file) != 0) throw_errno("cannot stat descriptor " + std::to_string(fd));
         open_.insert({fd, file.st_ino});
         return file.st_ino;
     }
+    // Closed whatever it refers to by then, as one does that refers to a file for moments only.
+    void add_any(int fd) { open_.insert({fd, kAny}); }
+    static constexpr std::uint64_t kAny = 0;  // no file has this inode
     void remove(int fd, std::uint64_t inode) noexcept {
         if (const auto found = open_.find({fd, inode}); found != open_.end()) open_.erase(found);
     }
@@ -58,7 +61,7 @@ private:
     void close_in_child() noexcept {
         struct stat file{};
         for (const auto& [fd, inode] : open_)
-            if (::fstat(fd, &file) == 0 && file.st_ino == inode) ::close(fd);
+            if (inode == kAny || (::fstat(fd, &file) == 0 && file.st_ino == inode)) ::close(fd);
         open_.clear();
         fork_generation().fetch_add(1);
         mutex_.unlock();

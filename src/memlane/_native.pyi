@@ -726,9 +726,9 @@ def sweep_dead_segments() -> list[str]:
     Removes the segments of this user that no living process holds; returns their names.
     """
 
-def close_in_children(fd: int) -> int:
+def close_in_children(fd: int, always: bool = False) -> int:
     """
-    Makes forked children close `fd` while it refers to the same file; returns the inode.
+    Makes forked children close `fd`: while it is the same file, or `always`. Returns the inode.
     """
 
 def fork_generation() -> int:

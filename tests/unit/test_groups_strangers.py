@@ -350,3 +350,23 @@ def test_a_connection_whose_number_is_another_files() -> None:
     spare.close()
     assert holdings("memlane-") == before
     os.close(number)
+
+
+def test_a_fork_in_the_middle_of_a_look() -> None:
+    """Fails without the guard: the child keeps the connection open, and a dead peer looks alive."""
+    spare = Spare()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        inode = os.fstat(ours.fileno()).st_ino
+        with spare.of(ours.fileno(), inode):
+            child = start(lambda _link: files_open().count(f"socket:[{inode}]"))
+        assert child.result() == 1  # which is `ours`
+    spare.close()
+
+
+def files_open() -> list[str]:
+    folder, found = "/proc/self/fd", []
+    for number in os.listdir(folder):
+        with suppress(OSError):  # the folder itself
+            found.append(os.readlink(f"{folder}/{number}"))
+    return found

@@ -190,7 +190,7 @@ def test_last_readers_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def report_and_close(self: relay.Relay) -> int:
             behind = report(self)
-            if self._is_orphan:
+            if self._reader_has_left:
                 readers[1].close()
             return behind
 
@@ -356,7 +356,7 @@ def test_relay_that_fails_while_its_reader_closes(monkeypatch: pytest.MonkeyPatc
         writer.enqueue("message")
         assert begun.wait(PATIENCE)
         closing = Aside(readers[0].close)
-        until(lambda: readers[0]._reader._relay._is_orphan)  # type: ignore[union-attr]
+        until(lambda: readers[0]._reader._relay._reader_has_left)  # type: ignore[union-attr]
         go_on.set()
         closing.result()
         assert readers[1].dequeue(PATIENCE) == "message"

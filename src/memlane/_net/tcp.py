@@ -15,12 +15,13 @@ import socket
 import stat
 import struct
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import zmq
 
-from memlane._native import close_in_children, keep_in_children
+from memlane._native import close_in_children, fork_generation, keep_in_children
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,9 +76,20 @@ class Spare:
                 raise
             self._socket = socket.socket()
         self._idle = socket.socket(socket.AF_UNIX)
-        numbers = self._socket.fileno(), self._idle.fileno()
-        os.dup2(self._idle.fileno(), self._socket.fileno(), inheritable=False)
-        self._in_children = [(number, close_in_children(number)) for number in numbers]
+        number = self._socket.fileno()
+        # Also in the middle of a look, where a fork would keep the connection open in the child.
+        inode = close_in_children(number, always=True)
+        made_in = fork_generation()
+
+        def release(spare: socket.socket, idle: socket.socket) -> None:
+            keep_in_children(number, inode)
+            if fork_generation() == made_in:
+                spare.close()
+            else:  # in a child, where that number may be another file's by now
+                spare.detach()
+            idle.close()
+
+        self.close = weakref.finalize(self, release, self._socket, self._idle)
 
     @contextmanager
     def of(self, descriptor: int, inode: int) -> Iterator[socket.socket]:
@@ -90,12 +102,6 @@ class Spare:
             yield self._socket
         finally:  # or the connection would stay open as long as this refers to it
             os.dup2(self._idle.fileno(), number, inheritable=False)
-
-    def close(self) -> None:
-        while self._in_children:
-            keep_in_children(*self._in_children.pop())
-        self._socket.close()
-        self._idle.close()
 
 
 class Connection:
