@@ -21,7 +21,14 @@ def where(setup: str, code: str, *without: str) -> Any:
     program = f"import json, os, sys, memlane\nfrom memlane import testing\nsaid = None\n{code}\n"
     program += "with os.fdopen(int(sys.argv[1]), 'w') as out:\n json.dump(said, out)\n"
     read_end, write_end = os.pipe()
-    command = ["unshare", "-rm", "sh", "-c", f'{setup}; exec {" ".join(without)} "$@"', "sh"]
+    command = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        f'{setup.strip()}; exec {" ".join(without)} "$@"',
+        "sh",
+    ]
     with os.fdopen(read_end) as reading:
         try:
             done = subprocess.run(
@@ -120,3 +127,85 @@ said.append(testing.segments() and [one for one in testing.segments() if os.getp
 def test_closed_standard_streams() -> None:
     """As daemons have them: no segment takes their numbers, where any library may print."""
     assert where("true", CLOSED) == [True, {}, []]
+
+
+# A cgroup of 200 MiB, whose files say what the program has taken of /dev/shm. The kernel would kill
+# it at the limit; here nothing stops it from taking more.
+CGROUP = """
+mount -t tmpfs -o size=2g tmpfs /dev/shm; mount -t tmpfs tmpfs /sys/fs/cgroup
+echo 0::/ > /sys/fs/cgroup/own; mount --bind /sys/fs/cgroup/own /proc/$$/cgroup
+echo 209715200 > /sys/fs/cgroup/memory.max; echo 0 > /sys/fs/cgroup/memory.current
+printf 'file 0\\nshmem 0\\n' > /sys/fs/cgroup/memory.stat
+"""
+IN_CGROUP = """
+import numpy
+MIB = 1 << 20
+def taken():
+    facts = os.statvfs('/dev/shm')
+    return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+def tried(call):
+    with open('/sys/fs/cgroup/memory.current', 'w') as file:
+        file.write(str(taken()))
+    try:
+        call()
+    except memlane.MemlaneError as error:
+        return f'{type(error).__name__}: {error}'
+writer = memlane.MessageQueue(1, 1, max_chunk_bytes=MIB)
+reader = memlane.MessageQueue.create_from_handle(writer.export_handle(), 0)
+"""
+TOO_LARGE = """
+said = [tried(lambda: writer.enqueue(bytes(300 * MIB), 5)), writer.statistics().messages]
+said.append(tried(lambda: writer.enqueue(bytes(150 * MIB), 5)))
+said.append(len(reader.dequeue(5)) // MIB)
+"""
+KEPT = """
+kept, said = [], None
+while said is None and len(kept) < 60:
+    said = tried(lambda: writer.enqueue(numpy.ones(6 * MIB, numpy.uint8), 5))
+    if said is None:
+        kept.append(reader.dequeue(5))
+said = [said, len(kept), taken() // MIB, all(one.all() for one in kept)]
+del kept[:]
+said.append(tried(lambda: writer.enqueue(numpy.ones(6 * MIB, numpy.uint8), 5)))
+"""
+BEHIND = """
+said = []
+while not said:
+    said = [one for one in [tried(lambda: writer.enqueue(bytes(40 * MIB), 0.3))] if one]
+said += [writer.statistics().messages, taken() // MIB]
+import threading
+def read():
+    reader.dequeue(5)
+    with open('/sys/fs/cgroup/memory.current', 'w') as file:
+        file.write('0')
+threading.Timer(0.2, read).start()
+said.append(tried(lambda: writer.enqueue(bytes(40 * MIB), 5)))
+"""
+OF_THE_CGROUP = "memory limit of cgroup"
+
+
+def test_message_larger_than_the_cgroup() -> None:
+    """It is refused by name instead of killing its sender; what fits is sent."""
+    refused, sent, fits, received = where(CGROUP, IN_CGROUP + TOO_LARGE)
+    assert refused.startswith(f"ShmExhausted: need {300 << 20} bytes")
+    assert OF_THE_CGROUP in refused
+    assert (sent, fits, received) == (0, None, 150)
+
+
+def test_kept_arrays_that_fill_the_cgroup() -> None:
+    """The message that would not fit beside them is refused; dropping them makes room."""
+    refused, kept, taken, are_whole, again = where(CGROUP, IN_CGROUP + KEPT)
+    assert refused.startswith("ShmExhausted: ")
+    assert OF_THE_CGROUP in refused
+    assert kept >= 20
+    assert taken < 200
+    assert are_whole
+    assert again is None
+
+
+def test_reader_behind_in_a_full_cgroup() -> None:
+    """The writer waits for what has not been read yet, as in a full /dev/shm."""
+    timed_out, sent, taken, later = where(CGROUP, IN_CGROUP + BEHIND)
+    assert timed_out.startswith("TimedOut: ")
+    assert "reader 0" in timed_out
+    assert (sent, taken < 200, later) == (4, True, None)
