@@ -1,6 +1,7 @@
 """Impossible sizes and names: a ValueError, and nothing is created."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +104,9 @@ def test_relative_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_directory_that_is_not_there() -> None:
     with refuses(OSError):
         region_of(new_id(), directory="/dev/shm/nowhere")
+
+
+def test_a_directory_as_bytes(tmp_path: Path) -> None:
+    """As os functions take it."""
+    with SharedOffloadRegion("b", 4096, 1, 0, 1, 4096, directory=os.fsencode(tmp_path)) as region:
+        assert Path(region.mmap_path).parent == tmp_path

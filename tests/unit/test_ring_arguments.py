@@ -1,11 +1,18 @@
 """ShmRingBuffer: what its constructor refuses."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from memlane import LayoutMismatch, SegmentMissing, ShmRingBuffer
+from memlane import (
+    LayoutMismatch,
+    SegmentMissing,
+    SharedOffloadRegion,
+    ShmRingBuffer,
+    SingleWriterShmRingBuffer,
+)
 from tests.queues import refuses, ring_of, segments
 
 NAMES = ["n_reader", "max_chunk_bytes", "max_chunks"]
@@ -98,3 +105,15 @@ def test_attach_with_bad_numbers(argument: str, value: Any) -> None:
     """An attaching process gets the same checks as the creator."""
     with ring_of(2, 64, 3) as ring, refuses(ValueError, TypeError, MemoryError):
         ShmRingBuffer(**{**GOOD, argument: value}, name=ring.shared_memory.name)
+
+
+def test_names_that_are_not_utf8() -> None:
+    """They are no names of segments, rings or regions, and the error says that."""
+    makers: list[Callable[[str], object]] = [
+        lambda name: ShmRingBuffer(1, 1, 1, name),
+        lambda name: SingleWriterShmRingBuffer(4096, name, True),
+        lambda name: SharedOffloadRegion(name, 4096, 1, 0, 1, 4096),
+    ]
+    for make in makers:
+        with refuses(ValueError, match="cannot be"):
+            make("not utf-8: \udcff")

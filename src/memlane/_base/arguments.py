@@ -39,7 +39,8 @@ def segment_name(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidType(f"a segment's name must be a string, not {type(name).__name__}")
     plain = name not in ("", ".", "..") and "/" not in name and "\0" not in name
-    if not plain or len(name.encode(errors="surrogatepass")) > 255:
+    encoded = name.encode(errors="replace")  # a name that is not UTF-8 cannot be encoded as it is
+    if not plain or encoded.decode() != name or len(encoded) > 255:
         raise InvalidArgument(f"{name!r} cannot be the name of a segment")
     return name
 

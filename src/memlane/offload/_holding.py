@@ -6,7 +6,6 @@ It does not depend on what a row contains.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 
@@ -102,7 +101,7 @@ def file_name(what: str, instance_id: object, prefix: object) -> str:
         raise InvalidArgument(f"{what} must not be empty")
     name = f"{prefix}{instance_id}.mmap"
     try:
-        length = len(os.fsencode(name))
+        length = len(name.encode())  # a surrogate, which stands for a byte that is not UTF-8, fails
     except UnicodeEncodeError:
         raise InvalidArgument(f"{what} {instance_id!r} cannot be part of a name") from None
     if length > 255:

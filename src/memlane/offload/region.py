@@ -95,7 +95,7 @@ class SharedOffloadRegion:
         cpu_page_size: int,
         *,
         participants: int | None = None,
-        directory: str | os.PathLike[str] = "/dev/shm",
+        directory: str | bytes | os.PathLike[str] | os.PathLike[bytes] = "/dev/shm",
         prefix: str = "vllm_offload_",
         progress: _start.Progress | None = None,
         pages: _pages.Pages = "auto",
@@ -312,7 +312,7 @@ class SharedOffloadRegion:
 
 def _absolute(directory: object) -> str:
     """The absolute path, because the working directory may change before the name is removed."""
-    if not isinstance(directory, (str, os.PathLike)):
+    if not isinstance(directory, (str, bytes, os.PathLike)):
         raise InvalidType(f"directory must be a path, not {type(directory).__name__}")
     return os.path.abspath(os.fsdecode(directory))
 
