@@ -72,6 +72,14 @@ def test_shm_that_may_not_be_listed() -> None:
     assert where(UNLISTED, USE, *NO_PRIVILEGES) == ["through", True, True, True, 2, []]
 
 
+def test_shm_that_may_not_be_entered() -> None:
+    """The error names the folder, not the segment in it, which nobody could look at."""
+    setup = "mount -t tmpfs -o mode=0000 tmpfs /dev/shm"
+    code = "try:\n memlane.ShmRingBuffer(1, 1, 1, 'x')\n"
+    code += "except memlane.SegmentRefused as error:\n said = str(error)"
+    assert "may not enter /dev/shm" in where(setup, code, *NO_PRIVILEGES)
+
+
 REFUSED = """
 try:
     said = repr(testing.segments())

@@ -110,3 +110,10 @@ def test_a_directory_as_bytes(tmp_path: Path) -> None:
     """As os functions take it."""
     with SharedOffloadRegion("b", 4096, 1, 0, 1, 4096, directory=os.fsencode(tmp_path)) as region:
         assert Path(region.mmap_path).parent == tmp_path
+
+
+def test_a_directory_without_unnamed_files() -> None:
+    """The error is about that file system, not about /dev/shm."""
+    with refuses(OSError, match="cannot create a file in /proc") as caught:
+        SharedOffloadRegion("b", 4096, 1, 0, 1, 4096, directory="/proc")
+    assert "/dev/shm" not in str(caught.value)

@@ -81,6 +81,15 @@ def test_the_writers_own_handle() -> None:
             reader.close()
 
 
+def test_a_handle_that_lost_its_keys() -> None:
+    """The error says that, and nothing about options that the queue does not have."""
+    with remote_writer() as writer:
+        handle = writer.export_handle()
+        handle.remote_server_key = ""
+        with refuses(ValueError, match="no remote_server_key"):
+            MessageQueue.create_from_handle(handle, 0)
+
+
 def test_a_readers_handle_has_its_own_key_only() -> None:
     """With a rank one key, without one all of them, for a local rank none."""
     with remote_writer(2, 1) as writer:

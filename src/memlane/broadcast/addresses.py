@@ -9,7 +9,7 @@ import ipaddress
 from typing import NamedTuple
 
 from memlane._base.arguments import integer_from
-from memlane.broadcast.options import check_security, checked_liveness
+from memlane.broadcast.options import checked_liveness
 from memlane.errors import InvalidArgument, InvalidType
 
 
@@ -35,7 +35,12 @@ def check_network(
         raise InvalidType("the handle's address and key must be text")
     endpoint_of(address)
     checked_liveness(liveness)
-    check_security(not server_key, serializer)
+    if not server_key and serializer != "msgpack":
+        raise InvalidArgument(
+            "the handle has no remote_server_key, as only a queue with insecure_network=True and "
+            f'serializer="msgpack" does without, and its serializer is {serializer!r}; send the '
+            "whole handle, as pickle or to_json() give it"
+        )
     _check_keys(server_key, keys, integer_from("n_remote_reader", places, 1))
 
 
