@@ -33,6 +33,7 @@ def test_a_reader_over_there() -> None:
             blocked.result()
         assert blocked.ended - killed < BOUND
         assert caught.value.rank == 0
+        assert "in its own pid namespace, which is not this one" in str(caught.value)
 
 
 def test_a_writer_over_there() -> None:
