@@ -182,13 +182,18 @@ def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> Memlan
         case "peer_died":
             return _death(end, slot)
         case "no_memory":
-            return OutOfMemory(
-                errno.ENOMEM,
-                "this process has no memory for the next message, which is not consumed: free "
-                "some, and dequeue it again",
-            )
+            return no_memory()
     kind, text = _TEXTS[what]
     return kind(text)
+
+
+def no_memory() -> OutOfMemory:
+    """The error of a reader that lacks memory to decode a message."""
+    return OutOfMemory(
+        errno.ENOMEM,
+        "this process has no memory for the next message, which is not consumed: free some, and "
+        "dequeue it again",
+    )
 
 
 def exhausted(end: RingWriter, need: int, free: int, cause: int) -> ShmExhausted:

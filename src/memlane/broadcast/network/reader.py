@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import deadline_of
+from memlane._base.diagnosis import no_memory
 from memlane._base.naming import names_of
 from memlane._base.serialization import codec_of
 from memlane._net.contexts import need_curve
@@ -161,8 +162,8 @@ class NetworkReader(NetworkEnd):
                     self._next()
             try:
                 value = decode(self._kept, self._codec)  # type: ignore[arg-type]
-            except MemoryError:
-                raise
+            except MemoryError as error:
+                raise no_memory() from error
             except Exception:
                 self._kept = None
                 raise

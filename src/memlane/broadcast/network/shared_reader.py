@@ -86,8 +86,8 @@ def _stream_of(
     secrets = handle.remote_reader_keys
     if not secrets:
         raise InvalidArgument(
-            f"the handle has no network key, because it is the writer's own or was exported for a "
-            f"local reader; attach with export_handle({rank})"
+            f"the handle has no network key, because it was exported for a local reader; attach "
+            f"with export_handle({rank})"
         )
     host = where_memory_is_shared()
     first = min(usual_place(rank, handle.local_reader_ranks), len(secrets) - 1)
