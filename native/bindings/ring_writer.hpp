@@ -43,7 +43,6 @@ public:
         const os::Deadline deadline = deadline_of(timeout);
         encoder_.encode(object);
         check_own();
-        if (core().is_newly_alone()) nb::module_::import_("memlane._base.diagnosis").attr("report_alone")(self());
         return explained([&] { return put(encoder_, deadline, timeout); });
     }
 

@@ -148,17 +148,6 @@ public:
     }
     bool has_awaited() const noexcept { return extents_.awaited_bytes() > 0; }
 
-    // True once, when it finds that all readers have closed or were released. Costs one load of a line of its own
-    // until somebody joins or leaves.
-    bool is_newly_alone() noexcept {
-        const std::uint32_t members = core::load_acquire(segment_->header().membership);
-        if (members == members_ || was_alone_) return false;
-        members_ = members;
-        for (std::size_t r = 0; r < readers_.size(); ++r)
-            if (!is_gone(r)) return false;
-        return was_alone_ = true;
-    }
-
     // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.
     void look_at_next_begin() noexcept { last_look_ = 0; }
 
@@ -484,8 +473,6 @@ private:
     Extents extents_;
     os::Nanoseconds last_spill_ = 0;
     const std::uint64_t first_;
-    std::uint32_t members_ = 0;  // the word of `membership` when the readers were last counted
-    bool was_alone_ = false;
     std::vector<Reader> readers_;
 };
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from memlane import Closed, MessageQueue, ReaderDied, WriterDied
+from memlane import Closed, MessageQueue, WriterDied
 from tests.harness import PATIENCE, Aside, Link, start
 from tests.queues import (
     drain,
@@ -211,7 +211,6 @@ def test_a_with_block_announces_closed(role: str) -> None:
 
 def test_a_with_block_left_by_an_exception_announces_nothing() -> None:
     """The end is closed for its owner, and its peers see a death with that pid."""
-    import os
 
     with queue_of() as (writer, (reader,)):
         writer.enqueue("complete")
@@ -227,7 +226,6 @@ def test_a_with_block_left_by_an_exception_announces_nothing() -> None:
 
 def test_dropping_the_last_reference_of_a_writer() -> None:
     """It frees everything and announces nothing: the reader sees a death with that pid."""
-    import os
 
     writer = MessageQueue(1, 1, None, 64, 2)
     path = path_of(writer)
@@ -255,36 +253,3 @@ def test_close_in_any_order(method: str) -> None:
         readers[1].dequeue()
     readers[1].close()
     remote.leave()
-
-
-def test_when_every_reader_has_closed(caplog: pytest.LogCaptureFixture) -> None:
-    """The next message is sent all the same, with one warning that nobody will read it."""
-    with queue_of(2) as (writer, readers):
-        writer.enqueue(1)
-        readers[0].close()
-        writer.enqueue(2)
-        assert not caplog.records
-        readers[1].close()
-        for number in range(30):  # more than there are chunks
-            writer.enqueue(number)
-    (record,) = caplog.records
-    assert (record.name, record.levelname) == ("memlane", "WARNING")
-    assert "reader 0, reader 1" in record.getMessage()
-    assert str(os.getpid()) in record.getMessage()
-
-
-def test_when_the_last_reader_is_released(caplog: pytest.LogCaptureFixture) -> None:
-    """A dead reader is an error until it is released; after that nobody is left."""
-    with MessageQueue(1, 1, None, 64, 2) as writer:
-        doomed = start_reader(writer.export_handle())
-        writer.wait_until_ready(PATIENCE)
-        doomed.peer.kill()
-        with refuses(ReaderDied):
-            writer.wait_until_ready(PATIENCE)
-        with refuses(ReaderDied):
-            writer.enqueue(0)
-        assert not caplog.records
-        writer.release_reader(0)
-        writer.enqueue(1)
-        writer.enqueue(2)
-    assert len(caplog.records) == 1

@@ -383,14 +383,6 @@ class Stall:
             warn("%s", line)
 
 
-def report_alone(end: RingEnd) -> None:
-    """Logs that a writer is about to send a message that nobody will read."""
-    warn(
-        "the writer (pid %d) sends to nobody: %s closed, or were released; close() the queue",
-        *(os.getpid(), names_of([f"reader {rank}" for rank in end.ranks])),
-    )
-
-
 def report(end: RingEnd, wait: str, waited: float) -> None:
     """Logs one line about a wait of `end` that has lasted `waited` seconds so far."""
     warn("%s", _line(end, wait, waited))

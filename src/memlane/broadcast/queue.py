@@ -325,8 +325,7 @@ class MessageQueue:
                 the type that pickle raised, such as `pickle.PicklingError`.
             Closed: this end was closed.
 
-        If it raises, nothing was sent. Once every reader has closed, nobody reads what is sent; the
-        first message after that logs a warning (not with readers on other hosts).
+        If it raises, nothing was sent.
         """
         writer = self._writer or self._must_be_writer("enqueue")
         writer.send(obj, timeout)
