@@ -997,6 +997,23 @@ def a_member_that_acknowledges_what_was_not_sent() -> None:
 
 
 @example
+def a_member_that_acknowledges_what_its_connection_was_not_sent() -> None:
+    made = world(0, 1)
+    for _ in range(WINDOW):
+        made.send()
+    made.drain()
+    made.advance()
+    reader, line = liar(made)
+    line.to_writer.append((made.now, hello_of(reader)))
+    made.claim(reader, line, control(Header(What.ACK, EPOCH, WINDOW)))
+    made.send()
+    made.claim(reader, line, hello_of(reader, taken=WINDOW, sequence=WINDOW + 1, number=51))
+    made.send()
+    made.check()
+    end(made, missed=1)
+
+
+@example
 def a_relay_that_lies_about_readers_of_other_hosts() -> None:
     made = world(0, 1, relay=True)
     row = ReportRow(1, 5, "dead", 0)
@@ -1128,7 +1145,7 @@ RULES = [
          "and not is_early", "and False"),
     Rule("a clock goes on where it was if a handshake is ended early",
          "a_writer_whose_connections_are_all_cut_in_the_handshake", ConnectionState, "lose",
-         "self._doubted_since = since", "self._doubted_since = now"),
+         "self._ended_at = since, now", "self._ended_at = now, now"),
     Rule("handshakes that are ended early are no writer's",
          "handshakes_that_are_cut_before_the_first_is_complete", ConnectionState,
          "check_handshakes", "now - since >= self._bound", "False"),

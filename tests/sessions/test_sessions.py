@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.sessions.rules import EXAMPLES, RULES, TABLES
+from memlane.broadcast.protocol.outbox import Piece
+from tests.sessions.rules import EXAMPLES, RULES, TABLES, hello_of
 from tests.sessions.world import World
 
 COUNT = int(os.environ.get("MEMLANE_EXAMPLES", "20000"))
@@ -121,6 +122,24 @@ def test_every_rule_is_needed(rule: "RULES", monkeypatch: pytest.MonkeyPatch) ->
     rule.remove(monkeypatch)
     with pytest.raises((AssertionError, IndexError, KeyError)):
         EXAMPLES[rule.example]()
+
+
+def test_a_holder_of_two_keys_on_one_route() -> None:
+    """A connection that is gone ends the sending, whoever had it before."""
+    world = World([0, 1], relay=False)
+    session, fresh = world.writer, {"session": b"x", "number": 1}
+    for place, route in ((0, b"X"), (1, b"X"), (0, b"Y")):
+        hello = hello_of(world.readers[place], **{**fresh, "number": 1 + (route == b"Y")})
+        session.heard(route, hello, world.now, place, "somewhere")
+    session.lost(b"X", world.now)
+    session.stage([Piece(b"message")], 7)
+    session.publish()
+    for count, due in enumerate(session.frames_due()):
+        assert count < 100, "it is due for ever"
+        if due.peer is not None and due.route == b"X":
+            session.unsent(due.peer, world.now)
+        else:
+            session.sent(due.peer, due.cursor)
 
 
 ROWS = [

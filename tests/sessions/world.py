@@ -326,7 +326,7 @@ class World:
                 if self._takes("flush"):
                     continue  # it is not known whether that went out
             elif peer is not None:
-                session.lost(route, self.now)
+                session.unsent(peer, self.now)
                 continue
             session.sent(peer, cursor)
         while session.unwanted:

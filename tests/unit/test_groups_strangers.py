@@ -345,7 +345,7 @@ def test_a_connection_whose_number_is_another_files() -> None:
     connection = Connection(socket.socket().detach(), spare)
     os.dup2(number, connection.descriptor)
     assert not connection.is_open
-    assert not connection.has_moved(0)
+    assert not connection.moved(0)
     os.close(connection.descriptor)
     spare.close()
     assert holdings("memlane-") == before

@@ -95,8 +95,8 @@ class Spare:
     def of(self, descriptor: int, inode: int) -> Iterator[socket.socket]:
         """That socket, for the block. OSError if libzmq has closed it."""
         number = self._socket.fileno()
-        os.dup2(descriptor, number, inheritable=False)
         try:
+            os.dup2(descriptor, number, inheritable=False)
             if os.fstat(number).st_ino != inode:
                 raise OSError(errno.EBADF, "it was closed")
             yield self._socket
@@ -144,16 +144,23 @@ class Connection:
         except OSError:
             return False
 
-    def has_moved(self, least: int) -> bool:
-        """Whether the peer has acknowledged `least` more bytes since this last returned True."""
+    def moved(self, least: int) -> int:
+        """How many more bytes the peer has acknowledged since this was last not 0; 0 if they are
+        fewer than `least`."""
         info = self._info()
         if info is None:
-            return False
+            return 0
         (acked,) = _ACKED.unpack_from(info)
-        if acked < self._acked + least:
-            return False
-        self._acked = acked
-        return True
+        more = int(acked) - self._acked
+        if more < least:
+            return 0
+        self._acked = int(acked)
+        return more
+
+    def shut(self) -> None:
+        """Shuts it down, so that libzmq sees its end."""
+        with suppress(OSError), self._spare.of(self.descriptor, self._inode) as it:
+            it.shutdown(socket.SHUT_RDWR)
 
     def is_drained(self) -> bool:
         """Whether the other host has received all that libzmq has sent."""

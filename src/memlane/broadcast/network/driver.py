@@ -70,6 +70,7 @@ class NetworkEnd(ABC):
     """
 
     transport: Transport | None = None
+    bound: float  # seconds after which an unreachable peer counts as dead
 
     def __init__(self, name: str) -> None:
         self._generation = fork_generation()
@@ -87,6 +88,7 @@ class NetworkEnd(ABC):
         self._closing_event = self._event()
         self._thread = threading.Thread(target=self._run, name=f"memlane-{name}", daemon=True)
         self._served_at = 0.0
+        self._ran_at = time.monotonic()
         self._call_poller: select.poll
         _ends.add(self)
 
@@ -117,7 +119,23 @@ class NetworkEnd(ABC):
         self._events.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         return self._events[-1]
 
-    def can_open(self) -> bool:
+    def _note_time(self) -> None:
+        """With the lock held, before any clock is judged. Clocks of lost peers stand while this
+        process is stopped, or can open no descriptor: nobody could come back."""
+        last, self._ran_at = self._ran_at, time.monotonic()
+        gap = self._ran_at - last
+        if gap > self.bound / 2 or (self._is_doubting() and not self._can_open()):
+            self._delay_clocks(gap)
+
+    @abstractmethod
+    def _is_doubting(self) -> bool:
+        """Does the clock of a lost peer run? It is looked at often then."""
+
+    @abstractmethod
+    def _delay_clocks(self, seconds: float) -> None:
+        """Sets the clocks of lost peers back."""
+
+    def _can_open(self) -> bool:
         """Whether this process can open a descriptor. While it cannot, no lost connection can be
         restored, and that is no peer's fault."""
         try:
@@ -274,6 +292,7 @@ class NetworkEnd(ABC):
         stall = None if stall_line is None else Stall(stall_line)
         while True:
             with self.lock:
+                self._note_time()
                 found = ready()
                 if found is not None:
                     return found

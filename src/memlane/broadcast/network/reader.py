@@ -88,6 +88,7 @@ class NetworkReader(NetworkEnd):
         self._connection: Connection | None = None
         self._has_news = self._is_torn = self._lacks_memory = False
         self._asked_at = 0.0
+        self._events_at = time.monotonic()  # when connection events were last read
         self._kept: Message | None = None  # taken, and not decoded because that was interrupted
         with self._opening():
             self.session = ReaderSession(
@@ -312,9 +313,11 @@ class NetworkReader(NetworkEnd):
             (own,),
         )
 
-    def wait_until_ready(self, timeout: float | None) -> None:
-        """Returns when the writer has said that everybody has attached."""
-        deadline = deadline_of(timeout)
+    def wait_until_ready(self, timeout: float | None, deadline: float | None = None) -> None:
+        """Returns when the writer has said that everybody has attached. `deadline`: when a call of
+        `timeout` seconds that began on another end times out."""
+        if deadline is None:
+            deadline = deadline_of(timeout)
         session = self.session
 
         def missing() -> str:
@@ -351,9 +354,16 @@ class NetworkReader(NetworkEnd):
 
     # The thread -------------------------------------------------------------------------------
 
+    def _delay_clocks(self, seconds: float) -> None:
+        self.session.delay_clock(seconds)
+
+    def _is_doubting(self) -> bool:
+        return self.session.is_doubted
+
     def _serve(self) -> None:
         session = self.session
         with self.lock:
+            self._note_time()
             now = time.monotonic()
             was_recent = self._lacks_memory or now - self._served_at < self._recent
             if self._note_events(now):
@@ -364,8 +374,6 @@ class NetworkReader(NetworkEnd):
                 except MemoryError:  # the next call tries again, and raises it if that fails, too
                     self._lacks_memory = True
             session.follow(self._position_behind(), now)
-            if session.is_doubted and not self.can_open():
-                session.pause_clock(now)
         if session.was_cut:
             is_refused = is_deserted(self.endpoint)
             with self.lock:
@@ -390,7 +398,7 @@ class NetworkReader(NetworkEnd):
             if event == "accepted":
                 with suppress(OSError):  # gone already: another event follows
                     self._connection = Connection(value, self.transport.spare)
-                session.accept(now)
+                session.accept(now, self._events_at)
             elif event == "connected":
                 session.connect(now)
             elif event == "lost":
@@ -398,6 +406,7 @@ class NetworkReader(NetworkEnd):
                 session.lose(now)
             elif event == "refused":
                 session.refuse()
+        self._events_at = now
         return is_any
 
     def wake(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import deadline_of, remaining
-from memlane._base.diagnosis import participant
+from memlane._base.diagnosis import failure, participant
 from memlane._base.lifetime import undone_by
 from memlane.broadcast.local import LocalReader, ViewBlock
 from memlane.broadcast.network.reader import NetworkReader
@@ -197,10 +197,10 @@ class SharedReader(LocalReader):
                 if self._has_parted():
                     self._go_on(error)
                 elif left is not None and left <= self._look:
-                    raise
+                    raise failure(self.native, "not_ready", 0, timeout) from None
             except WriterDied as error:
                 self._go_on(error)
-        self._alone.wait_until_ready(remaining(deadline))
+        self._alone.wait_until_ready(timeout, deadline)
 
     def _has_parted(self) -> bool:
         """Has the writer said that the relay is none any more, although the ring is not dead?"""

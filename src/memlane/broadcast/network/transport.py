@@ -125,7 +125,7 @@ class Listening(sockets.Listening):
         """Ends that connection, and frees what libzmq has kept for it."""
         found = self.connections.get(route) or self._unknown.get(route)
         if found is not None:
-            self.descriptors.shut(found.descriptor)
+            found.shut()
 
     def events(self) -> Iterator[tuple[str, int]]:
         for name, value in super().events():

@@ -74,7 +74,7 @@ class NetworkWriter(NetworkEnd):
     ) -> None:
         host = endpoint.checked_host(options.connect_ip)
         super().__init__("writer")
-        self.options, self._local = options, local
+        self.options, self._local, self.bound = options, local, options.liveness
         self.segment: RingSegment | None = None if local is None else local.segment
         self._max_chunk_bytes = geometry.max_chunk_bytes
         self._encoder = Encoder(codec)
@@ -228,7 +228,7 @@ class NetworkWriter(NetworkEnd):
                     if send(route, frame):
                         session.sent(peer, behind)
                     else:
-                        session.lost(route, time.monotonic())
+                        session.unsent(peer, time.monotonic())
             self._is_torn = False
             self._settle(size)
 
@@ -269,7 +269,7 @@ class NetworkWriter(NetworkEnd):
             if send(route, *piece) or peer is None:
                 session.sent(peer, cursor)
             else:
-                session.lost(route, time.monotonic())
+                session.unsent(peer, time.monotonic())
         while session.unwanted:
             self.transport.shut(session.unwanted[0])
             session.unwanted.popleft()
@@ -283,15 +283,17 @@ class NetworkWriter(NetworkEnd):
         self._is_torn = self._hears = True
         session, now = self.session, time.monotonic()
         for route, frame, place, connection in self.transport.hear():
+            if connection is not None:  # before the session knows of it: a handler may raise
+                self.transport.connections[route] = connection
             try:
                 address = "an unknown address" if connection is None else connection.peer
                 line = session.heard(route, frame, now, place, address)
             except CorruptMessage:
-                continue  # from a stranger, or from an expected reader that is broken
+                line = None  # from a stranger, or from an expected reader that is broken
             if line is not None:
                 logger.warning("%s", line)
-            if connection is not None and session.is_known(route):
-                self.transport.connections[route] = connection
+            if connection is not None and not session.is_known(route):
+                self.transport.connections.pop(route, None)
         if session.is_asked:
             session.answer(self._absent_here(), now)
         self._flush()
@@ -311,6 +313,7 @@ class NetworkWriter(NetworkEnd):
     def _judge(self) -> float | None:
         """Checks every connection; returns when to check again."""
         session, transport, now = self.session, self.transport, time.monotonic()
+        self._note_time()
         self._look_at = transport.shut_flooding(now)
         for route in session.connections():
             connection = transport.connections.get(route)
@@ -323,14 +326,12 @@ class NetworkWriter(NetworkEnd):
             connection = transport.connections.get(route)
             if connection is not None and connection.is_drained():
                 session.drained(route)
-        if session.has_lost() and not self.can_open():
-            session.pause_clocks(now)
         due = session.tick(now)
         self._flush()
         if session.has_dead():
             self._room = -1  # so that the next call looks, and raises
         ends = [due, self._look_at, now if transport.has_more else None]
-        if session.connections():
+        if session.connections() or session.has_lost():
             ends.append(now + min(self.options.liveness / _LOOKS, _LONGEST_PAUSE))
         return min((end for end in ends if end is not None), default=None)
 
@@ -360,17 +361,24 @@ class NetworkWriter(NetworkEnd):
         if not (session.is_everybody_here or session.count_absent() or self._absent_here()):
             session.announce_ready()
 
+    def _delay_clocks(self, seconds: float) -> None:
+        self.session.delay_clocks(seconds)
+
+    def _is_doubting(self) -> bool:
+        return self.session.has_lost()
+
     def _serve(self) -> None:
         with self.lock:
             now = time.monotonic()
             was_recent = now - self._served_at < RECENT
-            due = self._answer(readers=not was_recent)
+            due = self._answer(readers=not was_recent or self.transport.has_more)
             if not self.session.is_everybody_here and not self.session.count_absent():
                 due = now + SLICE  # local readers do not notify this thread
             if was_recent:
                 due = now + RECENT if due is None else min(due, now + RECENT)
+            poller = self._pollers[was_recent, self._look_at is not None]
         pause = None if due is None else max(0.0, due - time.monotonic())
-        self._sleep(self._pollers[was_recent, self._look_at is not None], pause)
+        self._sleep(poller, pause)
 
     # Waiting ----------------------------------------------------------------------------------
 
@@ -407,6 +415,7 @@ class NetworkWriter(NetworkEnd):
     def wait_until_ready(self, timeout: float | None) -> None:
         deadline = deadline_of(timeout)
         with self.turn:
+            self._begin()
             self._wait(
                 lambda: not self.session.count_absent(),
                 deadline,
@@ -486,8 +495,8 @@ class NetworkWriter(NetworkEnd):
         def over() -> bool | None:
             for route in session.connections():
                 connection = self.transport.connections.get(route)
-                if connection is not None and connection.has_moved(moved):
-                    session.moved(route, time.monotonic())
+                if connection is not None and (nbytes := connection.moved(moved)):
+                    session.moved(route, nbytes, time.monotonic())
             return not session.unfinished() or session.is_stuck(time.monotonic()) or None
 
         def line(waited: float) -> str:

@@ -34,7 +34,7 @@ class ConnectionState:
         self.failure: MemlaneError | None = None
         self.was_accepted = self._was_up = self._is_deserted = self._is_silent = False
         self._is_another = False  # who accepts there has ended every handshake for the bound
-        self._accepted_at = now
+        self._accepted_at = self._earliest = self._ended_at = now
         self._doubted_since: float | None = None  # the clock, while it runs
         self._paused_since: float | None = None  # where it began, while a handshake is under way
         self._refused_since: float | None = None
@@ -45,8 +45,8 @@ class ConnectionState:
 
     @property
     def was_cut(self) -> bool:
-        """There was a complete connection, and now there is none at all."""
-        return self._was_up and self.link is WriterLink.CUT
+        """There was a connection, and now there is none at all."""
+        return self.link is WriterLink.CUT
 
     @property
     def is_doubted(self) -> bool:
@@ -56,10 +56,11 @@ class ConnectionState:
     def _apply(self, event: LinkEvent) -> None:
         self.link = WRITER_LINK[event].get(self.link, self.link)
 
-    def accept(self, now: float) -> None:
-        """A TCP connection is open; its handshake begins."""
+    def accept(self, now: float, earliest: float | None = None) -> None:
+        """A TCP connection is open; its handshake began after `earliest`, if not now."""
         self.was_accepted = True
         self._accepted_at, self._refused_since, self._is_deserted = now, None, False
+        self._earliest = now if earliest is None else earliest
         if self._doubted_since is not None:
             self._paused_since, self._doubted_since = self._doubted_since, None
         self._apply(LinkEvent.ACCEPTED)
@@ -73,12 +74,12 @@ class ConnectionState:
 
     def lose(self, now: float) -> None:
         """The connection is gone, or its handshake has failed."""
-        is_early = now - self._accepted_at < self._bound / 2
+        is_early = now - self._earliest < self._bound / 2
         if self.link is WriterLink.UP or (self.link is WriterLink.ACCEPTED and not is_early):
             self._doubted_since = now
         elif self.link is WriterLink.ACCEPTED:  # by whoever accepted it, not by this end's limit
             since = self._accepted_at if self._paused_since is None else self._paused_since
-            self._doubted_since = since
+            self._doubted_since, self._ended_at = since, now
             self._is_another = self._was_up and now - since >= self._bound
             self.check_handshakes(now)
         self._paused_since, self._is_silent = None, False
@@ -91,10 +92,14 @@ class ConnectionState:
                 f"the writer at {self._where} does not expect this reader's key"
             )
 
-    def pause_clock(self, now: float) -> None:
-        """This process cannot connect at present, for a reason of its own."""
+    def delay_clock(self, seconds: float) -> None:
+        """For so long this process could not connect, for a reason of its own."""
+        self._refused_since = None
+        self._ended_at += seconds
         if self._doubted_since is not None:
-            self._doubted_since, self._refused_since = now, None
+            self._doubted_since += seconds
+        if self._paused_since is not None:
+            self._paused_since += seconds
 
     def note_silence(self, is_silent: bool) -> None:
         """Notes whether the writer's host has been silent for longer than the bound."""
@@ -134,7 +139,9 @@ class ConnectionState:
             return f"whoever listens there has ended every handshake for {self._bound} s"
         if self._is_silent:
             return f"its host has not answered for {self._bound} s"
-        since = now if self._doubted_since is None or not self._was_up else self._doubted_since
+        since = now if self._doubted_since is None else self._doubted_since
+        if not self._was_up:  # while handshakes are ended early, see `check_handshakes`
+            since = max(since, self._ended_at)
         if now - since >= self._bound:
             return f"the connection was lost and could not be restored within {self._bound} s"
         return None

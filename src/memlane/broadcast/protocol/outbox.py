@@ -128,7 +128,7 @@ class Outbox:
         """Bytes of all messages before `sequence`."""
         if sequence >= self.next or not self._messages:
             return self.bytes
-        message = self._messages[sequence - self.first]
+        message = self._messages[max(0, sequence - self.first)]
         return message.end - message.size
 
     def bytes_between(self, begin: Cursor, end: Cursor) -> int:

@@ -73,6 +73,7 @@ class Peer:
     was_refused: bool = False  # although it is attached: it claimed what cannot be
     idle_frames: int = 0  # since it last made progress, or its answers were read
     resent_bytes: int = 0  # on this connection, because it asked for them again
+    moved_bytes: int = 0  # that its host has received since it last took a message
 
     @property
     def is_absent(self) -> bool:
@@ -127,7 +128,8 @@ class Peer:
         """On a new connection, or again on the same one."""
         if route != self.route:
             self.idle_frames = self.resent_bytes = 0
-        self.greeting, self.asks, self.reported_at = greeting, False, now
+            self.reported_at = now  # as a relay, it may have had no connection to report on
+        self.greeting, self.asks = greeting, False
         self.said.clear()
         self.route, self.pid, self.address = route, pid, address
         self.apply(Event.CONNECTED, now)
@@ -170,19 +172,25 @@ class Peer:
         """It has proven its key again; the HELLO follows once its interpreter runs."""
         self.authenticated_at = now
 
-    def pause_clock(self, now: float) -> None:
-        """It cannot come back at present, and that is not its fault."""
-        if self.link is Link.LOST:
-            self.lost_since = now
+    def delay_clock(self, seconds: float) -> None:
+        """For so long it could not come back, and that was not its fault."""
+        if self.lost_since is not None:
+            self.lost_since += seconds
 
     def take(self, sequence: int, nbytes: int, now: float) -> None:
         """It has taken all messages before `sequence`, `nbytes` bytes in total."""
         self.taken_bytes, self.taken, self.last_progress = nbytes, sequence, now
-        self.idle_frames = self.resent_bytes = 0
+        self.cursor = max(self.cursor, (sequence, 0))  # it need not be sent what it has taken
+        self.idle_frames = self.resent_bytes = self.moved_bytes = 0
 
     def note_progress(self, now: float) -> None:
         """Its host has received bytes, even if no complete message."""
         self.last_progress = now
+
+    def note_moved(self, nbytes: int) -> int:
+        """Its host has received so many bytes more; returns how many since it took a message."""
+        self.moved_bytes += nbytes
+        return self.moved_bytes
 
     def note_idle_frame(self) -> bool:
         """It has sent a frame that was no progress. Returns whether those are too many."""

@@ -50,8 +50,8 @@ class Places:
     def move(self, peer: Peer, route: bytes) -> bytes | None:
         """That peer speaks on this connection from now on. Returns its former one, if another."""
         former = peer.route
-        if former is not None and former != route:
-            self._by_route.pop(former, None)
+        if former is not None and former != route and self._by_route.get(former) is peer:
+            del self._by_route[former]
         self._by_route[route] = peer
         return former if former != route else None
 

@@ -181,7 +181,6 @@ class ReaderSession(ConnectionState):
         if self._say_at is not None and now >= self._say_at:
             self._say_at = now + self._repeat
             self._say(What.BYE)
-        self.check_handshakes(now)
         dues = [d for d in (self._greet_at, self._say_at, self.probe_due()) if d is not None]
         return min(dues, default=None)
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 REPEAT = 0.5
 """Seconds until an unanswered END is sent again."""
+_OVERHEAD = 1 << 20  # bytes of headers and control frames in what a host receives
 
 
 class Due(NamedTuple):
@@ -389,6 +390,10 @@ class WriterSession:
         if peer is not None:
             peer.lose(now)
 
+    def unsent(self, peer: Peer, now: float) -> None:
+        """A frame that was due could not be sent, because its connection is gone."""
+        peer.lose(now)
+
     def silent(self, route: bytes, why: str, now: float) -> None:
         """Its host does not answer. For readers behind a relay, the relay's reports decide."""
         peer = self._places.at(route)
@@ -400,10 +405,14 @@ class WriterSession:
             peer.fall_silent()
             self._die(peer, Event.TIMED_OUT, why, now)
 
-    def moved(self, route: bytes, now: float) -> None:
-        """Its host has received bytes of a message."""
+    def moved(self, route: bytes, nbytes: int, now: float) -> None:
+        """Its host has received so many bytes more. Not progress for ever: a reader that only
+        reconnects is sent the same again and again."""
         peer = self._places.at(route)
-        if peer is not None:
+        if peer is None:
+            return
+        owed = self._outbox.bytes - peer.taken_bytes
+        if peer.note_moved(nbytes) <= 2 * owed + _OVERHEAD:
             peer.note_progress(now)
 
     def drained(self, route: bytes) -> None:
@@ -424,10 +433,10 @@ class WriterSession:
         """Does the clock of any reader run?"""
         return any(peer.link is Link.LOST for peer in self._peers)
 
-    def pause_clocks(self, now: float) -> None:
-        """No reader can connect at present, for a reason on this host."""
+    def delay_clocks(self, seconds: float) -> None:
+        """For so long no reader could connect, for a reason on this host."""
         for peer in self._peers:
-            peer.pause_clock(now)
+            peer.delay_clock(seconds)
 
     def tick(self, now: float) -> float | None:
         """Does what is due; returns when more is due."""
