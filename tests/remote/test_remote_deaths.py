@@ -220,8 +220,8 @@ def test_a_connection_that_does_not_come_back() -> None:
     with remote_writer(1, remote_window=2) as writer, Cable(writer.export_handle(0)) as cable:
         reader = MessageQueue.create_from_handle(cable.handle, 0)
         reads = Aside(reader.dequeue).until_blocked()
-        cable.cut()
         moment = time.monotonic()
+        cable.cut()
         with refuses(ReaderDied, match="was lost and not restored"):
             while True:
                 writer.enqueue(1, PATIENCE)
