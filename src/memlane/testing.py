@@ -76,11 +76,15 @@ def segments() -> list[Segment]:
     """
     named = set(_named())
     holders: dict[str, set[int]] = {name: set() for name in named}
+    device = os.stat(_FOLDER).st_dev
     for pid, link in _descriptors():
         with suppress(OSError):  # closed meanwhile
             target = os.readlink(link)
             name = _name_in(target.removesuffix(" (deleted)"))
-            if name is not None and os.stat(link).st_uid == os.geteuid():
+            if name is None:
+                continue
+            file = os.stat(link)
+            if file.st_uid == os.geteuid() and file.st_dev == device:  # else of another container
                 holders.setdefault(name, set()).add(pid)
                 if not target.endswith(" (deleted)"):
                     named.add(name)

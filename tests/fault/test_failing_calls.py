@@ -130,14 +130,14 @@ shim, extension = ctypes.CDLL(None), ctypes.CDLL(sys.argv[1])
 assert shim.failing_calls_watch(b"/_native.") == 0
 shim.failing_calls_arm(b"__register_atfork", int(sys.argv[2]), errno.ENOMEM)
 try:
-    import memlane
+    from memlane import MessageQueue
 except ImportError as error:
     assert "fork handler" in str(error.__cause__ or error), error
 else:
     sys.exit("it was imported")
 finally:
     shim.failing_calls_disarm()
-import memlane
+from memlane import MessageQueue
 """
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 
-from memlane import MessageQueue, ShmExhausted
+from memlane import MessageQueue, OutOfMemory, ShmExhausted
 from tests.harness import Link, Peer, start
 from tests.queues import path_of, queue_of
 
@@ -107,15 +107,20 @@ def damage_the_chunk(_link: Link) -> int:
                 writer.enqueue("next", timeout=0)
                 with scribble(writer) as everything:
                     everything[offset] = value
-                with suppress(Exception):
-                    reader.dequeue(timeout=0)
-                assert reader.dequeue(timeout=0) == "next"
                 tried += 1
+                try:
+                    reader.dequeue(timeout=0)
+                except OutOfMemory:
+                    continue  # it claims more than there is, and is kept: there may be more later
+                except Exception:
+                    pass
+                assert reader.dequeue(timeout=0) == "next"
     return tried
 
 
 def test_every_byte_of_a_message() -> None:
-    """Whatever byte of a chunk is overwritten, that message is consumed and the next one comes."""
+    """Whatever byte of a chunk is overwritten, that message is consumed and the next one comes,
+    unless it claims more memory than there is."""
     assert start(damage_the_chunk).result() == CHUNK * len(VALUES)
 
 
