@@ -205,19 +205,19 @@ class NetworkReader(NetworkEnd):
         session = self.session
         with self.lock:
             if session.inbox or self._hear(until_whole=True):
-                return self._next(keeps=keeps)
+                return self._next(keeps)
         self._waits += 1
 
         def ready() -> Message | None:
             if session.inbox or self._hear(until_whole=True):
-                return self._next(keeps=keeps)
+                return self._next(keeps)
             self.check()
             self._check_writer()
             return None
 
         return self.wait(ready, deadline, timeout, self.writer, cancel, self._line)
 
-    def _next(self, *, keeps: bool = False) -> Message:
+    def _next(self, keeps: bool = False) -> Message:
         if keeps:  # before it is taken: a signal handler may raise at any call
             self._kept = self.session.inbox[0]
         message = self.session.take(time.monotonic())

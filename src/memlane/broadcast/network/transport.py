@@ -71,6 +71,7 @@ class Listening(sockets.Listening):
         self._arrivals = select.epoll()  # tells once that bytes have come, whole frame or not
         self.arrivals = self._arrivals.fileno()
         self._look_at: float | None = None
+        self._looked_at = 0.0
         super().__init__(
             context,
             keys.server_secret,
@@ -140,13 +141,13 @@ class Listening(sockets.Listening):
 
     def shut_flooding(self, now: float) -> float | None:
         """Ends connections that send more than any reader does without completing a frame. Looks
-        `_LOOK` seconds after something has come; returns when, and until then nobody need wait for
-        `arrivals`."""
+        when something has come, but not again for `_LOOK` seconds; returns when, and until then
+        nobody need wait for `arrivals`."""
         if self._arrivals.poll(0) and self._look_at is None:
-            self._look_at = now + _LOOK
+            self._look_at = max(now, self._looked_at + _LOOK)
         if self._look_at is None or now < self._look_at:
             return self._look_at
-        self._look_at = None
+        self._look_at, self._looked_at = None, now
         heard, self._heard = self._heard, set()
         for number in list(self.descriptors)[1:]:  # the first one listens
             if self.descriptors.has_flooded(number, MAX_UNFRAMED, is_heard=number in heard):

@@ -111,10 +111,11 @@ class NetworkWriter(NetworkEnd):
             )
             self._full_poller = self._poller(*quiet, news)
             # By whether a call has just read frames, and whether a look at connections is due.
+            # Beside calls, which look themselves, a wake-up would only take the GIL from them.
             self._pollers = {
                 (False, False): self._poller(*quiet, news, arrivals),
                 (False, True): self._poller(*quiet, news),
-                (True, False): self._poller(*quiet, arrivals),
+                (True, False): self._poller(*quiet),
                 (True, True): self._poller(*quiet),
             }
             self._told_absent = n_remote
@@ -218,9 +219,7 @@ class NetworkWriter(NetworkEnd):
             sequence = session.next
             frame = encoder.joined(whole_header(session.epoch, sequence, encoder.kind, size))
             self._is_torn = True
-            session.stage((Piece(frame),), size)
-            session.publish()
-            streams, behind = session.all_at(sequence), (sequence + 1, 0)
+            streams, behind = session.publish_frame(frame, size), (sequence + 1, 0)
             if streams is None:
                 self._flush()
             else:
@@ -259,6 +258,8 @@ class NetworkWriter(NetworkEnd):
             self._unheard = 0
             self._served_at = time.monotonic()
             self._hear()
+            if not is_recent:
+                self.transport.shut_flooding(self._served_at)
             self._credit, self._room = self.session.room()
 
     def _flush(self) -> None:

@@ -100,6 +100,13 @@ class Outbox:
         self.next, self.bytes, self.staged = message.sequence + 1, message.end, None
         self._messages.append(message)
 
+    def append(self, frame: bytes, size: int) -> None:
+        """Makes a message in one frame the newest; there is no ring that must have it first."""
+        sequence, end = self.next, self.bytes + size
+        message = Message(sequence, size, end, (Piece(frame),))
+        self.next, self.bytes = sequence + 1, end  # and no call in between, as in `commit`
+        self._messages.append(message)
+
     def settle(self, mark: int) -> None:
         """After an interruption: the ring's position, `mark`, tells whether it has the message."""
         if self.staged is not None and self.staged[1] != mark:

@@ -99,6 +99,7 @@ class ReaderSession(ConnectionState):
         self.ring: Ring | None = None
         self.absent: Absent | None = None  # the latest answer to ASK
         self.stream = Stream.GREETING
+        self._is_streaming = False  # for the fast path: whether messages come in that state
         self.is_ready = self.has_left = self._is_leaving = False
         self._end: int | None = None  # there is no message with this sequence
         self._greet_at: float | None = None
@@ -237,7 +238,7 @@ class ReaderSession(ConnectionState):
             or epoch != self.epoch
             or len(part) != HEADER_BYTES + total
             or self.wanted != (sequence, 0)
-            or self.stream not in _STREAMS
+            or not self._is_streaming
         ):
             return False
         self._accept(Message(sequence, kind, part[HEADER_BYTES:]))
@@ -387,6 +388,7 @@ class ReaderSession(ConnectionState):
 
     def _turn(self, event: StreamEvent) -> None:
         self.stream = STREAM[event].get(self.stream, self.stream)
+        self._is_streaming = self.stream in _STREAMS
 
     @property
     def was_welcome(self) -> bool:

@@ -132,12 +132,14 @@ class WriterSession:
         """After an interruption: the ring's position, `mark`, tells whether it has the message."""
         self._outbox.settle(mark)
 
-    def all_at(self, sequence: int) -> list[tuple[bytes, Peer]] | None:
-        """The streams, if nothing but the message `sequence` is due on any of them; else None."""
-        found = []
+    def publish_frame(self, frame: bytes, size: int) -> list[tuple[bytes, Peer]] | None:
+        """Fast path of `stage` and `publish` for a message in one frame and no ring. Returns the
+        streams that it has to be sent on, if nothing else is due on any of them; else None."""
+        here, found = (self._outbox.next, 0), []
+        self._outbox.append(frame, size)
         for peer in self._peers:
             if peer.link is Link.STREAMING:
-                if peer.cursor != (sequence, 0) or peer.said or peer.route is None:
+                if peer.cursor != here or peer.said or peer.route is None:
                     return None
                 found.append((peer.route, peer))
         return found
