@@ -153,7 +153,7 @@ inline give_up(who) {
     user_locks[file] = user_locks[file] & (3 - (who - 2))
 }
 
-/* Segment::remove_name_of_the_dead, then all its locks go. */
+/* Segment::leave_as_last, then all its locks go. */
 inline leave(who) {
     if
 #ifndef LEFT_WITHOUT_REMOVING

@@ -166,9 +166,7 @@ public:
             // The next creation sweeps the name, because this process drops its lock below.
         }
         SYNC_STEP(unlock);
-        remove_name_of_the_dead();
-        if constexpr (!std::is_null_pointer_v<std::remove_cvref_t<IfLast>>)
-            if (is_last()) if_last();
+        leave_as_last(if_last);
         lock_.release();
         file_.close();
         header_ = nullptr;
@@ -206,30 +204,26 @@ private:
         with_memory(bytes, [&] { mapping_->populate(offset, bytes); });
     }
 
-    // A killed creator could not remove its name, so the last of the others to leave does. Each drops its own locks
-    // first; otherwise two that leave at once would take each other for survivors.
-    void remove_name_of_the_dead() noexcept {
+    // A killed creator could not remove its name, so the last of the others to leave does; and calls `if_last`. Each
+    // drops its own locks first, so that of two that leave at once one is the last: it does both, because it kept the
+    // other out of both.
+    template <class IfLast>
+    void leave_as_last(IfLast&& if_last) noexcept {
+        constexpr bool has_work = !std::is_null_pointer_v<std::remove_cvref_t<IfLast>>;
         if (!is_own() || !lock_.is_open()) return;
         try {
-            if (os::facts_of(file_).links == 0) return;
+            const bool is_named = os::facts_of(file_).links != 0;
+            if (!is_named && !has_work) return;
             lock_.give_up_all();
             if (!lock_.take_all()) return;
-            SYNC_STEP(sweep);
-            unlink_names();
+            if (is_named) {
+                SYNC_STEP(sweep);
+                unlink_names();
+            }
         } catch (const std::system_error&) {
-            // As above: the next creation sweeps it.
+            return;  // as above: the next creation sweeps it
         }
-    }
-
-    // Call it when all else is done. It drops all locks first, so that of two that leave at once one is the last.
-    bool is_last() noexcept {
-        if (!is_own() || !lock_.is_open()) return false;
-        try {
-            lock_.give_up_all();
-            return lock_.take_all();
-        } catch (const std::system_error&) {
-            return false;
-        }
+        if constexpr (has_work) if_last();
     }
 
     void hold(std::optional<std::size_t> slot);
