@@ -77,6 +77,7 @@ class Spare:
             self._socket = socket.socket()
         self._idle = socket.socket(socket.AF_UNIX)
         number = self._socket.fileno()
+        os.dup2(self._idle.fileno(), number, inheritable=False)
         # Also in the middle of a look, where a fork would keep the connection open in the child.
         inode = close_in_children(number, always=True)
         made_in = fork_generation()
