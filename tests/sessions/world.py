@@ -121,7 +121,7 @@ class World:
     def send(self, size: int = 5, *, fate: str = "") -> None:
         """Enqueues, if there is room. `fate`: a handler raises before or after the ring has it."""
         session = self.writer
-        if self.is_writer_stopped or self.is_writer_gone or session.is_ending:
+        if self.is_writer_stopped or self.is_writer_gone or session._ending_since is not None:
             return
         if not session.has_room(size):
             return
@@ -289,7 +289,9 @@ class World:
         if not (session.is_everybody_here or session.count_absent()):
             session.announce_ready()
         self._flush_writer()
-        if session.is_ending and (not session.unfinished() or session.is_stuck(now)):
+        if session._ending_since is not None and (
+            not session.unfinished() or session.is_stuck(now)
+        ):
             self.missed = session.missed()
             self.is_writer_gone = True
             for reader in self.readers:
@@ -600,7 +602,7 @@ class World:
             if peer.life in (Life.CLOSED, Life.RELAYING):
                 assert reader.has_closed, f"reader {reader.rank} did not close"
             if reader.outcome == "WriterClosed":
-                assert self.writer.is_ending
+                assert self.writer._ending_since is not None
                 assert len(log) == self.sent
             if reader.outcome in ("WriterDied", "AccessRefused"):
                 assert self.is_writer_gone or reader.writer_was_out, (

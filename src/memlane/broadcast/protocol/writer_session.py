@@ -469,10 +469,6 @@ class WriterSession:
                     dues.append(peer.end_due)
         return min(dues, default=None)
 
-    @property
-    def is_ending(self) -> bool:
-        return self._ending_since is not None
-
     def end(self, now: float) -> None:
         """There will be no more messages."""
         if self._ending_since is None:
