@@ -88,7 +88,7 @@ def _deadline(request: pytest.FixtureRequest) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGALRM, expire)
     soak = request.node.get_closest_marker("soak")
-    signal.alarm(max(_SECONDS, soak.kwargs["seconds"] if soak else 0))
+    signal.alarm(int(max(_SECONDS, soak.kwargs["seconds"] if soak else 0)))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, previous)
