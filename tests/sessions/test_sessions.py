@@ -134,12 +134,12 @@ def test_a_holder_of_two_keys_on_one_route() -> None:
     session.lost(b"X", world.now)
     session.stage([Piece(b"message")], 7)
     session.publish()
-    for count, due in enumerate(session.frames_due()):
+    for count, (route, _, peer, cursor) in enumerate(session.frames_due()):
         assert count < 100, "it is due for ever"
-        if due.peer is not None and due.route == b"X":
-            session.unsent(due.peer, world.now)
+        if peer is not None and route == b"X":
+            session.unsent(peer, world.now)
         else:
-            session.sent(due.peer, due.cursor)
+            session.sent(peer, cursor)
 
 
 ROWS = [

@@ -8,10 +8,11 @@ with what happened. The drivers here call the methods that those of `network` ca
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlane.broadcast.protocol.frames import (
     Header,
@@ -30,6 +31,9 @@ from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.protocol.states import Life
 from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.errors import AccessRefused, CorruptMessage, PeerDied, WriterClosed
+
+if TYPE_CHECKING:
+    from memlane.broadcast.protocol.writer_session import Due
 
 BOUND = 1.0
 WINDOW, WINDOW_BYTES = 4, 60
@@ -130,15 +134,16 @@ class World:
             pieces = [Piece(whole_header(EPOCH, session.next, Kind.BYTES, len(body)) + body)]
         else:
             pieces = _split(body, session.next, self.pieces)
-        session.stage(pieces, size, self.sent)
-        if fate == "before":
-            session.settle(self.sent)
-        elif fate == "after":
+        if not fate and self.pieces == 1:
             self.sent += 1
-            session.settle(self.sent)
+            self._send(session.publish_alone(pieces[0], size))
         else:
-            self.sent += 1
-            session.publish()
+            session.stage(pieces, size, self.sent)
+            self.sent += fate != "before"
+            if fate:
+                session.settle(self.sent)
+            else:
+                session.publish()
         self.write()
 
     def reset(self, reader: Reader, arrived: int = 0) -> None:
@@ -321,7 +326,13 @@ class World:
 
     def _flush_writer(self) -> None:
         session = self.writer
-        for route, piece, peer, cursor in session.frames_due():
+        self._send(session.frames_due())
+        while session.unwanted:
+            self.cut_line(self.lines[session.unwanted.popleft()])
+
+    def _send(self, due: Iterable[Due]) -> None:
+        session = self.writer
+        for route, piece, peer, cursor in due:
             line = self.lines.get(route)
             if line is not None and line.is_up:
                 line.to_reader.append((self.now + self.delay, piece))
@@ -331,8 +342,6 @@ class World:
                 session.unsent(peer, self.now)
                 continue
             session.sent(peer, cursor)
-        while session.unwanted:
-            self.cut_line(self.lines[session.unwanted.popleft()])
 
     # A reader's driver ------------------------------------------------------------------------
 

@@ -18,20 +18,21 @@ from memlane.broadcast.network import endpoint
 from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger
 from memlane.broadcast.network.keys import Keys
 from memlane.broadcast.network.transport import Listening, begin_lending, end_lending
-from memlane.broadcast.protocol.frames import SMALL, Kind, whole_header
+from memlane.broadcast.protocol.frames import PIECE, Kind
 from memlane.broadcast.protocol.outbox import Piece, pieces_of, raw_piece
 from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.broadcast.statistics import QueueStatistics
 from memlane.errors import CorruptMessage, TimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import zmq
 
     from memlane._native import RingGeometry, RingSegment
     from memlane.broadcast.handle import Handle
     from memlane.broadcast.options import RemoteOptions
+    from memlane.broadcast.protocol.writer_session import Due
 
 
 RECENT = 0.1  # seconds after a call read readers' frames: these need not wake the thread yet
@@ -143,8 +144,8 @@ class NetworkWriter(NetworkEnd):
                 size = encoder.encode(obj)
                 if encoder.kind != Kind.PLAIN:
                     self.check()  # pickling may have forked
-                if size <= SMALL and size <= self._room and self._local is None:
-                    self._publish_small(size)
+                if size <= PIECE and size <= self._room and self._local is None:
+                    self._publish_alone(size)
                     return
                 has_waited = size > self._room and self._reserve(size, deadline, timeout)
                 # Whatever may fail happens before the ring publishes.
@@ -212,22 +213,13 @@ class NetworkWriter(NetworkEnd):
             self._is_torn = False
             self._settle(size)
 
-    def _publish_small(self, size: int) -> None:
+    def _publish_alone(self, size: int) -> None:
         """Fast path of `_stage` and `_publish` for a message in one piece that fits `_room`."""
         with self.lock:
-            encoder, session, send = self._encoder, self.session, self.transport.send
-            sequence = session.next
-            frame = encoder.joined(whole_header(session.epoch, sequence, encoder.kind, size))
+            session = self.session
+            (piece,) = pieces_of(self._encoder, session.epoch, session.next, size)
             self._is_torn = True
-            streams, behind = session.publish_frame(frame, size), (sequence + 1, 0)
-            if streams is None:
-                self._flush()
-            else:
-                for route, peer in streams:
-                    if send(route, frame):
-                        session.sent(peer, behind)
-                    else:
-                        session.unsent(peer, time.monotonic())
+            self._send(session.publish_alone(piece, size))
             self._is_torn = False
             self._settle(size)
 
@@ -264,17 +256,21 @@ class NetworkWriter(NetworkEnd):
 
     def _flush(self) -> None:
         """Sends what is due. A frame whose sending was interrupted is sent again."""
-        session, send = self.session, self.transport.send
+        session = self.session
         was_torn, self._is_torn = self._is_torn, True
-        for route, piece, peer, cursor in session.frames_due():
-            if send(route, *piece) or peer is None:
-                session.sent(peer, cursor)
-            else:
-                session.unsent(peer, time.monotonic())
+        self._send(session.frames_due())
         while session.unwanted:
             self.transport.shut(session.unwanted[0])
             session.unwanted.popleft()
         self._is_torn = was_torn
+
+    def _send(self, due: Iterable[Due]) -> None:
+        session, send = self.session, self.transport.send
+        for route, piece, peer, cursor in due:
+            if send(route, *piece) or peer is None:
+                session.sent(peer, cursor)
+            else:
+                session.unsent(peer, time.monotonic())
 
     # Receiving --------------------------------------------------------------------------------
 

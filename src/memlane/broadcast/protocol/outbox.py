@@ -100,10 +100,10 @@ class Outbox:
         self.next, self.bytes, self.staged = message.sequence + 1, message.end, None
         self._messages.append(message)
 
-    def append(self, frame: bytes, size: int) -> None:
-        """Makes a message in one frame the newest; there is no ring that must have it first."""
+    def append(self, piece: Piece, size: int) -> None:
+        """Makes a message in one piece the newest; there is no ring that must have it first."""
         sequence, end = self.next, self.bytes + size
-        message = Message(sequence, size, end, (Piece(frame),))
+        message = Message(sequence, size, end, (piece,))
         self.next, self.bytes = sequence + 1, end  # and no call in between, as in `commit`
         self._messages.append(message)
 
