@@ -20,7 +20,7 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: moved renamed demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench bench-peers engines stub clean
+.PHONY: moved renamed demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench figures bench-peers engines stub clean
 
 demo: $(VENV)/.installed
 	$(ENGINE)
@@ -147,6 +147,10 @@ bench: bench-peers
 	$(PY) -m benchmarks.offload.startup
 	$(PY) -m benchmarks.offload.moving
 	$(PY) -m benchmarks.remote
+
+# The pictures of the README and the manual, measured anew: half an hour. `engine` needs what `make engines` sets up.
+figures: bench-peers
+	tests/own_shm.sh $(PY) -m benchmarks.figures
 
 # What the benchmarks compare with.
 bench-peers: engines-sources native-test

@@ -170,6 +170,26 @@ class _Writer(_Process):
         answers()
         return used / (end - start) * 100
 
+    def trickle(self, seconds: float, every: float, step: float) -> list[tuple[float, float]]:
+        """Sends a message every `every` seconds. Returns, for every `step` seconds, the time since
+        the start and the cores that all readers together have used since the last sample."""
+        pids = [pid for pid, _ in self.readers]
+        answers = self._ask("take", int(seconds / every))
+        time.sleep(SETTLE)
+        begun = last = time.monotonic()
+        used, due = sum(map(_cpu_ns, pids)), begun + every
+        samples: list[tuple[float, float]] = []
+        while last < begun + seconds:
+            time.sleep(max(0.0, begun + (len(samples) + 1) * step - time.monotonic()))
+            now, total = time.monotonic(), sum(map(_cpu_ns, pids))
+            samples.append((now - begun, (total - used) / 1e9 / (now - last)))
+            last, used = now, total
+            if now >= due - step / 2:
+                due += every
+                self.channel.send(self.obj)
+        answers()
+        return samples
+
     def close(self) -> None:
         self._ask("close")()
         super().close()

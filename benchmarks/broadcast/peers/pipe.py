@@ -19,6 +19,8 @@ class Pipes(Channel):
 
     def open_reader(self, rank: int, token: object) -> None:
         self._reader = self._pipes[rank][0]
+        for _, there in self._pipes:
+            there.close()  # or the end of the writer's process would go unnoticed
 
     def send(self, obj: object) -> None:
         data = pickle.dumps(obj, protocol=5)

@@ -1,0 +1,57 @@
+"""`python -m benchmarks.figures [NAME ...] [--draw-only]`: measures, then draws; all by default."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.command import RESULTS, say
+from benchmarks.figures import deaths, draw, engine, idle, leftovers, sizes, tail
+from benchmarks.machine import describe
+from benchmarks.report import load_warning
+
+MEASURE: dict[str, Callable[[], dict[str, Any]]] = {
+    "idle": idle.measure,
+    "deaths": deaths.measure,
+    "leftovers": leftovers.measure,
+    "tail": tail.measure,
+    "sizes": sizes.measure,
+    "engine": engine.measure,
+}
+RAW = RESULTS / "figures"
+PICTURES = Path(__file__).parents[2] / "docs" / "figures"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASURE))
+    parser.add_argument("--draw-only", action="store_true", help="draw what was measured before")
+    asked = parser.parse_args()
+    names = asked.names or [name for name in MEASURE if name != "engine" or asked.draw_only]
+    if unknown := [name for name in names if name not in MEASURE]:
+        parser.error(f"no figure {unknown[0]}; there are {', '.join(MEASURE)}")
+    for name in names:
+        if not asked.draw_only:
+            if warning := load_warning(os.getloadavg()[0]):
+                say(warning)
+            say(f"{name}: measuring")
+            raw = {
+                "machine": describe(),
+                "date": datetime.date.today().isoformat(),
+                "command": f"python -m benchmarks.figures {name}",
+                **MEASURE[name](),
+            }
+            RAW.mkdir(exist_ok=True)
+            (RAW / f"{name}.json").write_text(json.dumps(raw, separators=(",", ":")) + "\n")
+        if (RAW / f"{name}.json").exists():
+            for path in draw.draw(name, json.loads((RAW / f"{name}.json").read_text()), PICTURES):
+                say(f"{name}: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Runs all broadcast peers of a figure, each alone, and says which were left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.broadcast.channel import Peer, Setting
+from benchmarks.broadcast.payloads import BY_NAME
+from benchmarks.broadcast.peers import PEERS
+from benchmarks.broadcast.worker import writer_main
+from benchmarks.command import say
+from benchmarks.session import Session, Workspace
+
+DICT = BY_NAME["dict"]
+
+
+def dict_peers() -> Iterator[Peer]:
+    """The peers that carry a scheduler's step."""
+    for peer in PEERS:
+        if why := peer.missing(DICT):
+            say(f"  {peer.name} is left out: {why}")
+        else:
+            yield peer
+
+
+def by_peer(readers: int, measure: Callable[[Session], object]) -> dict[str, object]:
+    """What `measure` returns for each peer with `readers` readers of a scheduler's step."""
+    found: dict[str, object] = {}
+    with Workspace() as workspace:
+        for peer in dict_peers():
+            name = workspace.new_name()
+            setting = Setting(DICT, readers, workspace.folder, workspace.prefix, name)
+            say(f"  {peer.name}")
+            with Session(writer_main, peer, setting, False) as session:
+                session.ask("warm_up", timeout=30.0)
+                found[peer.name] = {"sleeps": peer.sleeps, "samples": measure(session)}
+    return found
