@@ -40,7 +40,7 @@ INTERRUPTIBLE |= {"pwrite", "close", "fclose", "closedir", "syscall"}
 
 # What the native code calls and what either is no system call or cannot fail.
 HARMLESS = {"clock_gettime", "geteuid", "getpid", "pause", "sched_yield", "sysconf"}
-# For hooks and at the end of a test only: see native/bindings/sync_hooks.hpp.
+# For hooks and at the end of a test only: see native/bindings/python/sync_hooks.hpp.
 HARMLESS |= {"raise", "write"}
 # A region's: without them a wait lasts to its end, and a page is populated twice; for its threads.
 HARMLESS |= {"inotify_init", "inotify_init1", "inotify_add_watch", "poll", "read", "mincore"}

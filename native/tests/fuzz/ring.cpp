@@ -70,7 +70,7 @@ std::optional<FrameTable> table_of(const RingReader::Sample& sample, const Chunk
     });
 }
 
-// The same steps as in bindings/ring_reader.hpp.
+// The same steps as in bindings/broadcast/ring_reader.hpp.
 void receive(RingReader& reader, bool is_view) {
     if (reader.holds_next()) return;
     auto sample = reader.begin_nowait().loan;

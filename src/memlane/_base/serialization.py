@@ -5,8 +5,8 @@ small stream, and `decode_parts` one with a large stream (then a file) or buffer
 
 `encode_plain` and `decode_plain` are a fast path for small trees of dicts, lists, strings, bytes
 and numbers of exactly these types. MessagePack restores them exactly, in half the time of pickle;
-`native/bindings/plain.hpp` defines which. The receiver sees a difference only if it compares equal
-strings or bytes with `is`: one object that occurs twice arrives as two.
+`native/bindings/messages/plain.hpp` defines which. The receiver sees a difference only if it
+compares equal strings or bytes with `is`: one object that occurs twice arrives as two.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The errors for refused moves. Called by `native/bindings/copy_blocks.cpp`."""
+"""The errors for refused moves. Called by `native/bindings/offload/copy_blocks.cpp`."""
 
 from __future__ import annotations
 

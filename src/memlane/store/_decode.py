@@ -1,7 +1,7 @@
 """Decodes a value from its tree and data. See `_wire.py`.
 
 The bytes are not trusted: names are looked up in tables only, and memory is allocated only for data
-that is present (`native/bindings/object_memory.hpp`).
+that is present (`native/bindings/store/object_memory.hpp`).
 """
 
 from __future__ import annotations

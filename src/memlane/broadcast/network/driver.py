@@ -5,8 +5,9 @@ sockets and all state. The end's own thread (`_serve`) answers the peer between 
 calls; during a call, the calling thread does. No thread waits with the lock held: a wait polls the
 descriptors that libzmq signals through.
 
-The rules for calls are those of `native/bindings/end.hpp`: a second call raises `ConcurrentUse`,
-`close()` may come from any thread and from a signal handler, a forked child may only `close()`.
+The rules for calls are those of `native/bindings/ends/end.hpp`: a second call raises
+`ConcurrentUse`, `close()` may come from any thread and from a signal handler, a forked child may
+only `close()`.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@
 #include <cstring>
 #include <utility>
 
-#include "bindings/buffer_pool.hpp"
-#include "bindings/gil.hpp"
-#include "bindings/outgoing.hpp"
-#include "bindings/plain.hpp"
+#include "bindings/messages/outgoing.hpp"
+#include "bindings/messages/plain.hpp"
+#include "bindings/python/buffer_pool.hpp"
+#include "bindings/python/gil.hpp"
 #include "broadcast/ring_layout.hpp"
 
 namespace memlane::bindings {

@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/chunk_block.hpp"
-#include "bindings/encoder.hpp"
-#include "bindings/end.hpp"
-#include "bindings/ring_segment.hpp"
+#include "bindings/broadcast/chunk_block.hpp"
+#include "bindings/broadcast/ring_segment.hpp"
+#include "bindings/ends/end.hpp"
+#include "bindings/messages/encoder.hpp"
 #include "broadcast/ring_writer.hpp"
 #include "core/sync.hpp"
 
@@ -31,6 +31,8 @@ public:
     Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t pool_bytes)
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), pool_bytes),
           encoder_(codec) {}
+
+    static void settle_leases(RingWriter&) noexcept {}  // a writer lends, and borrows nothing
 
     std::size_t slot() const noexcept { return RingWriter::kSlot; }
     bool has_open_block() const noexcept { return open_.has_value(); }

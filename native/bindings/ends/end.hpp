@@ -17,11 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/failures.hpp"
-#include "bindings/gil.hpp"
-#include "bindings/one_call.hpp"
-#include "bindings/participant.hpp"
-#include "broadcast/lease.hpp"
+#include "bindings/ends/participant.hpp"
+#include "bindings/python/failures.hpp"
+#include "bindings/python/gil.hpp"
+#include "bindings/python/one_call.hpp"
 #include "core/segment.hpp"
 #include "core/status.hpp"
 #include "core/wait.hpp"
@@ -110,21 +109,8 @@ private:
     os::Nanoseconds interval_ = 0;
 };
 
-// A fork cannot log: this is called after it, and at the end of a reader.
-inline void log_uncopied_leases() noexcept {
-    if (!broadcast::Leases::all().is_any_uncopied.load(std::memory_order_relaxed)) return;
-    static bool is_logged = false;  // protected by the GIL
-    if (std::exchange(is_logged, true)) return;
-    try {
-        nb::module_::import_("memlane._base.diagnosis").attr("warn")(
-            "pages of a lent array could not be copied for a fork or the end of its reader (are they sealed, or is /proc "
-            "missing?): their space in /dev/shm stays in use as long as the queue");
-    } catch (nb::python_error& error) {
-        error.discard_as_unraisable("logging leases that could not be copied");
-    }
-}
-
-// `Bound` is the class that Python sees (it derives from this one).
+// `Bound` is the class that Python sees (it derives from this one); `Bound::settle_leases` makes what a reader has lent
+// independent of it.
 template <class Bound, class Core>
 class End {
 public:
@@ -263,11 +249,7 @@ private:
     void finish(bool announce) noexcept {
         if (closed_) return;
         closed_ = true;
-        if constexpr (requires { core_->own_leases(); })
-            if (segment_->is_own()) {
-                core_->own_leases();
-                log_uncopied_leases();
-            }
+        if (segment_->is_own()) Bound::settle_leases(*core_);
         if (announce && segment_->is_own()) core_->announce_close();
         last_position_ = core_->position();
         if (segment_->is_own()) core_->mark_survivors();

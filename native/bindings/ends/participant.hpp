@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "bindings/failures.hpp"
+#include "bindings/python/failures.hpp"
 #include "core/participants.hpp"
 #include "os/clock.hpp"
 #include "os/process.hpp"

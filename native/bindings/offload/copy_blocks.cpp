@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/buffer.hpp"
-#include "bindings/failures.hpp"
-#include "bindings/gil.hpp"
-#include "bindings/systems.hpp"
+#include "bindings/python/buffer.hpp"
+#include "bindings/python/failures.hpp"
+#include "bindings/python/gil.hpp"
+#include "bindings/python/systems.hpp"
 #include "offload/copy_device.hpp"
 #include "offload/copy_move.hpp"
 #include "os/process.hpp"

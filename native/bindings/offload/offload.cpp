@@ -3,9 +3,9 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
-#include "bindings/gil.hpp"
-#include "bindings/region_views.hpp"
-#include "bindings/systems.hpp"
+#include "bindings/offload/region_views.hpp"
+#include "bindings/python/gil.hpp"
+#include "bindings/python/systems.hpp"
 #include "offload/population.hpp"
 #include "offload/region_file.hpp"
 

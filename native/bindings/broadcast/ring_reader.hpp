@@ -8,12 +8,13 @@
 #include <optional>
 #include <utility>
 
-#include "bindings/buffer_pool.hpp"
-#include "bindings/chunk_block.hpp"
-#include "bindings/end.hpp"
-#include "bindings/incoming.hpp"
-#include "bindings/ring_segment.hpp"
+#include "bindings/broadcast/chunk_block.hpp"
+#include "bindings/broadcast/ring_segment.hpp"
+#include "bindings/ends/end.hpp"
+#include "bindings/messages/incoming.hpp"
+#include "bindings/python/buffer_pool.hpp"
 #include "broadcast/frames.hpp"
+#include "broadcast/lease.hpp"
 #include "broadcast/ring_reader.hpp"
 
 namespace memlane::bindings {
@@ -22,6 +23,20 @@ namespace nb = nanobind;
 using broadcast::ChunkKind;
 using broadcast::RingReader;
 using Sample = RingReader::Sample;
+
+// A fork cannot log: this is called after it, and at the end of a reader.
+inline void log_uncopied_leases() noexcept {
+    if (!broadcast::Leases::all().is_any_uncopied.load(std::memory_order_relaxed)) return;
+    static bool is_logged = false;  // protected by the GIL
+    if (std::exchange(is_logged, true)) return;
+    try {
+        nb::module_::import_("memlane._base.diagnosis").attr("warn")(
+            "pages of a lent array could not be copied for a fork or the end of its reader (are they sealed, or is /proc "
+            "missing?): their space in /dev/shm stays in use as long as the queue");
+    } catch (nb::python_error& error) {
+        error.discard_as_unraisable("logging leases that could not be copied");
+    }
+}
 
 class Reader : public End<Reader, RingReader> {
 public:
@@ -33,6 +48,11 @@ public:
           decode_plain_(codec.attr("decode_plain")),
           origin_(std::move(origin)),
           place_(reader) {}
+
+    static void settle_leases(RingReader& reader) noexcept {
+        reader.own_leases();
+        log_uncopied_leases();
+    }
 
     std::size_t place() const noexcept { return place_; }
     std::size_t slot() const noexcept { return 1 + place_; }

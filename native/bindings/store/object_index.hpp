@@ -13,9 +13,9 @@
 #include <optional>
 #include <utility>
 
-#include "bindings/byte_views.hpp"
-#include "bindings/store_end.hpp"
-#include "bindings/store_ring.hpp"
+#include "bindings/python/byte_views.hpp"
+#include "bindings/store/store_end.hpp"
+#include "bindings/store/store_ring.hpp"
 
 namespace memlane::bindings {
 

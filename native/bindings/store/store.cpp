@@ -5,12 +5,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/byte_views.hpp"
-#include "bindings/object_index.hpp"
-#include "bindings/object_memory.hpp"
-#include "bindings/store_end.hpp"
-#include "bindings/store_ring.hpp"
-#include "bindings/systems.hpp"
+#include "bindings/python/byte_views.hpp"
+#include "bindings/python/systems.hpp"
+#include "bindings/store/object_index.hpp"
+#include "bindings/store/object_memory.hpp"
+#include "bindings/store/store_end.hpp"
+#include "bindings/store/store_ring.hpp"
 #include "store/store_reader.hpp"
 #include "store/store_writer.hpp"
 

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "bindings/failures.hpp"
-#include "bindings/gil.hpp"
+#include "bindings/python/failures.hpp"
+#include "bindings/python/gil.hpp"
 #include "core/sync.hpp"
 #include "os/clock.hpp"
 #include "os/futex.hpp"

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "bindings/buffer.hpp"
-#include "bindings/failures.hpp"
-#include "bindings/gil.hpp"
+#include "bindings/python/buffer.hpp"
+#include "bindings/python/failures.hpp"
+#include "bindings/python/gil.hpp"
 #include "broadcast/frames.hpp"
 #include "broadcast/ring_reader.hpp"
 

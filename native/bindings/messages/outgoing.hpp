@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "bindings/buffer.hpp"
+#include "bindings/python/buffer.hpp"
 #include "broadcast/frames.hpp"
 
 namespace memlane::bindings {

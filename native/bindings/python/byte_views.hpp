@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
-#include "bindings/buffer.hpp"
-#include "bindings/failures.hpp"
-#include "bindings/gil.hpp"
+#include "bindings/python/buffer.hpp"
+#include "bindings/python/failures.hpp"
+#include "bindings/python/gil.hpp"
 #include "core/copy_streaming.hpp"
 #include "core/sync.hpp"
 

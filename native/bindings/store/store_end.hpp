@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/byte_views.hpp"
-#include "bindings/failures.hpp"
-#include "bindings/participant.hpp"
-#include "bindings/buffer.hpp"
+#include "bindings/ends/participant.hpp"
+#include "bindings/python/buffer.hpp"
+#include "bindings/python/byte_views.hpp"
+#include "bindings/python/failures.hpp"
 #include "store/object_reader.hpp"
 #include "store/store_reader.hpp"
 #include "store/store_writer.hpp"

@@ -3,15 +3,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/buffer.hpp"
-#include "bindings/failures.hpp"
-#include "bindings/gil.hpp"
-#include "bindings/systems.hpp"
-#include "broadcast/lease.hpp"
+#include "bindings/python/buffer.hpp"
+#include "bindings/python/failures.hpp"
+#include "bindings/python/gil.hpp"
+#include "bindings/python/systems.hpp"
 #include "core/sweep.hpp"
 #include "os/fork.hpp"
 #if defined(MEMLANE_SYNC_HOOKS)
-#include "bindings/sync_hooks.hpp"
+#include "bindings/python/sync_hooks.hpp"
 #endif
 
 // Python calls the PyInit__native below, which checks the interpreter first.
@@ -24,7 +23,7 @@ NB_MODULE(_native, m) {
     // Objects alive when the interpreter ends are the user's (a queue in a global, a daemon thread): no leak to report.
     nb::set_leak_warnings(false);
     nb::register_exception_translator(bindings::translate);
-    broadcast::Leases::all();  // installs the fork handlers, this one's and that of ClosedInChildren
+    os::ClosedInChildren::all();  // installs its fork handler, as bind_broadcast does that of leases
     bindings::bind_buffers(m);
     bindings::bind_broadcast(m);
     bindings::bind_store(m);

@@ -7,8 +7,8 @@
 #include <memory>
 #include <utility>
 
-#include "bindings/buffer.hpp"
-#include "bindings/failures.hpp"
+#include "bindings/python/buffer.hpp"
+#include "bindings/python/failures.hpp"
 #include "core/segment.hpp"
 
 namespace memlane::bindings {

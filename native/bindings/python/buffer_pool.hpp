@@ -12,7 +12,7 @@
 #include <memory>
 #include <new>
 
-#include "bindings/buffer.hpp"
+#include "bindings/python/buffer.hpp"
 #include "core/layout.hpp"
 #include "os/mapping.hpp"
 

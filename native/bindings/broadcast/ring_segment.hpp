@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "bindings/gil.hpp"
-#include "bindings/held_segment.hpp"
+#include "bindings/ends/held_segment.hpp"
+#include "bindings/python/gil.hpp"
 #include "broadcast/ring_layout.hpp"
 #include "core/sweep.hpp"
 

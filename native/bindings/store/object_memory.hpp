@@ -12,9 +12,9 @@
 #include <limits>
 #include <utility>
 
-#include "bindings/buffer_pool.hpp"
-#include "bindings/failures.hpp"
-#include "bindings/gil.hpp"
+#include "bindings/python/buffer_pool.hpp"
+#include "bindings/python/failures.hpp"
+#include "bindings/python/gil.hpp"
 #include "core/sync.hpp"
 
 namespace memlane::bindings {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <utility>
 
-#include "bindings/failures.hpp"
-#include "bindings/buffer.hpp"
+#include "bindings/python/buffer.hpp"
+#include "bindings/python/failures.hpp"
 #include "os/mapping.hpp"
 
 namespace memlane::bindings {

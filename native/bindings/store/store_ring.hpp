@@ -10,8 +10,8 @@
 #include <system_error>
 #include <utility>
 
-#include "bindings/gil.hpp"
-#include "bindings/held_segment.hpp"
+#include "bindings/ends/held_segment.hpp"
+#include "bindings/python/gil.hpp"
 #include "core/sweep.hpp"
 #include "store/byte_ring.hpp"
 #include "store/byte_ring_writer.hpp"

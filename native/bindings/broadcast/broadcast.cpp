@@ -6,12 +6,13 @@
 
 #include <new>
 
-#include "bindings/one_call.hpp"
-#include "bindings/plain.hpp"
-#include "bindings/ring_reader.hpp"
-#include "bindings/ring_segment.hpp"
-#include "bindings/ring_writer.hpp"
-#include "bindings/systems.hpp"
+#include "bindings/broadcast/ring_reader.hpp"
+#include "bindings/broadcast/ring_segment.hpp"
+#include "bindings/broadcast/ring_writer.hpp"
+#include "bindings/messages/plain.hpp"
+#include "bindings/python/one_call.hpp"
+#include "bindings/python/systems.hpp"
+#include "broadcast/lease.hpp"
 
 namespace memlane::bindings {
 
@@ -59,6 +60,8 @@ void bind_end(nb::class_<Bound>& end) {
 }  // namespace
 
 void bind_broadcast(nb::module_& m) {
+    broadcast::Leases::all();  // installs its fork handler: no thread can fork beside the import
+
     nb::class_<RingGeometry>(m, "RingGeometry", "The numbers that determine the layout of a ring.")
         .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t>(), "n_reader"_a, "max_chunk_bytes"_a, "max_chunks"_a)
         .def_ro("n_reader", &RingGeometry::n_reader)
