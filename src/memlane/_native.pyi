@@ -3,6 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+def install_errors(classes: dict[str, Any]) -> None:
+    """
+    Gives native code memlane's error classes, by name; ValueError if one is missing.
+    """
+
+def install(**functions: Callable[..., Any]) -> None:
+    """
+    Gives native code functions that it calls: they describe failures or log waits, say.
+    """
+
 class Buffer:
     """Memory and its owner; memoryviews of it keep both."""
 

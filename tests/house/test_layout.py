@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import memlane
+from memlane._base import diagnosis
 
 ROOT = Path(__file__).parents[2]
 PYTHON = sorted((ROOT / "src").rglob("*.py"))
@@ -59,6 +60,25 @@ def test_only_the_bottom_layer_makes_system_calls() -> None:
     for file in NATIVE:
         if file.parent.name not in ("os", "tests"):
             assert not call.search(file.read_text()), f"{file} makes a system call of its own"
+
+
+def test_native_code_names_nothing_of_python() -> None:
+    """It neither imports modules nor names error classes: Python installs what native code uses."""
+    errors = {name for name in vars(memlane.errors) if name in memlane.__all__}
+    for file in NATIVE:
+        code = re.sub(r"//.*", "", file.read_text())
+        assert not re.search(r"\bimport_\(|\bPyImport_", code), f"{file} imports by name"
+        named = set(re.findall(r'"(\w+)"', code)) & errors
+        assert not named, f"{file} names {named} as text"
+
+
+def test_failures_have_their_texts() -> None:
+    """Python knows every failure of an end that native code names."""
+    known = {*diagnosis._TEXTS, *re.findall(r'case "(\w+)"', Path(diagnosis.__file__).read_text())}
+    calls = re.compile(r'(?:raise|set)_failure\((?:\w|::|\(\)|\.)+, "(\w+)"')
+    named = {name for file in NATIVE for name in calls.findall(file.read_text())}
+    assert "timed_out" in named
+    assert named <= known
 
 
 @pytest.mark.parametrize("file", PYTHON, ids=lambda p: p.name)

@@ -30,7 +30,7 @@ inline void log_uncopied_leases() noexcept {
     static bool is_logged = false;  // protected by the GIL
     if (std::exchange(is_logged, true)) return;
     try {
-        nb::module_::import_("memlane._base.diagnosis").attr("warn")(
+        installed(Function::warn)(
             "pages of a lent array could not be copied for a fork or the end of its reader (are they sealed, or is /proc "
             "missing?): their space in /dev/shm stays in use as long as the queue");
     } catch (nb::python_error& error) {
@@ -95,8 +95,7 @@ public:
                         end_read();
                     } catch (const nb::python_error& error) {
                         // The block's own error says more, and its traceback refers to what the block made.
-                        const nb::object in_use = nb::module_::import_("memlane.errors").attr("ViewInUse");
-                        if (is_whole || !error.matches(in_use)) throw;
+                        if (is_whole || !is_a(error, Error::ViewInUse)) throw;
                     }
                 }};
     }
@@ -190,7 +189,7 @@ private:
         } catch (const std::bad_alloc&) {
         } catch (const nb::python_error& error) {
             if (!error.matches(PyExc_MemoryError)) throw;
-            if (error.matches(nb::module_::import_("memlane.errors").attr("MemlaneError"))) throw;
+            if (is_a(error, Error::MemlaneError)) throw;
         }
         raise_failure(self(), "no_memory");
     }

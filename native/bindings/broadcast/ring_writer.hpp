@@ -58,7 +58,7 @@ public:
     // False on timeout.
     bool wait_until_read(std::uint64_t position, nb::handle timeout) {
         const Call call(*this);
-        if (position >= core().position()) raise_error("InvalidArgument", "that message has not been sent yet");
+        if (position >= core().position()) raise_error(Error::InvalidArgument, "that message has not been sent yet");
         const os::Deadline deadline = deadline_of(timeout);
         Interruption look(self(), core().segment(), "chunk");
         const core::Outcome outcome = without_gil([&] { return core().wait_until_read(position, deadline, look); });
@@ -166,7 +166,7 @@ private:
         try {
             return work();
         } catch (const core::ShmExhausted& e) {
-            set_raised(nb::module_::import_("memlane._base.diagnosis").attr("exhausted")(self(), e.need, e.free, e.error));
+            set_raised(installed(Function::exhausted)(self(), e.need, e.free, e.error));
         }
         throw nb::python_error();
     }
@@ -178,7 +178,7 @@ private:
         constexpr std::uint64_t kUnchecked = 4u << 20;
         unchecked_ += bytes;
         if (unchecked_ <= kUnchecked) return true;
-        const nb::object ask = nb::module_::import_("memlane._base.segments").attr("memory_refusal");
+        const nb::handle ask = installed(Function::memory_refusal);
         Interruption look(self(), core().segment(), "chunk", watch);
         for (;;) {
             const nb::object refusal = ask(bytes, "spare"_a = kUnchecked);

@@ -37,26 +37,26 @@ inline os::Deadline to_deadline(nb::handle timeout) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_OverflowError))
             throw nb::python_error();
         PyErr_Clear();
-        raise_error("InvalidType", "timeout must be a number of seconds or None");
+        raise_error(Error::InvalidType, "timeout must be a number of seconds or None");
     }
-    if (std::isnan(seconds)) raise_error("InvalidArgument", "timeout must be a number of seconds or None, not NaN");
+    if (std::isnan(seconds)) raise_error(Error::InvalidArgument, "timeout must be a number of seconds or None, not NaN");
     if (seconds >= kForEver) return os::Deadline::never();
     return os::Deadline::after(seconds <= 0 ? 0 : static_cast<os::Nanoseconds>(seconds * 1e9));
 }
 
 // What a wait does with the GIL between slices: runs signal handlers, checks the caller's `cancel`, and logs a
-// wait that lasts (memlane._base.diagnosis). Entering Python costs more than the rest of a slice, so it happens once a
+// wait that lasts. Entering Python costs more than the rest of a slice, so it happens once a
 // second and not at every slice, unless there is a `cancel` to check; a signal ends the slice anyway. Python
 // code may fork: the call must not go on in the child, or both would write to the same ring.
 class Interruption {
 public:
-    // `wait`: what is waited for, as memlane._base.diagnosis knows it. `is_news`: whether a wait that lasts is worth a
+    // `wait`: what is waited for, as the installed `report` knows it. `is_news`: whether a wait that lasts is worth a
     // line. Asked here and not in Python, because idle readers would import logging only to log nothing.
     Interruption(nb::object end, const core::Segment& segment, const char* wait, nb::handle cancel = nb::none(),
                  std::function<bool()> is_news = [] { return true; })
         : end_(std::move(end)), segment_(segment), wait_(wait), cancel_(cancel), is_news_(std::move(is_news)) {
         if (!cancel_.is_none() && !nb::hasattr(cancel_, "is_set"))
-            raise_error("InvalidType", "cancel must be a threading.Event or None");
+            raise_error(Error::InvalidType, "cancel must be a threading.Event or None");
     }
 
     bool is_cancelled() const {
@@ -85,8 +85,8 @@ private:
     // The first call only learns when the first line is due. After that, each pause is twice the one before.
     void speak(os::Nanoseconds now) {
         if (interval_ == 0) {
-            const nb::object ask = nb::module_::import_("memlane._base.diagnosis").attr("warning_interval");
-            interval_ = static_cast<os::Nanoseconds>(nb::cast<double>(ask()) * 1e9);
+            const nb::object seconds = installed(Function::warning_interval)();
+            interval_ = static_cast<os::Nanoseconds>(nb::cast<double>(seconds) * 1e9);
             next_word_ = started_ + interval_;
             if (now < next_word_) return;
         }
@@ -95,7 +95,7 @@ private:
         next_word_ = now + interval_;
         if (!is_news_()) return;
         const double waited = static_cast<double>(now - started_) / 1e9;
-        nb::module_::import_("memlane._base.diagnosis").attr("report")(end_, wait_, waited);
+        installed(Function::report)(end_, wait_, waited);
     }
 
     const nb::object end_;

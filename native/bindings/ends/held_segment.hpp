@@ -20,7 +20,7 @@ template <class Array>
 Array to_array(const nb::bytes& text) {
     Array array{};
     if (text.size() != array.size())
-        raise_error("InvalidArgument", nb::str("{} bytes are needed, not {}").attr("format")(array.size(), text.size()));
+        raise_error(Error::InvalidArgument, nb::str("{} bytes are needed, not {}").attr("format")(array.size(), text.size()));
     std::memcpy(array.data(), text.c_str(), array.size());
     return array;
 }
@@ -33,7 +33,7 @@ protected:
     explicit HeldSegment(std::shared_ptr<core::Segment> segment) : segment_(std::move(segment)) {}
 
     void check_open() const {
-        if (!segment_->is_open()) raise_error("Closed", "this ring is closed");
+        if (!segment_->is_open()) raise_error(Error::Closed, "this ring is closed");
     }
 
     std::shared_ptr<core::Segment> segment_;

@@ -1,4 +1,4 @@
-// A process as its slot describes it, in the form of memlane._base.diagnosis.Participant.
+// A process as its slot describes it, as a tuple that Python names.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -65,7 +65,7 @@ inline constexpr const char* kParticipant =
 // A slot, and whether its process lives; makes system calls.
 inline nb::tuple participant_of(const core::Participants& participants, std::size_t count, std::size_t own_slot,
                                 std::size_t slot) {
-    if (slot >= count) raise_error("InvalidArgument", "no such slot");
+    if (slot >= count) raise_error(Error::InvalidArgument, "no such slot");
     const core::Presence presence = slot == own_slot ? core::Presence::attached : participants.presence(slot);
     return Sighting(participants, slot, presence).to_tuple(os::monotonic_now());
 }

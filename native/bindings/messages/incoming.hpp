@@ -54,9 +54,9 @@ private:
         if (bytes == 0) return;
         // Decoding may have forked, and the writer does not wait for the child.
         if (!segment_->is_own())
-            raise_error("WrongProcess", "this process was forked while it decoded this message");
+            raise_error(Error::WrongProcess, "this process was forked while it decoded this message");
         const bool copied = copying(bytes, [&] { return message_->copy_out({at_, bytes}, to); });
-        if (!copied) raise_error("CorruptMessage", "the message ends before its stream does");
+        if (!copied) raise_error(Error::CorruptMessage, "the message ends before its stream does");
         at_ += bytes;
     }
 

@@ -59,7 +59,7 @@ private:
         if (shape.empty() || shape.size() != strides.size()) throw nb::value_error("an array needs a block axis");
         auto blocks = offload::blocks_of(base, shape, strides, itemsize);
         if (!blocks)
-            raise_error("InvalidArgument",
+            raise_error(Error::InvalidArgument,
                         nb::str("each block of an array of shape {} has more than {} pieces; make it contiguous first")
                             .attr("format")(shape, offload::kMostExtents));
         blocks_ = std::move(*blocks);
@@ -72,8 +72,7 @@ private:
 // The exception is made in Python, where the texts are.
 [[noreturn]] void raise_refusal(const char* what, const BlockArray& from, const BlockArray& to, std::size_t pair = 0,
                                 nb::handle id = nb::none()) {
-    const nb::object make = nb::module_::import_("memlane.offload._refusals").attr("refusal");
-    set_raised(make(what, pair, id, from.blocks().count, to.blocks().count));
+    set_raised(installed(Function::move_refusal)(what, pair, id, from.blocks().count, to.blocks().count));
     throw nb::python_error();
 }
 

@@ -36,7 +36,7 @@ std::shared_ptr<RegionFile> new_region(std::string directory, const std::string&
 // A signal handler, or `progress`, may fork in the middle of a start, which remains the parent's.
 void require_own(bool is_own) {
     if (!is_own)
-        raise_error("WrongProcess", "this process was forked while a region started: the region belongs to its parent");
+        raise_error(Error::WrongProcess, "this process was forked while a region started: the region belongs to its parent");
 }
 
 // In the order of the enums.
@@ -68,7 +68,7 @@ void map(RegionFile& self, bool in_huge_pages) {
 
 // Another thread may have cleaned up a moment ago.
 const std::shared_ptr<os::Mapping>& mapping_of(const RegionFile& self) {
-    if (!self.mapping()) raise_error("Closed", nb::str("the region {} was cleaned up").attr("format")(self.path()));
+    if (!self.mapping()) raise_error(Error::Closed, nb::str("the region {} was cleaned up").attr("format")(self.path()));
     return self.mapping();
 }
 

@@ -44,7 +44,7 @@ public:
 
 private:
     const os::Mapping& mapping() const {
-        if (is_closed_) raise_error("InvalidArgument", "this region was cleaned up");
+        if (is_closed_) raise_error(Error::InvalidArgument, "this region was cleaned up");
         return *mapping_;
     }
     nb::object lender() const { return nb::cast(Buffer(mapping_, mapping_->base(), mapping().bytes(), false)); }

@@ -31,7 +31,7 @@ private:
         } catch (const nb::python_error& error) {
             if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_TypeError)) throw;
         }
-        raise_error("InvalidArgument", nb::str("{} is not contiguous memory that can be {}")
+        raise_error(Error::InvalidArgument, nb::str("{} is not contiguous memory that can be {}")
                                            .attr("format")(nb::type_name(object.type()), access == Access::write ? "written" : "read"));
     }
 };
@@ -43,7 +43,7 @@ public:
         std::size_t sum = 0;
         for (const nb::handle part : parts) sum += parts_.emplace_back(part).size();
         if (sum != bytes)
-            raise_error("InvalidArgument", nb::str("the parts of an object have {} bytes, not {} as announced")
+            raise_error(Error::InvalidArgument, nb::str("the parts of an object have {} bytes, not {} as announced")
                                                .attr("format")(sum, bytes));
     }
 
@@ -77,7 +77,7 @@ inline void copy_parts(nb::handle target, std::size_t offset, nb::handle parts, 
     const ByteView to(target, ByteView::Access::write);
     const Parts from(parts, bytes);
     if (offset > to.size() || bytes > to.size() - offset)
-        raise_error("InvalidArgument",
+        raise_error(Error::InvalidArgument,
                     nb::str("{} bytes at offset {} do not fit in {} bytes").attr("format")(bytes, offset, to.size()));
     from.copy_to(static_cast<std::byte*>(to.data()) + offset);
 }

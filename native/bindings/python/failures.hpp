@@ -1,12 +1,15 @@
-// The only place where C++ errors become Python exceptions. Texts are made in Python (memlane._base.diagnosis), where
-// the facts about the peers are at hand.
+// The only place where C++ errors become Python exceptions. Texts that need facts about the peers are made by functions
+// that Python installs (installed.hpp).
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
+#include <cstdint>
 #include <exception>
 #include <system_error>
 
+#include "bindings/python/installed.hpp"
 #include "core/errors.hpp"
 
 namespace memlane::bindings {
@@ -16,44 +19,59 @@ namespace nb = nanobind;
 inline void set_raised(const nb::object& error) { PyErr_SetObject(error.type().ptr(), error.ptr()); }
 
 template <class... Args>
-void set_error(const char* error_class, const Args&... args) {
-    set_raised(nb::module_::import_("memlane.errors").attr(error_class)(args...));
+void set_error(Error error, const Args&... args) {
+    const nb::handle made = Installed::instance().find(error);
+    if (!made.is_valid()) Installed::instance().raise_classless(error, nb::make_tuple(args...));
+    set_raised(made(args...));
 }
 
 template <class... Args>
-[[noreturn]] void raise_error(const char* error_class, const Args&... args) {
-    set_error(error_class, args...);
+[[noreturn]] void raise_error(Error error, const Args&... args) {
+    set_error(error, args...);
     throw nb::python_error();
 }
 
-inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
+inline bool is_a(const nb::python_error& error, Error expected) noexcept {
+    return error.matches(Installed::instance().find(expected));
+}
+
+inline void set_translated(const std::exception_ptr& thrown) {
     try {
         std::rethrow_exception(thrown);
     } catch (const core::SegmentMissing& e) {
-        set_error("SegmentMissing", e.name, e.what());
+        set_error(Error::SegmentMissing, e.name, e.what());
     } catch (const core::SegmentExists& e) {
-        set_error("SegmentExists", e.name);
+        set_error(Error::SegmentExists, e.name);
     } catch (const core::SegmentForeign& e) {
-        set_error("foreign_segment", e.path, e.owner, e.remedy);
+        set_raised(installed(Function::foreign_segment)(e.path, e.owner, e.remedy));
     } catch (const core::SegmentRefused& e) {
-        set_error("SegmentRefused", e.what());
+        set_error(Error::SegmentRefused, e.what());
     } catch (const core::LayoutMismatch& e) {
-        set_error("LayoutMismatch", e.what());
+        set_error(Error::LayoutMismatch, e.what());
     } catch (const core::RankTaken& e) {
-        set_error("RankTaken", e.what());
+        set_error(Error::RankTaken, e.what());
     } catch (const core::ShmExhausted& e) {
-        set_error("ShmExhausted", e.need, e.free, e.error);
+        set_error(Error::ShmExhausted, e.need, e.free, e.error);
     } catch (const std::system_error& e) {
-        set_error("system_fault", e.code().value(), e.what());
+        set_raised(installed(Function::system_fault)(e.code().value(), e.what()));
+    }
+}
+
+// nanobind makes a RuntimeError of what a translator throws: errors of the installed functions are set instead.
+inline void translate(const std::exception_ptr& thrown, void* /*unused*/) {
+    try {
+        set_translated(thrown);
+    } catch (nb::python_error& error) {
+        error.restore();
     }
 }
 
 // Call before reserving: where the file system does not refuse, the kernel kills a process instead.
-inline void check_memory_for(std::uint64_t bytes) { nb::module_::import_("memlane._base.segments").attr("check_memory")(bytes); }
+inline void check_memory_for(std::uint64_t bytes) { installed(Function::check_memory)(bytes); }
 
-// `end`: the endpoint object, which memlane._base.diagnosis asks for its participants.
+// `end`: the endpoint object, which the installed function asks for its participants.
 inline void set_failure(nb::handle end, const char* what, std::size_t slot = 0, nb::handle timeout = nb::none()) {
-    set_raised(nb::module_::import_("memlane._base.diagnosis").attr("failure")(end, what, slot, timeout));
+    set_raised(installed(Function::failure)(end, what, slot, timeout));
 }
 [[noreturn]] inline void raise_failure(nb::handle end, const char* what, std::size_t slot = 0) {
     set_failure(end, what, slot);

@@ -6,6 +6,7 @@
 #include "bindings/python/buffer.hpp"
 #include "bindings/python/failures.hpp"
 #include "bindings/python/gil.hpp"
+#include "bindings/python/installed.hpp"
 #include "bindings/python/systems.hpp"
 #include "core/sweep.hpp"
 #include "os/fork.hpp"
@@ -24,6 +25,7 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);
     nb::register_exception_translator(bindings::translate);
     os::ClosedInChildren::all();  // installs its fork handler, as bind_broadcast does that of leases
+    bindings::bind_installed(m);
     bindings::bind_buffers(m);
     bindings::bind_broadcast(m);
     bindings::bind_store(m);

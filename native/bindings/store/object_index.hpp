@@ -35,7 +35,7 @@ public:
     // Raises if the storage is closed, or a parent process's.
     std::shared_ptr<store::StoreWriter> writer() const {
         const auto writer = writer_.lock();
-        if (!writer) raise_error("Closed", "this storage is closed");
+        if (!writer) raise_error(Error::Closed, "this storage is closed");
         if (!writer->segment().is_own()) raise_failure(nb::none(), "wrong_process");
         return writer;
     }

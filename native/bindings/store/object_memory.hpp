@@ -108,7 +108,7 @@ private:
 
     template <class... Args>
     [[noreturn]] static void raise_corrupt(const char* format, const Args&... args) {
-        raise_error("CorruptMessage", nb::str(format).attr("format")(args...));
+        raise_error(Error::CorruptMessage, nb::str(format).attr("format")(args...));
     }
 
     std::byte* take(std::size_t bytes) {

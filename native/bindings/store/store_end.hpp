@@ -29,7 +29,7 @@ using store::ObjectReader;
 // beyond 63 bits, where nothing is stored.
 inline std::optional<std::uint64_t> number_from(const char* name, nb::handle value) {
     if (!PyLong_CheckExact(value.ptr()))
-        return number_from(name, nb::module_::import_("memlane._base.arguments").attr("integer")(name, value));
+        return number_from(name, installed(Function::integer)(name, value));
     int overflow = 0;
     const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
     return overflow == 0 && number >= 0 ? std::optional<std::uint64_t>(number) : std::nullopt;
@@ -74,7 +74,7 @@ public:
     ~StoreEnd() { finish(false); }
 
     Core& core() const {
-        if (!core_) raise_error("Closed", "this storage is closed");
+        if (!core_) raise_error(Error::Closed, "this storage is closed");
         if (!core_->segment().is_own()) raise_failure(nb::none(), "wrong_process");
         return *core_;
     }
@@ -157,7 +157,7 @@ public:
     // Counts one more read of the object whose read count `view` shows.
     void count(nb::handle view) const {
         const ByteView bytes(view, ByteView::Access::write);
-        if (bytes.size() < store::kCountBytes) raise_error("InvalidArgument", "a read count has 4 bytes");
+        if (bytes.size() < store::kCountBytes) raise_error(Error::InvalidArgument, "a read count has 4 bytes");
         if (const auto object = object_of(bytes)) {
             core().count(*object);
             core().unpin(*object);
@@ -194,7 +194,7 @@ public:
     // object of it, the count in them does.
     bool is_read(std::uint32_t id, nb::handle view, std::uint64_t references) const {
         const ByteView bytes(view, ByteView::Access::read);
-        if (bytes.size() < store::kCountBytes) raise_error("InvalidArgument", "a read count has 4 bytes");
+        if (bytes.size() < store::kCountBytes) raise_error(Error::InvalidArgument, "a read count has 4 bytes");
         return core().is_read_at(id, static_cast<const std::byte*>(bytes.data()), references);
     }
 

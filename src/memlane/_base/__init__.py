@@ -1,1 +1,16 @@
-"""What all systems share and none owns. Each file opens with what may live in it."""
+"""What all systems share and none owns. Each file opens with what may live in it.
+
+Native code imports nothing by name: this package gives it what memlane.errors and `arguments` have,
+because they must not import native code; other modules install their functions themselves.
+"""
+
+import memlane.errors
+from memlane._base.arguments import integer
+from memlane._native import install, install_errors
+
+install_errors(vars(memlane.errors))
+install(
+    foreign_segment=memlane.errors.foreign_segment,
+    system_fault=memlane.errors.system_fault,
+    integer=integer,
+)

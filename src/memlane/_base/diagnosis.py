@@ -1,8 +1,8 @@
 """Says what went wrong and who is to blame: the exception for a failed native call, the log line
 of a long wait, and when that line is due.
 
-The bindings call `failure`, `report` and `warning_interval`; waits in Python use a `Stall`. logging
-is imported only when there is something to log.
+The bindings call the functions that are installed at the end; waits in Python use a `Stall`.
+logging is imported only when there is something to log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from memlane._base.naming import MOST_NAMED, names_of
-from memlane._native import RingReader
+from memlane._native import RingReader, install
 from memlane.errors import (
     Cancelled,
     Closed,
@@ -405,3 +405,12 @@ def _line(end: RingEnd, wait: str, waited: float) -> str:
             return (
                 f"{Awaited(end)} kept reader {rank} (pid {os.getpid()}) waiting for {waited:.1f} s"
             )
+
+
+install(
+    failure=failure,
+    exhausted=exhausted,
+    report=report,
+    warn=warn,
+    warning_interval=warning_interval,
+)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from memlane._native import install
 from memlane.errors import ShmExhausted
 
 NAME_PREFIX = "memlane-"
@@ -165,3 +166,6 @@ def _groups(root: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _text_of(*path: str) -> str:
     with open(os.path.join(*path)) as file:
         return file.read()
+
+
+install(check_memory=check_memory, memory_refusal=memory_refusal)

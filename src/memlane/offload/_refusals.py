@@ -1,7 +1,8 @@
-"""The errors for refused moves. Called by `native/bindings/offload/copy_blocks.cpp`."""
+"""The errors for refused moves. Installed for `native/bindings/offload/copy_blocks.cpp`."""
 
 from __future__ import annotations
 
+from memlane._native import install
 from memlane.errors import InvalidArgument, MemlaneError, PairRefused, WrongProcess
 
 _HINT = "nothing was moved"
@@ -36,3 +37,6 @@ def refusal(what: str, pair: int, block: int | None, sources: int, targets: int)
                 "and this one must not rely on what it has moved"
             )
     return PairRefused(f"pair {pair} names {text}; {_HINT}", what, pair, block)
+
+
+install(move_refusal=refusal)

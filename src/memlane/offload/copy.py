@@ -12,7 +12,10 @@ import numpy as np
 from memlane._base.arguments import integer_from
 from memlane._native import copy_blocks as _copy_blocks
 from memlane.errors import InvalidArgument, InvalidType, Unsupported
-from memlane.offload import cuda
+from memlane.offload import (
+    _refusals,  # noqa: F401  # installs the errors of refused moves
+    cuda,
+)
 from memlane.offload._arrays import Side
 
 if TYPE_CHECKING:
