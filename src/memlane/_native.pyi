@@ -27,65 +27,38 @@ class ViewLease:
     def covers(self, address: int) -> bool:
         """Whether the address is in that memory."""
 
-class RingGeometry:
-    """The numbers that determine the layout of a ring."""
+def pooled(nbytes: int) -> Buffer:
+    """Private, writable memory from a pool, with undefined contents."""
 
-    def __init__(self, n_reader: int, max_chunk_bytes: int, max_chunks: int) -> None: ...
-    @property
-    def n_reader(self) -> int: ...
-    @property
-    def max_chunk_bytes(self) -> int: ...
-    @property
-    def max_chunks(self) -> int: ...
-    @property
-    def metadata_size(self) -> int: ...
-    @property
-    def metadata_offset(self) -> int: ...
-    @property
-    def total_bytes(self) -> int: ...
+def copy_parts(target: object, offset: int, parts: object, bytes: int) -> None:
+    """
+    Copies `parts`, which have `bytes` in all, to `target[offset:]`; large ones without the GIL.
+    """
 
-class HeldSegment:
-    """A segment that this process holds."""
+def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
+    """A view of memory that `owner` keeps alive."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def is_open(self) -> bool: ...
+def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]:
+    """
+    Bytes to be filled through the view before they are shared; the view must not outlive them.
+    """
 
-class RingSegment(HeldSegment):
-    """The shared memory of one ring."""
+class CallGuard:
+    """A `with` block around a call on an end: one at a time."""
 
-    @staticmethod
-    def create(
-        geometry: RingGeometry, id: bytes, name: str, reserved_bytes: int, slot: int | None = None
-    ) -> RingSegment:
+    def __init__(self, check: object | None = None, finish: object | None = None) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: object | None, error: object | None, traceback: object | None
+    ) -> None: ...
+    @property
+    def thread(self) -> int:
+        """The thread that is in a call, or 0."""
+
+    def finish(self, timeout: float) -> bool:
         """
-        Creates a segment and reserves that much of each chunk; first sweeps dead segments.
+        Runs `finish` once no call runs. False: one still does after `timeout` seconds (< 0: any).
         """
-
-    @staticmethod
-    def attach(
-        geometry: RingGeometry, name: str, id: bytes | None = None, slot: int | None = None
-    ) -> RingSegment:
-        """
-        Attaches to the segment `name`, as participant `slot` or only as a user.
-        """
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes reserved of each chunk by the creator, according to the header."""
-
-    @property
-    def is_creator(self) -> bool: ...
-    @property
-    def is_own(self) -> bool:
-        """False in a child that was forked after the segment was opened."""
-
-    def view(self, offset: int, bytes: int) -> memoryview: ...
-    def close(self) -> None: ...
-    def abandon(self) -> None: ...
 
 def is_plain(object: object | None) -> bool:
     """Whether MessagePack restores the object exactly."""
@@ -133,30 +106,71 @@ class Incoming:
     def readinto(self, target: object) -> int: ...
     def readline(self) -> bytes: ...
 
-class Turn:
-    """A `with` block around a call on an end: one at a time."""
+class HeldSegment:
+    """A segment that this process holds."""
 
-    def __init__(self, check: object | None = None, finish: object | None = None) -> None: ...
-    def __enter__(self) -> None: ...
-    def __exit__(
-        self, kind: object | None, error: object | None, traceback: object | None
-    ) -> None: ...
     @property
-    def thread(self) -> int:
-        """The thread that is in a call, or 0."""
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def is_open(self) -> bool: ...
 
-    def finish(self, timeout: float) -> bool:
+class Sightings:
+    """A snapshot of peers."""
+
+    def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool]]:
+        """By slot; reads from /proc what each is doing now."""
+
+class RingGeometry:
+    """The numbers that determine the layout of a ring."""
+
+    def __init__(self, n_reader: int, max_chunk_bytes: int, max_chunks: int) -> None: ...
+    @property
+    def n_reader(self) -> int: ...
+    @property
+    def max_chunk_bytes(self) -> int: ...
+    @property
+    def max_chunks(self) -> int: ...
+    @property
+    def metadata_size(self) -> int: ...
+    @property
+    def metadata_offset(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
+
+class RingSegment(HeldSegment):
+    """The shared memory of one ring."""
+
+    @staticmethod
+    def create(
+        geometry: RingGeometry, id: bytes, name: str, reserved_bytes: int, slot: int | None = None
+    ) -> RingSegment:
         """
-        Runs `finish` once no call runs. False: one still does after `timeout` seconds (< 0: any).
+        Creates a segment and reserves that much of each chunk; first sweeps dead segments.
         """
 
-def pooled(nbytes: int) -> Buffer:
-    """Private, writable memory from a pool, with undefined contents."""
+    @staticmethod
+    def attach(
+        geometry: RingGeometry, name: str, id: bytes | None = None, slot: int | None = None
+    ) -> RingSegment:
+        """
+        Attaches to the segment `name`, as participant `slot` or only as a user.
+        """
 
-def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]:
-    """
-    Bytes to be filled through the view before they are shared; the view must not outlive them.
-    """
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes reserved of each chunk by the creator, according to the header."""
+
+    @property
+    def is_creator(self) -> bool: ...
+    @property
+    def is_own(self) -> bool:
+        """False in a child that was forked after the segment was opened."""
+
+    def view(self, offset: int, bytes: int) -> memoryview: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
 
 class ChunkBlock:
     """A `with` block on a chunk; leaving it publishes or releases the chunk."""
@@ -165,12 +179,6 @@ class ChunkBlock:
     def __exit__(
         self, kind: object | None, error: object | None, traceback: object | None
     ) -> None: ...
-
-class Sightings:
-    """A snapshot of peers."""
-
-    def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool]]:
-        """By slot; reads from /proc what each is doing now."""
 
 class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
@@ -355,11 +363,6 @@ class NoRoom:
     def is_obstructed(self) -> bool:
         """Whether cleared data there is still being read."""
 
-def copy_parts(target: object, offset: int, parts: object, bytes: int) -> None:
-    """
-    Copies `parts`, which have `bytes` in all, to `target[offset:]`; large ones without the GIL.
-    """
-
 class PinnedObject:
     """An object that is pinned while this or a buffer of it exists."""
 
@@ -480,7 +483,7 @@ class StoreWriter:
     def outstanding(self) -> list[int]:
         """The number of outstanding reads of each reader."""
 
-class Claim:
+class Reservation:
     """
     A `with` block on space for an object; without publish(), nothing is stored.
     """
@@ -496,7 +499,7 @@ class Claim:
     def publish(self, key: object) -> tuple[int, int]:
         """Publishes the object under `key`; returns its address and id."""
 
-    def __enter__(self) -> Claim: ...
+    def __enter__(self) -> Reservation: ...
     def __exit__(
         self, kind: object | None, error: object | None, traceback: object | None
     ) -> None: ...
@@ -530,7 +533,9 @@ class ObjectIndex:
         Stores an object with one reference, evicting the oldest if needed. Returns (address, id).
         """
 
-    def claim(self, size: int, is_free: Callable[[int, int, int], bool] | None) -> Claim | NoRoom:
+    def reserve(
+        self, size: int, is_free: Callable[[int, int, int], bool] | None
+    ) -> Reservation | NoRoom:
         """Reserves space for an object, to be filled step by step."""
 
     def refer(self, id: int, references: int) -> None:
@@ -580,9 +585,6 @@ class ObjectMemory:
 
     @lies.setter
     def lies(self, arg: bool, /) -> None: ...
-
-def bytes_at(owner: object, address: int, nbytes: int) -> memoryview:
-    """A read-only view of memory that `owner` keeps alive."""
 
 class RegionMap:
     """All bytes of a region, like mmap.mmap."""

@@ -65,7 +65,7 @@ def said_by(code: str) -> str:
 @pytest.mark.parametrize(
     ("code", "lacking"),
     [
-        ("guard = native.Turn()\nwith guard: failing(guard.__enter__)", "ConcurrentUse"),
+        ("guard = native.CallGuard()\nwith guard: failing(guard.__enter__)", "ConcurrentUse"),
         ("failing(native.copy_parts, bytearray(3), 0, [b'ab'], 3)", "InvalidArgument"),
         ("failing(native.copy_parts, b'abc', 0, [b'ab'], 2)", "InvalidArgument"),
         ("failing(native.RingSegment.attach, shape, 'memlane-none')", "SegmentMissing"),

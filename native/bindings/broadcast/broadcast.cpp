@@ -4,13 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <new>
-
 #include "bindings/broadcast/ring_reader.hpp"
 #include "bindings/broadcast/ring_segment.hpp"
 #include "bindings/broadcast/ring_writer.hpp"
-#include "bindings/messages/plain.hpp"
-#include "bindings/python/one_call.hpp"
 #include "bindings/python/systems.hpp"
 #include "broadcast/lease.hpp"
 
@@ -21,25 +17,7 @@ using namespace nb::literals;
 
 namespace {
 
-const nb::sig kSeen("def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool]]");
 const nb::sig kCounters("def counters(self) -> tuple[int, int, int, int]");
-
-// The C library maps every allocation above this size afresh, and its pages are faulted in one by one: for 64
-// MiB that took longer than the copy into them.
-constexpr std::size_t kAlwaysMapped = 32u << 20;
-
-nb::tuple blank_bytes(std::size_t nbytes) {
-    if (nbytes > PY_SSIZE_T_MAX) throw std::bad_alloc();
-    const nb::bytes text = new_bytes(nbytes);
-    char* const memory = PyBytes_AS_STRING(text.ptr());
-    if (nbytes > kAlwaysMapped) {
-        char* const begin = memory + (-reinterpret_cast<std::uintptr_t>(memory) & (core::kPage - 1));
-        os::prefer_huge_pages(begin, nbytes - static_cast<std::size_t>(begin - memory));
-    }
-    const nb::object view = nb::steal(PyMemoryView_FromMemory(memory, static_cast<Py_ssize_t>(nbytes), PyBUF_WRITE));
-    if (!view.is_valid()) throw nb::python_error();
-    return nb::make_tuple(text, view);
-}
 
 template <class Bound>
 void bind_end(nb::class_<Bound>& end) {
@@ -71,11 +49,6 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("metadata_offset", &RingGeometry::metadata_offset)
         .def_prop_ro("total_bytes", &RingGeometry::total_bytes);
 
-    nb::class_<HeldSegment>(m, "HeldSegment", "A segment that this process holds.")
-        .def_prop_ro("name", [](const HeldSegment& self) { return self.segment()->name(); })
-        .def_prop_ro("size", [](const HeldSegment& self) { return self.segment()->bytes(); })
-        .def_prop_ro("is_open", [](const HeldSegment& self) { return self.segment()->is_open(); });
-
     nb::class_<RingSegment, HeldSegment>(m, "RingSegment", "The shared memory of one ring.")
         .def_static("create", &RingSegment::create, "geometry"_a, "id"_a, "name"_a, "reserved_bytes"_a,
                     "slot"_a = nb::none(),
@@ -91,95 +64,48 @@ void bind_broadcast(nb::module_& m) {
         .def("close", &RingSegment::close)
         .def("abandon", &RingSegment::abandon);
 
-    m.def("is_plain", [](nb::handle object) { return PlainObject::is_plain(object.ptr()); }, "object"_a.none(),
-          "Whether MessagePack restores the object exactly.");
-
-    m.def("beyond_message_pack", &beyond_message_pack, "object"_a.none(), "extension"_a,
-          "The first part of the object that MessagePack would not restore as the same type, or None.");
-
-    nb::class_<Outgoing>(m, "Outgoing", "A message to be sent: a file for a Pickler, and its buffer_callback.")
-        .def(nb::init<>())
-        .def("write", &Outgoing::write, "data"_a)
-        .def("add_buffer", &Outgoing::add_buffer, "buffer"_a, "Returns True to leave the buffer in the stream.");
-
-    nb::class_<Encoder>(m, "Encoder", "Encodes an object once for all readers.")
-        .def(nb::init<const nb::object&>(), "codec"_a)
-        .def("encode", [](Encoder& self, nb::handle object) { self.encode(object); return self.bytes(); }, "object"_a.none(),
-             "Returns the size in bytes; until clear() the message refers to the object's memory.")
-        .def("clear", [](const Encoder& self) { self.message().clear(); })
-        .def("joined", &Encoder::joined, "header"_a, "The whole message, after a header.")
-        .def("settled", &Encoder::settled, nb::sig("def settled(self) -> bytes | Buffer"),
-             "The whole message in memory that no longer changes: one copy, none for bytes.")
-        .def_prop_ro("kind", [](const Encoder& self) { return static_cast<int>(self.kind()); })
-        .def_prop_ro("nbytes", &Encoder::bytes);
-
-    nb::class_<Incoming>(m, "Incoming", "The stream of a large message, as a file for an Unpickler.")
-        .def("read", &Incoming::read, "size"_a = -1)
-        .def("readinto", &Incoming::read_into, "target"_a)
-        .def("readline", &Incoming::read_line);
-
-    static PyType_Slot turn[] = {{Py_tp_traverse, reinterpret_cast<void*>(Turn::traverse)},
-                                 {Py_tp_clear, reinterpret_cast<void*>(Turn::clear)},
-                                 {0, nullptr}};
-    nb::class_<Turn>(m, "Turn", nb::type_slots(turn), "A `with` block around a call on an end: one at a time.")
-        .def(nb::init<nb::object, nb::object>(), "check"_a = nb::none(), "finish"_a = nb::none())
-        .def("__enter__", &Turn::enter)
-        .def("__exit__", &Turn::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none())
-        .def_prop_ro("thread", &Turn::thread, "The thread that is in a call, or 0.")
-        .def("finish", &Turn::finish, "timeout"_a,
-             "Runs `finish` once no call runs. False: one still does after `timeout` seconds (< 0: any).");
-
-    m.def("pooled", &pooled_buffer, "nbytes"_a,
-          "Private, writable memory from a pool, with undefined contents.");
-
-    m.def("blank_bytes", &blank_bytes, "nbytes"_a, nb::sig("def blank_bytes(nbytes: int) -> tuple[bytes, memoryview]"),
-          "Bytes to be filled through the view before they are shared; the view must not outlive them.");
-
     nb::class_<ChunkBlock>(m, "ChunkBlock", "A `with` block on a chunk; leaving it publishes or releases the chunk.")
         .def("__enter__", &ChunkBlock::enter, nb::sig("def __enter__(self) -> memoryview"))
         .def("__exit__", &ChunkBlock::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none());
 
-    nb::class_<Sightings>(m, "Sightings", "A snapshot of peers.")
-        .def("participants", &Sightings::participants, kSeen, "By slot; reads from /proc what each is doing now.");
-
-    nb::class_<Writer> writer(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.");
+    nb::class_<RingWriter> writer(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.");
     writer.def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
              "ranks"_a, "codec"_a, "max_extent_bytes"_a)
-        .def("send", &Writer::send, "object"_a.none(), "timeout"_a.none(),
+        .def("send", &RingWriter::send, "object"_a.none(), "timeout"_a.none(),
              nb::sig("def send(self, object: object, timeout: float | None) -> None"), "Encodes and sends one object.")
-        .def("send_encoded", &Writer::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),
+        .def("send_encoded", &RingWriter::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),
              nb::sig("def send_encoded(self, encoder: Encoder, timeout: float | None, watch: object | None) -> None"),
              "Sends the encoder's message; a blocked call polls `watch` like a `cancel`.")
-        .def("wait_until_read", &Writer::wait_until_read, "position"_a, "timeout"_a.none(),
+        .def("wait_until_read", &RingWriter::wait_until_read, "position"_a, "timeout"_a.none(),
              "Waits until every reader has finished with the message at `position`; False on timeout.")
-        .def("write_block", &Writer::write_block, "owner"_a, "timeout"_a.none(),
+        .def("write_block", &RingWriter::write_block, "owner"_a, "timeout"_a.none(),
              nb::sig("def write_block(self, owner: object, timeout: float | None) -> ChunkBlock"),
              "A block on the next chunk, for the caller to fill.")
-        .def("release_reader", &Writer::release_reader, "reader"_a,
+        .def("release_reader", &RingWriter::release_reader, "reader"_a,
              "Stops waiting for a reader that is dead or absent; False if it is alive.")
-        .def("kept", &Writer::kept, nb::sig("def kept(self) -> list[tuple[int, int, int, int, int]]"),
+        .def("kept", &RingWriter::kept, nb::sig("def kept(self) -> list[tuple[int, int, int, int, int]]"),
              "Slot, lent messages and bytes, viewed messages and bytes, of each reader that keeps any.")
-        .def("used_by_others", &Writer::used_by_others, "Bytes that other files in /dev/shm use.")
+        .def("used_by_others", &RingWriter::used_by_others, "Bytes that other files in /dev/shm use.")
         .def("set_absent_elsewhere",
-             [](Writer& self, std::uint32_t count) { self.readable().participants().set_absent_elsewhere(count); }, "count"_a,
+             [](RingWriter& self, std::uint32_t count) { self.readable().participants().set_absent_elsewhere(count); }, "count"_a,
              "Sets how many readers on other hosts have not attached; local readers wait for them, too.");
     bind_end(writer);
 
-    nb::class_<Reader> reader(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.");
+    nb::class_<RingReader> reader(m, "RingReader", "A reader's end of a ring; holds slot 1 + reader of the segment.");
     reader.def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::size_t, nb::object>(),
              "ring"_a, "ranks"_a, "codec"_a, "reader"_a, "origin"_a.none(),
              nb::sig("def __init__(self, ring: RingSegment, ranks: Sequence[int], codec: object, reader: int, "
                      "origin: tuple[int, str] | None) -> None"))
-        .def("receive", &Reader::receive, "timeout"_a.none(), "cancel"_a.none(), "lends"_a = true,
+        .def("receive", &RingReader::receive, "timeout"_a.none(), "cancel"_a.none(), "lends"_a = true,
              "The next object, decoded; with `lends`, large arrays stay in their extent.")
-        .def("receive_view", &Reader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
+        .def("receive_view", &RingReader::receive_view, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def receive_view(self, timeout: float | None, cancel: object | None) -> tuple[object, ViewLease | None]"),
              "The next object with its arrays in place, and the lease that they keep (or None).")
-        .def("read_block", &Reader::read_block, "owner"_a, "timeout"_a.none(), "cancel"_a.none(),
+        .def("read_block", &RingReader::read_block, "owner"_a, "timeout"_a.none(), "cancel"_a.none(),
              nb::sig("def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock"),
              "A block on the next chunk, not decoded.")
-        .def_prop_ro("place", &Reader::place, "The index of the reader among the local ones.")
-        .def_prop_ro("origin", &Reader::origin, nb::sig("def origin(self) -> tuple[int, str] | None"),
+        .def_prop_ro("place", &RingReader::place, "The index of the reader among the local ones.")
+        .def_prop_ro("origin", &RingReader::origin, nb::sig("def origin(self) -> tuple[int, str] | None"),
                      "For a relay's ring, pid and address of the writer whose messages it passes on.");
     bind_end(reader);
 }

@@ -21,8 +21,7 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 using broadcast::ChunkKind;
-using broadcast::RingReader;
-using Sample = RingReader::Sample;
+using Sample = broadcast::RingReader::Sample;
 
 // A fork cannot log: this is called after it, and at the end of a reader.
 inline void log_uncopied_leases() noexcept {
@@ -38,10 +37,10 @@ inline void log_uncopied_leases() noexcept {
     }
 }
 
-class Reader : public End<Reader, RingReader> {
+class RingReader : public End<RingReader, broadcast::RingReader> {
 public:
-    Reader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader,
-           nb::object origin)
+    RingReader(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::size_t reader,
+               nb::object origin)
         : End(ring.segment(), std::move(ranks), ring.geometry(), reader, ring.reserved()),
           decode_(codec.attr("decode")),
           decode_parts_(codec.attr("decode_parts")),
@@ -49,7 +48,7 @@ public:
           origin_(std::move(origin)),
           place_(reader) {}
 
-    static void settle_leases(RingReader& reader) noexcept {
+    static void settle_leases(broadcast::RingReader& reader) noexcept {
         reader.own_leases();
         log_uncopied_leases();
     }

@@ -23,18 +23,17 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 using namespace nb::literals;
-using broadcast::RingWriter;
-using Claim = RingWriter::Claim;
+using Claim = broadcast::RingWriter::Claim;
 
-class Writer : public End<Writer, RingWriter> {
+class RingWriter : public End<RingWriter, broadcast::RingWriter> {
 public:
-    Writer(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t pool_bytes)
+    RingWriter(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t pool_bytes)
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), pool_bytes),
           encoder_(codec) {}
 
-    static void settle_leases(RingWriter&) noexcept {}  // a writer lends, and borrows nothing
+    static void settle_leases(broadcast::RingWriter&) noexcept {}  // a writer lends, and borrows nothing
 
-    std::size_t slot() const noexcept { return RingWriter::kSlot; }
+    std::size_t slot() const noexcept { return broadcast::RingWriter::kSlot; }
     bool has_open_block() const noexcept { return open_.has_value(); }
     // After close(), the last position: it settles what was sent to other hosts as well.
     std::uint64_t position() { return is_closed() ? last_position() : core().position(); }
@@ -82,14 +81,14 @@ public:
 
     Sightings awaited() {
         std::vector<std::size_t> slots = readable().blocking_slots();
-        slots.push_back(RingWriter::kSlot);
+        slots.push_back(broadcast::RingWriter::kSlot);
         return {core().participants(), slots};
     }
 
     // Slot, lent messages, their bytes, viewed messages and their bytes of every reader that keeps any.
     nb::list kept() {
         nb::list all;
-        for (const RingWriter::Kept& one : core().kept())
+        for (const broadcast::RingWriter::Kept& one : core().kept())
             all.append(nb::make_tuple(one.slot, one.lent_messages, one.lent_bytes, one.viewed_messages, one.viewed_bytes));
         return all;
     }

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "bindings/ends/participant.hpp"
+#include "bindings/python/call_guard.hpp"
 #include "bindings/python/failures.hpp"
 #include "bindings/python/gil.hpp"
-#include "bindings/python/one_call.hpp"
 #include "core/segment.hpp"
 #include "core/status.hpp"
 #include "core/wait.hpp"

@@ -91,4 +91,9 @@ inline Buffer pooled_buffer(std::size_t bytes) {
             bytes, false};
 }
 
+inline void bind_buffer_pool(nb::module_& m) {
+    m.def("pooled", &pooled_buffer, nb::arg("nbytes"),
+          "Private, writable memory from a pool, with undefined contents.");
+}
+
 }  // namespace memlane::bindings

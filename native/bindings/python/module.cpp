@@ -1,9 +1,12 @@
-// memlane._native: one bind function per system.
+// memlane._native: registers what this folder has, then what the folders above it have.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/python/buffer.hpp"
+#include "bindings/python/buffer_pool.hpp"
+#include "bindings/python/byte_views.hpp"
+#include "bindings/python/call_guard.hpp"
 #include "bindings/python/failures.hpp"
 #include "bindings/python/gil.hpp"
 #include "bindings/python/installed.hpp"
@@ -27,6 +30,11 @@ NB_MODULE(_native, m) {
     os::ClosedInChildren::all();  // installs its fork handler, as bind_broadcast does that of leases
     bindings::bind_installed(m);
     bindings::bind_buffers(m);
+    bindings::bind_buffer_pool(m);
+    bindings::bind_byte_views(m);
+    bindings::bind_call_guard(m);
+    bindings::bind_messages(m);
+    bindings::bind_ends(m);
     bindings::bind_broadcast(m);
     bindings::bind_store(m);
     bindings::bind_offload(m);

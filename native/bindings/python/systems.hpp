@@ -1,10 +1,12 @@
-// One bind function for each part of memlane._native.
+// One function for each folder above this one, which registers its part of memlane._native.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace memlane::bindings {
 
+void bind_messages(nanobind::module_& m);
+void bind_ends(nanobind::module_& m);
 void bind_broadcast(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_offload(nanobind::module_& m);

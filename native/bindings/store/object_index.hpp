@@ -106,15 +106,15 @@ private:
 };
 
 // Space for an object until it is published. Dropped before that, the object was never there.
-class Claim {
+class Reservation {
 public:
-    Claim(const ByteRingSegment& ring, std::shared_ptr<StoredObjects> objects, std::uint32_t id, store::Chunks::Place place,
+    Reservation(const ByteRingSegment& ring, std::shared_ptr<StoredObjects> objects, std::uint32_t id, store::Chunks::Place place,
           std::uint64_t total, std::uint64_t size)
         : ring_(ring), objects_(std::move(objects)), id_(id), place_(place), total_(total), size_(size) {
         ring_.write_header(place_.address, id_, total_);
     }
-    Claim(Claim&&) noexcept = default;
-    ~Claim() { drop(); }
+    Reservation(Reservation&&) noexcept = default;
+    ~Reservation() { drop(); }
 
     std::uint32_t id() const noexcept { return id_; }
     // The 4 count bytes, metadata and data, without the chunk's padding.
@@ -171,7 +171,7 @@ private:
 
 class ObjectIndex {
 public:
-    ObjectIndex(const ByteRingSegment& ring, const BoundStoreWriter& end, nb::dict keys, nb::dict ids, nb::dict references,
+    ObjectIndex(const ByteRingSegment& ring, const StoreWriter& end, nb::dict keys, nb::dict ids, nb::dict references,
                 nb::set touched)
         : ring_(ring),
           objects_(std::make_shared<StoredObjects>(end.weak(), std::move(keys), std::move(ids), std::move(references),
@@ -186,13 +186,13 @@ public:
         const Parts head(nb::make_tuple(metadata), metadata_bytes);
         const Parts body(parts, bytes);
         NoRoom why{};
-        std::optional<Claim> claim = find(store::kCountBytes + metadata_bytes + bytes, is_free, why);
-        return claim ? claim->store(key, head, metadata_bytes, body) : nb::cast(why);
+        std::optional<Reservation> space = find(store::kCountBytes + metadata_bytes + bytes, is_free, why);
+        return space ? space->store(key, head, metadata_bytes, body) : nb::cast(why);
     }
-    nb::object claim(std::uint64_t size, const nb::object& is_free) const {
+    nb::object reserve(std::uint64_t size, const nb::object& is_free) const {
         NoRoom why{};
-        std::optional<Claim> claim = find(size, is_free, why);
-        return claim ? nb::cast(std::move(*claim)) : nb::cast(why);
+        std::optional<Reservation> space = find(size, is_free, why);
+        return space ? nb::cast(std::move(*space)) : nb::cast(why);
     }
 
     // Sets how many times every reader is to read it, in total.
@@ -232,7 +232,7 @@ public:
 private:
     static constexpr std::uint64_t kAlignment = 64;  // of chunks: counts never cross a cache line, padded arrays are aligned
 
-    std::optional<Claim> find(std::uint64_t size, const nb::object& is_free, NoRoom& why) const {
+    std::optional<Reservation> find(std::uint64_t size, const nb::object& is_free, NoRoom& why) const {
         std::uint64_t total = size + sizeof(store::ChunkHeader);
         if (const std::uint64_t padded = core::align_up(total, kAlignment); padded <= ring_.ring_bytes()) total = padded;
         for (;;) {
@@ -240,7 +240,7 @@ private:
             store::Room room;
             if (const auto id = next_id()) {
                 room = ring_.room_for(total);
-                if (room.place) return Claim(ring_, objects_, *id, *room.place, total, size);
+                if (room.place) return Reservation(ring_, objects_, *id, *room.place, total, size);
             } else {
                 room.is_obstructed = objects_->ids.size() < most_objects();
             }

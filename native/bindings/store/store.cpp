@@ -5,7 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/python/byte_views.hpp"
 #include "bindings/python/systems.hpp"
 #include "bindings/store/object_index.hpp"
 #include "bindings/store/object_memory.hpp"
@@ -42,10 +41,6 @@ void bind_end(nb::class_<End>& end) {
         .def("counters", &End::counters, nb::sig("def counters(self) -> tuple[int, int, int, int, int, int]"),
              "max_objects, puts, hits, evictions, objects, bytes.")
         .def("outstanding", &End::outstanding, "The number of outstanding reads of each reader.");
-}
-
-nb::object bytes_at(nb::object owner, std::uintptr_t address, std::size_t bytes) {
-    return view_of(foreign_memory(std::move(owner), reinterpret_cast<void*>(address), bytes, false));
 }
 
 const char* const kBlockers = "def blockers(self, id: int, references: int) -> list[tuple[int, int, int]]";
@@ -86,60 +81,57 @@ void bind_store(nb::module_& m) {
         .def(nb::init<bool>(), "is_obstructed"_a = false)
         .def_ro("is_obstructed", &NoRoom::is_obstructed, "Whether cleared data there is still being read.");
 
-    m.def("copy_parts", &copy_parts, "target"_a, "offset"_a, "parts"_a, "bytes"_a,
-          "Copies `parts`, which have `bytes` in all, to `target[offset:]`; large ones without the GIL.");
-
     nb::class_<PinnedObject>(m, "PinnedObject", "An object that is pinned while this or a buffer of it exists.")
         .def("data", &PinnedObject::data, nb::sig("def data(self) -> memoryview"), "Metadata and data, read-only.")
         .def("count", &PinnedObject::count, nb::sig("def count(self) -> memoryview"), "The 4 count bytes.")
         .def("lease", &PinnedObject::lease)
         .def("release", &PinnedObject::release);
 
-    nb::class_<BoundStoreReader> reader(m, "StoreReader", "A reader's end of a storage; holds slot 1 + place.");
+    nb::class_<StoreReader> reader(m, "StoreReader", "A reader's end of a storage; holds slot 1 + place.");
     reader.def_static(
         "attach",
         [](const ByteRingSegment& ring, std::uint64_t n_readers, std::uint64_t max_object_size) {
             ring.check();
             const auto table = store::ObjectTable::find(*ring.segment(), ring.ring_bytes(), n_readers, max_object_size);
-            return new BoundStoreReader(store::StoreReader::join(*ring.segment(), table));
+            return new StoreReader(store::StoreReader::join(*ring.segment(), table));
         },
         "ring"_a, "n_readers"_a, "max_object_size"_a, "Takes the next free place.");
     bind_end(reader);
 
-    nb::class_<BoundStoreWriter> writer(m, "StoreWriter", "The writer's end of a storage; holds slot 0.");
+    nb::class_<StoreWriter> writer(m, "StoreWriter", "The writer's end of a storage; holds slot 0.");
     writer.def_static(
               "create",
               [](const ByteRingSegment& ring, std::uint64_t n_readers, std::uint64_t max_objects, std::uint64_t max_object_size,
                  const nb::bytes& secret, bool unlink_when_complete) {
                   ring.check();
                   const store::StoreGeometry g{n_readers, max_objects, max_object_size};
-                  return new BoundStoreWriter(
+                  return new StoreWriter(
                       store::StoreWriter::create(*ring.segment(), ring.ring_bytes(), g, to_array<store::Secret>(secret), unlink_when_complete));
               },
               "ring"_a, "n_readers"_a, "max_objects"_a, "max_object_size"_a, "secret"_a,
               "unlink_when_complete"_a, "Adds an object table to the ring's file.")
-        .def("is_read", &BoundStoreWriter::is_read, "id"_a, "view"_a, "references"_a,
+        .def("is_read", &StoreWriter::is_read, "id"_a, "view"_a, "references"_a,
              "Whether every reader has read the object with these count bytes that often.")
-        .def("blockers", &BoundStoreWriter::blockers, "id"_a, "references"_a, nb::sig(kBlockers),
+        .def("blockers", &StoreWriter::blockers, "id"_a, "references"_a, nb::sig(kBlockers),
              "(slot, outstanding reads, pins) of each participant that keeps the object.")
-        .def("orphan_blockers", &BoundStoreWriter::orphan_blockers,
+        .def("orphan_blockers", &StoreWriter::orphan_blockers,
              nb::sig("def orphan_blockers(self) -> list[tuple[int, int, int]]"),
              "The same for orphans.");
     bind_end(writer);
 
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(ObjectIndex::traverse)}, {0, nullptr}};
-    nb::class_<Claim>(m, "Claim", "A `with` block on space for an object; without publish(), nothing is stored.")
-        .def_prop_ro("id", &Claim::id)
-        .def("view", &Claim::view, nb::sig("def view(self) -> memoryview"), "Its count bytes, metadata and data.")
-        .def("offer", &Claim::offer, "Makes what was written an object, still without a reference.")
-        .def("publish", &Claim::publish, "key"_a.none(), nb::sig("def publish(self, key: object) -> tuple[int, int]"),
+    nb::class_<Reservation>(m, "Reservation", "A `with` block on space for an object; without publish(), nothing is stored.")
+        .def_prop_ro("id", &Reservation::id)
+        .def("view", &Reservation::view, nb::sig("def view(self) -> memoryview"), "Its count bytes, metadata and data.")
+        .def("offer", &Reservation::offer, "Makes what was written an object, still without a reference.")
+        .def("publish", &Reservation::publish, "key"_a.none(), nb::sig("def publish(self, key: object) -> tuple[int, int]"),
              "Publishes the object under `key`; returns its address and id.")
-        .def("__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Claim"))
-        .def("__exit__", [](Claim& self, nb::handle, nb::handle, nb::handle) { self.drop(); }, "kind"_a.none(),
+        .def("__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Reservation"))
+        .def("__exit__", [](Reservation& self, nb::handle, nb::handle, nb::handle) { self.drop(); }, "kind"_a.none(),
              "error"_a.none(), "traceback"_a.none());
 
     nb::class_<ObjectIndex>(m, "ObjectIndex", nb::type_slots(slots), "What a storage's writer tracks beside the table.")
-        .def(nb::init<const ByteRingSegment&, const BoundStoreWriter&, nb::dict, nb::dict, nb::dict, nb::set>(), "ring"_a, "end"_a,
+        .def(nb::init<const ByteRingSegment&, const StoreWriter&, nb::dict, nb::dict, nb::dict, nb::set>(), "ring"_a, "end"_a,
              "keys"_a, "ids"_a, "references"_a, "touched"_a,
              nb::sig("def __init__(self, ring: ByteRingSegment, end: StoreWriter, keys: dict[typing.Any, tuple[int, int]], "
                      "ids: dict[int, typing.Any], references: dict[int, int], touched: set[int]) -> None"),
@@ -149,8 +141,8 @@ void bind_store(nb::module_& m) {
              nb::sig("def put(self, key: object, metadata: object, metadata_bytes: int, parts: object, bytes: int, "
                      "is_free: collections.abc.Callable[[int, int, int], bool] | None) -> tuple[int, int] | NoRoom"),
              "Stores an object with one reference, evicting the oldest if needed. Returns (address, id).")
-        .def("claim", &ObjectIndex::claim, "size"_a, "is_free"_a.none(),
-             nb::sig("def claim(self, size: int, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> Claim | NoRoom"),
+        .def("reserve", &ObjectIndex::reserve, "size"_a, "is_free"_a.none(),
+             nb::sig("def reserve(self, size: int, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> Reservation | NoRoom"),
              "Reserves space for an object, to be filled step by step.")
         .def("refer", &ObjectIndex::refer, "id"_a, "references"_a, "Sets how often every reader is to read the object.")
         .def("drop_reference", &ObjectIndex::drop_reference, "id"_a, "left"_a,
@@ -173,10 +165,6 @@ void bind_store(nb::module_& m) {
         .def("release", &ObjectMemory::release, "Ends reading; pieces that were taken stay valid.")
         .def_prop_ro("allows_pickle", &ObjectMemory::allows_pickle, "As given to the constructor, for decoders.")
         .def_prop_rw("lies", &ObjectMemory::lies, &ObjectMemory::set_lies, "Whether pieces stay in place.");
-
-    m.def("bytes_at", &bytes_at, "owner"_a, "address"_a, "nbytes"_a,
-          nb::sig("def bytes_at(owner: object, address: int, nbytes: int) -> memoryview"),
-          "A read-only view of memory that `owner` keeps alive.");
 }
 
 }  // namespace memlane::bindings

@@ -184,9 +184,12 @@ private:
     std::shared_ptr<Core> core_;
 };
 
-using BoundStoreReader = StoreEnd<store::StoreReader>;
+class StoreReader : public StoreEnd<store::StoreReader> {
+public:
+    using StoreEnd::StoreEnd;
+};
 
-class BoundStoreWriter : public StoreEnd<store::StoreWriter> {
+class StoreWriter : public StoreEnd<store::StoreWriter> {
 public:
     using StoreEnd::StoreEnd;
 

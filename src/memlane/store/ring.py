@@ -15,7 +15,7 @@ from memlane._base.arguments import (
     segment_name,
 )
 from memlane._base.segments import SharedMemoryInfo, name_of, new_id, released_after
-from memlane._native import ByteRingSegment, NoRoom, Turn
+from memlane._native import ByteRingSegment, CallGuard, NoRoom
 from memlane.errors import InvalidArgument, StoreFull, WrongRole
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class SingleWriterShmRingBuffer:
         self.data_buffer_size = size
         self.is_writer = bool(create)
         self._name = self._segment.name
-        self._turn = Turn()
+        self._guard = CallGuard()
         self._finalizer = weakref.finalize(self, self._segment.abandon)
 
     # State ----------------------------------------------------------------------------------
@@ -209,12 +209,12 @@ class SingleWriterShmRingBuffer:
         with self._only_writer("clear"):
             self._segment.clear()
 
-    def _only_writer(self, call: str) -> Turn:
+    def _only_writer(self, call: str) -> CallGuard:
         """Guards a call: by the writer only, in its own process, one at a time."""
         self._segment.check()
         if not self.is_writer:
             raise WrongRole(f"Only the writer can {call}")
-        return self._turn
+        return self._guard
 
     # Everybody ------------------------------------------------------------------------------
 

@@ -162,16 +162,16 @@ class SingleWriterShmObjectStorage(ObjectReads):
         self, key: Hashable, size: int, data: Any, data_bytes: int, metadata: Any, md_bytes: int
     ) -> tuple[int, int] | NoRoom:
         """Like `ObjectIndex.put`, with the steps that a subclass overrides."""
-        claim = self._index.claim(size, self._is_free())
-        if isinstance(claim, NoRoom):
-            return claim
-        with claim:
-            with released_after(claim.view()) as view:
+        space = self._index.reserve(size, self._is_free())
+        if isinstance(space, NoRoom):
+            return space
+        with space:
+            with released_after(space.view()) as view:
                 view[: self.flag_bytes] = bytes(self.flag_bytes)
                 self.copy_to_buffer(data, data_bytes, metadata, md_bytes, view)
-            claim.offer()
-            self.increment_writer_flag(claim.id)
-            return claim.publish(key)
+            space.offer()
+            self.increment_writer_flag(space.id)
+            return space.publish(key)
 
     def _is_free(self) -> Callable[[int, int, int], bool] | None:
         """A subclass's check, or None. Not stored: the storage would keep itself alive."""

@@ -31,7 +31,7 @@ import zmq.utils.garbage
 from memlane._base.deadline import deadline_of
 from memlane._base.diagnosis import Stall
 from memlane._base.lifetime import start_thread
-from memlane._native import Turn, fork_generation
+from memlane._native import CallGuard, fork_generation
 from memlane._net.contexts import new_context
 from memlane.errors import (
     Cancelled,
@@ -76,7 +76,7 @@ class NetworkEnd(ABC):
     def __init__(self, name: str) -> None:
         self._generation = fork_generation()
         self.lock = threading.RLock()
-        self.turn = Turn(self._begin_call, self._end_call)
+        self.turn = CallGuard(self._begin_call, self._end_call)
         self._closing = self._announce = self._closed = self._is_freed = False
         self._deadline: float | None = None  # of the last words
         self._ends_itself = False  # the thread closes this end, because nobody else can

@@ -71,11 +71,11 @@ private:
     unsigned long caller_ = 0;
 };
 
-// For ends written in Python: `with end.turn:` around each call.
-class Turn {
+// For ends written in Python: `with guard:` around each call.
+class CallGuard {
 public:
     // `check` may refuse the call; `finish` runs after it, before another can begin. Either may be None.
-    Turn(nb::object check, nb::object finish) : check_(std::move(check)), finish_(std::move(finish)) {}
+    CallGuard(nb::object check, nb::object finish) : check_(std::move(check)), finish_(std::move(finish)) {}
 
     void enter() {
         if (!check_.is_none()) check_();
@@ -102,22 +102,22 @@ public:
     static int traverse(PyObject* self, visitproc visit, void* arg) noexcept {
         Py_VISIT(Py_TYPE(self));
         if (!nb::inst_ready(self)) return 0;
-        const auto* turn = nb::inst_ptr<Turn>(self);
-        Py_VISIT(turn->check_.ptr());
-        Py_VISIT(turn->finish_.ptr());
+        const auto* guard = nb::inst_ptr<CallGuard>(self);
+        Py_VISIT(guard->check_.ptr());
+        Py_VISIT(guard->finish_.ptr());
         return 0;
     }
     static int clear(PyObject* self) noexcept {
-        auto* turn = nb::inst_ptr<Turn>(self);
-        turn->check_.reset();
-        turn->finish_.reset();
+        auto* guard = nb::inst_ptr<CallGuard>(self);
+        guard->check_.reset();
+        guard->finish_.reset();
         return 0;
     }
 
 private:
     struct Ended {
-        Turn& turn;
-        ~Ended() { turn.call_.end(); }
+        CallGuard& guard;
+        ~Ended() { guard.call_.end(); }
     };
 
     void end() {
@@ -130,5 +130,19 @@ private:
     nb::object finish_;
     OneCall call_;
 };
+
+inline void bind_call_guard(nb::module_& m) {
+    using namespace nb::literals;
+    static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(CallGuard::traverse)},
+                                  {Py_tp_clear, reinterpret_cast<void*>(CallGuard::clear)},
+                                  {0, nullptr}};
+    nb::class_<CallGuard>(m, "CallGuard", nb::type_slots(slots), "A `with` block around a call on an end: one at a time.")
+        .def(nb::init<nb::object, nb::object>(), "check"_a = nb::none(), "finish"_a = nb::none())
+        .def("__enter__", &CallGuard::enter)
+        .def("__exit__", &CallGuard::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none())
+        .def_prop_ro("thread", &CallGuard::thread, "The thread that is in a call, or 0.")
+        .def("finish", &CallGuard::finish, "timeout"_a,
+             "Runs `finish` once no call runs. False: one still does after `timeout` seconds (< 0: any).");
+}
 
 }  // namespace memlane::bindings
