@@ -285,7 +285,7 @@ VARIANTS = (
     extents("copy_out", "after finish", "COPIED_AFTER_FINISH"),
     extents("hold", "gives back at once", "HOLD_GIVES_BACK"),
     extents("spill", "published before it is written", "PUBLISHED_BEFORE_WRITTEN"),
-    extents("is_over", "a turn early", "OVER_A_TURN_EARLY"),
+    extents("is_over", "a lap early", "OVER_A_LAP_EARLY"),
     extents("is_over", "asked before begin() saw the chunk free", "RECLAIMED_BEFORE_FREE"),
     extents(
         "is_over",

@@ -24,7 +24,7 @@
 #define WRITER 0
 #define OWNERS PROCESSES
 #define DEPTH 3
-#define TURNS 2
+#define POSITIONS 2
 
 #define PUBLISHED 0
 #define CONSUMED 1
@@ -176,7 +176,7 @@ proctype writer() {
            if
            :: seen == published || is_released || writer_noticed ->
                atomic {
-                   published = (published + 1) % TURNS;
+                   published = (published + 1) % POSITIONS;
                    store_release(WRITER, PUBLISHED, published)      /* SYNC publish.store */
                }
            :: else
@@ -271,7 +271,7 @@ proctype reader(byte who) {
 #endif
            if
            :: seen != consumed ->
-               consumed = (consumed + 1) % TURNS;
+               consumed = (consumed + 1) % POSITIONS;
                store_release(who, CONSUMED, consumed)   /* SYNC consume.store */
            :: seen == consumed && (closed || is_dead) ->
                d_step {

@@ -3,7 +3,7 @@
  * broadcast/lease.hpp).
  *
  * Modelled: MESSAGES messages, each small or large, through CHUNKS chunks and a file system with room for SPACE
- * extents; writing that fails half-way (ENOSPC) and is cancelled; waiting for older turns; READERS readers that copy an
+ * extents; writing that fails half-way (ENOSPC) and is cancelled; waiting for older laps; READERS readers that copy an
  * extent in two steps, or keep a view of it and look at it again before they let it go, or keep a lease of it while they
  * read on, for ever or until they let it go or copy it because they close; readers that close at any
  * moment, and a first one that may be killed and is then released. What is given back is punched, or kept warm and
@@ -14,7 +14,7 @@
  * close() is not protected, and not promised to be. A fork copies a lease as close() does, and is not here.
  *
  * Proven, for all runs of MESSAGES messages (more than two laps):
- *   extent_is_whole   whoever reads an extent reads the message of its own turn, while it reads and while it holds it
+ *   extent_is_whole   whoever reads an extent reads the message of its own lap, while it reads and while it holds it
  *   all_given_back    the writer never waits for ever for space or for a chunk, nor for a lease, and when every reader is
  *                     done, closed or released, all extents are free again but those that living readers keep
  */
@@ -52,7 +52,7 @@ bit all_given_back = 1;
 #else
 #define IS_FREE(c) (position < CHUNKS || IS_DONE(c, 0))
 #endif
-#ifdef OVER_A_TURN_EARLY
+#ifdef OVER_A_LAP_EARLY
 #define IS_REUSED(at) (at + CHUNKS <= position + 1)
 #else
 #define IS_REUSED(at) (at + CHUNKS <= position)
@@ -69,13 +69,13 @@ bit all_given_back = 1;
 #else
 #define IS_KEPT(extent) IS_KEPT_BY(extent, 0)
 #endif
-#define IS_TURN_OVER(extent) \
+#define IS_LAP_OVER(extent) \
     (used[extent] - 1 < position && (IS_REUSED(used[extent] - 1) || ALL_DONE((used[extent] - 1) % CHUNKS)))
-#define IS_OVER(extent) (used[extent] && IS_TURN_OVER(extent) && !IS_KEPT(extent))
+#define IS_OVER(extent) (used[extent] && IS_LAP_OVER(extent) && !IS_KEPT(extent))
 #ifdef LEASES_ARE_WAITED_FOR
 #define IS_IN_USE(extent) used[extent]
 #else
-#define IS_IN_USE(extent) (used[extent] && !(IS_TURN_OVER(extent) && IS_KEPT(extent)))
+#define IS_IN_USE(extent) (used[extent] && !(IS_LAP_OVER(extent) && IS_KEPT(extent)))
 #endif
 #if SPACE > 1
 #define ANY_OVER (IS_OVER(0) || IS_OVER(1))

@@ -35,13 +35,13 @@
 #define CLOSING (3 + 3 * READERS)
 #define LOCATIONS (4 + 3 * READERS)
 #define CLOSED 1
-#define TURNS (CAPACITY + 1)
+#define POSITIONS (CAPACITY + 1)
 #define WORD_PUBLISHED 1
 #define WORD_CONSUMED 2
 
 #include "memory.pml"
 
-byte turn[OWNERS];           /* what an end has published or consumed */
+byte position[OWNERS];           /* what an end has published or consumed */
 byte asleep[OWNERS];         /* the word that the process sleeps on */
 bit is_current[OWNERS];      /* nobody has incremented the word since the process loaded it */
 bit has_been_signalled[OWNERS];
@@ -162,10 +162,10 @@ inline wake_parked(who, word, first, last) {
 inline ask_other(r, s) {
     load(READER(r), PUBLISHED, ready);
     if
-    :: (ready + TURNS - turn[READER(r)]) % TURNS == CAPACITY -> is_last = 0
+    :: (ready + POSITIONS - position[READER(r)]) % POSITIONS == CAPACITY -> is_last = 0
     :: else ->
         load(READER(r), CONSUMED(s), parked);
-        is_last = ((ready + TURNS - parked) % TURNS <= (ready + TURNS - turn[READER(r)]) % TURNS);
+        is_last = ((ready + POSITIONS - parked) % POSITIONS <= (ready + POSITIONS - position[READER(r)]) % POSITIONS);
         parked = 0
     fi;
     ready = 0;
@@ -222,7 +222,7 @@ inline wake_writer(r) {
 
 inline ask_one(r) {
     load(WRITER, CONSUMED(r), ready);
-    ready = ((turn[WRITER] + TURNS - ready) % TURNS < CAPACITY);
+    ready = ((position[WRITER] + POSITIONS - ready) % POSITIONS < CAPACITY);
 #if defined(CLOSES) || defined(DIES)
     if
     :: !ready -> load(WRITER, STATE(1 + r), ready)  /* SYNC leave.load */
@@ -242,7 +242,7 @@ inline is_free() {
 
 inline is_published(who) {
     load(who, PUBLISHED, ready);                    /* SYNC publish.load */
-    ready = (ready != turn[who]);
+    ready = (ready != position[who]);
 #ifdef CLOSES
     if
     :: !ready -> load(who, STATE(0), ready)         /* SYNC leave.load */
@@ -308,12 +308,12 @@ proctype writer() {
     bit any;
     do
     :: wait_until(WRITER, WORD_CONSUMED);
-       turn[WRITER] = (turn[WRITER] + 1) % TURNS;
+       position[WRITER] = (position[WRITER] + 1) % POSITIONS;
 #ifdef WOKEN_BEFORE_PUBLISHED
        wake_parked(WRITER, WORD_PUBLISHED, READER(0), READER(READERS - 1));
-       store_release(WRITER, PUBLISHED, turn[WRITER])
+       store_release(WRITER, PUBLISHED, position[WRITER])
 #else
-       store_release(WRITER, PUBLISHED, turn[WRITER]);     /* SYNC publish.store */
+       store_release(WRITER, PUBLISHED, position[WRITER]);     /* SYNC publish.store */
        wake_parked(WRITER, WORD_PUBLISHED, READER(0), READER(READERS - 1))
 #endif
     :: break                                        /* it has nothing more to say */
@@ -334,12 +334,12 @@ proctype reader(byte r) {
     :: wait_until(READER(r), WORD_PUBLISHED);
        load(READER(r), PUBLISHED, ready);
        if
-       :: ready == turn[READER(r)] -> break                /* closed, and nothing left */
+       :: ready == position[READER(r)] -> break                /* closed, and nothing left */
        :: else -> ready = 0
        fi;
        if
-       :: turn[READER(r)] = (turn[READER(r)] + 1) % TURNS;
-          store_release(READER(r), CONSUMED(r), turn[READER(r)]);      /* SYNC consume.store */
+       :: position[READER(r)] = (position[READER(r)] + 1) % POSITIONS;
+          store_release(READER(r), CONSUMED(r), position[READER(r)]);      /* SYNC consume.store */
           wake_writer(r)
 #ifdef CLOSES
        :: store_release(READER(r), STATE(1 + r), CLOSED);       /* SYNC leave.store */
@@ -368,7 +368,7 @@ proctype stopper() {
 }
 #endif
 
-#define IS_FREE_OF(r) (memory[STATE(1 + r)] || (memory[PUBLISHED] + TURNS - memory[CONSUMED(r)]) % TURNS < CAPACITY)
+#define IS_FREE_OF(r) (memory[STATE(1 + r)] || (memory[PUBLISHED] + POSITIONS - memory[CONSUMED(r)]) % POSITIONS < CAPACITY)
 #define HAS_NEWS(r) (memory[STATE(0)] || (r == 0 && memory[CLOSING]) || memory[PUBLISHED] != memory[CONSUMED(r)])
 
 proctype rest() {

@@ -1,7 +1,7 @@
 // Space behind the ring, in the ring's own file, for messages that do not fit a chunk.
 //
 //   begin            the pool: extents keep their space, and their pages in the writer's memory, for later messages
-//   begin + pool     extents that found no range in the pool; their space is freed after their turn
+//   begin + pool     extents that found no range in the pool; their space is freed after their lap
 //
 // Nothing is lent or kept warm unless half of the file system stays free (RingWriter): however many queues share it,
 // lent and warm extents never take more than the other half.
@@ -10,7 +10,7 @@
 //
 //   free, cold   no space yet                                written by pwrite: a full file system is an error, not a SIGBUS
 //   free, warm   space that the writer has mapped            written by a copy, which costs half of a pwrite
-//   in use       belongs to one turn of one chunk            until every reader has finished with that turn
+//   in use       belongs to one lap of one chunk            until every reader has finished with that lap
 //   lent         readers keep it (lease.hpp)                 until the last lease ends; nobody waits for that
 //
 // Space is freed by punching it out of the file: beyond the pool at once, warm space when less than half of the file
@@ -53,7 +53,7 @@ public:
     std::uint64_t end() const noexcept { return end_; }
     bool has_any() const noexcept { return !used_.empty(); }
     std::uint64_t warm_bytes() const noexcept { return warm_bytes_; }
-    // Of extents whose turn is not over.
+    // Of extents whose lap is not over.
     std::uint64_t awaited_bytes() const noexcept {
         std::uint64_t bytes = 0;
         for (const Used& one : used_)
@@ -127,14 +127,14 @@ public:
         for (const Used& one : used_) visit(one.extent, one.position);
     }
 
-    // Frees every extent whose turn is over and that no reader keeps. Returns whether there was any.
+    // Frees every extent whose lap is over and that no reader keeps. Returns whether there was any.
     template <class IsOver, class IsKept>
     bool reclaim(const os::FileDescriptor& file, IsOver&& is_over, IsKept&& is_kept) {
         bool any = false;
         for (auto at = used_.begin(); at != used_.end();) {
-            const bool is_turn_over = at->is_lent || is_over(at->position);
-            at->is_lent = is_turn_over && at->extent.lease != 0 && is_kept(at->extent.lease);
-            if (!is_turn_over || at->is_lent) {
+            const bool is_lap_over = at->is_lent || is_over(at->position);
+            at->is_lent = is_lap_over && at->extent.lease != 0 && is_kept(at->extent.lease);
+            if (!is_lap_over || at->is_lent) {
                 ++at;
                 continue;
             }
@@ -181,7 +181,7 @@ private:
     struct Used {
         Extent extent;
         std::uint64_t position;
-        bool is_lent;  // its turn is over, but readers keep it
+        bool is_lent;  // its lap is over, but readers keep it
     };
     struct FreeRange {
         std::uint64_t bytes;

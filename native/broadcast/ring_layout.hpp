@@ -62,10 +62,10 @@ static_assert(offsetof(RingWaits, consumed) == 64);
 // whatever the serializer. bytes: an unchanged bytes object.
 enum class ChunkKind : std::uint32_t { raw = 0, object = 1, frames = 2, plain = 3, bytes = 4 };
 
-// The writer fills it in before it sets `written`. A descriptor of another turn is stale: the chunk was then filled by
+// The writer fills it in before it sets `written`. A descriptor of another lap is stale: the chunk was then filled by
 // a process that knows only the documented part, and contains raw bytes.
 struct ChunkDescriptor {
-    std::uint64_t turn;  // 1 at the first lap of the ring
+    std::uint64_t lap;  // 1 at the first lap of the ring
     ChunkKind kind;
     std::uint32_t lease;  // 1 + the row of extent_leases by which readers may keep the extent; 0: they may not
     std::uint64_t length;
@@ -104,7 +104,7 @@ public:
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
     std::uint64_t chunk_at(std::uint64_t position) const noexcept { return position % geometry_.max_chunks; }
-    std::uint64_t turn_at(std::uint64_t position) const noexcept { return position / geometry_.max_chunks + 1; }
+    std::uint64_t lap_at(std::uint64_t position) const noexcept { return position / geometry_.max_chunks + 1; }
 
     std::byte* data(std::uint64_t chunk) const noexcept { return mapping_->base() + chunk * geometry_.max_chunk_bytes; }
     std::uint8_t& written(std::uint64_t chunk) const noexcept { return *flags(chunk); }

@@ -54,7 +54,7 @@ public:
         std::optional<ChunkDescriptor> descriptor() const {
             const Ring& ring = end_->ring_;
             const auto d = core::private_copy(ring.descriptor(ring.chunk_at(position())));
-            if (d.turn != ring.turn_at(position())) return std::nullopt;
+            if (d.lap != ring.lap_at(position())) return std::nullopt;
             if (d.extent_bytes == 0) return d.length <= ring.geometry().max_chunk_bytes ? std::optional(d) : std::nullopt;
             const os::FileFacts file = os::facts_of(end_->segment_->file());
             const bool lies_in_the_file = d.extent_offset <= file.bytes && d.length <= file.bytes - d.extent_offset;
@@ -249,7 +249,7 @@ private:
     }
 
     // Loads its own flag first: once that is 0 the writer has passed `reset`, so `written`, loaded next, is of this
-    // turn. The other order could pair the old `written` = 1 with the new flag.
+    // lap. The other order could pair the old `written` = 1 with the new flag.
     bool is_published() const noexcept {
         const std::uint64_t chunk = ring_.chunk_at(position_);
         SYNC_LOAD(reset);

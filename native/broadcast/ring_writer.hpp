@@ -52,7 +52,7 @@ public:
         std::byte* chunk() const noexcept { return writer_->ring_.data(writer_->ring_.chunk_at(writer_->position_)); }
 
         // Writes the message to an extent instead of the chunk. `fill(writer)` writes its parts with an ExtentWriter,
-        // and returns 0 or an errno. With `lends`, readers may keep the extent beyond its turn, if it is in the pool
+        // and returns 0 or an errno. With `lends`, readers may keep the extent beyond its lap, if it is in the pool
         // and half of the file system stays free. If there is no space for an extent, reserves the chunk for a message
         // that fits it: see is_spilled(). While space is short, waits for readers that have messages left to read;
         // throws ShmExhausted if there are none.
@@ -218,7 +218,7 @@ private:
         return readers_[r] == Reader::closed || readers_[r] == Reader::released;
     }
 
-    // True if a reader keeps the extent beyond its turn. A closed or released reader does not: its leases are copies.
+    // True if a reader keeps the extent beyond its lap. A closed or released reader does not: its leases are copies.
     bool is_kept(std::uint64_t row) noexcept {
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (is_kept_by(row, r)) return true;
@@ -323,7 +323,7 @@ private:
         return outcome.status == core::Status::timed_out && soon < deadline ? core::Outcome{core::Status::ok} : outcome;
     }
 
-    // Of extents and chunks whose turn is not over, although every reader has taken the message.
+    // Of extents and chunks whose lap is not over, although every reader has taken the message.
     std::uint64_t viewed_bytes() {
         std::uint64_t bytes = extents_.awaited_bytes();
         for_each_in_ring([&](std::uint64_t position, std::uint64_t chunk) {
@@ -429,10 +429,10 @@ private:
         d.length = length;
         d.extent_offset = claim.extent_.offset;
         d.extent_bytes = claim.extent_.bytes;
-        d.turn = ring_.turn_at(position_);
+        d.lap = ring_.lap_at(position_);
         for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
             // Release, not relaxed: a reader that sees its flag at 0 must also see
-            // `written` at 0, or it would take the chunk of the turn before for a new one.
+            // `written` at 0, or it would take the chunk of the lap before for a new one.
             SYNC_STORE(reset);
             core::store_release<std::uint8_t>(ring_.consumed_by(chunk, r), 0);
         }

@@ -1,7 +1,7 @@
 // Runs two roles as threads, one at a time, in every order in which they can reach their sync points.
 //
-// A role is any callable; it reports which turn of its work begins. A *spot* is the first passage of a point (by name)
-// in one turn. For a pair of spots and an order, both threads are brought to their spots. Then the one that is to be
+// A role is any callable; it reports which round of its work begins. A *spot* is the first passage of a point (by name)
+// in one round. For a pair of spots and an order, both threads are brought to their spots. Then the one that is to be
 // first runs alone as far as it can: to its end, or until the kernel reports that it sleeps. An order is impossible if
 // the one that is to be first sleeps, or has ended, while the other is held, because then only the other could let it
 // reach its spot. Nothing here depends on timing. In the end both threads must have ended. If they sleep instead, a
@@ -35,10 +35,10 @@
 namespace memlane::testing {
 
 struct Spot {
-    int turn;
+    int round;
     std::string point;
     auto operator<=>(const Spot&) const = default;
-    std::string text() const { return point + " of turn " + std::to_string(turn); }
+    std::string text() const { return point + " of round " + std::to_string(round); }
 };
 
 // The order that is being driven, for the message of a failure.
@@ -55,7 +55,7 @@ enum class Rest { paused, held, asleep, ended };
 
 class Actor {
 public:
-    using Role = std::function<void(const std::function<void(int)>& begin_turn)>;
+    using Role = std::function<void(const std::function<void(int)>& begin_round)>;
 
     Actor(std::string name, Role role, std::optional<Spot> spot) : name_(std::move(name)), spot_(std::move(spot)) {
         thread_ = std::thread([this, role = std::move(role)] {
@@ -64,7 +64,7 @@ public:
             is_in_hook_ = true;
             is_open_.wait(false);
             is_in_hook_ = false;
-            role([this](int turn) { turn_ = turn; });
+            role([this](int round) { round_ = round; });
             self() = nullptr;
             ended_ = true;
         });
@@ -100,7 +100,7 @@ public:
 
     std::string why_not() const {
         if (rest_ == Rest::ended) return "the " + name_ + " has ended";
-        return "the " + name_ + " sleeps in " + std::string(turn_ == 0 ? "its start" : "turn " + std::to_string(turn_));
+        return "the " + name_ + " sleeps in " + std::string(round_ == 0 ? "its start" : "round " + std::to_string(round_));
     }
 
     static void hook(const char* point) {
@@ -115,7 +115,7 @@ private:
 
     void pass(const char* point) {
         is_in_hook_ = true;
-        const Spot here{turn_, point};
+        const Spot here{round_, point};
         if (std::find(passed_.begin(), passed_.end(), here) == passed_.end()) {
             passed_.push_back(here);
             if (spot_ && here == *spot_) {
@@ -154,7 +154,7 @@ private:
     const std::optional<Spot> spot_;
     Rest rest_ = Rest::paused;
     std::vector<Spot> passed_;  // in the order of the first passages
-    std::atomic<int> turn_{0};
+    std::atomic<int> round_{0};
     std::atomic<bool> has_come_{false};
     std::atomic<bool> is_held_at_spot_{true};
     std::atomic<bool> is_open_{false};  // it may pass points
@@ -200,7 +200,7 @@ public:
     const std::set<std::string>& points() const noexcept { return points_; }
     std::size_t driven() const noexcept { return driven_; }
     std::size_t impossible() const noexcept { return impossible_; }
-    // By first and second point: why the order was never driven, or empty if it was driven in any turn.
+    // By first and second point: why the order was never driven, or empty if it was driven in any round.
     using ByPoint = std::map<std::pair<std::string, std::string>, std::string>;
     const ByPoint& orders() const noexcept { return orders_; }
 

@@ -50,7 +50,7 @@ void nothing_is_seen_before_publish() {
     }
 }
 
-// The writer does a whole turn between the reader's two loads: the message still arrives once and whole.
+// The writer does a whole lap between the reader's two loads: the message still arrives once and whole.
 void turn_between_the_readers_two_loads() {
     for (const char* point : {"reset.load", "publish.load"}) {
         Pair pair;

@@ -79,7 +79,7 @@ void forged_tables_are_refused() {
     }
 }
 
-// Random takes, ends of turns, cancels and trims: live extents never overlap, and the file does not grow needlessly.
+// Random takes, ends of laps, cancels and trims: live extents never overlap, and the file does not grow needlessly.
 void extents_never_overlap() {
     os::FileDescriptor file = os::create_unnamed("/dev/shm");
     os::resize(file, 1u << 30);
@@ -112,7 +112,7 @@ void extents_never_overlap() {
                 ++position;
             } else if (what < 9 && !live.empty()) {
                 const std::uint64_t over = live[random() % live.size()].position;
-                CHECK(extents.reclaim(file, [&](std::uint64_t turn) { return turn == over; }, nobody));
+                CHECK(extents.reclaim(file, [&](std::uint64_t position) { return position == over; }, nobody));
                 std::erase_if(live, [&](const Live& one) { return one.position == over; });
             } else {
                 extents.trim(file);
@@ -128,7 +128,7 @@ void extents_never_overlap() {
     }
 }
 
-// Lent extents outlive their turns, and nothing waits for them; rows of leases become free again.
+// Lent extents outlive their laps, and nothing waits for them; rows of leases become free again.
 void lent_extents_outlive_their_turns() {
     os::FileDescriptor file = os::create_unnamed("/dev/shm");
     os::resize(file, 1u << 20);

@@ -65,14 +65,14 @@ void hand_over(Meeting& m) {
     m.has_handle.notify_all();
 }
 
-void write_all(Meeting& m, const std::function<void(int)>& begin_turn) {
-    begin_turn(0);
+void write_all(Meeting& m, const std::function<void(int)>& begin_round) {
+    begin_round(0);
     create(m);
     RingWriter writer(m.segment, m.geometry, kBytes, m.shape.lends ? 1u << 20 : 0);
     hand_over(m);
     const auto never = os::Deadline::never();
     for (std::uint64_t i = 0; i < m.shape.messages; ++i) {
-        begin_turn(static_cast<int>(i) + 1);
+        begin_round(static_cast<int>(i) + 1);
         const bool is_large = m.shape.is_large(i);
         const std::uint64_t bytes = m.shape.bytes(i);
         if (writer.has_extents()) writer.tend(is_large);
@@ -93,7 +93,7 @@ void write_all(Meeting& m, const std::function<void(int)>& begin_turn) {
         }
         claim.loan->publish(ChunkKind::object, bytes);
     }
-    begin_turn(static_cast<int>(m.shape.messages) + 1);
+    begin_round(static_cast<int>(m.shape.messages) + 1);
     writer.announce_close();
 }
 
@@ -119,11 +119,11 @@ core::Taken<RingReader::Sample> next_of(RingReader& reader) {
     return sample.status == Status::would_block ? reader.begin(os::Deadline::never(), keep_waiting) : std::move(sample);
 }
 
-void read_all(Meeting& m, const std::function<void(int)>& begin_turn) {
-    begin_turn(0);
+void read_all(Meeting& m, const std::function<void(int)>& begin_round) {
+    begin_round(0);
     std::vector<Attached> readers = attach(m);
     for (std::uint64_t i = 0; i < std::min(m.shape.stay, m.shape.messages); ++i) {
-        begin_turn(static_cast<int>(i) + 1);
+        begin_round(static_cast<int>(i) + 1);
         const std::uint64_t bytes = m.shape.bytes(i);
         std::vector<std::byte> expected(bytes), received(bytes);
         fill(expected.data(), bytes, i);
@@ -149,7 +149,7 @@ void read_all(Meeting& m, const std::function<void(int)>& begin_turn) {
             reader.kept = std::move(lease);
         }
     }
-    begin_turn(static_cast<int>(m.shape.stay) + 1);
+    begin_round(static_cast<int>(m.shape.stay) + 1);
     for (Attached& reader : readers) {
         if (m.shape.stay == m.shape.messages) RIGHT(next_of(*reader.end).status == Status::peer_closed);
         reader.end->own_leases();
@@ -162,8 +162,8 @@ using WriteAll = std::function<void(Meeting&, const std::function<void(int)>&)>;
 Conductor conduct(const std::string& name, const Shape& shape, const WriteAll& write = write_all) {
     return {name, {"writer", "reader"}, [shape, write] {
                 const auto meeting = std::make_shared<Meeting>(shape);
-                return Play{{[meeting, write](const auto& begin_turn) { write(*meeting, begin_turn); },
-                             [meeting](const auto& begin_turn) { read_all(*meeting, begin_turn); }}};
+                return Play{{[meeting, write](const auto& begin_round) { write(*meeting, begin_round); },
+                             [meeting](const auto& begin_round) { read_all(*meeting, begin_round); }}};
             }};
 }
 
@@ -171,8 +171,8 @@ Conductor conduct(const std::string& name, const Shape& shape, const WriteAll& w
 enum class Step { retract, data, reset, publish, wake };
 using Steps = std::vector<Step>;
 
-void write_in_steps(const Steps& steps, Meeting& m, const std::function<void(int)>& begin_turn) {
-    begin_turn(0);
+void write_in_steps(const Steps& steps, Meeting& m, const std::function<void(int)>& begin_round) {
+    begin_round(0);
     create(m);
     const broadcast::Ring ring(*m.segment, m.geometry);
     const core::Participants participants(*m.segment);
@@ -180,7 +180,7 @@ void write_in_steps(const Steps& steps, Meeting& m, const std::function<void(int
     hand_over(m);
     core::Spinner spinner(2, os::usable_cores());
     for (std::uint64_t i = 0; i < m.shape.messages; ++i) {
-        begin_turn(static_cast<int>(i) + 1);
+        begin_round(static_cast<int>(i) + 1);
         const std::uint64_t chunk = ring.chunk_at(i);
         const auto is_free = [&] {
             if (core::load_relaxed(ring.written(chunk)) == 0) return true;
@@ -211,13 +211,13 @@ void write_in_steps(const Steps& steps, Meeting& m, const std::function<void(int
             }
         }
     }
-    begin_turn(static_cast<int>(m.shape.messages) + 1);
+    begin_round(static_cast<int>(m.shape.messages) + 1);
     participants.leave(RingWriter::kSlot);
     core::wake_always(&ring.waits().published);
 }
 
 void drive_in_steps(const char* name, const Steps& steps) {
-    const auto write = [steps](Meeting& m, const auto& begin_turn) { write_in_steps(steps, m, begin_turn); };
+    const auto write = [steps](Meeting& m, const auto& begin_round) { write_in_steps(steps, m, begin_round); };
     conduct(name, {.messages = 2, .stay = 2}, write).drive_all();
 }
 
@@ -295,6 +295,6 @@ int main() {
         std::printf("impossible before %s, because %s: %s\n", reason.first.c_str(), reason.second.c_str(), points.c_str());
     for (const std::string& point : points_in_the_code())
         if (!reached.contains(point)) broken("nobody came to " + point);
-    std::printf("orders: %zu of %zu orders of two points driven, %zu impossible; %zu times in all turns, %zu impossible\n",
+    std::printf("orders: %zu of %zu orders of two points driven, %zu impossible; %zu times in all rounds, %zu impossible\n",
                 orders.size() - never, orders.size(), never, driven, impossible);
 }

@@ -171,7 +171,7 @@ void foreign_chunk_has_no_descriptor() {
     RingWriter writer(segment, g, 64);
     const auto reader_end = new_reader(*segment, g, 0);
     RingReader& reader = *reader_end;
-    for (std::uint64_t i = 0; i < 3; ++i) {  // leaves descriptors of older turns
+    for (std::uint64_t i = 0; i < 3; ++i) {  // leaves descriptors of older laps
         send(writer, i);
         receive(reader);
     }

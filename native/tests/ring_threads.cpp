@@ -22,7 +22,7 @@ constexpr std::size_t kMostBytes = kWords * sizeof(std::uint64_t);
 // Every length from 1 to kMostBytes, in an order that does not repeat from lap to lap.
 std::size_t length_of(std::uint64_t message) { return 1 + message * 37 % kMostBytes; }
 
-// The mixer of SplitMix64: no two words of any messages are equal, so a word of another message, position or turn is
+// The mixer of SplitMix64: no two words of any messages are equal, so a word of another message, position or lap is
 // never taken for the right one.
 std::uint64_t word_of(std::uint64_t message, std::uint64_t number) {
     std::uint64_t x = (message * kWords + number + 1) * 0x9e3779b97f4a7c15ULL;

@@ -1,7 +1,7 @@
 // Every counter wraps, without consequences. What can wrap, and how it is compared:
 //
 //   futex words (published, consumed, membership)   32 bits, wrap in hours; equal or not, by the kernel alone
-//   position, and the turn derived from it          64 bits; chunks by remainder, extents by difference
+//   position, and the lap derived from it          64 bits; chunks by remainder, extents by difference
 //   messages, bytes, waits, spills of a slot        64 bits; shown, never compared
 //   spins that a Spinner skips                      at most 255
 //   views of a slot                                 32 bits; at most one for each chunk
@@ -132,7 +132,7 @@ void messages_keep_their_order_over_the_end_of_the_position() {
     }
 }
 
-// Fails if the ages of extents are compared by `<`: turns from before the wrap are then never over.
+// Fails if the ages of extents are compared by `<`: laps from before the wrap are then never over.
 void extents_are_given_back_over_the_end_of_the_position() {
     const RingGeometry g{1, 64, 2};
     const auto segment = new_segment(g);

@@ -171,7 +171,7 @@ private:
     }
 
     // Looks for memory for an extent, as for a ring: the kernel kills a process that takes too much. Gives back what is
-    // warm, and waits for older turns. False with the Python error set, or if the message `fits` its chunk. Looking takes
+    // warm, and waits for older laps. False with the Python error set, or if the message `fits` its chunk. Looking takes
     // about 0.1 ms, as long as writing a quarter of a megabyte, so small extents are counted until they are worth it.
     bool find_memory(std::uint64_t bytes, bool fits, os::Deadline deadline, nb::handle timeout, nb::handle watch) {
         constexpr std::uint64_t kUnchecked = 4u << 20;
