@@ -210,7 +210,7 @@ VARIANTS = (
     death("join.load", "relaxed, not acquire", "JOIN_LOAD_RELAXED", "death_has_a_pid"),
     death("join", "before the lock is taken", "JOINED_BEFORE_LOCKED", "death_is_true"),
     death("presence", "does not look again", "NO_SECOND_LOOK", "death_is_true"),
-    death("finish", "lock given up before `leave`", "UNLOCKED_BEFORE_LEAVE", "death_is_true"),
+    death("finish", "lock dropped before `leave`", "UNLOCKED_BEFORE_LEAVE", "death_is_true"),
     death("begin", "is_published before the look", "LOOKED_AFTER_MESSAGES", "messages_first"),
     death(
         "RingReader",
@@ -255,7 +255,7 @@ VARIANTS = (
     segment("sweep: take_all", "left out", "SWEPT_WITHOUT_LOCK", ATTACH, "living_keep_names"),
     segment(
         "sweep: take_all",
-        "given up before the name is removed",
+        "dropped before the name is removed",
         "UNLOCKED_BEFORE_UNLINK",
         ATTACH,
         "living_keep_names",
@@ -263,7 +263,7 @@ VARIANTS = (
     segment("unlink_if_same", "does not compare", "REMOVED_BY_NAME", CREATORS, "living_keep_names"),
     segment(
         "abandon",
-        "lock given up before remove_name",
+        "lock dropped before remove_name",
         "UNLOCKED_BEFORE_REMOVE_NAME",
         CREATORS,
         "living_keep_names",
@@ -277,7 +277,7 @@ VARIANTS = (
     ),
     segment(
         "abandon",
-        "take_all before its own locks are given up",
+        "take_all before its own locks are dropped",
         "TAKEN_BEFORE_GIVEN_UP",
         SURVIVORS,
         "last_removes_name",

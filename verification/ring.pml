@@ -10,7 +10,7 @@
  * attaching and dying death.pml's; a released reader is like one that closed. A reader holds at most one chunk.
  *
  * Proven, for CHUNKS chunks and READERS readers:
- *   whole_and_next   what a reader reads is whole, and is its next message: none torn, repeated or skipped
+ *   whole_and_next   what a reader reads is whole, and is its next message: no torn read, none repeated or skipped
  *   published_to_all nothing is read before it is published, which shows it to all readers at once
  *   all_before_end   a reader that is told that the writer closed has had all messages
  *   no deadlock, and (LIVENESS) every_message_arrives, under weak fairness

@@ -147,7 +147,7 @@ proctype creator(byte file) {
     } unless { killed[file] }
 }
 
-/* Does not tell whether there was anything to give up. */
+/* Does not tell whether there was anything to drop. */
 inline give_up(who) {
     reader_lock[file] = (reader_lock[file] == who -> 0 : reader_lock[file]);
     user_locks[file] = user_locks[file] & (3 - (who - 2))

@@ -2,7 +2,7 @@
  *
  * Modelled: OBJECTS objects, one after the other, in one entry of the table and one place of the ring; their offer,
  * references (GET_CACHED: a second one at any moment; DROPS: taken back again), eviction, and clear(), which makes an
- * orphan of it (CLEARS): nobody owes reads of that, and it is retired when its place is wanted, as what is evicted is.
+ * orphan of it (CLEARS): nobody owes reads of that, and it is retired when its space is needed, as what is evicted is.
  * Not together: CLEARS and DROPS. READERS readers
  * pin any id at any moment, look whether it is live, read, look again, count the read and unpin. A reader may die between
  * any two steps (DIES), and then another one takes its place; or it closes while it reads (CLOSES), after which its pins
@@ -390,7 +390,7 @@ life:
     {
         if
         :: is_successor ->
-            /* It owes nothing of what is there now (forgive). */
+            /* It owes nothing of what is there now (mark_stored_as_read). */
             d_step { is_gone[r] = 0; killed[r] = 0; finished[r] = 2 }
             store_relaxed(READER(r), PINS(r), 0);
             full_fence(READER(r))

@@ -31,8 +31,8 @@
 
 namespace memlane::broadcast {
 
-// torn: a write failed, and so did freeing the space that it took; not taken before trim() has freed it.
-enum class Space : std::uint8_t { cold, torn, warm };
+// unfreed: a write failed, and so did freeing the space that it took; not used before trim() has freed it.
+enum class Space : std::uint8_t { cold, unfreed, warm };
 
 struct Extent {
     std::uint64_t offset;
@@ -67,7 +67,7 @@ public:
         if (!lends_) return false;
         if (end_ <= pool_end_ && rounded <= pool_end_ - end_) return true;
         return std::any_of(free_.begin(), free_.end(), [&](const auto& one) {
-            return one.first < pool_end_ && one.second.space != Space::torn && one.second.bytes >= rounded;
+            return one.first < pool_end_ && one.second.space != Space::unfreed && one.second.bytes >= rounded;
         });
     }
 
@@ -86,7 +86,7 @@ public:
         bool fits = false;
         for (const auto& [offset, range] : free_) {
             if (offset >= pool_end_) break;
-            if (range.space == Space::torn) continue;
+            if (range.space == Space::unfreed) continue;
             if (range.bytes >= rounded) return false;
             if (offset != end) begin = offset;
             end = offset + range.bytes;
@@ -157,7 +157,7 @@ public:
             os::punch_hole(file, extent.offset, extent.bytes);
             extent.space = Space::cold;
         } catch (const std::system_error&) {
-            extent.space = Space::torn;
+            extent.space = Space::unfreed;
         }
         end_lease(extent);
         add_free(extent);

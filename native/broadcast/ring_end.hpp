@@ -84,7 +84,7 @@ public:
 
     // Call it when no other process holds the segment: gives back all of its space, because a mapping of one lent array
     // keeps the whole file. Arrays that were lent have been copied by now. If a view has survived its end, or an extent
-    // is kept for good, everything stays until the last reference is dropped; so it does if a slot was never claimed,
+    // is kept for good, everything stays until the last reference is dropped; so it does if a slot was never taken,
     // because a process that knows only the documented part may be reading in its place.
     void give_back_file() const noexcept {
         const RingGeometry& g = ring_.geometry();

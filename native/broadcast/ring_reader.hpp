@@ -29,13 +29,13 @@ public:
         const core::SlotState before = participants_.state(slot());
         if (before != core::SlotState::absent)
             throw core::RankTaken(before == core::SlotState::released
-                                      ? "the place was given up by release_reader"
+                                      ? "the place was released by release_reader"
                                       : "the place was already taken by pid " +
                                             std::to_string(participants_.identity(slot()).pid) + ", which has left it");
         participants_.join(slot(), os::own_identity());
     }
 
-    struct Place {
+    struct Location {
         std::shared_ptr<os::Mapping> mapping;
         std::byte* begin;
     };
@@ -80,7 +80,7 @@ public:
 
         // Where the message that `d` describes is mapped, valid while the mapping is kept; nullopt if it is not there.
         // The memory is read-only in this process, because other readers see it, too.
-        std::optional<Place> place(const ChunkDescriptor& d) const { return end_->place_of(d); }
+        std::optional<Location> locate(const ChunkDescriptor& d) const { return end_->locate(d); }
 
         // Keeps the message's extent after the chunk is given back; null
         // if the extent cannot be lent, or this process cannot map it.
@@ -142,7 +142,7 @@ public:
         return {core::Status::timed_out};
     }
 
-    // Call it before the slot is given up.
+    // Call it before the slot is left.
     void own_leases() noexcept { broadcast::own_leases(ring_, reader_); }
 
     // Gives back the chunk that a sample of that position kept.
@@ -176,7 +176,7 @@ private:
         return true;
     }
 
-    std::optional<Place> place_of(const ChunkDescriptor& d) {
+    std::optional<Location> locate(const ChunkDescriptor& d) {
         const RingGeometry& g = ring_.geometry();
         std::uint64_t begin = ring_.chunk_at(position_) * g.max_chunk_bytes;
         if (d.extent_bytes > 0) {
@@ -191,7 +191,7 @@ private:
             shown_ = segment_->with_memory(
                 bytes, [&] { return std::make_shared<os::Mapping>(segment_->file(), bytes, 0, os::Mapping::Access::read); });
         }
-        return Place{shown_, shown_->base() + begin};
+        return Location{shown_, shown_->base() + begin};
     }
 
     std::unique_ptr<Lease> lease_of(const ChunkDescriptor& d) {
@@ -259,7 +259,7 @@ private:
         return core::load_acquire(ring_.written(chunk)) != 0;
     }
 
-    // True if nobody has claimed the writer's slot, or its owner did not publish the previous message.
+    // True if no process has taken the writer's slot, or its owner did not publish the previous message.
     bool may_writer_be_foreign() const noexcept {
         return core::load_relaxed(participants_.slot(kWriterSlot).position) < position_ ||
                participants_.state(kWriterSlot) == core::SlotState::absent;

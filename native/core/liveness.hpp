@@ -25,7 +25,7 @@ public:
     // For removal: succeeds only if nobody else uses the segment.
     bool take_all() { return os::try_lock(file(), os::LockKind::exclusive, {kLockBase, kLockSpan}); }
     // Not to be called in a forked child.
-    void give_up_all() { os::unlock(file(), {kLockBase, kLockSpan}); }
+    void drop_all() { os::unlock(file(), {kLockBase, kLockSpan}); }
     bool is_open() const noexcept { return file().is_open(); }
     const os::FileDescriptor& file() const noexcept { return own_.file(); }
     // Does another description hold the slot? A system call (1.2 us).
@@ -33,7 +33,7 @@ public:
 
     // For systems that define lock bytes of their own. Not to be called in a forked child.
     bool take(os::LockKind kind, os::LockRange range) { return os::try_lock(file(), kind, range); }
-    void give_up(os::LockRange range) { os::unlock(file(), range); }
+    void drop(os::LockRange range) { os::unlock(file(), range); }
     std::optional<os::LockRange> held_by_other(os::LockRange range) const { return os::find_lock(file(), range); }
 
     // Drops all locks of this description at once; in a forked child nothing.

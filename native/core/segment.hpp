@@ -194,7 +194,7 @@ private:
     [[noreturn]] void throw_taken(std::size_t slot) const {
         const auto* slots = section<ParticipantSlot>(Section::participants);
         const bool is_known = slots != nullptr && load_acquire(slots[slot].state) == SlotState::attached;
-        if (!is_known) throw RankTaken("the place is held by a living process, or was given up by release_reader");
+        if (!is_known) throw RankTaken("the place is held by a living process, or was released by release_reader");
         throw RankTaken("the place is held by pid " + std::to_string(load_relaxed(slots[slot].pid)) +
                         ", which is alive; close that end first, or take another rank");
     }
@@ -214,7 +214,7 @@ private:
         try {
             const bool is_named = os::facts_of(file_).links != 0;
             if (!is_named && !has_work) return;
-            lock_.give_up_all();
+            lock_.drop_all();
             if (!lock_.take_all()) return;
             if (is_named) {
                 SYNC_STEP(sweep);

@@ -141,7 +141,7 @@ public:
     }
 
     // Call it with the lock held under which views are made (the GIL): another thread may be making one.
-    std::shared_ptr<os::Mapping> give_up_mapping() noexcept { return std::exchange(mapping_, nullptr); }
+    std::shared_ptr<os::Mapping> take_mapping() noexcept { return std::exchange(mapping_, nullptr); }
 
     // Releases everything but the mapping; the last holder to leave removes the name. Waits at most `patience` for a process
     // that is joining or leaving at this moment. In a forked child it only closes the child's copies.
@@ -223,7 +223,7 @@ private:
     }
 
     void let_name_go() {
-        lock_.give_up(name_lock());
+        lock_.drop(name_lock());
         os::notify_watchers(file_);
     }
 
@@ -259,7 +259,7 @@ private:
 
     void stop_building() {
         is_builder_ = false;
-        lock_.give_up(builder_lock(os::own_pid()));
+        lock_.drop(builder_lock(os::own_pid()));
     }
 
     bool learns_complete() {
@@ -272,9 +272,9 @@ private:
         // A new builder needs the room. A file that was complete may be in use, even if all who knew that have died.
         if (is_builder_ && facts.bytes < geometry_.total_bytes) os::resize(file_, 0);
         if (!has_place_ || facts.links == 0) return;
-        const os::Nanoseconds give_up_at = os::monotonic_now() + patience;
-        while (!take_name(std::min(give_up_at - os::monotonic_now(), 100 * os::kMillisecond))) {
-            if (os::monotonic_now() < give_up_at) continue;
+        const os::Nanoseconds until = os::monotonic_now() + patience;
+        while (!take_name(std::min(until - os::monotonic_now(), 100 * os::kMillisecond))) {
+            if (os::monotonic_now() < until) continue;
             departure.problem = "a process has been stopped while joining or leaving";
             return;
         }

@@ -23,7 +23,7 @@ inline Nanoseconds monotonic_now(clockid_t clock = CLOCK_MONOTONIC) noexcept {
 // As of the last tick, up to 10 ms ago (about 3 ns): for what happens with every message.
 inline Nanoseconds tick_now() noexcept { return monotonic_now(CLOCK_MONOTONIC_COARSE); }
 
-// The absolute time at which a call gives up, computed once on entry.
+// The absolute time at which a call times out, computed once on entry.
 class Deadline {
 public:
     static constexpr Deadline never() noexcept { return Deadline{INT64_MAX}; }

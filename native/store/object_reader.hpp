@@ -1,7 +1,7 @@
 // How a participant reads objects: pin - validate - read - validate again - count the read - unpin.
 //
 // No lock, and no system call except to see that the ring has grown. Per object: two additions to the participant's own
-// pins, two checks of the entry, one of the chunk's header, one addition to its reads and one to the documented count.
+// pins, two checks of the entry, one of the allocation's header, one addition to its reads and one to the documented count.
 //
 // Several threads of a process may read at once. The GIL serializes the calls made here, so only what other
 // processes write as well is atomic.
@@ -28,7 +28,7 @@ struct Object {
     std::uint64_t serial;  // of the pin
 };
 
-// Saturates: the sign must not change, and the table is authoritative. Aligned in chunks that a storage allocated.
+// Saturates: the sign must not change, and the table is authoritative. Aligned in allocations that a storage allocated.
 inline void add_to_documented_count(std::byte* at) noexcept {
     if (reinterpret_cast<std::uintptr_t>(at) % alignof(std::uint32_t) != 0) {
         std::uint32_t value;
@@ -69,7 +69,7 @@ public:
 
     // Pins the object if it is stored under that id at that address: it is not evicted until unpin().
     std::optional<Object> pin(std::uint64_t address, std::uint32_t id) {
-        Object object{id, table_.index_of(id), table_.offset_of(address) + sizeof(ChunkHeader), 0, next_serial_++};
+        Object object{id, table_.index_of(id), table_.offset_of(address) + sizeof(AllocationHeader), 0, next_serial_++};
         held_.push_back({object.serial, os::tick_now()});
         add_pin(object.index);
         if (!is_granted(object) || core::load_relaxed(entry(object).address) != address || !fits(object)) {
@@ -97,7 +97,7 @@ public:
 
     // Counts one more read by this participant, up to the object's references.
     void count(const Object& object) noexcept {
-        std::uint32_t& reads = table_.claims(object.index, slot_).reads;
+        std::uint32_t& reads = table_.usage(object.index, slot_).reads;
         SYNC_LOAD(refer);
         const std::uint32_t references = core::load_acquire(entry(object).references);
         std::uint32_t seen = core::load_relaxed(reads);
@@ -124,12 +124,12 @@ protected:
 
     void add_pin(std::uint64_t index) noexcept {
         SYNC_STORE(pin);
-        std::atomic_ref(table_.claims(index, slot_).pins).fetch_add(1, std::memory_order_relaxed);
+        std::atomic_ref(table_.usage(index, slot_).pins).fetch_add(1, std::memory_order_relaxed);
         core::full_fence();
     }
     void drop_pin(std::uint64_t index) noexcept {
         SYNC_STORE(unpin);
-        std::atomic_ref(table_.claims(index, slot_).pins).fetch_sub(1, std::memory_order_release);
+        std::atomic_ref(table_.usage(index, slot_).pins).fetch_sub(1, std::memory_order_release);
     }
 
     std::uint64_t stamp_of(std::uint64_t index) const noexcept {
@@ -161,16 +161,17 @@ private:
     }
 
     // Sets the object's size. Whatever the table says, reads nothing beyond the ring, and nothing where the
-    // ring has no space. The chunk's header must agree with the table.
+    // ring has no space. The allocation's header must agree with the table.
     bool fits(Object& object) {
         object.size = core::load_relaxed(entry(object).size);
-        const std::uint64_t room = table_.ring_bytes() - (object.offset - sizeof(ChunkHeader));
-        if (object.size < kCountBytes || room < sizeof(ChunkHeader) || object.size > room - sizeof(ChunkHeader))
+        const std::uint64_t room = table_.ring_bytes() - (object.offset - sizeof(AllocationHeader));
+        if (object.size < kCountBytes || room < sizeof(AllocationHeader) || object.size > room - sizeof(AllocationHeader))
             return false;
-        if (!space_.has(object.offset - sizeof(ChunkHeader), sizeof(ChunkHeader) + object.size)) return false;
-        const ChunkHeader header = read_header(table_.at(object.offset - sizeof(ChunkHeader)));
+        if (!space_.has(object.offset - sizeof(AllocationHeader), sizeof(AllocationHeader) + object.size)) return false;
+        const AllocationHeader header = read_header(table_.at(object.offset - sizeof(AllocationHeader)));
         const auto total = static_cast<std::uint64_t>(std::max(header.size, 0));
-        return header.id == static_cast<std::int32_t>(object.id) && total >= object.size + sizeof(ChunkHeader) && total <= room;
+        if (header.id != static_cast<std::int32_t>(object.id)) return false;
+        return total >= object.size + sizeof(AllocationHeader) && total <= room;
     }
 
     // `held_` is in the order of pinning, so the first is the oldest.

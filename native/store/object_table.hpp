@@ -7,10 +7,10 @@
 // An entry, `stride` bytes (a multiple of 64):
 //
 //   0    64         ObjectEntry
-//   64   8 * (1+n)  Claims of every participant, by slot
+//   64   8 * (1+n)  Usage by every participant, by slot
 //
 // The capacity is a power of two, so it divides 2**31 and ids keep their entries when they wrap. In the ring,
-// an object is a chunk at a multiple of 64: 8 bytes of header, 4 bytes of read count, metadata, data.
+// an object is an allocation at a multiple of 64: 8 bytes of header, 4 bytes of read count, metadata, data.
 //
 //   entry       pins    meaning
 //   live        any     may be read, once pinned
@@ -93,11 +93,11 @@ static_assert(sizeof(ObjectEntry) == 64);
 
 // One participant's reads and pins of one object. `reads` counts up to the object's references; the writer's
 // counts those it made in place of readers. `pins` counts the reads in progress in that process.
-struct Claims {
+struct Usage {
     std::uint32_t reads;
     std::uint32_t pins;
 };
-static_assert(sizeof(Claims) == 8);
+static_assert(sizeof(Usage) == 8);
 
 inline constexpr std::uint32_t kMostReferences = INT32_MAX;  // the most that the documented read count can hold
 inline constexpr std::uint64_t kCountBytes = 4;
@@ -162,13 +162,13 @@ public:
     ObjectEntry& entry(std::uint64_t index) const noexcept {
         return *reinterpret_cast<ObjectEntry*>(entries_ + index * geometry_.stride());
     }
-    Claims& claims(std::uint64_t index, std::size_t slot) const noexcept {
-        return reinterpret_cast<Claims*>(&entry(index) + 1)[slot];
+    Usage& usage(std::uint64_t index, std::size_t slot) const noexcept {
+        return reinterpret_cast<Usage*>(&entry(index) + 1)[slot];
     }
 
     const std::shared_ptr<os::Mapping>& ring_mapping() const noexcept { return ring_; }
     std::uint64_t ring_bytes() const noexcept { return ring_bytes_; }
-    // Where the chunk of an address lies in the ring's mapping.
+    // Where the allocation of an address lies in the ring's mapping.
     std::uint64_t offset_of(std::uint64_t address) const noexcept { return address % ring_bytes_; }
     std::byte* at(std::uint64_t offset) const noexcept { return ring_->base() + offset; }
 

@@ -1,7 +1,7 @@
 // The space of a ring, reserved in pieces as the ring grows into it.
 //
 // Touching the mapping where the file has no space yet would allocate some, or end in SIGBUS if the file system is
-// full. So the writer reserves space before it writes, and nobody reads where there is none, whatever a peer claims.
+// full. So the writer reserves space before it writes, and nobody reads where there is none, whatever a peer has written.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ public:
     bool has(std::uint64_t offset, std::uint64_t bytes) {
         if (offset + bytes <= known_) return true;
         known_ = std::min(os::space_end(segment_.file(), known_), ring_bytes_);
-        // Before Linux 5.14, bytes that nobody has written to count as a hole, so there are holes between the chunks.
+        // Before Linux 5.14, bytes that nobody has written to count as a hole, so there are holes between the allocations.
         return offset + bytes <= known_ || os::has_space(segment_.file(), offset, bytes);
     }
 

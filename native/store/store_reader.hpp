@@ -36,7 +36,7 @@ private:
         : ObjectReader(std::move(own), t, slot) {
         const bool is_successor = core::load_acquire(own_slot().state) != core::SlotState::absent;
         for (std::uint64_t i = 0; is_successor && i < table().capacity(); ++i)
-            core::store_relaxed<std::uint32_t>(table().claims(i, slot).pins, 0);  // left by the previous reader
+            core::store_relaxed<std::uint32_t>(table().usage(i, slot).pins, 0);  // left by the previous reader
         core::store_relaxed<std::uint64_t>(own_slot().position, 0);
         core::store_relaxed(own_slot().views, 0u);
         participants().join(slot, os::own_identity());
@@ -62,7 +62,7 @@ private:
         for (std::uint64_t i = 0; i < table().capacity(); ++i) {
             add_pin(i);
             if (is_live(settled_stamp(i, patience)))
-                core::store_release(table().claims(i, slot()).reads, core::load_acquire(table().entry(i).references));
+                core::store_release(table().usage(i, slot()).reads, core::load_acquire(table().entry(i).references));
             drop_pin(i);
         }
     }

@@ -1,6 +1,6 @@
 // The writer's end of the store. An object's life: admit (its entry is free) - fill in - offer - refer - retire.
 //
-// The writer reads, too (slot 0 of the claims). Its pins count like a reader's. Its `reads` of an object are
+// The writer reads, too (as slot 0). Its pins count like a reader's. Its `reads` of an object are
 // those it made in place of readers that still owed one.
 //
 // No call waits. While every reader has read and nobody pins, no call makes a system call; otherwise each
@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "store/chunks.hpp"
+#include "store/allocations.hpp"
 #include "store/object_reader.hpp"
 
 namespace memlane::store {
@@ -36,7 +36,7 @@ public:
     }
 
     // Retires the orphans in these bytes of the ring. Returns 0 if the bytes are free now; if an orphan there
-    // is pinned, where a new chunk may begin behind it.
+    // is pinned, where a new allocation may begin behind it.
     std::uint64_t obstacle(std::uint64_t offset, std::uint64_t bytes) {
         if (orphans_.empty()) return 0;
         auto orphan = orphans_.lower_bound(offset);
@@ -72,7 +72,7 @@ public:
     void offer(std::uint32_t id, std::uint64_t address, std::uint64_t size) {
         const std::uint64_t index = table().index_of(id);
         for (std::size_t slot = 0; slot < table().participants(); ++slot)
-            core::store_relaxed<std::uint32_t>(table().claims(index, slot).reads, 0);
+            core::store_relaxed<std::uint32_t>(table().usage(index, slot).reads, 0);
         ObjectEntry& entry = table().entry(index);
         core::store_relaxed(entry.address, address);
         core::store_relaxed(entry.size, size);
@@ -93,7 +93,7 @@ public:
         const std::uint64_t index = table().index_of(id);
         ObjectEntry& entry = table().entry(index);
         // Reads made in place of readers that have since read themselves do not count towards new references.
-        std::uint32_t& stood_in = table().claims(index, kSlot).reads;
+        std::uint32_t& stood_in = table().usage(index, kSlot).reads;
         if (const std::uint32_t had = core::load_relaxed(stood_in); had > 0)
             core::store_relaxed(stood_in, static_cast<std::uint32_t>(
                                               std::min<std::uint64_t>(had, owed(index, core::load_relaxed(entry.references)))));
@@ -112,7 +112,7 @@ public:
         const std::uint64_t index = table().index_of(id);
         for (std::size_t slot = 1; slot < table().participants(); ++slot) {
             SYNC_LOAD(count);
-            if (core::load_acquire(table().claims(index, slot).reads) > left && !is_gone(slot)) return false;
+            if (core::load_acquire(table().usage(index, slot).reads) > left && !is_gone(slot)) return false;
         }
         SYNC_STORE(refer);
         core::store_release(table().entry(index).references, left);
@@ -122,13 +122,13 @@ public:
     // Whether every reader has read it `references` times. Readers that have closed or died owe nothing.
     bool is_read(std::uint32_t id, std::uint32_t references) {
         const std::uint64_t index = table().index_of(id);
-        return owed(index, references) <= core::load_relaxed(table().claims(index, kSlot).reads);
+        return owed(index, references) <= core::load_relaxed(table().usage(index, kSlot).reads);
     }
 
     // The same, given its 4 count bytes. The table decides; for bytes that are no object of it, the count does.
     bool is_read_at(std::uint32_t id, const std::byte* count, std::uint64_t references) {
         const std::uint64_t address = core::load_relaxed(table().entry(table().index_of(id)).address);
-        if (knows(id) && count == table().at(table().offset_of(address) + sizeof(ChunkHeader)))
+        if (knows(id) && count == table().at(table().offset_of(address) + sizeof(AllocationHeader)))
             return is_read(id, static_cast<std::uint32_t>(std::min<std::uint64_t>(references, UINT32_MAX)));
         std::int32_t seen;
         std::memcpy(&seen, count, sizeof seen);
@@ -139,7 +139,7 @@ public:
     void count(const Object& object) {
         if (is_read(object.id, core::load_relaxed(entry(object).references))) return;
         SYNC_STORE(count);
-        core::add_single_writer(table().claims(object.index, kSlot).reads, 1u);
+        core::add_single_writer(table().usage(object.index, kSlot).reads, 1u);
         add_to_documented_count(table().at(object.offset));
     }
 
@@ -166,7 +166,7 @@ public:
         if (!knows(id) || is_orphan(id)) return;
         ObjectEntry& entry = table().entry(index);
         const std::uint64_t offset = table().offset_of(core::load_relaxed(entry.address));
-        orphans_[offset] = {id, offset + sizeof(ChunkHeader) + core::load_relaxed(entry.size)};
+        orphans_[offset] = {id, offset + sizeof(AllocationHeader) + core::load_relaxed(entry.size)};
         SYNC_STORE(refer);
         core::store_release(entry.references, 0u);
         forget(index);
@@ -191,8 +191,8 @@ public:
         const std::uint64_t index = table().index_of(id);
         std::vector<Blocker> found;
         for (std::size_t slot = 0; slot < table().participants(); ++slot) {
-            const Claims& claims = table().claims(index, slot);
-            const Blocker blocker{slot, slot == kSlot ? 0 : owed_by(index, slot, references), core::load_relaxed(claims.pins)};
+            const Usage& usage = table().usage(index, slot);
+            const Blocker blocker{slot, slot == kSlot ? 0 : owed_by(index, slot, references), core::load_relaxed(usage.pins)};
             if ((blocker.owes > 0 || blocker.pins > 0) && !is_gone(slot)) found.push_back(blocker);
         }
         return found;
@@ -203,7 +203,7 @@ public:
         for (std::size_t slot = 0; slot < table().participants(); ++slot) {
             std::uint32_t pins = 0;
             for (const auto& [offset, orphan] : orphans_)
-                pins += core::load_relaxed(table().claims(table().index_of(orphan.id), slot).pins);
+                pins += core::load_relaxed(table().usage(table().index_of(orphan.id), slot).pins);
             if (pins > 0 && !is_gone(slot)) found.push_back({slot, 0, pins});
         }
         return found;
@@ -212,7 +212,7 @@ public:
 private:
     struct Orphan {
         std::uint32_t id;
-        std::uint64_t end;  // of its chunk in the ring
+        std::uint64_t end;  // of its allocation in the ring
     };
 
     StoreWriter(std::shared_ptr<core::Segment> own, ObjectTable table)
@@ -222,7 +222,7 @@ private:
 
     // Limits a reader's reads to `left`: any beyond that were of a reference that has been dropped since.
     void take_back_reads(std::uint64_t index, std::size_t slot, std::uint32_t left) noexcept {
-        std::uint32_t& reads = table().claims(index, slot).reads;
+        std::uint32_t& reads = table().usage(index, slot).reads;
         SYNC_LOAD(count);
         std::uint32_t seen = core::load_relaxed(reads);
         while (seen > left) {
@@ -271,7 +271,7 @@ private:
         for (std::size_t slot = 0; slot < table().participants(); ++slot) {
             SYNC_LOAD(pin);
             SYNC_LOAD(unpin);
-            if (core::load_acquire(table().claims(index, slot).pins) > 0 && !is_gone(slot)) return true;
+            if (core::load_acquire(table().usage(index, slot).pins) > 0 && !is_gone(slot)) return true;
         }
         return false;
     }
@@ -285,7 +285,7 @@ private:
 
     std::uint64_t owed_by(std::uint64_t index, std::size_t slot, std::uint32_t references) const noexcept {
         SYNC_LOAD(count);
-        const std::uint32_t reads = core::load_acquire(table().claims(index, slot).reads);
+        const std::uint32_t reads = core::load_acquire(table().usage(index, slot).reads);
         return reads < references ? references - reads : 0;
     }
 

@@ -26,9 +26,9 @@ struct Store {
 
     std::shared_ptr<StoreReader> join() const { return StoreReader::join(*ring, writer->table()); }
     std::uint64_t address_of(std::uint32_t id) const noexcept { return id % places * bytes; }
-    std::uint64_t size() const noexcept { return bytes - sizeof(store::ChunkHeader); }
+    std::uint64_t size() const noexcept { return bytes - sizeof(store::AllocationHeader); }
     std::byte* payload(std::uint64_t address) const noexcept {
-        return ring->mapping()->base() + address + sizeof(store::ChunkHeader) + store::kCountBytes;
+        return ring->mapping()->base() + address + sizeof(store::AllocationHeader) + store::kCountBytes;
     }
     std::uint64_t payload_bytes() const noexcept { return size() - store::kCountBytes; }
 

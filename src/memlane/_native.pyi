@@ -320,11 +320,13 @@ class ByteRingSegment(HeldSegment):
 
     def view(self, offset: int, bytes: int) -> memoryview: ...
     def read_header(self, offset: int) -> tuple[int, int]:
-        """Id and size of the chunk at `offset`; the size is 0 if there is none."""
+        """
+        Id and size of the allocation at `offset`; the size is 0 if there is none.
+        """
 
     @property
     def addresses(self) -> dict[int, int]:
-        """The addresses of all chunks by id."""
+        """The addresses of all allocations by id."""
 
     @property
     def count(self) -> int: ...
@@ -341,22 +343,22 @@ class ByteRingSegment(HeldSegment):
 
     def allocate(self, bytes: int) -> tuple[int, int] | NoRoom:
         """
-        Reserves space for a new chunk of `bytes`, header included; returns its address and id.
+        Reserves space for a new allocation of `bytes`, header included; returns its address and id.
         """
 
     def free(self, most: int, is_free: Callable[[int, int, int], bool]) -> list[int]:
         """
-        Frees chunks, oldest first, while `is_free(id, offset, bytes)` of their data is true.
+        Frees allocations, oldest first, while `is_free(id, offset, bytes)` of their data is true.
         """
 
     def clear(self) -> None:
-        """Removes all chunks."""
+        """Removes all allocations."""
 
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
 class NoRoom:
-    """Why there is no room for a chunk."""
+    """Why there is no room for an allocation."""
 
     def __init__(self, is_obstructed: bool = False) -> None: ...
     @property
@@ -580,11 +582,11 @@ class ObjectMemory:
         """As given to the constructor, for decoders."""
 
     @property
-    def lies(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether pieces stay in place."""
 
-    @lies.setter
-    def lies(self, arg: bool, /) -> None: ...
+    @is_in_place.setter
+    def is_in_place(self, arg: bool, /) -> None: ...
 
 class RegionMap:
     """All bytes of a region, like mmap.mmap."""

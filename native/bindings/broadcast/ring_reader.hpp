@@ -261,14 +261,14 @@ private:
     // The message's arrays stay where they are. Its chunk or extent is given back with the last of them.
     nb::object receive_in_place(Message& message, nb::object& shown) {
         const broadcast::FrameTable table = table_of(message);
-        const auto place = message.sample.place(message);
-        if (!place) raise_corrupt(message.sample);
+        const auto at = message.sample.locate(message);
+        if (!at) raise_corrupt(message.sample);
         const nb::bytes stream = copy_stream(message, table.stream());
-        const std::shared_ptr<void> lease = lease_of_chunk(message.sample, place->mapping);
-        shown = nb::cast(ViewLease(lease, place->begin, message.length));
+        const std::shared_ptr<void> lease = lease_of_chunk(message.sample, at->mapping);
+        shown = nb::cast(ViewLease(lease, at->begin, message.length));
         nb::list buffers;
         for (const broadcast::Frame& frame : table.buffers())
-            buffers.append(nb::cast(Buffer(lease, place->begin + frame.offset, frame.bytes, true)));
+            buffers.append(nb::cast(Buffer(lease, at->begin + frame.offset, frame.bytes, true)));
         return decode_in_chunk(
             [&] { return decode_parts_(stream, std::exchange(buffers, nb::list())); },
             [&](bool is_consumed) {

@@ -46,7 +46,7 @@ public:
         if (id) segment_id = to_array<core::SegmentId>(*id);
         const WithoutGil no_gil;
         const auto segment = core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot);
-        // A header that claims more space than the file has is not trusted: a reader would touch pages without space.
+        // A header that states more space than the file has is not trusted: a reader would touch pages without space.
         const std::uint64_t each = std::min(segment->space_each(), g.max_chunk_bytes);
         return {segment, g, os::facts_of(segment->file()).allocated < each * g.max_chunks ? 0 : each};
     }

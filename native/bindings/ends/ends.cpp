@@ -17,7 +17,8 @@ void bind_ends(nb::module_& m) {
         .def_prop_ro("is_open", [](const HeldSegment& self) { return self.segment()->is_open(); });
 
     nb::class_<Sightings>(m, "Sightings", "A snapshot of peers.")
-        .def("participants", &Sightings::participants, nb::sig("def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool]]"),
+        .def("participants", &Sightings::participants,
+             nb::sig("def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool]]"),
              "By slot; reads from /proc what each is doing now.");
 }
 

@@ -3,7 +3,7 @@
 //
 // A scheduler's step is usually a small tree of dicts with string keys, lists, strings, bytes and numbers.
 // MessagePack encodes and decodes it in half the time of pickle, which is most of the cost of a small message.
-// The check costs about 5 ns per object and gives up early: on tuples and every other type, on a container that
+// The check costs about 5 ns per object and stops early: on tuples and every other type, on a container that
 // occurs twice (pickle keeps it one object), on long strings, deep trees and many objects.
 #pragma once
 

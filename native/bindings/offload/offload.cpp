@@ -73,7 +73,7 @@ const std::shared_ptr<os::Mapping>& mapping_of(const RegionFile& self) {
 }
 
 nb::tuple leave(RegionFile& self, double patience) {
-    std::shared_ptr<os::Mapping> mapping = self.give_up_mapping();  // before releasing the GIL: views are made under it
+    std::shared_ptr<os::Mapping> mapping = self.take_mapping();  // before releasing the GIL: views are made under it
     const offload::Departure departure = [&] {
         const WithoutGil no_gil;
         offload::Departure told = self.leave(static_cast<os::Nanoseconds>(patience * 1e9));

@@ -35,8 +35,9 @@ private:
         } catch (const nb::python_error& error) {
             if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_TypeError)) throw;
         }
-        raise_error(Error::InvalidArgument, nb::str("{} is not contiguous memory that can be {}")
-                                           .attr("format")(nb::type_name(object.type()), access == Access::write ? "written" : "read"));
+        const nb::str text("{} is not contiguous memory that can be {}");
+        const char* const use = access == Access::write ? "written" : "read";
+        raise_error(Error::InvalidArgument, text.attr("format")(nb::type_name(object.type()), use));
     }
 };
 
@@ -47,8 +48,8 @@ public:
         std::size_t sum = 0;
         for (const nb::handle part : parts) sum += parts_.emplace_back(part).size();
         if (sum != bytes)
-            raise_error(Error::InvalidArgument, nb::str("the parts of an object have {} bytes, not {} as announced")
-                                               .attr("format")(sum, bytes));
+            raise_error(Error::InvalidArgument,
+                        nb::str("the parts of an object have {} bytes, not {} as announced").attr("format")(sum, bytes));
     }
 
     // Copies the parts in order; large ones without the GIL, and past the caches.

@@ -80,7 +80,7 @@ public:
     void enter() {
         if (!check_.is_none()) check_();
         if (!call_.begin())
-            raise_error(Error::ConcurrentUse, nb::str("another call on this end is under way; one thread at a time may use it"));
+            raise_error(Error::ConcurrentUse, nb::str("another call is under way; one thread at a time may call"));
     }
 
     void exit(nb::handle /*kind*/, nb::handle /*error*/, nb::handle /*traceback*/) { end(); }

@@ -61,11 +61,11 @@ public:
             return true;
         }
         const nb::object key = ids[number];
-        const nb::object place = keys[key];
+        const nb::object where = keys[key];
         nb::del(keys[key]);
         // Looked up only now: comparing the key may have closed the storage, or forked.
         if (const auto writer = own_writer(); writer && !writer->evict(id)) {  // pinned since
-            keys[key] = place;
+            keys[key] = where;
             return false;
         }
         nb::del(ids[number]);
@@ -108,36 +108,36 @@ private:
 // Space for an object until it is published. Dropped before that, the object was never there.
 class Reservation {
 public:
-    Reservation(const ByteRingSegment& ring, std::shared_ptr<StoredObjects> objects, std::uint32_t id, store::Chunks::Place place,
-          std::uint64_t total, std::uint64_t size)
-        : ring_(ring), objects_(std::move(objects)), id_(id), place_(place), total_(total), size_(size) {
-        ring_.write_header(place_.address, id_, total_);
+    Reservation(const ByteRingSegment& ring, std::shared_ptr<StoredObjects> objects, std::uint32_t id,
+                store::Allocations::Spot spot, std::uint64_t total, std::uint64_t size)
+        : ring_(ring), objects_(std::move(objects)), id_(id), spot_(spot), total_(total), size_(size) {
+        ring_.write_header(spot_.address, id_, total_);
     }
     Reservation(Reservation&&) noexcept = default;
     ~Reservation() { drop(); }
 
     std::uint32_t id() const noexcept { return id_; }
-    // The 4 count bytes, metadata and data, without the chunk's padding.
+    // The 4 count bytes, metadata and data, without the allocation's padding.
     nb::object view() const { return ring_.view(offset(), size_); }
 
     // Makes the bytes an object, with no references yet.
     void offer() {
         const auto writer = objects_->writer();
         is_offered_ = true;
-        writer->offer(id_, place_.address, size_);
+        writer->offer(id_, spot_.address, size_);
     }
 
     // Returns its address and id, by which readers get it.
     nb::object publish(nb::handle key) {
-        const nb::object place = nb::make_tuple(place_.address, id_);
-        objects_->keys[key] = place;
+        const nb::object where = nb::make_tuple(spot_.address, id_);
+        objects_->keys[key] = where;
         objects_->ids[nb::int_(id_)] = key;
-        ring_.chunks().add(place_, id_, total_);
+        ring_.allocations().add(spot_, id_, total_);
         is_published_ = true;
-        return place;
+        return where;
     }
 
-    // The rest of a put once its place is found.
+    // The rest of a put once there is space for it.
     nb::object store(nb::handle key, const Parts& metadata, std::size_t metadata_bytes, const Parts& data) {
         const auto mapping = ring_.segment()->mapping();  // another thread may close the ring while the GIL is released
         std::byte* const at = mapping->base() + offset();
@@ -157,12 +157,12 @@ public:
     }
 
 private:
-    std::uint64_t offset() const noexcept { return place_.address % ring_.ring_bytes() + sizeof(store::ChunkHeader); }
+    std::uint64_t offset() const noexcept { return spot_.address % ring_.ring_bytes() + sizeof(store::AllocationHeader); }
 
     ByteRingSegment ring_;
     std::shared_ptr<StoredObjects> objects_;
     std::uint32_t id_;
-    store::Chunks::Place place_;
+    store::Allocations::Spot spot_;
     std::uint64_t total_;
     std::uint64_t size_;
     bool is_offered_ = false;
@@ -215,7 +215,7 @@ public:
     nb::list free(const nb::object& is_free) const {
         const std::uint64_t most = 2 * objects_->writer()->table().geometry().max_object_size;
         if (!is_free.is_none()) return ring_.free_if(most, is_free);
-        return ring_.free(most, [this](const store::Chunk& chunk) { return has_been_read(chunk); });
+        return ring_.free(most, [this](const store::Allocation& allocation) { return has_been_read(allocation); });
     }
 
     // Every reference cycle back to this object passes through these dicts, which can be cleared.
@@ -230,17 +230,17 @@ public:
     }
 
 private:
-    static constexpr std::uint64_t kAlignment = 64;  // of chunks: counts never cross a cache line, padded arrays are aligned
+    static constexpr std::uint64_t kAlignment = 64;  // of allocations: counts never cross a cache line, padded arrays are aligned
 
     std::optional<Reservation> find(std::uint64_t size, const nb::object& is_free, NoRoom& why) const {
-        std::uint64_t total = size + sizeof(store::ChunkHeader);
+        std::uint64_t total = size + sizeof(store::AllocationHeader);
         if (const std::uint64_t padded = core::align_up(total, kAlignment); padded <= ring_.ring_bytes()) total = padded;
         for (;;) {
             ring_.check();
             store::Room room;
             if (const auto id = next_id()) {
                 room = ring_.room_for(total);
-                if (room.place) return Reservation(ring_, objects_, *id, *room.place, total, size);
+                if (room.spot) return Reservation(ring_, objects_, *id, *room.spot, total, size);
             } else {
                 room.is_obstructed = objects_->ids.size() < most_objects();
             }
@@ -255,18 +255,19 @@ private:
     // None if the storage is full, or every entry holds a stored object or a pinned orphan.
     std::optional<std::uint32_t> next_id() const {
         if (objects_->ids.size() >= most_objects()) return std::nullopt;
-        return objects_->writer()->admitted_from(ring_.chunks().id_end());
+        return objects_->writer()->admitted_from(ring_.allocations().id_end());
     }
 
-    // Chunks that do not belong to the storage have no references, and it must not free them.
-    bool has_been_read(const store::Chunk& chunk) const {
-        const nb::int_ number(chunk.id);
+    // Allocations that do not belong to the storage have no references, and it must not free them.
+    bool has_been_read(const store::Allocation& allocation) const {
+        const nb::int_ number(allocation.id);
         if (!objects_->references.contains(number)) return false;
         const auto references = nb::cast<std::int64_t>(objects_->references[number]);
         ring_.check();
         const std::byte* const count =
-            ring_.segment()->mapping()->base() + ring_.chunks().offset_of(chunk) + sizeof(store::ChunkHeader);
-        return objects_->writer()->is_read_at(chunk.id, count, static_cast<std::uint64_t>(std::max<std::int64_t>(references, 0)));
+            ring_.segment()->mapping()->base() + ring_.allocations().offset_of(allocation) + sizeof(store::AllocationHeader);
+        return objects_->writer()->is_read_at(allocation.id, count,
+                                              static_cast<std::uint64_t>(std::max<std::int64_t>(references, 0)));
     }
 
     ByteRingSegment ring_;

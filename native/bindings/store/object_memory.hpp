@@ -26,7 +26,7 @@ class ObjectMemory {
 public:
     // The owner is a private memoryview: nobody else can release it. It is one more export of the
     // object behind `shown`.
-    ObjectMemory(nb::handle shown, bool is_view, bool allows_pickle) : lies_(is_view), allows_pickle_(allows_pickle) {
+    ObjectMemory(nb::handle shown, bool is_view, bool allows_pickle) : is_in_place_(is_view), allows_pickle_(allows_pickle) {
         const nb::object view = PyMemoryView_Check(shown.ptr()) ? nb::borrow(shown) : view_of(shown);
         const Py_buffer* buffer = PyMemoryView_GET_BUFFER(view.ptr());
         if (!PyBuffer_IsContiguous(buffer, 'C')) throw nb::value_error("the memory is not contiguous");
@@ -56,14 +56,14 @@ public:
     nb::object array(std::size_t itemsize, nb::handle shape, bool is_writable) {
         const std::size_t bytes = bytes_of(itemsize, shape);
         std::byte* const at = take(bytes);
-        if (lies_ && !is_writable) return foreign_memory(owner_, at, bytes);
+        if (is_in_place_ && !is_writable) return foreign_memory(owner_, at, bytes);
         return copy_of(at, bytes);
     }
 
     nb::object bytes(nb::handle length) {
         const std::size_t bytes = count_of(length);
         std::byte* const at = take(bytes);
-        if (lies_) return view_of(foreign_memory(owner_, at, bytes));
+        if (is_in_place_) return view_of(foreign_memory(owner_, at, bytes));
         return nb::bytes(at, bytes);
     }
 
@@ -86,8 +86,8 @@ public:
     }
 
     bool allows_pickle() const noexcept { return allows_pickle_; }
-    bool lies() const noexcept { return lies_; }
-    void set_lies(bool lies) noexcept { lies_ = lies; }
+    bool is_in_place() const noexcept { return is_in_place_; }
+    void set_in_place(bool is_in_place) noexcept { is_in_place_ = is_in_place; }
 
 private:
     // As in src/memlane/store/_wire.py.
@@ -100,7 +100,7 @@ private:
     static constexpr char kMagic[3] = {'m', 'l', 's'};
     static constexpr std::uint8_t kVersion = 2;
     static constexpr std::size_t kAlignment = 64;
-    static constexpr std::size_t kPreamble = 12;  // of a chunk, before the object
+    static constexpr std::size_t kPreamble = 12;  // of an allocation, before the object
 
     static constexpr std::size_t kLeastPooled = 4096;  // below this, a new bytearray costs less than the pool
     static constexpr Py_ssize_t kMostDimensions = 64;
@@ -159,7 +159,7 @@ private:
     nb::object owner_;
     std::byte* memory_;
     std::size_t bytes_;
-    bool lies_;
+    bool is_in_place_;
     bool allows_pickle_;
     std::size_t tree_end_;
     std::size_t begin_;  // of the pieces

@@ -57,27 +57,27 @@ void bind_store(nb::module_& m) {
              nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))
         .def("read_header", &ByteRingSegment::read_header, "offset"_a,
              nb::sig("def read_header(self, offset: int) -> tuple[int, int]"),
-             "Id and size of the chunk at `offset`; the size is 0 if there is none.")
+             "Id and size of the allocation at `offset`; the size is 0 if there is none.")
         .def_prop_ro("addresses", &ByteRingSegment::addresses, nb::sig("def addresses(self) -> dict[int, int]"),
-                     "The addresses of all chunks by id.")
-        .def_prop_ro("count", [](const ByteRingSegment& self) { return self.chunks().all().size(); })
-        .def_prop_ro("start", [](const ByteRingSegment& self) { return self.chunks().start(); })
-        .def_prop_ro("end", [](const ByteRingSegment& self) { return self.chunks().end(); })
-        .def_prop_ro("id_start", [](const ByteRingSegment& self) { return self.chunks().id_start(); })
-        .def_prop_ro("id_end", [](const ByteRingSegment& self) { return self.chunks().id_end(); })
-        .def("set_next_id", [](const ByteRingSegment& self, std::uint32_t id) { self.chunks().set_next_id(id); }, "id"_a,
+                     "The addresses of all allocations by id.")
+        .def_prop_ro("count", [](const ByteRingSegment& self) { return self.allocations().all().size(); })
+        .def_prop_ro("start", [](const ByteRingSegment& self) { return self.allocations().start(); })
+        .def_prop_ro("end", [](const ByteRingSegment& self) { return self.allocations().end(); })
+        .def_prop_ro("id_start", [](const ByteRingSegment& self) { return self.allocations().id_start(); })
+        .def_prop_ro("id_end", [](const ByteRingSegment& self) { return self.allocations().id_end(); })
+        .def("set_next_id", [](const ByteRingSegment& self, std::uint32_t id) { self.allocations().set_next_id(id); }, "id"_a,
              "Sets the next id; only on an empty ring.")
         .def("allocate", &ByteRingSegment::allocate, "bytes"_a,
              nb::sig("def allocate(self, bytes: int) -> tuple[int, int] | NoRoom"),
-             "Reserves space for a new chunk of `bytes`, header included; returns its address and id.")
+             "Reserves space for a new allocation of `bytes`, header included; returns its address and id.")
         .def("free", &ByteRingSegment::free_if, "most"_a, "is_free"_a,
              nb::sig("def free(self, most: int, is_free: collections.abc.Callable[[int, int, int], bool]) -> list[int]"),
-             "Frees chunks, oldest first, while `is_free(id, offset, bytes)` of their data is true.")
-        .def("clear", &ByteRingSegment::clear, "Removes all chunks.")
+             "Frees allocations, oldest first, while `is_free(id, offset, bytes)` of their data is true.")
+        .def("clear", &ByteRingSegment::clear, "Removes all allocations.")
         .def("close", &ByteRingSegment::close)
         .def("abandon", &ByteRingSegment::abandon);
 
-    nb::class_<NoRoom>(m, "NoRoom", "Why there is no room for a chunk.")
+    nb::class_<NoRoom>(m, "NoRoom", "Why there is no room for an allocation.")
         .def(nb::init<bool>(), "is_obstructed"_a = false)
         .def_ro("is_obstructed", &NoRoom::is_obstructed, "Whether cleared data there is still being read.");
 
@@ -142,7 +142,8 @@ void bind_store(nb::module_& m) {
                      "is_free: collections.abc.Callable[[int, int, int], bool] | None) -> tuple[int, int] | NoRoom"),
              "Stores an object with one reference, evicting the oldest if needed. Returns (address, id).")
         .def("reserve", &ObjectIndex::reserve, "size"_a, "is_free"_a.none(),
-             nb::sig("def reserve(self, size: int, is_free: collections.abc.Callable[[int, int, int], bool] | None) -> Reservation | NoRoom"),
+             nb::sig("def reserve(self, size: int, is_free: collections.abc.Callable[[int, int, int], bool] | None) "
+                     "-> Reservation | NoRoom"),
              "Reserves space for an object, to be filled step by step.")
         .def("refer", &ObjectIndex::refer, "id"_a, "references"_a, "Sets how often every reader is to read the object.")
         .def("drop_reference", &ObjectIndex::drop_reference, "id"_a, "left"_a,
@@ -164,7 +165,7 @@ void bind_store(nb::module_& m) {
              "A writable copy of the next piece.")
         .def("release", &ObjectMemory::release, "Ends reading; pieces that were taken stay valid.")
         .def_prop_ro("allows_pickle", &ObjectMemory::allows_pickle, "As given to the constructor, for decoders.")
-        .def_prop_rw("lies", &ObjectMemory::lies, &ObjectMemory::set_lies, "Whether pieces stay in place.");
+        .def_prop_rw("is_in_place", &ObjectMemory::is_in_place, &ObjectMemory::set_in_place, "Whether pieces stay in place.");
 }
 
 }  // namespace memlane::bindings

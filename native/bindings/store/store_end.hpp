@@ -131,7 +131,7 @@ public:
             if (!store::is_live(core::load_acquire(entry.stamp))) continue;
             const std::uint32_t references = core::load_relaxed(entry.references);
             for (std::size_t r = 0; r < sums.size(); ++r) {
-                const std::uint32_t reads = core::load_relaxed(table.claims(i, 1 + r).reads);
+                const std::uint32_t reads = core::load_relaxed(table.usage(i, 1 + r).reads);
                 sums[r] += references > reads ? references - reads : 0;
             }
         }
@@ -172,9 +172,9 @@ private:
         const store::ObjectTable& table = core().table();
         const std::byte* const ring = table.ring_mapping()->base();
         const auto* const at = static_cast<const std::byte*>(bytes.data());
-        if (at < ring + sizeof(store::ChunkHeader) || at > ring + table.ring_bytes() - store::kCountBytes) return std::nullopt;
-        const auto offset = static_cast<std::uint64_t>(at - ring) - sizeof(store::ChunkHeader);
-        const store::ChunkHeader header = store::read_header(ring + offset);
+        if (at < ring + sizeof(store::AllocationHeader) || at > ring + table.ring_bytes() - store::kCountBytes) return std::nullopt;
+        const auto offset = static_cast<std::uint64_t>(at - ring) - sizeof(store::AllocationHeader);
+        const store::AllocationHeader header = store::read_header(ring + offset);
         const auto id = static_cast<std::uint32_t>(header.id);
         const std::uint64_t address = core::load_relaxed(table.entry(table.index_of(id)).address);
         if (header.id < 0 || table.offset_of(address) != offset) return std::nullopt;

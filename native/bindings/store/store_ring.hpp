@@ -21,7 +21,7 @@ namespace memlane::bindings {
 
 namespace nb = nanobind;
 
-// Why a chunk has no place, for the caller, which raises the error.
+// Why there is no room for an allocation, for the caller, which raises the error.
 struct NoRoom {
     bool is_obstructed;  // by orphans that are still pinned
 };
@@ -64,8 +64,8 @@ public:
     }
     nb::tuple read_header(std::uint64_t offset) const {
         check();
-        if (!space_->has(offset, sizeof(store::ChunkHeader))) return nb::make_tuple(0, 0);
-        const store::ChunkHeader header = store::read_header(segment_->mapping()->base() + offset);
+        if (!space_->has(offset, sizeof(store::AllocationHeader))) return nb::make_tuple(0, 0);
+        const store::AllocationHeader header = store::read_header(segment_->mapping()->base() + offset);
         const std::uint64_t size = header.size < 0 ? 0 : static_cast<std::uint64_t>(header.size);
         const bool has_space = size <= bytes_ - offset && space_->has(offset, size);
         return nb::make_tuple(header.id, has_space ? header.size : 0);
@@ -73,7 +73,7 @@ public:
 
     // The calls of the writer. To a signal handler, each is one step.
 
-    store::Chunks& chunks() const noexcept { return writer_->chunks; }
+    store::Allocations& allocations() const noexcept { return writer_->allocations; }
     void set_tenant(const std::shared_ptr<store::Tenant>& tenant) const { writer_->tenant = tenant; }
 
     store::Room room_for(std::uint64_t bytes) const {
@@ -94,21 +94,21 @@ public:
                             {static_cast<std::int32_t>(id), static_cast<std::int32_t>(bytes)});
     }
 
-    // Allocates a chunk of `bytes` bytes, header included. Returns its address and id, or NoRoom.
+    // Allocates an allocation of `bytes` bytes, header included. Returns its address and id, or NoRoom.
     nb::object allocate(std::uint64_t bytes) const {
         check();
         const store::Room room = room_for(bytes);
-        if (room.place) {
-            const std::uint32_t id = chunks().id_end();
-            write_header(room.place->address, id, bytes);
-            chunks().add(*room.place, id, bytes);
-            return nb::make_tuple(room.place->address, id);
+        if (room.spot) {
+            const std::uint32_t id = allocations().id_end();
+            write_header(room.spot->address, id, bytes);
+            allocations().add(*room.spot, id, bytes);
+            return nb::make_tuple(room.spot->address, id);
         }
         if (room.shortage) throw *room.shortage;
         return nb::cast(NoRoom{room.is_obstructed});
     }
 
-    // Returns the ids of the chunks freed. `is_free(chunk)` may run Python code.
+    // Returns the ids of the allocations freed. `is_free(allocation)` may run Python code.
     template <class IsFree>
     nb::list free(std::uint64_t most, IsFree&& is_free) const {
         nb::list freed;
@@ -118,16 +118,17 @@ public:
     // Calls `is_free(id, offset of the data, bytes of the data)`.
     nb::list free_if(std::uint64_t most, const nb::object& is_free) const {
         check();
-        return free(most, [&](const store::Chunk& chunk) {
-            constexpr std::uint64_t header = sizeof(store::ChunkHeader);
-            return nb::cast<bool>(nb::bool_(is_free(chunk.id, chunk.address % bytes_ + header, chunk.bytes - header)));
+        return free(most, [&](const store::Allocation& allocation) {
+            constexpr std::uint64_t header = sizeof(store::AllocationHeader);
+            const std::uint64_t data = allocation.address % bytes_ + header;
+            return nb::cast<bool>(nb::bool_(is_free(allocation.id, data, allocation.bytes - header)));
         });
     }
     void clear() const { writer_->clear(); }
 
     nb::dict addresses() const {
         nb::dict found;
-        for (const store::Chunk& chunk : chunks().all()) found[nb::int_(chunk.id)] = chunk.address;
+        for (const store::Allocation& allocation : allocations().all()) found[nb::int_(allocation.id)] = allocation.address;
         return found;
     }
 

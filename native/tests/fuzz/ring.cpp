@@ -92,12 +92,12 @@ void receive(RingReader& reader, bool is_view) {
         for (const Frame& frame : table->buffers()) copy(*sample, *message, frame);
         return sample->finish(message->length);
     }
-    const auto place = sample->place(*message);
-    if (!place) return sample->finish(0);
-    const auto offset = static_cast<std::uint64_t>(place->begin - place->mapping->base());
-    FUZZ_CHECK(offset <= place->mapping->bytes() && message->length <= place->mapping->bytes() - offset);
+    const auto at = sample->locate(*message);
+    if (!at) return sample->finish(0);
+    const auto offset = static_cast<std::uint64_t>(at->begin - at->mapping->base());
+    FUZZ_CHECK(offset <= at->mapping->bytes() && message->length <= at->mapping->bytes() - offset);
     const std::uint64_t held = sample->keep(message->length);
-    for (const Frame& frame : table->buffers()) touch(place->begin + frame.offset, frame.bytes);
+    for (const Frame& frame : table->buffers()) touch(at->begin + frame.offset, frame.bytes);
     reader.release_held(held);
 }
 

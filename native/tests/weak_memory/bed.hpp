@@ -85,9 +85,9 @@ struct Bed {
 
     static std::uint64_t read(const RingReader::Sample& sample) {
         const std::optional<ChunkDescriptor> descriptor = sample.descriptor();
-        require(descriptor && descriptor->length == sizeof(std::uint64_t), "torn message");
+        require(descriptor && descriptor->length == sizeof(std::uint64_t), "torn read of a message");
         std::uint64_t value = 0;
-        require(sample.copy_out(*descriptor, 0, sizeof value, &value), "torn message");
+        require(sample.copy_out(*descriptor, 0, sizeof value, &value), "torn read of a message");
         return value;
     }
     void receive(std::uint64_t expected) {

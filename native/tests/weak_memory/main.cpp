@@ -8,7 +8,7 @@
 // Proven: for one writer and one reader, with up to two laps of a ring of one or two chunks, with waiting, attaching
 // and leaving, and for two readers that give a chunk back at once (scenarios.cpp): no order of their steps, and no
 // value that the memory model of C++20 lets an access return (memory.hpp), leads to a data race on a chunk, a
-// descriptor or the header, to a repeated, skipped or torn message, or to a sleeper that is never woken. This holds for
+// descriptor or the header, to a repeated or skipped message or a torn read, or to a sleeper that is never woken. This holds for
 // the code that ships: the compiler's instrumentation reports every access of native/core and native/broadcast to the
 // explorer (accesses.cpp), which tries all orders and values (explorer.hpp).
 //

@@ -214,7 +214,7 @@ Scenario header_is_filled_in() {
          [bed, plan, &header] {
              const auto seen = core::copy_header(bed->reader_segment->file(), header, plan.header_offset());
              if (!seen) return;
-             require(seen->geometry == plan.geometry && seen->section_count == plan.sections.size(), "torn header");
+             require(seen->geometry == plan.geometry && seen->section_count == plan.sections.size(), "torn read of the header");
          }},
         [bed, &header] {
             bed->clean();

@@ -33,15 +33,15 @@ def value_of(memory: ObjectMemory, node: Any) -> Any:
             for key, item in node.items()
         }
     if kind is bytes:
-        return memoryview(node) if memory.lies else node
+        return memoryview(node) if memory.is_in_place else node
     raise CorruptMessage(f"the object has an unknown part: {kind.__name__}")
 
 
 def _hashable(memory: ObjectMemory, node: Any) -> Any:
     """A key or set member. Bytes stay bytes: a memoryview would be valid only in its block."""
-    lies, memory.lies = memory.lies, False
+    is_in_place, memory.is_in_place = memory.is_in_place, False
     value = value_of(memory, node)
-    memory.lies = lies
+    memory.is_in_place = is_in_place
     return value
 
 
