@@ -890,6 +890,25 @@ def an_absent_reader_that_is_released() -> None:
 
 
 @example
+def a_released_place_that_another_rank_takes() -> None:
+    """It gets every message, and is refused if one is gone."""
+    for is_gone in (False, True):
+        made = World([0, 1], relay=False)
+        made.cut(1, "up")
+        made.advance(0.1)
+        made.writer.release(1, made.now)
+        assert not made.writer.count_absent()
+        made.send()
+        if is_gone:
+            made.dequeue(made.readers[0])
+            made.advance(0.1)
+        hello = hello_of(made.readers[1], rank=7, session=b"another")
+        made.writer.heard(b"7", hello, made.now, 1, "somewhere")
+        assert (made.peers[1].life is Life.RUNNING) is not is_gone
+        assert made.peers[1].rank == (1 if is_gone else 7)
+
+
+@example
 def a_frame_that_a_relay_has_lost() -> None:
     made = world(0, 0, relay=True, pieces=3)
     made.delay = 0.1

@@ -321,14 +321,29 @@ def test_relay_that_fails_while_its_reader_computes(monkeypatch: pytest.MonkeyPa
         assert states(writer) == ["running", "dead"]
 
 
+@contextmanager
+def mixed_queue() -> Iterator[tuple[MessageQueue, MessageQueue, list[MessageQueue]]]:
+    """A writer, the reader on its host, and two behind a relay."""
+    with remote_writer(2, 1, relay=True) as writer, ExitStack() as stack:
+        readers = []
+        for rank in range(3):
+            readers.append(MessageQueue.create_from_handle(writer.export_handle(rank), rank))
+            stack.callback(readers[-1].close)
+        writer.wait_until_ready(PATIENCE)
+        assert connections_of(writer) == 1
+        yield writer, readers[0], readers[1:]
+
+
 def test_raw_bytes_stay_on_the_writers_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers that share a ring have chunks, but what the writer filled by hand is not in them.
 
     Fails without the guard: a block showed what the chunk had held before.
     """
-    with relayed_queue(2) as (writer, readers):
+    with mixed_queue() as (writer, local, readers):
         with writer.acquire_write() as chunk:
             chunk[:3] = b"abc"
+        with local.acquire_read(PATIENCE) as seen:
+            assert bytes(seen[:3]) == b"abc"
         for reader in readers:
             with refuses(WrongRole), reader.acquire_read(PATIENCE):
                 pass
@@ -336,6 +351,7 @@ def test_raw_bytes_stay_on_the_writers_host(monkeypatch: pytest.MonkeyPatch) -> 
                 reader.dequeue(PATIENCE)
         broken(monkeypatch)
         writer.enqueue("object")
+        assert local.dequeue(PATIENCE) == "object"
         for reader in readers:
             assert reader.dequeue(PATIENCE) == "object"
             with refuses(WrongRole), reader.acquire_read(PATIENCE):
@@ -382,11 +398,11 @@ def test_writer_closes_before_everybody_came() -> None:
 
 def test_chunk_filled_by_hand() -> None:
     """As on one host: the bytes are not an object, which each reader is told once."""
-    with relayed_queue(2) as (writer, readers):
+    with mixed_queue() as (writer, local, readers):
         with writer.acquire_write(PATIENCE) as chunk:
             chunk[:3] = b"abc"
         writer.enqueue("next")
-        for reader in readers:
+        for reader in (local, *readers):
             with refuses(CorruptMessage):
                 reader.dequeue(PATIENCE)
             assert reader.dequeue(PATIENCE) == "next"

@@ -14,9 +14,12 @@ from memlane import (
     Closed,
     ConcurrentUse,
     CorruptMessage,
+    InvalidArgument,
     InvalidType,
     MessageQueue,
+    RankTaken,
     TimedOut,
+    Unsupported,
     WrongRole,
 )
 from memlane.broadcast.protocol import message
@@ -206,17 +209,25 @@ def test_roles() -> None:
 
 def test_a_chunk_filled_by_hand() -> None:
     """It is CorruptMessage to a remote reader, and the next message comes through."""
-    for n_local in (0, 1):
-        with remote_queue(1, n_local) as (writer, readers):
-            with writer.acquire_write(PATIENCE) as chunk:
-                chunk[:3] = b"raw"
-            with pytest.raises(ZeroDivisionError), writer.acquire_write(PATIENCE):
-                raise ZeroDivisionError
-            writer.enqueue("next")
-            for reader in readers:
-                with refuses(CorruptMessage):
-                    reader.dequeue(PATIENCE)
-                assert reader.dequeue(PATIENCE) == "next"
+    with remote_queue(1, 1) as (writer, readers):
+        with writer.acquire_write(PATIENCE) as chunk:
+            chunk[:3] = b"raw"
+        with pytest.raises(ZeroDivisionError), writer.acquire_write(PATIENCE):
+            raise ZeroDivisionError
+        writer.enqueue("next")
+        for reader in readers:
+            with refuses(CorruptMessage):
+                reader.dequeue(PATIENCE)
+            assert reader.dequeue(PATIENCE) == "next"
+
+
+def test_a_chunk_that_nobody_could_read() -> None:
+    """With all readers on other hosts the writer is refused, and nothing is sent."""
+    with remote_queue() as (writer, (reader,)):
+        with refuses(Unsupported, match="use enqueue"), writer.acquire_write(PATIENCE):
+            pass
+        writer.enqueue("next")
+        assert reader.dequeue(PATIENCE) == "next"
 
 
 class Bomb:
@@ -397,6 +408,71 @@ def test_release_of_an_absent_reader() -> None:
             MessageQueue.create_from_handle(handle, 1)
         writer.wait_until_ready(PATIENCE)
         reader.close()
+
+
+def test_places_that_are_all_taken() -> None:
+    """The error names the ranks that have them, on both sides, and which can be freed."""
+    with remote_writer(2) as writer:
+        writer.export_handle(7)
+        handle = writer.export_handle()
+        reader = MessageQueue.create_from_handle(handle, 0)
+        owners = r"reader 0 \(running\), reader 7 \(never attached\); release_reader\(7\)"
+        with refuses(RankTaken, match=owners):
+            MessageQueue.create_from_handle(handle, 1)
+        with refuses(InvalidArgument, match=owners):
+            writer.export_handle(1)
+        reader.close()
+
+
+@pytest.mark.parametrize("is_exported", [True, False])
+def test_a_released_place_is_free_for_another_rank(is_exported: bool) -> None:
+    """Nobody waits for it; whoever takes it gets every message from the first."""
+    with remote_writer(2, remote_window=2) as writer:
+        seven = writer.export_handle(7)
+        first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        writer.release_reader(7)
+        writer.release_reader(7)
+        writer.wait_until_ready(PATIENCE)
+        writer.enqueue("first")
+        with refuses(RankTaken, match="reader 7 was released"):
+            MessageQueue.create_from_handle(seven, 7)
+        handle = writer.export_handle(1 if is_exported else None)
+        second = MessageQueue.create_from_handle(handle, 1)
+        writer.wait_until_ready(PATIENCE)
+        for reader in (first, second):
+            reader.wait_until_ready(PATIENCE)
+        writer.enqueue("second")
+        assert [first.dequeue(PATIENCE) for _ in range(2)] == ["first", "second"]
+        until(lambda: writer.statistics().readers[0].behind == 0)
+        with refuses(TimeoutError, match=r"reader 1 \("):  # it has a window like any other
+            writer.enqueue("third", 0)
+        assert [second.dequeue(PATIENCE) for _ in range(2)] == ["first", "second"]
+        assert [(row.rank, row.state) for row in writer.statistics().readers] == [
+            (0, "running"),
+            (1, "running"),
+        ]
+        with refuses(InvalidArgument):
+            writer.export_handle(2)
+        for reader in (first, second):
+            reader.close()
+
+
+def test_a_released_place_whose_messages_are_gone() -> None:
+    """A reader that would miss messages is refused, and the queue continues."""
+    with remote_writer(2) as writer:
+        first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        writer.release_reader(1)
+        handle = writer.export_handle()
+        writer.enqueue("first")
+        assert first.dequeue(PATIENCE) == "first"
+        until(lambda: writer.statistics().readers[0].behind == 0)
+        writer.enqueue("second")
+        with refuses(RankTaken, match="are gone"):
+            MessageQueue.create_from_handle(handle, 2)
+        with refuses(InvalidArgument):
+            writer.export_handle(2)
+        assert first.dequeue(PATIENCE) == "second"
+        first.close()
 
 
 @pytest.mark.parametrize("local", [0, 1])

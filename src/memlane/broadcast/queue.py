@@ -334,13 +334,17 @@ class MessageQueue:
         """A `with` block on the whole next chunk; leaving it publishes the chunk.
 
         Read it by `acquire_read`; `dequeue` and remote readers raise `CorruptMessage`. Each block
-        takes `max_chunk_bytes` of /dev/shm. Raises as `enqueue`. Nothing is published if the block
-        raises, or if a slice outlives it (`ViewInUse`).
+        takes `max_chunk_bytes` of /dev/shm. Raises as `enqueue`, and `Unsupported` if all readers
+        are on other hosts. Nothing is published if the block raises, or if a slice outlives it
+        (`ViewInUse`).
         """
         return self._must_be_writer("acquire_write").block(self, timeout)
 
     def release_reader(self, rank: int) -> None:
         """Stops waiting for a reader that died or never attached; it can never attach again.
+
+        A rank of another host may attach in the place of one that never did, if messages that it
+        would miss are still here.
 
         Raises:
             InvalidArgument: there is no such reader, or it is alive, even if stopped or slow.

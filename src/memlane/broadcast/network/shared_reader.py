@@ -96,11 +96,11 @@ def _stream_of(
         try:
             return NetworkReader(handle, rank, secret, host, deadline, timeout)
         except PlaceTaken as error:
-            refused = error
+            refused = refused or error  # the first says why the usual place cannot be had
     if len(secrets) > 1:
         raise RankTaken(
             f"reader {rank} cannot attach: the queue has {handle.n_remote_reader} remote readers, "
-            f"and all of their places are taken"
+            f"and all of their places are taken: {refused}"
         )
     raise RankTaken(f"reader {rank} cannot attach: {refused}")
 

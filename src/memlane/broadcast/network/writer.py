@@ -22,7 +22,7 @@ from memlane.broadcast.protocol.frames import PIECE, Kind
 from memlane.broadcast.protocol.outbox import Piece, pieces_of, raw_piece
 from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.broadcast.statistics import QueueStatistics
-from memlane.errors import CorruptMessage, TimedOut
+from memlane.errors import Closed, CorruptMessage, TimedOut, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,7 +77,6 @@ class NetworkWriter(NetworkEnd):
         super().__init__("writer")
         self.options, self._local, self.bound = options, local, options.liveness
         self.segment: RingSegment | None = None if local is None else local.segment
-        self._max_chunk_bytes = geometry.max_chunk_bytes
         self._encoder = Encoder(codec)
         self._waits = 0
         self._never_came: list[str] | None = None
@@ -157,19 +156,26 @@ class NetworkWriter(NetworkEnd):
             finally:
                 encoder.clear()
 
-    @contextmanager
-    def block(self, owner: object, timeout: float | None) -> Iterator[memoryview]:
+    def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:
         """Remote readers do not get the raw bytes; they raise `CorruptMessage` instead."""
+        if self._local is None:
+            raise Unsupported(
+                "acquire_write needs a reader on this host: those of this queue are all on others, "
+                "which get no raw chunks; use enqueue"
+            )
+        return self._block(self._local, owner, timeout)
+
+    @contextmanager
+    def _block(
+        self, local: LocalWriter, owner: object, timeout: float | None
+    ) -> Iterator[memoryview]:
         deadline = deadline_of(timeout)
         with self.turn:
             self._begin()
             self._reserve(0, deadline, timeout)
             self._stage(raw_piece(self.session.epoch, self.session.next), 0)
-            if self._local is None:
-                yield memoryview(bytearray(self._max_chunk_bytes))
-            else:
-                with self._local.native.write_block(owner, remaining(deadline)) as view:
-                    yield view
+            with local.native.write_block(owner, remaining(deadline)) as view:
+                yield view
             self._publish()
 
     def _reserve(self, size: int, deadline: float | None, timeout: float | None) -> bool:
@@ -282,6 +288,7 @@ class NetworkWriter(NetworkEnd):
         for route, frame, place, connection in self.transport.hear():
             if connection is not None:  # before the session knows of it: a handler may raise
                 self.transport.connections[route] = connection
+                self._room = -1  # a reader that takes a released place has a window, too
             try:
                 address = "an unknown address" if connection is None else connection.peer
                 line = session.heard(route, frame, now, place, address)
@@ -465,6 +472,7 @@ class NetworkWriter(NetworkEnd):
             return []
         secrets = self.keys.reader_secrets
         with self.locked():
+            self._room = -1  # as in `_hear`
             return list(secrets) if rank is None else [secrets[self.session.keep_place(rank)]]
 
     def expect_alone(self, rank: int) -> None:
@@ -535,7 +543,7 @@ def writer_with_remote_readers(
         local = None
         if ranks:
             queue_id = bytes.fromhex(handle.queue_id)
-            local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes)
+            local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes, has_others=True)
             undo.enter_context(undone_by(local.abandon))
         writer = NetworkWriter(local, n_remote, ranks, options, handle.queue_id, geometry, codec)
     endpoint = writer.transport.endpoint

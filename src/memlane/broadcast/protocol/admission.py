@@ -41,8 +41,14 @@ def refusal(places: Places, peer: Peer, hello: Hello, outbox: Outbox) -> Refused
                 f"reader {rank} cannot attach: its place was taken by pid {other.pid} at "
                 f"{other.address}, which is {state}",
             )
-    if not peer.is_absent or peer.rank not in (None, rank):
-        return Refused("place_taken", f"that place belongs to reader {peer.rank}")
+    if peer.life is Life.VACANT:
+        if peer.rank == rank:
+            return Refused("place_taken", f"reader {rank} was released before it attached")
+        if not outbox.can_resume_at(0, 0):
+            why = f"reader {peer.rank} was released, and its place cannot be had any more: messages"
+            return Refused("place_taken", f"{why} that all others have read are gone")
+    elif not peer.is_absent or peer.rank not in (None, rank):
+        return Refused("place_taken", f"the places belong to {places.owners()}")
     if (hello.taken, hello.sequence, hello.piece, hello.is_behind) != (0, 0, 0, False):
         return Refused("foreign", "a new reader must begin with the first message")
     return None

@@ -28,6 +28,7 @@ _STATES: dict[Life, ReaderState] = {
     Life.ATTACHING: "absent",
     Life.RUNNING: "running",
     Life.RELAYING: "closed",
+    Life.VACANT: "closed",
     Life.DEAD: "dead",
     Life.CLOSED: "closed",
 }
@@ -115,6 +116,11 @@ class Peer:
     def keep_for(self, rank: int | None, *, is_alone: bool = False) -> None:
         """Keeps the place for that rank from now on; None: for no rank."""
         self.rank, self.is_alone = rank, is_alone or self.is_alone
+
+    def reopen(self, rank: int) -> None:
+        """It was released before anybody attached, and is kept for another rank from now on."""
+        self.rank = rank
+        self.apply(Event.REOPENED, 0.0)
 
     def ask(self, hello: Hello, host: str, via: Peer | None) -> None:
         """It wants to attach, and may share memory at `host`."""
@@ -277,6 +283,15 @@ class Peer:
     @property
     def name(self) -> str:
         return f"reader {self.rank_or_usual}"
+
+    @property
+    def owner(self) -> str:
+        """Whose place it is."""
+        if self.rank is None:
+            return "nobody"
+        if self.life is Life.VACANT:
+            return f"{self.name} (released)"
+        return self.name + (" (never attached)" if self.is_absent else f" ({self.state})")
 
     @property
     def state(self) -> ReaderState:

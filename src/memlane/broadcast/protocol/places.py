@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import count, islice
 from typing import TYPE_CHECKING
 
-from memlane._base.naming import MOST_NAMED
+from memlane._base.naming import MOST_NAMED, names_of
 from memlane.broadcast.protocol.frames import Report, ReportRow, Ring
 from memlane.broadcast.protocol.peer import Peer
 from memlane.broadcast.protocol.states import Life
@@ -76,18 +76,30 @@ class Places:
         """Who has, or had, that rank."""
         return [peer for peer in self.peers if peer.rank == rank and peer.session]
 
-    def kept_for(self, rank: int) -> Peer:
-        """The place that is kept for that rank from now on."""
+    def owners(self) -> str:
+        """Whose the places are, and how to free one, as text."""
+        text = names_of([peer.owner for peer in self.peers])
+        waiting = next((p.rank for p in self.peers if p.is_absent and p.rank is not None), None)
+        if waiting is None:
+            return text
+        return f"{text}; release_reader({waiting}) on the writer frees the place of that reader"
+
+    def kept_for(self, rank: int, *, may_reopen: bool) -> Peer:
+        """The place that is kept for that rank from now on. With `may_reopen`, a new reader could
+        still get every message."""
         for peer in self.peers:
             if peer.rank == rank:
                 return peer
         free = [peer for peer in self.peers if peer.rank is None and peer.is_absent]
         usual = usual_place(rank, self._local_ranks)
         if not free:
-            ranks = [peer.rank for peer in self.peers]
+            vacant = next((peer for peer in self.peers if peer.life is Life.VACANT), None)
+            if vacant is not None and may_reopen:
+                vacant.reopen(rank)
+                return vacant
             raise InvalidArgument(
-                f"the queue has no reader {rank}: the {len(ranks)} places for remote readers "
-                f"belong to {ranks}"
+                f"the queue has no reader {rank}: the {len(self.peers)} places for remote readers "
+                f"belong to {self.owners()}"
             )
         found = next((peer for peer in free if peer.place == usual), free[-1])
         found.keep_for(rank)

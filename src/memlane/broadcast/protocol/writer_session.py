@@ -238,6 +238,8 @@ class WriterSession:
                 return True, f"{peer.text(self.next, now)} was refused: {refusal.text}"
             return True, None
         is_known = route == peer.route
+        if peer.life is Life.VACANT:
+            peer.reopen(hello.rank)
         if peer.is_absent:
             self._places.give_up(hello.rank, peer)
             is_shared = self._options.relay and len(self._peers) > 1 and not peer.is_alone
@@ -538,7 +540,8 @@ class WriterSession:
             )
 
     def release(self, rank: int, now: float) -> None:
-        """Stops waiting for that reader; no other reader can take its place."""
+        """Stops waiting for that reader. If it had not begun to attach, another rank may take its
+        place as long as all messages are still here."""
         number = integer("rank", rank)
         self._places.to_release(number).release(number, now)
         self._outbox.drop_taken()
@@ -577,7 +580,7 @@ class WriterSession:
         """The place that is kept for that rank from now on; `is_alone`: on its host."""
         if not self._places.is_remote(rank):
             raise InvalidArgument(f"the queue has no reader {rank} on another host")
-        peer = self._places.kept_for(rank)
+        peer = self._places.kept_for(rank, may_reopen=self._outbox.can_resume_at(0, 0))
         peer.keep_for(rank, is_alone=is_alone)
         return peer.place
 
