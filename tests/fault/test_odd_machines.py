@@ -137,6 +137,47 @@ def test_closed_standard_streams() -> None:
     assert where("true", CLOSED) == [True, {}, []]
 
 
+CLOSED_NETWORK = """
+import secrets
+from memlane.groups import TcpGroup
+memlane.MessageQueue
+def streams():
+    found = {}
+    for number in range(3):
+        try:
+            found[number] = os.readlink(f'/proc/self/fd/{number}')
+        except OSError:
+            pass
+    return found
+def close_streams():
+    for number in range(3):
+        os.close(number)
+close_streams()
+writer = memlane.MessageQueue(1, 0, connect_ip='127.0.0.1')
+reader = memlane.MessageQueue.create_from_handle(writer.export_handle(), 0)
+writer.wait_until_ready(10, processes=[os.getpid()])
+writer.enqueue('through')
+said = [reader.dequeue(timeout=10), streams()]
+reader.close(), writer.close()
+close_streams()
+group = TcpGroup('127.0.0.1', 0, 0, 1, secret=secrets.token_hex())
+close_streams()
+group.broadcast_obj('all', 0)
+from memlane._base.descriptors import new_event
+said.append(streams())
+close_streams()
+said.append([new_event() > 2, streams()])
+group.close()
+"""
+
+
+@pytest.mark.skipif(is_sanitized(), reason="a sanitizer reports on the standard streams")
+def test_closed_standard_streams_of_an_end_on_the_network() -> None:
+    """They lead to /dev/null, before libzmq or memlane takes their numbers."""
+    quiet = dict.fromkeys("012", "/dev/null")
+    assert where("true", CLOSED_NETWORK) == ["through", quiet, quiet, [True, {}]]
+
+
 # A cgroup of 200 MiB, whose files say what the program has taken of /dev/shm. The kernel would kill
 # it at the limit; here nothing stops it from taking more.
 CGROUP = """

@@ -7,6 +7,7 @@ import os
 
 import zmq
 
+from memlane._base.descriptors import occupy_standard_streams
 from memlane._base.lifetime import need_threads
 from memlane.errors import Unsupported, system_fault
 
@@ -29,11 +30,15 @@ def need_curve() -> None:
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     """A context with one I/O thread. Checks limits first: at one, libzmq would abort the process.
 
+    libzmq opens descriptors at any time and takes the lowest free numbers, so standard streams that
+    are closed now lead to /dev/null from then on.
+
     Raises:
         SystemFault: the process cannot open enough descriptors or start enough threads.
     """
     spare: list[int] = []
     try:
+        occupy_standard_streams()
         while len(spare) < _DESCRIPTORS:
             spare.append(os.eventfd(0, os.EFD_CLOEXEC))
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from memlane._base.descriptors import occupy_standard_streams
 from memlane._net.tcp import KEEP_ALIVE, Connection, Descriptors, Spare
 
 AnySocket = zmq.Socket[bytes]
@@ -61,6 +62,7 @@ class Transport:
     ) -> None:
         """Sets no limits (libzmq's high-water marks) unless `options` has some."""
         self._is_closed = False
+        occupy_standard_streams()  # again: they may have been closed since the context was made
         self.spare = Spare()
         self.descriptors = Descriptors(self.spare)
         self.socket = context.socket(kind)

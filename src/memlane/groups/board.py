@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils import z85
 
+from memlane._base.descriptors import new_event
 from memlane._base.lifetime import start_thread, undone_by
 from memlane._base.msgspec import msgspec
 from memlane._net.contexts import new_context
@@ -109,7 +110,7 @@ class Board:
     def __init__(self, host: str, port: int, keys: GroupKeys, size: int) -> None:
         self._values: dict[str, Any] = {}
         self._waiting: dict[str, dict[bytes, int]] = {}  # key -> waiting clients and their requests
-        self._events = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]  # one, while it serves
+        self._events = [new_event()]  # one, while it serves
         with undone_by(self._close_events):
             self._context = new_context()  # its own, because ZAP works per context
             with undone_by(lambda: self._context.destroy(linger=0)):

@@ -29,6 +29,7 @@ import zmq
 import zmq.utils.garbage
 
 from memlane._base.deadline import deadline_of
+from memlane._base.descriptors import new_event
 from memlane._base.diagnosis import Stall
 from memlane._base.lifetime import start_thread
 from memlane._native import CallGuard, fork_generation
@@ -117,7 +118,7 @@ class NetworkEnd(ABC):
 
     def _event(self) -> int:
         """A descriptor that one thread can wake another with."""
-        self._events.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._events.append(new_event())
         return self._events[-1]
 
     def _note_time(self) -> None:

@@ -1,0 +1,41 @@
+"""Keeps memlane's descriptors away from the numbers of the standard streams.
+
+In a process that has closed its standard streams, as daemons do, the next file that is opened gets
+number 0, 1 or 2, and whatever any library prints is written into it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+
+_LAST_STREAM = 2
+
+
+def beyond_standard_streams(descriptor: int) -> int:
+    """A descriptor of the same file with a number of 3 or above; the given one, if it has one."""
+    if descriptor > _LAST_STREAM:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STREAM + 1)
+    finally:
+        os.close(descriptor)
+
+
+def new_event() -> int:
+    """A new descriptor that one thread can wake another with."""
+    return beyond_standard_streams(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+
+
+def occupy_standard_streams() -> None:
+    """Opens /dev/null in place of each standard stream that is closed, for libraries that open
+    descriptors of their own. Programs that this process executes do not inherit that.
+
+    Raises:
+        OSError: the process cannot open a descriptor.
+    """
+    with suppress(FileNotFoundError, PermissionError):  # a container without /dev/null
+        while (descriptor := os.open("/dev/null", os.O_RDWR)) <= _LAST_STREAM:
+            pass
+        os.close(descriptor)
