@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.queues import (
     start_writer,
     sweep,
 )
+from tests.remotes import remote_queue, remote_writer
 
 
 def test_returns_when_all_have_attached() -> None:
@@ -128,6 +130,49 @@ def ending_process(seconds: float) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
 
 
+@pytest.mark.parametrize(("local", "remote", "missing"), [(0, 2, 1), (2, 1, 1), (1, 2, 2)])
+def test_process_that_ends_before_it_attaches_to_a_queue_over_the_network(
+    local: int, remote: int, missing: int
+) -> None:
+    """It is named as on one host, whether it was to read here or over the network."""
+    with remote_writer(remote, local) as writer, ExitStack() as stack:
+        for rank in {*range(local + remote)} - {missing}:
+            handle = writer.export_handle(rank)
+            stack.callback(MessageQueue.create_from_handle(handle, rank).close)
+        with ending_process(0.5) as process:
+            waiting = Aside(writer.wait_until_ready, PATIENCE, processes=[process])
+            waiting.until_blocked()
+            process.wait()
+            ended = time.monotonic()
+            with refuses(ReaderDied, match=rf"process {process.pid} died before it attached") as e:
+                waiting.result()
+            assert waiting.ended - ended < BOUND
+            assert (e.value.rank, e.value.pid) == (None, process.pid)
+        with refuses(ReaderDied):  # it has been reaped by now
+            writer.wait_until_ready(timeout=PATIENCE, processes=[process.pid])
+
+
+@pytest.mark.parametrize("local", [0, 1])
+def test_processes_that_attach_over_the_network(local: int) -> None:
+    """Those that have attached are waited for no longer, and their end costs no processor time."""
+    with remote_writer(2, local) as writer:
+        for rank in range(local):
+            reader = start_reader(writer.export_handle(rank), rank)
+            reader.call("close")
+            reader.peer.kill()
+        first = start_reader(writer.export_handle(local), local)
+        first.call("close")
+        waiting = Aside(writer.wait_until_ready, 1, processes=[first.pid]).until_blocked()
+        began = time.process_time()
+        first.peer.kill()
+        with refuses(TimeoutError, match=f"reader {local + 1}"):
+            waiting.result()
+        assert time.process_time() - began < 0.3
+        second = start_reader(writer.export_handle(local + 1), local + 1)
+        writer.wait_until_ready(timeout=PATIENCE, processes=[first.pid, second.pid])
+        second.call("close")
+
+
 @pytest.mark.parametrize("form", [lambda process: process, lambda process: process.pid])
 def test_process_that_ends_before_it_attaches(form: Callable[[Any], Any]) -> None:
     """It is named within a second, with its pid and no rank, by the writer and by readers."""
@@ -170,7 +215,7 @@ def test_processes_that_attach() -> None:
 
 
 def test_what_is_no_process() -> None:
-    """Neither a process that was not started, nor anything without a pid; nor with remote ends."""
+    """Neither a process that was not started, nor anything without a pid."""
 
     class Unstarted:
         pid = None
@@ -182,8 +227,7 @@ def test_what_is_no_process() -> None:
             writer.wait_until_ready(processes=["1"])
         with refuses(ValueError, match="at least 1"):
             writer.wait_until_ready(processes=[0])
-    with (
-        MessageQueue(1, 0, connect_ip="127.0.0.1") as writer,
-        refuses(Unsupported, match="on this host"),
-    ):
-        writer.wait_until_ready(processes=[1])
+    with remote_queue(1, 1) as (_, readers):
+        for reader in readers:
+            with refuses(Unsupported, match="only the writer"):
+                reader.wait_until_ready(processes=[1])

@@ -63,6 +63,7 @@ class WriterEnd(End, Protocol):
 
     @property
     def send(self) -> Callable[[Any, float | None], None]: ...
+    def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None: ...
     def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]: ...
     def release_reader(self, rank: int) -> None: ...
     def secrets_for(self, rank: int | None) -> list[str]: ...
@@ -101,8 +102,13 @@ class LocalEnd(Generic[Native]):
 
     def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None:
         """As `wait_until_ready`; also raises ReaderDied if one of them ends before it attaches."""
-        with Starting(self.native, processes) as starting:
+        with Starting(self.pids, processes) as starting:
             self.native.wait_until_ready(timeout, starting)
+
+    def pids(self) -> set[int]:
+        """Those of this pid namespace that have ever attached here."""
+        seen = [participant(self.native, slot) for slot in range(1 + len(self.native.ranks))]
+        return {who.pid for who in seen if who.is_pid_of_here}
 
     def check(self) -> None:
         self.native.check()

@@ -16,7 +16,6 @@ from memlane._base.serialization import codec_of
 from memlane.broadcast.grouping import create_from_process_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
 from memlane.broadcast.local import (
-    LocalEnd,
     LocalReader,
     LocalWriter,
     LonelyWriter,
@@ -229,22 +228,28 @@ class MessageQueue:
         On the writer it also removes the segment's name; after that, nothing can be left behind.
 
         Args:
-            processes: those that you have started for it, as objects with `pid`, or pids: one that
-                ends before it attaches is then reported, and not waited for. Not with readers on
-                other hosts.
+            processes: those that you have started for it on this host, as objects with `pid`, or
+                pids: one that ends before it attaches is then reported, and not waited for.
 
         Raises:
             TimedOut: after `timeout` seconds; it names the missing readers.
             PeerDied: the writer or a reader has died. ReaderDied, with `rank` None: one of
                 `processes` ended before it attached.
+            Unsupported: `processes` on a reader, and there are readers on other hosts: only the
+                writer knows which processes those are.
         """
         end = self._end
         if processes is None:
             end.wait_until_ready(timeout)
-        elif not self.n_remote_reader and isinstance(end, (LocalEnd, LonelyWriter)):
+        elif self._writer is not None:
+            self._writer.wait_for_processes(timeout, processes)
+        elif not self.n_remote_reader and isinstance(end, LocalReader):
             end.wait_for_processes(timeout, processes)
         else:
-            raise Unsupported("processes= is for queues whose readers are all on this host")
+            raise Unsupported(
+                "processes= on a reader is for queues whose readers are all on one host: only the "
+                "writer knows which processes have attached elsewhere"
+            )
 
     def broadcast_object(self, obj: Any = None) -> Any:
         """Writer: enqueues `obj` and returns it. Reader: returns the next object."""

@@ -9,27 +9,27 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from memlane._base.arguments import integer_from
-from memlane._base.diagnosis import participant
+from memlane._base.descriptors import beyond_standard_streams
 from memlane.errors import InvalidArgument, InvalidType, ReaderDied, system_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from memlane._native import RingReader, RingWriter
+    from collections.abc import Callable, Container, Iterable
 
 
 class Starting:
-    """The `watch` of a native `wait_until_ready`, which asks it every 100 ms while it waits.
+    """The `watch` of a wait until all have attached, whose `is_set` it calls.
 
     Args:
+        attached: returns the pids, of this pid namespace, of all that have ever attached. What
+            becomes of those is the wait's concern.
         processes: objects with `pid`, or pids, of this pid namespace.
     """
 
-    def __init__(self, end: RingWriter | RingReader, processes: Iterable[object]) -> None:
-        self._end = end
+    def __init__(self, attached: Callable[[], Container[int]], processes: Iterable[object]) -> None:
+        self._attached = attached
         self._pids = [_pid_of(process) for process in processes]
         self._stack = ExitStack()
-        self._poll = select.poll()
+        self._pollers = [select.poll()]
         self._watched: dict[int, int] = {}  # pids by descriptor
 
     def __enter__(self) -> Self:
@@ -40,7 +40,7 @@ class Starting:
                     self._ended(pid)
                     continue
                 stack.callback(os.close, descriptor)
-                self._poll.register(descriptor, select.POLLIN)
+                self._pollers[0].register(descriptor, select.POLLIN)
                 self._watched[descriptor] = pid
             self._stack = stack.pop_all()
         return self
@@ -48,18 +48,23 @@ class Starting:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def wake(self, poller: select.poll) -> None:
+        """Makes the end of a process wake who sleeps on `poller`."""
+        for descriptor in self._watched:
+            poller.register(descriptor, select.POLLIN)
+        self._pollers.append(poller)
+
     def is_set(self) -> bool:
         """Raises ReaderDied if a process has ended that never attached; else False."""
-        for descriptor, _ in self._poll.poll(0):
-            self._poll.unregister(descriptor)
+        for descriptor, _ in self._pollers[0].poll(0):
             self._ended(self._watched[descriptor])
+            del self._watched[descriptor]
+            for poller in self._pollers:
+                poller.unregister(descriptor)
         return False
 
     def _ended(self, pid: int) -> None:
-        """One that has attached is the native wait's concern, dead or closed."""
-        slots = range(1 + len(self._end.ranks))
-        seen = (participant(self._end, slot) for slot in slots)
-        if not any(who.pid == pid and who.is_pid_of_here for who in seen):
+        if pid not in self._attached():
             raise ReaderDied(None, pid, " before it attached to the queue")
 
 
@@ -78,7 +83,7 @@ def _pid_of(process: Any) -> int:
 def _opened(pid: int) -> int | None:
     """A descriptor that is readable once the process has ended; None if it is gone already."""
     try:
-        return os.pidfd_open(pid)
+        return beyond_standard_streams(os.pidfd_open(pid))
     except ProcessLookupError:
         return None
     except OSError as error:

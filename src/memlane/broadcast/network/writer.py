@@ -21,11 +21,13 @@ from memlane.broadcast.network.transport import Listening, begin_lending, end_le
 from memlane.broadcast.protocol.frames import PIECE, Kind
 from memlane.broadcast.protocol.outbox import Piece, pieces_of, raw_piece
 from memlane.broadcast.protocol.writer_session import WriterSession
+from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import QueueStatistics
 from memlane.errors import Closed, CorruptMessage, TimedOut, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     import zmq
 
@@ -401,22 +403,42 @@ class NetworkWriter(NetworkEnd):
         timeout: float | None,
         who: Callable[[], str],
         words: str,
+        starting: Starting | None = None,
     ) -> None:
-        """Waits until `is_ready` holds; raises if a reader dies."""
+        """Waits until `is_ready` holds; raises if a reader dies, or a process of `starting`."""
+        poller = None
+        if starting is not None:
+            poller = self._poller(self.transport.news)
+            starting.wake(poller)
 
         def ready() -> bool | None:
             self.check()
             self.session.raise_death()
             if self._local is not None:
                 self._local.raise_death()
-            return True if is_ready() else None
+            if is_ready():
+                return True
+            if starting is not None:
+                starting.is_set()
+            return None
 
         def line(waited: float) -> str:
             return f"{who()} kept the writer (pid {os.getpid()}) waiting for {waited:.1f} s{words}"
 
-        self.wait(ready, deadline, timeout, who, stall_line=line)
+        self.wait(ready, deadline, timeout, who, stall_line=line, poller=poller)
 
-    def wait_until_ready(self, timeout: float | None) -> None:
+    def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None:
+        """As `wait_until_ready`; also raises ReaderDied if one of them ends before it attaches."""
+        with Starting(self._pids, processes) as starting:
+            self.wait_until_ready(timeout, starting)
+
+    def _pids(self) -> set[int]:
+        """Those of all readers that have ever attached. A pid of another host may be among them."""
+        with self.lock:
+            here = set() if self._local is None else self._local.pids()
+            return here | self.session.pids()
+
+    def wait_until_ready(self, timeout: float | None, starting: Starting | None = None) -> None:
         deadline = deadline_of(timeout)
         with self.turn:
             self._begin()
@@ -426,9 +448,10 @@ class NetworkWriter(NetworkEnd):
                 timeout,
                 lambda: names_of(self.session.absent_texts(self._absent_here(), time.monotonic())),
                 ": not all readers have attached to the queue",
+                starting,
             )
         if self._local is not None:
-            self._local.wait_until_ready(remaining(deadline))
+            self._local.native.wait_until_ready(remaining(deadline), starting)
         with self.turn, self.lock:  # at once: the thread, which would, ends when this end closes
             self._announce_ready()
             self._flush()

@@ -552,6 +552,10 @@ class WriterSession:
         """The remote readers that have not attached."""
         return len(self._places.absent())
 
+    def pids(self) -> set[int]:
+        """Those of all readers that have ever attached."""
+        return {peer.pid for peer in self._peers if not peer.is_absent}
+
     def absent_texts(self, here: list[str], now: float) -> list[str]:
         """The absent readers, the local ones (`here`) first."""
         return self._places.absent_texts(here, self.next, now)
