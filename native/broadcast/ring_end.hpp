@@ -66,6 +66,7 @@ public:
     // For a writer: readers receive what is published, then a normal end
     // instead of a death. For a reader: the writer stops waiting for it.
     void announce_close() noexcept {
+        core::store_relaxed<std::int64_t>(participants_.slot(slot_).last_progress_ns, os::tick_now());  // `leave` makes it visible
         participants_.leave(slot_);
         core::wake_always(is_writer() ? &ring_.waits().published : &ring_.waits().consumed);
     }

@@ -148,6 +148,18 @@ public:
     }
     bool has_awaited() const noexcept { return extents_.awaited_bytes() > 0; }
 
+    // When the last reader closed, if every reader has closed or was released, as of the last look at them.
+    std::optional<os::Nanoseconds> deserted_since() const noexcept {
+        os::Nanoseconds latest = 0;
+        for (std::size_t r = 0; r < readers_.size(); ++r) {
+            if (readers_[r] != Reader::closed && readers_[r] != Reader::released) return std::nullopt;
+            latest = std::max<os::Nanoseconds>(latest, core::load_relaxed(participants_.slot(1 + r).last_progress_ns));
+        }
+        return latest > 0 ? std::optional(latest) : std::nullopt;  // 0: none has ever attached
+    }
+    // True once the last look has found that for a second: a writer that is about to end as its readers did sends less long.
+    bool is_deserted() const noexcept { return is_deserted_; }
+
     // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.
     void look_at_next_begin() noexcept { last_look_ = 0; }
 
@@ -454,6 +466,8 @@ private:
                 default: break;
             }
         }
+        const std::optional<os::Nanoseconds> since = deserted_since();
+        is_deserted_ = since && now - *since >= os::kSecond;
     }
 
     std::optional<std::size_t> first_dead() const noexcept {
@@ -472,6 +486,7 @@ private:
     Pool pool_;
     Extents extents_;
     os::Nanoseconds last_spill_ = 0;
+    bool is_deserted_ = false;
     const std::uint64_t first_;
     std::vector<Reader> readers_;
 };

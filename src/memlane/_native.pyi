@@ -184,7 +184,12 @@ class RingWriter:
     """The writer's end of a ring; holds slot 0 of the segment."""
 
     def __init__(
-        self, ring: RingSegment, ranks: Sequence[int], codec: object, max_extent_bytes: int
+        self,
+        ring: RingSegment,
+        ranks: Sequence[int],
+        codec: object,
+        max_extent_bytes: int,
+        has_others: bool,
     ) -> None: ...
     def send(self, object: object, timeout: float | None) -> None:
         """Encodes and sends one object."""
@@ -210,6 +215,12 @@ class RingWriter:
     def kept(self) -> list[tuple[int, int, int, int, int]]:
         """
         Slot, lent messages and bytes, viewed messages and bytes, of each reader that keeps any.
+        """
+
+    @property
+    def deserted_since(self) -> int | None:
+        """
+        When the last reader closed (ns), if none is left, as of the last look; else None.
         """
 
     def used_by_others(self) -> int:

@@ -2,12 +2,13 @@
 
 import gc
 import os
+import time
 from collections.abc import Callable
 
 import pytest
 
 from memlane import Closed, MessageQueue, WriterDied
-from tests.harness import PATIENCE, Aside, Link, start
+from tests.harness import PATIENCE, Aside, Link, start, until
 from tests.queues import (
     drain,
     fill,
@@ -17,6 +18,7 @@ from tests.queues import (
     start_reader,
     start_writer,
 )
+from tests.remotes import remote_writer
 
 Call = Callable[[MessageQueue], object]
 ON_READERS: dict[str, Call] = {
@@ -253,3 +255,63 @@ def test_close_in_any_order(method: str) -> None:
         readers[1].dequeue()
     readers[1].close()
     remote.leave()
+
+
+@pytest.mark.parametrize(("n_local", "n_remote"), [(2, 0), (0, 2), (1, 1)])
+def test_when_every_reader_has_closed(
+    n_local: int, n_remote: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message a second later is sent all the same, with one warning that nobody reads it."""
+    with remote_writer(n_remote, n_local) as writer:
+        readers = [
+            MessageQueue.create_from_handle(writer.export_handle(rank), rank) for rank in range(2)
+        ]
+        for reader in readers:
+            writer.enqueue(1)
+            closed = time.monotonic()
+            reader.close()
+            until(lambda: any(row.state == "closed" for row in writer.statistics().readers))
+        until(lambda: all(row.state == "closed" for row in writer.statistics().readers))
+        writer.enqueue(2)
+        if time.monotonic() - closed < 1:  # as of a writer that ends when its readers do
+            assert not caplog.records
+        time.sleep(1.1)
+        for number in range(30):  # more than there are chunks
+            writer.enqueue(number)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("memlane", "WARNING")
+    assert f"(pid {os.getpid()}) sends to nobody: reader 0, reader 1 closed" in record.getMessage()
+
+
+@pytest.mark.parametrize(("n_local", "n_remote"), [(1, 0), (0, 1)])
+def test_an_idle_writer_whose_readers_have_closed(
+    n_local: int, n_remote: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first message after a pause logs it; none does while a reader is left or expected."""
+    with remote_writer(n_remote, n_local) as writer:
+        writer.enqueue(1)
+        time.sleep(1.1)
+        writer.enqueue(2)
+        with MessageQueue.create_from_handle(writer.export_handle(0), 0):
+            writer.enqueue(3)
+        until(lambda: writer.statistics().readers[0].state == "closed")
+        assert not caplog.records
+        time.sleep(1.1)
+        writer.enqueue(4)
+        assert len(caplog.records) == 1
+
+
+def test_one_reader_elsewhere_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    """That all readers on this host have closed is not worth a word then."""
+    with remote_writer(1, 1) as writer:
+        for rank in range(2):
+            reader = MessageQueue.create_from_handle(writer.export_handle(rank), rank)
+            if rank == 0:
+                reader.close()
+        time.sleep(1.1)
+        writer.enqueue(1)
+        with writer.acquire_write() as chunk:
+            chunk[0] = 1
+        assert reader.dequeue(PATIENCE) == 1
+        assert not caplog.records
+        reader.close()

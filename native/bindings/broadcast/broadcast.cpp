@@ -69,8 +69,8 @@ void bind_broadcast(nb::module_& m) {
         .def("__exit__", &ChunkBlock::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none());
 
     nb::class_<RingWriter> writer(m, "RingWriter", "The writer's end of a ring; holds slot 0 of the segment.");
-    writer.def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t>(), "ring"_a,
-             "ranks"_a, "codec"_a, "max_extent_bytes"_a)
+    writer.def(nb::init<const RingSegment&, std::vector<std::int64_t>, const nb::object&, std::uint64_t, bool>(), "ring"_a,
+             "ranks"_a, "codec"_a, "max_extent_bytes"_a, "has_others"_a)
         .def("send", &RingWriter::send, "object"_a.none(), "timeout"_a.none(),
              nb::sig("def send(self, object: object, timeout: float | None) -> None"), "Encodes and sends one object.")
         .def("send_encoded", &RingWriter::send_encoded, "encoder"_a, "timeout"_a.none(), "watch"_a.none(),
@@ -85,6 +85,8 @@ void bind_broadcast(nb::module_& m) {
              "Stops waiting for a reader that is dead or absent; False if it is alive.")
         .def("kept", &RingWriter::kept, nb::sig("def kept(self) -> list[tuple[int, int, int, int, int]]"),
              "Slot, lent messages and bytes, viewed messages and bytes, of each reader that keeps any.")
+        .def_prop_ro("deserted_since", &RingWriter::deserted_since, nb::sig("def deserted_since(self) -> int | None"),
+                     "When the last reader closed (ns), if none is left, as of the last look; else None.")
         .def("used_by_others", &RingWriter::used_by_others, "Bytes that other files in /dev/shm use.")
         .def("set_absent_elsewhere",
              [](RingWriter& self, std::uint32_t count) { self.readable().participants().set_absent_elsewhere(count); }, "count"_a,

@@ -27,9 +27,12 @@ using Claim = broadcast::RingWriter::Claim;
 
 class RingWriter : public End<RingWriter, broadcast::RingWriter> {
 public:
-    RingWriter(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t pool_bytes)
+    // `has_others`: there are readers that this ring does not know.
+    RingWriter(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t pool_bytes,
+           bool has_others)
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), pool_bytes),
-          encoder_(codec) {}
+          encoder_(codec),
+          has_told_(has_others) {}
 
     static void settle_leases(broadcast::RingWriter&) noexcept {}  // a writer lends, and borrows nothing
 
@@ -103,6 +106,12 @@ public:
     bool release_reader(std::size_t reader) {
         const Call call(*this);
         return core().release_reader(reader);
+    }
+
+    // In nanoseconds of the monotonic clock; None if a reader may still read.
+    nb::object deserted_since() {
+        const auto since = readable().deserted_since();
+        return since ? nb::object(nb::int_(*since)) : nb::none();
     }
 
 private:
@@ -211,7 +220,12 @@ private:
             const WithoutGil no_gil;
             taken = core().begin(bytes, deadline, look);
         }
-        return is_ok(taken, timeout) ? std::move(taken.loan) : std::nullopt;
+        if (!is_ok(taken, timeout)) return std::nullopt;
+        if (core().is_deserted() && !std::exchange(has_told_, true)) {
+            nb::module_::import_("memlane._base.diagnosis").attr("report_deserted")(self(), *core().deserted_since());
+            check_own();
+        }
+        return std::move(taken.loan);
     }
 
     bool spill(Claim& claim, const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes,
@@ -228,6 +242,7 @@ private:
     }
 
     Encoder encoder_;
+    bool has_told_;  // that nobody reads any more
     std::uint64_t unchecked_ = 0;  // bytes of extents since the last look at the machine's memory
     std::optional<std::pair<Claim, std::weak_ptr<void>>> open_;  // the chunk whose block is open, and its memory
     std::weak_ptr<void> refused_;              // that of the last block, while something still refers to it

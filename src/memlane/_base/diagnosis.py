@@ -383,6 +383,20 @@ class Stall:
             warn("%s", line)
 
 
+def report_deserted(end: RingWriter, since: int) -> None:
+    """Logs that a writer sends messages that nobody will read; `since` is a time in nanoseconds."""
+    warn("%s", deserted(end.ranks, time.monotonic() - since / 1e9))
+
+
+def deserted(ranks: Sequence[int], seconds: float) -> str:
+    """The line about a writer whose readers, of these ranks, have all left so long ago."""
+    names = names_of([f"reader {rank}" for rank in ranks])
+    return (
+        f"the writer (pid {os.getpid()}) sends to nobody: {names} closed or were released, the "
+        f"last {seconds:.1f} s ago; close() the queue"
+    )
+
+
 def report(end: RingEnd, wait: str, waited: float) -> None:
     """Logs one line about a wait of `end` that has lasted `waited` seconds so far."""
     warn("%s", _line(end, wait, waited))

@@ -155,12 +155,17 @@ class LocalWriter(LocalEnd[RingWriter]):
         ranks: Sequence[int],
         codec: Codec,
         max_extent_bytes: int,
+        *,
+        has_others: bool,
     ) -> None:
-        """Creates a segment and its writer's end; leaves neither behind if it raises."""
+        """Creates a segment and its writer's end; leaves neither behind if it raises. `has_others`:
+        it is not for its owner alone to say that nobody reads any more."""
         segment = RingSegment.create(
             geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
         )
-        super().__init__(segment, lambda: RingWriter(segment, ranks, codec, max_extent_bytes))
+        super().__init__(
+            segment, lambda: RingWriter(segment, ranks, codec, max_extent_bytes, has_others)
+        )
         self.send: Callable[[Any, float | None], None] = self.native.send
 
     def close(self, _timeout: float | None = None) -> None:

@@ -117,7 +117,7 @@ class MessageQueue:
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
         if local == readers:
             here = (
-                LocalWriter(geometry, queue_id, ranks, codec, pool)
+                LocalWriter(geometry, queue_id, ranks, codec, pool, has_others=False)
                 if local
                 else LonelyWriter(geometry.max_chunk_bytes)
             )
@@ -330,7 +330,8 @@ class MessageQueue:
                 the type that pickle raised, such as `pickle.PicklingError`.
             Closed: this end was closed.
 
-        If it raises, nothing was sent.
+        If it raises, nothing was sent. A message that is sent a second or more after every reader
+        has closed logs a warning, once.
         """
         writer = self._writer or self._must_be_writer("enqueue")
         writer.send(obj, timeout)

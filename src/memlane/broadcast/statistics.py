@@ -19,7 +19,7 @@ class ReaderStatistics:
             cannot say whether it is stopped (another pid namespace). On another host `running`
             means connected, stopped or not, and `unknown` that the connection is lost.
         behind: number of published messages that it has not taken yet.
-        last_progress: time of its last message, or of attaching, on the clock of
+        last_progress: time of its last message, or of attaching or closing, on the clock of
             `time.monotonic()` (seconds); None while absent.
         is_waiting: it is blocked in a call, waiting for the next message.
         views: number of chunks that it keeps for views.

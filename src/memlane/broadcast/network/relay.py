@@ -105,7 +105,7 @@ class Relay:
         geometry = ring_geometry(len(plan.ranks), plan.max_chunk_bytes, plan.max_chunks)
         ring_id = new_id()
         codec = codec_of(handle.serializer)
-        self.ring = LocalWriter(geometry, ring_id, plan.ranks, codec, _KEEP_BYTES)
+        self.ring = LocalWriter(geometry, ring_id, plan.ranks, codec, _KEEP_BYTES, has_others=True)
         self.stream = stream
         self._plan = Ring(
             plan.place,

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import deadline_of, remaining
+from memlane._base.diagnosis import deserted
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
@@ -84,6 +85,7 @@ class NetworkWriter(NetworkEnd):
         self._never_came: list[str] | None = None
         self._is_torn = False  # a signal handler has interrupted sending or receiving
         self._hears = False  # receiving, so a reader's frame may have been lost
+        self._has_told = False  # that nobody reads any more
         self._stages = False  # the call that is under way has staged a message
         self._unheard = 0  # bytes sent since readers' frames were last read
         self._credit = 0  # messages that may be sent without another look
@@ -261,6 +263,26 @@ class NetworkWriter(NetworkEnd):
             if not is_recent:
                 self.transport.shut_flooding(self._served_at)
             self._credit, self._room = self.session.room()
+            if not self._has_told:
+                self._note_desertion(self._served_at)
+
+    def _note_desertion(self, now: float) -> None:
+        """Logs once that nobody reads any more. Only after a second, because a writer may be about
+        to end as its readers did."""
+        since = self.session.deserted_since()
+        if since is None:
+            return
+        ranks = [row.rank for row in self.session.statistics()]
+        if self._local is not None:
+            here = None
+            with suppress(Closed):  # by another thread
+                here = self._local.native.deserted_since
+            if here is None:
+                return
+            since, ranks = max(since, here / 1e9), [*self._local.native.ranks, *ranks]
+        if now - since >= 1.0:
+            self._has_told = True
+            logger.warning("%s", deserted(ranks, now - since))
 
     def _flush(self) -> None:
         """Sends what is due. A frame whose sending was interrupted is sent again."""

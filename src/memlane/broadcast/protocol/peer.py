@@ -34,6 +34,9 @@ _STATES: dict[Life, ReaderState] = {
 }
 
 
+_HAVE_READ = frozenset((Life.RELAYING, Life.CLOSED))
+
+
 @dataclass(slots=True, eq=False)
 class Peer:
     """A place, and the reader that took it.
@@ -57,6 +60,7 @@ class Peer:
     taken: int = 0  # messages before this sequence were taken
     taken_bytes: int = 0
     last_progress: float = 0.0
+    ended_at: float = 0.0  # when it last stopped reading; 0: it never has
     died: str = ""  # why it counts as dead
     is_silent: bool = False  # dead because its host does not answer; it may be alive
     is_alone: bool = False  # nobody else is expected on its host
@@ -111,7 +115,9 @@ class Peer:
         call."""
         life, link = after(event, self.life, self.link)
         since = self.lost_since if self.lost_since is not None else now
-        self.life, self.link, self.lost_since = life, link, since if link is Link.LOST else None
+        ended = now if life is not self.life and life in _HAVE_READ else self.ended_at
+        lost_since = since if link is Link.LOST else None
+        self.life, self.link, self.lost_since, self.ended_at = life, link, lost_since, ended
 
     def keep_for(self, rank: int | None, *, is_alone: bool = False) -> None:
         """Keeps the place for that rank from now on; None: for no rank."""

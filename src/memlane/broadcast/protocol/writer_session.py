@@ -525,6 +525,12 @@ class WriterSession:
             peer.say(self._frame(What.REFUSED, body=admission.NO_RELAY))
             peer.part(now)
 
+    def deserted_since(self) -> float | None:
+        """When the last reader closed, if every reader has closed or was released; else None."""
+        if any(peer.is_waited_for or peer.life is Life.DEAD for peer in self._peers):
+            return None
+        return max(peer.ended_at for peer in self._peers) or None
+
     def has_dead(self) -> bool:
         return any(self._places.dead())
 
