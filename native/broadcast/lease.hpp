@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "broadcast/ring_layout.hpp"
 #include "core/liveness.hpp"
@@ -24,6 +25,7 @@
 namespace memlane::broadcast {
 
 class Lease;
+class LeftFile;
 
 struct Leases {
     // The first call must not run beside a fork, whose child would wait for its end for ever.
@@ -31,6 +33,7 @@ struct Leases {
 
     std::mutex mutex;
     std::set<Lease*> alive;
+    std::vector<std::weak_ptr<LeftFile>> left;  // left_file.hpp
     std::atomic<bool> is_any_uncopied = false;  // until it is logged
 };
 

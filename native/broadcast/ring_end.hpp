@@ -6,6 +6,7 @@
 
 #include "broadcast/chunk_space.hpp"
 #include "broadcast/lease.hpp"
+#include "broadcast/left_file.hpp"
 #include "broadcast/ring_layout.hpp"
 #include "core/participants.hpp"
 #include "core/status.hpp"
@@ -71,7 +72,7 @@ public:
         core::wake_always(is_writer() ? &ring_.waits().published : &ring_.waits().consumed);
     }
 
-    // Call it before the lock is dropped: shows the last end to leave that memory of this one is still referred to.
+    // Call it before the lock is dropped: shows the last end to leave that the ring's mapping is still referred to here.
     void mark_survivors() noexcept {
         std::size_t expected = 2;  // the segment and this end
         {
@@ -80,23 +81,14 @@ public:
             for (const Lease* lease : all.alive) expected += lease->ring().is_same_memory(ring_) ? 1 : 0;
         }
         core::ParticipantSlot& own = participants_.slot(slot_);
-        if (ring_.holders() > expected && core::load_relaxed(own.views) == 0) core::store_relaxed(own.views, 1u);
+        if (ring_.holders() > expected) core::store_relaxed(own.views, core::load_relaxed(own.views) | core::kViewsOfRing);
     }
 
-    // Call it when no other process holds the segment: gives back all of its space, because a mapping of one lent array
-    // keeps the whole file. Arrays that were lent have been copied by now. If a view has survived its end, or an extent
-    // is kept for good, everything stays until the last reference is dropped; so it does if a slot was never taken,
-    // because a process that knows only the documented part may be reading in its place.
+    // Call it when no other process holds the segment.
     void give_back_file() const noexcept {
-        const RingGeometry& g = ring_.geometry();
-        for (std::size_t i = 0; i < 1 + g.n_reader; ++i)
-            if (core::load_relaxed(participants_.slot(i).views) != 0 || participants_.state(i) == core::SlotState::absent) return;
-        for (std::uint64_t row = 0; row < g.leases(); ++row)
-            for (std::uint64_t r = 0; r < g.n_reader; ++r)
-                if (core::load_relaxed(ring_.lease(row, r)) == kKeptForGood) return;
         try {
-            os::punch_hole(segment_->file(), 0, os::facts_of(segment_->file()).bytes);
-        } catch (const std::system_error&) {  // then it goes with the last reference
+            broadcast::give_back_file(segment_->file(), ring_, &participants_.slot(0), segment_->bytes());
+        } catch (const std::exception&) {  // then it goes with the last reference
         }
     }
 

@@ -145,6 +145,25 @@ public:
     // Call it before the slot is left.
     void own_leases() noexcept { broadcast::own_leases(ring_, reader_); }
 
+    // The file, if arrays or views survive this end; null without a descriptor for it. Call it before the segment is left.
+    std::shared_ptr<LeftFile> left_file() const noexcept {
+        const bool is_kept = (lent_ && lent_.use_count() > 1) || (shown_ && shown_.use_count() > 1);
+        try {
+            return is_kept ? std::make_shared<LeftFile>(*segment_, ring_) : nullptr;
+        } catch (const std::exception&) {
+            return nullptr;
+        }
+    }
+    // The last of them frees it.
+    void keep_with_survivors(const std::shared_ptr<LeftFile>& file) noexcept {
+        if (lent_) lent_->keep(file);
+        if (shown_) shown_->keep(file);
+        try {
+            note_left_file(file);
+        } catch (const std::exception&) {  // no memory for the note
+        }
+    }
+
     // Gives back the chunk that a sample of that position kept.
     void release_held(std::uint64_t position) noexcept {
         if (std::erase_if(held_, [&](const Held& held) { return held.position == position; }) == 0) return;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <memory>
 #include <utility>
 
 #include "os/file.hpp"
@@ -37,6 +38,9 @@ public:
 
     std::byte* base() const noexcept { return base_; }
     std::size_t bytes() const noexcept { return bytes_; }
+
+    // Frees `other` once nothing needs this mapping any more.
+    void keep(std::shared_ptr<void> other) noexcept { kept_ = std::move(other); }
 
     // Populates pages, so that the first message does not pay for page faults (they cost five times its copy). False if
     // the kernel does not support it (before 5.14); the faults then come later.
@@ -92,6 +96,7 @@ private:
     std::size_t before_;  // bytes of the first page before `base_`
     std::byte* base_ = nullptr;
     std::size_t bytes_ = 0;
+    std::shared_ptr<void> kept_;
 };
 
 }  // namespace memlane::os

@@ -15,7 +15,9 @@
 #include <exception>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "os/file.hpp"
@@ -43,6 +45,9 @@ public:
 
     std::byte* base() const noexcept { return base_; }
     std::size_t bytes() const noexcept { return bytes_; }
+
+    // Frees `other` once nothing needs this mapping any more.
+    void keep(std::shared_ptr<void> other) noexcept { kept_ = std::move(other); }
 
     // Drops the copies in a range of whole pages, so that it shows the file again. False if that fails. If pagemap
     // cannot be read, drops all pages of the range, not only the copies. One call at a time, and no fork meanwhile.
@@ -177,6 +182,7 @@ private:
     const std::size_t bytes_;
     OwnFile pagemap_;
     std::byte* base_ = nullptr;
+    std::shared_ptr<void> kept_;
 };
 
 }  // namespace memlane::os

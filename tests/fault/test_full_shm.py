@@ -269,6 +269,80 @@ def views_that_survive_all_ends(_link: Link) -> None:
     assert used() == 0
 
 
+def one_kept_array_of_killed_ends(_link: Link) -> None:
+    """The space goes at the next call that creates, attaches or closes an end, in a process that
+    keeps an array or a view."""
+    for does_view in (False, True):
+        for call in range(3):
+            with ExitStack() as stack:
+                other = stack.enter_context(MessageQueue(2, 2, max_chunk_bytes=64))
+                reader = MessageQueue.create_from_handle(other.export_handle(0), 0)
+                own = used()
+                writer = start_writer(max_chunk_bytes=MIB)
+                doomed = MessageQueue.create_from_handle(writer.greeting, 0)
+                for number in range(4):
+                    writer.call("enqueue", np.full(4 * MIB, number, np.uint8))
+                    writer.call("enqueue", bytes(6 * MIB))
+                    if does_view:
+                        with refuses(ViewInUse), doomed.dequeue_view() as view:
+                            kept = view[1:]
+                        del view
+                    else:
+                        kept = doomed.dequeue()
+                    doomed.dequeue()
+                writer.call("wait_until_ready")
+                doomed.close()
+                writer.peer.kill()
+                assert used() > own + 8 * MIB
+                if call == 0:
+                    stack.enter_context(MessageQueue(1, 1, max_chunk_bytes=64))
+                elif call == 1:
+                    late = MessageQueue.create_from_handle(other.export_handle(1), 1)
+                    stack.callback(late.close)
+                else:
+                    reader.close()
+                assert used() < own + (5 if does_view else 1) * MIB
+                assert (kept == 3).all()
+                reader.close()
+            del kept
+            gc.collect()
+            assert used() == 0, (does_view, call, used())
+
+
+def views_that_spare_no_more_than_they_show(_link: Link) -> None:
+    """What a view shows stays, in a chunk or behind the ring; all other space is given back."""
+    with queue_of(1, max_chunk_bytes=2 * MIB, max_chunks=4) as (writer, (reader,)):
+        views = []
+        for kind, size in (("small", MIB // 2), ("large", 4 * MIB)):
+            writer.enqueue(bytes(5 * MIB))
+            writer.enqueue(np.full(size, len(kind), np.uint8))
+            reader.dequeue()
+            with refuses(ViewInUse), reader.dequeue_view() as view:
+                views.append(view[1:])
+            del view
+    assert 4.5 * MIB <= used() < 7 * MIB
+    assert [bool((view == 5).all()) for view in views] == [True, True]
+    views.clear()
+    gc.collect()
+    assert used() == 0
+
+
+def never_claimed_slot(_link: Link) -> None:
+    """A process that knows only the ring may be reading in that place, but sees nothing else."""
+    with MessageQueue(2, 2, max_chunk_bytes=MIB, max_chunks=2) as writer:
+        descriptor = os.open(path_of(writer), os.O_RDONLY)
+        reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
+        writer.enqueue(np.full(8 * MIB, 7, np.uint8))
+        kept = reader.dequeue()
+        writer.enqueue(b"needle")
+        reader.close()
+        assert used() > 8 * MIB
+    assert used() < 3 * MIB
+    assert os.pread(descriptor, 6, MIB) == b"needle"
+    assert (kept == 7).all()
+    os.close(descriptor)
+
+
 def foreign_reader_that_goes_on(_link: Link) -> None:
     """A process that only maps the ring, in place of a reader, sees the messages to the end."""
     writer = MessageQueue(1, 1)
@@ -572,7 +646,10 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (camera, "64m"),
         (one_kept_array, "64m"),
         (one_kept_array_of_a_killed_writer, "64m"),
+        (one_kept_array_of_killed_ends, "64m"),
         (views_that_survive_all_ends, "64m"),
+        (views_that_spare_no_more_than_they_show, "64m"),
+        (never_claimed_slot, "64m"),
         (foreign_reader_that_goes_on, "64m"),
         (limit_of_file_sizes, "64m"),
         (refusal_names_who_keeps_what, "96m"),

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bindings/broadcast/chunk_block.hpp"
+#include "bindings/broadcast/leaving.hpp"
 #include "bindings/broadcast/ring_segment.hpp"
 #include "bindings/ends/end.hpp"
 #include "bindings/messages/incoming.hpp"
@@ -51,6 +52,9 @@ public:
     static void settle_leases(broadcast::RingReader& reader) noexcept {
         reader.own_leases();
         log_uncopied_leases();
+    }
+    static void leave(std::shared_ptr<broadcast::RingReader> core, core::Segment& segment) {
+        leave_ring(std::move(core), segment);
     }
 
     std::size_t place() const noexcept { return place_; }

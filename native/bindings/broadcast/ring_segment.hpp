@@ -10,6 +10,7 @@
 
 #include "bindings/ends/held_segment.hpp"
 #include "bindings/python/gil.hpp"
+#include "broadcast/left_file.hpp"
 #include "broadcast/ring_layout.hpp"
 #include "core/sweep.hpp"
 
@@ -30,6 +31,7 @@ public:
         check_memory_for(g.max_chunks * (each + g.metadata_size()));
         const WithoutGil no_gil;
         core::sweep_dead_segments();
+        broadcast::look_at_left_files();
         std::vector<core::ReservedRange> ranges;
         if (each == g.max_chunk_bytes) {
             ranges.push_back({0, g.total_bytes()});
@@ -45,6 +47,7 @@ public:
         std::optional<core::SegmentId> segment_id;
         if (id) segment_id = to_array<core::SegmentId>(*id);
         const WithoutGil no_gil;
+        broadcast::look_at_left_files();
         const auto segment = core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot);
         // A header that states more space than the file has is not trusted: a reader would touch pages without space.
         const std::uint64_t each = std::min(segment->space_each(), g.max_chunk_bytes);

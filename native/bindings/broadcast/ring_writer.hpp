@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings/broadcast/chunk_block.hpp"
+#include "bindings/broadcast/leaving.hpp"
 #include "bindings/broadcast/ring_segment.hpp"
 #include "bindings/ends/end.hpp"
 #include "bindings/messages/encoder.hpp"
@@ -35,6 +36,9 @@ public:
           has_told_(has_others) {}
 
     static void settle_leases(broadcast::RingWriter&) noexcept {}  // a writer lends, and borrows nothing
+    static void leave(std::shared_ptr<broadcast::RingWriter> core, core::Segment& segment) {
+        leave_ring(std::move(core), segment);
+    }
 
     std::size_t slot() const noexcept { return broadcast::RingWriter::kSlot; }
     bool has_open_block() const noexcept { return open_.has_value(); }

@@ -109,8 +109,8 @@ private:
     os::Nanoseconds interval_ = 0;
 };
 
-// `Bound` is the class that Python sees (it derives from this one); `Bound::settle_leases` makes what a reader has lent
-// independent of it.
+// `Bound` is the class that Python sees (it derives from this one). `Bound::settle_leases` makes what a reader has lent
+// independent of it; `Bound::leave` ends the core and its part in the segment.
 template <class Bound, class Core>
 class End {
 public:
@@ -252,9 +252,7 @@ private:
         if (segment_->is_own()) Bound::settle_leases(*core_);
         if (announce && segment_->is_own()) core_->announce_close();
         last_position_ = core_->position();
-        if (segment_->is_own()) core_->mark_survivors();
-        segment_->abandon([this] { core_->give_back_file(); });
-        core_.reset();
+        Bound::leave(std::move(core_), *segment_);
     }
 
     std::shared_ptr<core::Segment> segment_;

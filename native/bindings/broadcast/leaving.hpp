@@ -1,0 +1,28 @@
+// How an end of a ring leaves its segment. What nobody needs goes at once; what the survivors need, with the last of them.
+#pragma once
+
+#include <memory>
+
+#include "broadcast/left_file.hpp"
+#include "core/segment.hpp"
+
+namespace memlane::bindings {
+
+template <class Core>
+void leave_ring(std::shared_ptr<Core> core, core::Segment& segment) {
+    std::shared_ptr<broadcast::LeftFile> left;
+    if (segment.is_own()) {
+        core->mark_survivors();
+        if constexpr (requires { core->left_file(); }) left = core->left_file();
+    }
+    segment.abandon([&] {
+        core->give_back_file();
+        left.reset();
+    });
+    if constexpr (requires { core->left_file(); })
+        if (left) core->keep_with_survivors(left);
+    core.reset();
+    broadcast::look_at_left_files();
+}
+
+}  // namespace memlane::bindings
