@@ -86,7 +86,7 @@ def without_populate() -> None:
 def file_of(instance: str, *, blocks: int = 4, workers: int = 2, cell: int = PAGE) -> RegionFile:
     """The file alone, at any step of its start."""
     name = f"vllm_offload_{instance}.mmap"
-    return RegionFile("/dev/shm", name, blocks * workers * cell, blocks, workers * cell, cell)
+    return RegionFile(b"/dev/shm", name, blocks * workers * cell, blocks, workers * cell, cell)
 
 
 def serving(link: Link, instance: str, rank: int | None, options: dict[str, Any]) -> None:

@@ -631,7 +631,7 @@ class RegionFile:
 
     def __init__(
         self,
-        directory: str,
+        directory: bytes,
         name: str,
         total_bytes: int,
         blocks: int,

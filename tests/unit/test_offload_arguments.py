@@ -1,12 +1,14 @@
 """Impossible sizes and names: a ValueError, and nothing is created."""
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memlane import SharedOffloadRegion
+from memlane import Closed, InvalidArgument, SharedOffloadRegion
 from tests.queues import refuses
 from tests.regions import PAGE, new_id, path_of, region_of
 
@@ -110,6 +112,45 @@ def test_a_directory_as_bytes(tmp_path: Path) -> None:
     """As os functions take it."""
     with SharedOffloadRegion("b", 4096, 1, 0, 1, 4096, directory=os.fsencode(tmp_path)) as region:
         assert Path(region.mmap_path).parent == tmp_path
+
+
+@pytest.mark.parametrize("form", [os.fsencode, os.fsdecode, Path])
+def test_a_directory_that_is_not_utf8(
+    form: Callable[[Any], Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It works in any form, for all who join; texts show it in a form that can be printed."""
+    caplog.set_level(logging.DEBUG)
+    directory = tmp_path / os.fsdecode(b"caf\xe9")
+    directory.mkdir()
+    arguments = ("b", 4096, 1, 0, 1, 4096)
+    with SharedOffloadRegion(*arguments, directory=form(os.fspath(directory))) as region:
+        assert Path(region.mmap_path).parent == directory
+        assert os.path.exists(region.mmap_path)
+        with SharedOffloadRegion(*arguments, directory=os.fsencode(directory)) as joined:
+            assert joined.mmap_path == region.mmap_path
+            assert not joined._creator
+            assert "caf\\xe9" in repr(joined)
+        with refuses(ValueError, match=r"caf\\xe9/.* is in use with"):
+            SharedOffloadRegion("b", 8192, 1, 0, 1, 8192, directory=directory)
+        os.chmod(region.mmap_path, 0o640)
+        with refuses(PermissionError, match=r"caf\\xe9/.* does not have mode 0600"):
+            SharedOffloadRegion(*arguments, directory=directory)
+    with refuses(Closed, match=r"caf\\xe9"):
+        region.create_kv_memoryview()
+    for record in caplog.records:
+        record.getMessage().encode()
+    assert any("caf\\xe9" in record.getMessage() for record in caplog.records)
+    directory.chmod(0)
+    missing = directory / "nothing"
+    with refuses(OSError, match=r"caf\\xe9"):
+        SharedOffloadRegion(*arguments, directory=missing)
+
+
+@pytest.mark.parametrize("directory", ["/dev/shm/a\0b", b"/dev/shm/a\0b", "/dev/shm/\ud800"])
+def test_what_is_no_directory(directory: Any) -> None:
+    """A name that no file can have is refused, and not cut off."""
+    with refuses(InvalidArgument, match="cannot be a directory"):
+        SharedOffloadRegion("b", 4096, 1, 0, 1, 4096, directory=directory)
 
 
 def test_a_directory_without_unnamed_files() -> None:

@@ -27,9 +27,9 @@ os::Nanoseconds slice_of(double seconds) noexcept {
     return std::clamp<os::Nanoseconds>(static_cast<os::Nanoseconds>(seconds * 1e9), 0, kSlice);
 }
 
-std::shared_ptr<RegionFile> new_region(std::string directory, const std::string& name, std::uint64_t total_bytes,
+std::shared_ptr<RegionFile> new_region(const nb::bytes& directory, const std::string& name, std::uint64_t total_bytes,
                                        std::uint64_t blocks, std::uint64_t row_bytes, std::uint64_t cell_bytes) {
-    return std::make_shared<RegionFile>(std::move(directory), name,
+    return std::make_shared<RegionFile>(std::string(directory.c_str(), directory.size()), name,
                                         offload::RegionGeometry{total_bytes, blocks, row_bytes, cell_bytes});
 }
 
@@ -68,7 +68,7 @@ void map(RegionFile& self, bool in_huge_pages) {
 
 // Another thread may have cleaned up a moment ago.
 const std::shared_ptr<os::Mapping>& mapping_of(const RegionFile& self) {
-    if (!self.mapping()) raise_error(Error::Closed, nb::str("the region {} was cleaned up").attr("format")(self.path()));
+    if (!self.mapping()) raise_error(Error::Closed, nb::str("the region {} was cleaned up").attr("format")(text_of(self.path())));
     return self.mapping();
 }
 
@@ -80,7 +80,7 @@ nb::tuple leave(RegionFile& self, double patience) {
         mapping.reset();
         return told;
     }();
-    return nb::make_tuple(departure.removed_name, departure.problem);
+    return nb::make_tuple(departure.removed_name, text_of(departure.problem));
 }
 
 std::shared_ptr<Population> populate(const std::shared_ptr<RegionFile>& region, std::uint64_t offset, std::uint64_t bytes,

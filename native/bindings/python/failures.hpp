@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <string>
 #include <system_error>
 
 #include "bindings/python/installed.hpp"
@@ -17,6 +18,11 @@ namespace memlane::bindings {
 namespace nb = nanobind;
 
 inline void set_raised(const nb::object& error) { PyErr_SetObject(error.type().ptr(), error.ptr()); }
+
+// Of any bytes: a path may have some that are not UTF-8.
+inline nb::object text_of(const std::string& text) {
+    return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
 
 template <class... Args>
 void set_error(Error error, const Args&... args) {
@@ -39,21 +45,21 @@ inline void set_translated(const std::exception_ptr& thrown) {
     try {
         std::rethrow_exception(thrown);
     } catch (const core::SegmentMissing& e) {
-        set_error(Error::SegmentMissing, e.name, e.what());
+        set_error(Error::SegmentMissing, e.name, text_of(e.what()));
     } catch (const core::SegmentExists& e) {
         set_error(Error::SegmentExists, e.name);
     } catch (const core::SegmentForeign& e) {
-        set_raised(installed(Function::foreign_segment)(e.path, e.owner, e.remedy));
+        set_raised(installed(Function::foreign_segment)(text_of(e.path), e.owner, e.remedy));
     } catch (const core::SegmentRefused& e) {
-        set_error(Error::SegmentRefused, e.what());
+        set_error(Error::SegmentRefused, text_of(e.what()));
     } catch (const core::LayoutMismatch& e) {
-        set_error(Error::LayoutMismatch, e.what());
+        set_error(Error::LayoutMismatch, text_of(e.what()));
     } catch (const core::RankTaken& e) {
-        set_error(Error::RankTaken, e.what());
+        set_error(Error::RankTaken, text_of(e.what()));
     } catch (const core::ShmExhausted& e) {
         set_error(Error::ShmExhausted, e.need, e.free, e.error);
     } catch (const std::system_error& e) {
-        set_raised(installed(Function::system_fault)(e.code().value(), e.what()));
+        set_raised(installed(Function::system_fault)(e.code().value(), text_of(e.what())));
     }
 }
 

@@ -1,9 +1,16 @@
-"""How texts list processes. Pure: protocols and whatever reports on them share it."""
+"""How texts list processes and name files. Pure: protocols and whatever reports share it."""
 
 from __future__ import annotations
 
+import os
+
 MOST_NAMED = 8
 """A text names this many processes, and counts the rest."""
+
+
+def shown(path: str) -> str:
+    """A path for texts: bytes that are not UTF-8, which nobody could print, become escapes."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def names_of(waiting_for: list[str]) -> str:

@@ -164,7 +164,7 @@ def _groups(root: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _text_of(*path: str) -> str:
-    with open(os.path.join(*path)) as file:
+    with open(os.path.join(*path), errors="surrogateescape") as file:
         return file.read()
 
 

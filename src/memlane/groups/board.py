@@ -31,7 +31,7 @@ from memlane._net.sockets import (
     Listening,
     can_receive,
 )
-from memlane.errors import GroupFailed, RankMissing, SystemFault
+from memlane.errors import GroupFailed, InvalidArgument, RankMissing, SystemFault
 from memlane.groups.collectives import SLICE, Deadline, stall_of
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def address_of(host: str, port: int) -> tuple[str, bool]:
     except OSError as error:
         what = f"cannot resolve the group's host {host!r}: {error}"
         raise SystemFault(error.errno, what) from None
+    except UnicodeError:
+        raise InvalidArgument(f"{host!r} cannot be the name of a host") from None
     is_ipv6 = family == socket.AF_INET6
     return f"tcp://[{found[0]}]:{port}" if is_ipv6 else f"tcp://{found[0]}:{port}", is_ipv6
 

@@ -35,7 +35,10 @@ class GroupKeys(NamedTuple):
 def group_keys(secret: str | bytes) -> GroupKeys:
     """Any 32 bytes are a Curve25519 secret key, so hashes of the group's secret serve as keys."""
     if isinstance(secret, str):
-        secret = secret.encode()
+        try:
+            secret = secret.encode(errors="surrogateescape")  # bytes of an environment variable
+        except UnicodeEncodeError:
+            raise InvalidArgument("secret is not text that can be encoded: pass bytes") from None
     if not isinstance(secret, bytes):
         raise InvalidType(f"secret must be bytes or text, not {type(secret).__name__}")
     if len(secret) < LEAST_SECRET:

@@ -6,6 +6,7 @@ It does not depend on what a row contains.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 
@@ -29,9 +30,8 @@ class Holding:
     ) -> None:
         if plan.total_bytes >= _MOST_BYTES:
             raise InvalidArgument(f"{plan.total_bytes} bytes are too many for a region")
-        file = RegionFile(
-            plan.directory, file_name, plan.total_bytes, num_blocks, row_bytes, cell_bytes
-        )
+        directory = os.fsencode(plan.directory)
+        file = RegionFile(directory, file_name, plan.total_bytes, num_blocks, row_bytes, cell_bytes)
         with undone_by(lambda: file.leave(_LEAVE_PATIENCE)):
             started = _start.start(file, plan)
         self.file = file
@@ -39,16 +39,16 @@ class Holding:
         self.pages = started.pages
         memory = file.region_map()
         self.memory: RegionMap | None = memory
-        self.locks = PageLocks(file.address, plan.total_bytes, row_bytes, plan.path)
+        self.locks = PageLocks(file.address, plan.total_bytes, row_bytes, plan.shown)
         self._plan = plan
         self.is_open = True
         self._one_at_a_time = threading.RLock()
-        what = f"{plan.path} ({plan.total_bytes} bytes)"
+        what = f"{plan.shown} ({plan.total_bytes} bytes)"
         self._finalizer = weakref.finalize(self, _release, file, self.locks, memory, what)
         _log.info(
             "%s %s (%d bytes, pages: %s)",
             "created" if self.is_creator else "joined",
-            plan.path,
+            plan.shown,
             plan.total_bytes,
             self.pages,
         )
@@ -103,7 +103,7 @@ def file_name(what: str, instance_id: object, prefix: object) -> str:
     try:
         length = len(name.encode())  # a surrogate, which stands for a byte that is not UTF-8, fails
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{what} {instance_id!r} cannot be part of a name") from None
+        raise InvalidArgument(f"{name!r} ({what}) cannot be the name of a file") from None
     if length > 255:
         raise InvalidArgument(f"{name[:40]!r}... has {length} bytes; a file's name has at most 255")
     return name

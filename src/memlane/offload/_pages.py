@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal, get_args
 
+from memlane._base.naming import shown
 from memlane.errors import InvalidArgument, Unsupported, system_fault
 
 Pages = Literal["auto", "4k", "huge"]
@@ -25,10 +26,11 @@ def wants_huge(pages: str, directory: str) -> bool:
         return False
     offers = offers_huge(directory)
     if pages == "huge" and not offers:
+        where = shown(directory)
         raise Unsupported(
-            f"{directory} offers no huge pages: mount it with huge=advise (mount -o "
-            f"remount,huge=advise {directory}; a container needs its own tmpfs with that option), "
-            f"or pass pages='auto'"
+            f"{where} offers no huge pages: mount it with huge=advise (mount -o "
+            f"remount,huge=advise {where}; a container needs its own tmpfs with that option), or "
+            f"pass pages='auto'"
         )
     return offers
 
@@ -39,7 +41,7 @@ def offers_huge(directory: str) -> bool:
         facts = os.stat(directory)
     except OSError as error:
         raise system_fault(
-            error.errno or 0, f"cannot create regions in {directory}: {error.strerror}"
+            error.errno or 0, f"cannot create regions in {shown(directory)}: {error.strerror}"
         ) from None
     device = f"{os.major(facts.st_dev)}:{os.minor(facts.st_dev)}"
     for line in _lines_of("/proc/self/mountinfo"):
@@ -72,6 +74,6 @@ def rung_of(address: int, populated: int) -> Rung:
 
 def _lines_of(path: str) -> list[str]:
     try:
-        return Path(path).read_text().splitlines()
+        return Path(path).read_text(errors="replace").splitlines()
     except OSError as error:
         raise system_fault(error.errno or 0, f"{path} cannot be read: {error.strerror}") from None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memlane._base.naming import shown
 from memlane._base.segments import check_space
 from memlane._native import Population, RegionFile
 from memlane.errors import SegmentRefused, TimedOut
@@ -60,6 +61,11 @@ class Plan:
     timeout: float = 30.0
     check: Callable[[int], object] | None = None
 
+    @property
+    def shown(self) -> str:
+        """The path, for texts."""
+        return shown(self.path)
+
 
 @dataclass(frozen=True)
 class Started:
@@ -77,7 +83,7 @@ def start(file: RegionFile, plan: Plan) -> Started:
         if plan.check is not None:
             plan.check(plan.total_bytes)
         # Without what a builder that died has already reserved.
-        check_space(plan.directory, plan.total_bytes - file.allocated, file.free)
+        check_space(shown(plan.directory), plan.total_bytes - file.allocated, file.free)
     file.map(plan.in_huge_pages)
     if not is_builder:
         _mark_mapped(file, plan)
@@ -96,7 +102,7 @@ def start(file: RegionFile, plan: Plan) -> Started:
         population.stop()
     _log.debug(
         "%s: %d bytes populated in %.3f s by %d threads%s",
-        plan.path,
+        plan.shown,
         population.bytes,
         time.monotonic() - began,
         plan.threads,
@@ -118,20 +124,20 @@ def _enter(file: RegionFile, plan: Plan) -> str:
         elif foreign_since is None:
             foreign_since = now
         elif now - foreign_since >= _FOREIGN:
-            raise _in_use(plan.path)
+            raise _in_use(plan)
         if now > deadline:
             raise TimedOut(
-                f"could not join {plan.path} within {plan.timeout} s: a process has been stopped "
+                f"could not join {plan.shown} within {plan.timeout} s: a process has been stopped "
                 f"while joining or leaving it",
                 plan.timeout,
             )
     return entry
 
 
-def _in_use(path: str) -> SegmentRefused:
-    who = holders_of(path) or "a process that is not visible from here"
+def _in_use(plan: Plan) -> SegmentRefused:
+    who = holders_of(plan.path) or "a process that is not visible from here"
     return SegmentRefused(
-        f"{path} is in use by {who}, but not as a region of memlane: it belongs to another "
+        f"{plan.shown} is in use by {who}, but not as a region of memlane: it belongs to another "
         f"implementation. End that process, or choose another instance_id"
     )
 
@@ -145,7 +151,7 @@ def _await_space(file: RegionFile, plan: Plan) -> str:
             seen, deadline = allocated, time.monotonic() + plan.timeout
         elif time.monotonic() > deadline:
             raise TimedOut(
-                f"the space of {plan.path} is not complete: {allocated} of {plan.total_bytes} "
+                f"the space of {plan.shown} is not complete: {allocated} of {plan.total_bytes} "
                 f"bytes, unchanged for {plan.timeout} s; pid {file.builder} is reserving it",
                 plan.timeout,
             )
@@ -156,7 +162,7 @@ def _mark_mapped(file: RegionFile, plan: Plan) -> None:
     if _remove_name_at(plan.participants or 0, file, plan):
         _log.info(
             "removed the name %s (%d bytes): all %d participants have mapped it",
-            plan.path,
+            plan.shown,
             plan.total_bytes,
             plan.participants,
         )
@@ -165,7 +171,7 @@ def _mark_mapped(file: RegionFile, plan: Plan) -> None:
 def remove_name(file: RegionFile, plan: Plan) -> None:
     """Call it once all have mapped the file; does nothing if another region has the name by now."""
     if _remove_name_at(1, file, plan):
-        _log.info("removed the name %s (%d bytes)", plan.path, plan.total_bytes)
+        _log.info("removed the name %s (%d bytes)", plan.shown, plan.total_bytes)
 
 
 def _remove_name_at(participants: int, file: RegionFile, plan: Plan) -> bool:
@@ -173,7 +179,7 @@ def _remove_name_at(participants: int, file: RegionFile, plan: Plan) -> bool:
     while (naming := file.mark_mapped(participants, _SLICE)) == "waiting":
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"could not remove the name {plan.path} within {plan.timeout} s: a process has "
+                f"could not remove the name {plan.shown} within {plan.timeout} s: a process has "
                 f"been stopped while joining or leaving",
                 plan.timeout,
             )

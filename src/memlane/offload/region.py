@@ -12,6 +12,7 @@ import numpy as np
 
 from memlane._base.arguments import integer, integer_from, no_pickle
 from memlane._base.deadline import seconds_of
+from memlane._base.naming import shown
 from memlane._native import await_bytes
 from memlane.errors import (
     Closed,
@@ -142,7 +143,7 @@ class SharedOffloadRegion:
         )
         self._hold(Holding(name, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
         if pages == "huge" and self.pages != "huge":
-            _log.warning("%s is only partly in huge pages: memory is fragmented", self.mmap_path)
+            _log.warning("%s is only partly in huge pages: memory is fragmented", plan.shown)
 
     def _hold(self, holding: Holding) -> None:
         self._holding = holding
@@ -242,7 +243,7 @@ class SharedOffloadRegion:
 
     def _check_usable(self) -> None:
         if not self._is_open:
-            raise Closed(f"the region {self.mmap_path} was cleaned up")
+            raise Closed(f"the region {shown(self.mmap_path)} was cleaned up")
         self._holding.require_own()
 
     # Page-locking ---------------------------------------------------------------------------
@@ -305,7 +306,7 @@ class SharedOffloadRegion:
         who = "whole" if self.rank is None else f"rank {self.rank} of {self.num_workers}"
         state = "" if self._is_open else " cleaned up"
         return (
-            f"<SharedOffloadRegion {self.mmap_path} {who}{state}, {self.num_blocks} blocks, "
+            f"<SharedOffloadRegion {shown(self.mmap_path)} {who}{state}, {self.num_blocks} blocks, "
             f"{self.total_size_bytes} bytes>"
         )
 
@@ -314,7 +315,13 @@ def _absolute(directory: object) -> str:
     """The absolute path, because the working directory may change before the name is removed."""
     if not isinstance(directory, (str, bytes, os.PathLike)):
         raise InvalidType(f"directory must be a path, not {type(directory).__name__}")
-    return os.path.abspath(os.fsdecode(directory))
+    try:
+        path = os.path.abspath(os.fsdecode(directory))
+        if b"\0" not in os.fsencode(path):
+            return path
+    except UnicodeEncodeError:  # characters that no file name has
+        pass
+    raise InvalidArgument(f"{directory!r} cannot be a directory")
 
 
 def _torch(what: str) -> Any:
