@@ -1,6 +1,7 @@
 """TcpGroup: memlane's own group, and what keeps others out of it."""
 
 import errno
+import os
 import pickle
 import socket
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
-from memlane import Closed, GroupFailed, MessageQueue, RankMissing, SystemFault
+from memlane import Closed, GroupFailed, InvalidArgument, MessageQueue, RankMissing, SystemFault
 from memlane.groups import TcpGroup, board
 from memlane.groups.board import BoardStore
 from memlane.groups.collectives import Deadline
@@ -99,6 +100,37 @@ def test_another_secret(secret: str | bytes) -> None:
         assert caught.value.ranks == (0,)  # type: ignore[attr-defined]
         first.broadcast_obj("for members", 0)
         assert second.broadcast_obj(None, 0) == "for members"
+
+
+def test_another_secret_seen_from_rank_0() -> None:
+    """The error about the missing rank says that somebody came with another secret."""
+    with (
+        TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET) as first,
+        TcpGroup("127.0.0.1", first.port, 1, 2, secret="another secret of the tests") as stranger,
+    ):
+        waits = Aside(stranger.broadcast_obj, None, 0, timeout=1.5)
+        with refuses(RankMissing, match="rank 1") as caught:
+            first.broadcast_obj(None, 1, timeout=1)
+        assert "refused, because their group has another secret" in str(caught.value)
+        with refuses(RankMissing):
+            waits.result()
+
+
+@pytest.mark.parametrize("secret", [os.fsdecode(b"\xff" * 16), "\ud800" * 16])
+def test_a_secret_that_is_not_utf8(secret: str) -> None:
+    """Bytes of an environment variable are one; other surrogates are refused."""
+    if secret[0] == "\ud800":
+        with refuses(InvalidArgument, match="pass bytes"):
+            TcpGroup("127.0.0.1", 0, 0, 1, secret=secret)
+        return
+    with TcpGroup("127.0.0.1", 0, 0, 1, secret=secret) as group:
+        assert group.broadcast_obj(1, 0) == 1
+        assert group_keys(secret) == group_keys(os.fsencode(secret))
+
+
+def test_a_host_that_is_not_utf8() -> None:
+    with refuses(InvalidArgument, match="cannot be the name of a host"):
+        TcpGroup("127.0.0.\udcff", 0, 0, 1, secret=SECRET)
 
 
 def connect(context: Any, port: int, curve: str) -> Any:

@@ -39,7 +39,6 @@ _EVENTS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "refused",
 }
 _numbers = count()  # a new address each: libzmq unbinds a monitor only some time after its socket
-_WATCHED_BY_LISTENER = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
 
 class Transport:
@@ -116,6 +115,8 @@ class Listening(Transport):
         connections: of admitted peers that have identified themselves, by route.
     """
 
+    _watched = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+
     def __init__(
         self,
         context: zmq.Context[AnySocket],
@@ -135,7 +136,7 @@ class Listening(Transport):
         super().__init__(
             context,
             zmq.ROUTER,
-            _WATCHED_BY_LISTENER,
+            self._watched,
             (
                 (zmq.ROUTER_MANDATORY, 1),
                 (zmq.MAXMSGSIZE, MOST_BYTES),

@@ -70,9 +70,16 @@ def _parts(message: bytes) -> list[bytes]:
 
 
 class _Members(Listening):
-    """The board's socket."""
+    """The board's socket.
+
+    Attributes:
+        refused: how many connections had keys that were made from another secret.
+    """
+
+    _watched = Listening._watched | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: GroupKeys, size: int) -> None:
+        self.refused = 0
         member = z85.decode(keys.member.public)
         super().__init__(
             context,
@@ -82,6 +89,12 @@ class _Members(Listening):
             HANDSHAKE,
             (zmq.LINGER, 1000),
         )
+
+    def events(self) -> Iterator[tuple[str, int]]:
+        for name, value in super().events():
+            if name == "failed" and value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
+                self.refused += 1
+            yield name, value
 
     def hear(self) -> Iterator[tuple[bytes, bytes]]:
         """Yields clients and requests; a client's first request registers its connection."""
@@ -130,6 +143,11 @@ class Board:
         self._thread = Thread(target=self._serve, name="memlane-group", daemon=True)
         with undone_by(self._members.close):
             start_thread(self._thread)
+
+    @property
+    def refused(self) -> int:
+        """How many connections had keys that were made from another secret, so far."""
+        return self._members.refused
 
     def close(self) -> None:
         """Waits for ranks in the middle of a call, but at most `_PARTING` seconds. Idempotent, and

@@ -72,11 +72,13 @@ def text_of_ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(shown)} and {last}"
 
 
-def missing_error(size: int, missing: Sequence[int], timeout: float | None) -> RankMissing:
-    """The error for a wait for the `missing` ranks that timed out."""
+def missing_error(
+    size: int, missing: Sequence[int], timeout: float | None, hint: str = ""
+) -> RankMissing:
+    """The error for a wait for the `missing` ranks that timed out; `hint` is appended."""
     return RankMissing(
         f"timed out after {timeout} s waiting for {text_of_ranks(missing)} of a group of {size}: "
-        f"not started, dead, busy, or not in this collective call",
+        f"not started, dead, busy, or not in this collective call{hint}",
         timeout,
         tuple(missing),
     )

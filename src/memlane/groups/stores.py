@@ -45,10 +45,21 @@ class StoreCollectives(Collectives):
     number of that call: ranks that wait in it, or join later, see it at once. A rank deletes its
     keys once a gather has shown that everybody has read them. Keys that a call leaves behind are
     deleted in the next one, once a gather has shown that everybody has joined it.
+
+    Args:
+        hint: returns what the error about missing ranks should say besides.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        deadline: Deadline,
+        hint: Callable[[], str] = str,
+    ) -> None:
         super().__init__(rank, size, deadline)
+        self._hint = hint
         self._store = store
         self._own: list[str] = []
         self._rest = f"memlane/rest/{rank}"  # lists the keys that earlier calls left
@@ -165,7 +176,7 @@ class StoreCollectives(Collectives):
                 if value is not None:
                     return self._unless_over(_decoded(value, src), src)
                 self._look_for_leavers()  # a leaver may have set a missing key to `over`
-                error = missing_error(self.size, absent, self.deadline.timeout)
+                error = missing_error(self.size, absent, self.deadline.timeout, self._hint())
                 self._leave(absent, f"rank {self.rank} {error}")
                 raise error
             stall.report()

@@ -68,6 +68,7 @@ class TcpGroup:
         self._context = new_context()
         with undone_by(self._context.destroy):
             board = Board(host, self.port, self._keys, self.world_size) if self.rank == 0 else None
+        self._board = board
         if board is not None:
             self.port = board.port
             self._address, _ = address_of(host, self.port)
@@ -105,10 +106,19 @@ class TcpGroup:
             )
         if self._is_closed:
             raise Closed("this group is closed")
+        board = self._board
+        before = 0 if board is None else board.refused
+
+        def hint() -> str:
+            refused = 0 if board is None else board.refused - before
+            if not refused:
+                return ""
+            return f"; {refused} connections were refused, because their group has another secret"
+
         deadline = Deadline(timeout)
         store = BoardStore(self._context, self._address, self._keys, self.rank, deadline)
         with undone_by(lambda: store.close(b"")):
-            return StoreCollectives(store, self.rank, self.world_size, deadline)
+            return StoreCollectives(store, self.rank, self.world_size, deadline, hint)
 
     def close(self) -> None:
         """Idempotent. On rank 0 it also ends the others' calls, so close rank 0 last."""
