@@ -41,7 +41,7 @@ inline void give_back_file(const os::FileDescriptor& file, const Ring& ring, con
         for (std::uint64_t age = std::min(next, g.max_chunks); age > 0; --age) {
             const std::uint64_t chunk = ring.chunk_at(next - age);
             const auto d = core::private_copy(ring.descriptor(chunk));
-            if (d.turn != ring.turn_at(next - age) || core::load_acquire(ring.consumed_by(chunk, i - 1)) != 0) continue;
+            if (d.lap != ring.lap_at(next - age) || core::load_acquire(ring.consumed_by(chunk, i - 1)) != 0) continue;
             const std::uint64_t begin = d.extent_bytes > 0 ? d.extent_offset : chunk * g.max_chunk_bytes;
             const std::uint64_t bytes = d.extent_bytes > 0 ? d.extent_bytes : g.max_chunk_bytes;
             if (begin < end) spared.emplace_back(begin, begin + std::min(bytes, end - begin));

@@ -148,3 +148,54 @@ def test_program_that_forgets_to_close_its_queue(method: str, tmp_path: Path) ->
     command = [sys.executable, str(program), method]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (run.stdout.strip(), run.stderr, run.returncode) == ("the writer died", "", 0)
+
+
+DAEMONS = """
+import sys
+import threading
+import time
+
+from memlane import MessageQueue
+
+call, how = sys.argv[1:]
+local, relay = how == "local", how == "relay"
+writer = MessageQueue(2, 2 * local, connect_ip="127.0.0.1", relay=relay)
+readers = [MessageQueue.create_from_handle(writer.export_handle(), rank) for rank in range(2)]
+
+
+def write():
+    while True:
+        writer.enqueue(b"x")
+
+
+def read(reader):
+    while True:
+        reader.dequeue()
+
+
+def poll(reader):
+    while True:
+        try:
+            reader.dequeue(timeout=0.001)
+        except TimeoutError:
+            pass
+
+
+for reader in readers:
+    target = poll if call == "poll" else read
+    threading.Thread(target=target, args=(reader,), daemon=True).start()
+if call == "write":
+    threading.Thread(target=write, daemon=True).start()
+time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize("how", ["local", "remote", "relay"])
+@pytest.mark.parametrize("call", ["read", "write", "poll"])
+def test_daemon_threads_end_without_a_word(call: str, how: str, tmp_path: Path) -> None:
+    """At exit their queues are closed under them, which is no error of theirs."""
+    program = tmp_path / "daemons.py"
+    program.write_text(DAEMONS)
+    command = [sys.executable, str(program), call, how]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)

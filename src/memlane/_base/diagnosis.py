@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from memlane._base.lifetime import is_left_behind
 from memlane._base.naming import MOST_NAMED, names_of
 from memlane._native import RingReader, install
 from memlane.errors import (
@@ -169,9 +170,11 @@ def participant(end: End, slot: int) -> Participant:
     return Participant(*end.participant(slot))
 
 
-def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> MemlaneError:
+def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> MemlaneError | SystemExit:
     """The exception for the failure `what` of `end`; `slot` is the peer concerned."""
     match what:
+        case "closed" if is_left_behind():
+            return SystemExit()
         case "timed_out":
             return TimedOut(Awaited(end, f"timed out after {timeout} s waiting for "), timeout)
         case "not_ready":

@@ -64,8 +64,27 @@ def _come_before_multiprocessing() -> None:
 
 
 def _abandon_all() -> None:
+    note_exit()
     for finalizer in list(_finalizers.values()):
         finalizer()
+
+
+_is_exiting = False
+
+
+def note_exit() -> None:
+    """The interpreter exits: from now on ends are abandoned, whoever is in a call on them."""
+    global _is_exiting
+    _is_exiting = True
+
+
+def is_left_behind() -> bool:
+    """Whether the interpreter exits, and this is a daemon thread of the application. Its queues are
+    closed under it, which is no error to report: SystemExit ends it without a word."""
+    if not _is_exiting:
+        return False
+    thread = threading.current_thread()
+    return thread.daemon and not thread.name.startswith("memlane-")
 
 
 # Threads ------------------------------------------------------------------------------------------

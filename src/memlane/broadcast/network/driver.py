@@ -31,7 +31,7 @@ import zmq.utils.garbage
 from memlane._base.deadline import deadline_of
 from memlane._base.descriptors import new_event
 from memlane._base.diagnosis import Stall
-from memlane._base.lifetime import start_thread
+from memlane._base.lifetime import is_left_behind, note_exit, start_thread
 from memlane._native import CallGuard, fork_generation
 from memlane._net.contexts import new_context
 from memlane.errors import (
@@ -179,7 +179,7 @@ class NetworkEnd(ABC):
                 "be called here. Make a new end in the child"
             )
         if self._closing or self._closed:
-            raise Closed("this end is closed")
+            raise SystemExit if is_left_behind() else Closed("this end is closed")
         if self._broken is not None:
             raise MemlaneError(
                 f"the thread of this end failed; please report it: {self._broken!r}"
@@ -341,6 +341,7 @@ _ends: weakref.WeakSet[Any] = weakref.WeakSet()
 def _at_exit() -> None:
     """Registered after the exit handler of pyzmq's collector, so it runs before that: the collector
     must still run when libzmq returns the memory it was lent."""
+    note_exit()
     for end in list(_ends):
         end.abandon()
 
