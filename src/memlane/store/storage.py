@@ -30,7 +30,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
     """Objects in a ring: one writer puts them by key, `n_readers` readers get them by address.
 
     Args:
-        max_object_size: limit of one object in bytes: 4 of read count, metadata and data.
+        max_object_size: limit of one object in bytes: 4 of read count, metadata and data. An object
+            must also fit the ring, with 8 bytes more.
         n_readers: number of readers. Each is to read an object once per reference to it.
         ring_buffer: if this process created it, this is the writer; if it attached to it, this is a
             reader, in the next free place. The storage closes it.
@@ -188,8 +189,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         ring._check_total(total)
         if total > ring.data_buffer_size:
             raise StoreFull(
-                f"no room for {key!r}: its {total} bytes are more than the whole ring has; make a "
-                f"ring of more than {ring.data_buffer_size} bytes",
+                f"no room for {key!r}: its {total} bytes are more than the whole ring has "
+                f"({ring.data_buffer_size}); make a ring of at least {total} bytes",
                 size,
                 key,
             )
