@@ -16,8 +16,11 @@
 namespace memlane::core {
 
 inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", little-endian
-inline constexpr std::uint32_t kLayoutMajor = 2;                // differs: cannot be used
-inline constexpr std::uint32_t kLayoutMinor = 1;                // differs: fields were added at the end
+// Major: raise it for what a process of an earlier version would get wrong; such a segment cannot be used. 3: a ring's
+// writer gives space of chunks back (RingWaits::given_back), so a reader that does not look at that count would touch
+// pages without space. Minor: raise it for fields in reserved bytes that may be ignored.
+inline constexpr std::uint32_t kLayoutMajor = 3;
+inline constexpr std::uint32_t kLayoutMinor = 0;
 inline constexpr std::uint64_t kUnderstoodFeatures = 0;
 
 inline constexpr std::size_t kPage = 4096;

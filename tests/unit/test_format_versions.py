@@ -1,7 +1,7 @@
-"""Handles, messages and stored objects of another format version are refused, by both sides.
+"""Handles, messages, stored objects and segments of another version are refused, by both sides.
 
-Those below were written by the version before this one: its messages name functions of memlane that
-have moved since.
+Those below are of an early version, whose messages name functions of memlane that have moved since.
+In version 4, and 2 of stored objects, tensors had no strides: it cannot decode what this one sends.
 """
 
 import pickle
@@ -10,9 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from memlane import CorruptMessage, Handle, InvalidArgument, MessageQueue, PickleMsgpackSerde
+from memlane import (
+    CorruptMessage,
+    Handle,
+    InvalidArgument,
+    LayoutMismatch,
+    MessageQueue,
+    PickleMsgpackSerde,
+)
 from memlane.broadcast.handle import FORMAT_VERSION
 from memlane.broadcast.protocol.frames import VERSION, header_of
+from tests.queues import path_of, refuses
 
 HANDLE_OF_VERSION_3 = b64decode(
     "gASVkwEAAAAAAACMGG1lbWxhbmUuYnJvYWRjYXN0LmhhbmRsZZSMBkhhbmRsZZSTlCmBlH2UKIwSbG9jYWxfcmVhZGVy"
@@ -41,15 +49,33 @@ OBJECT_OF_VERSION_1 = b64decode(
 """As stored by PickleMsgpackSerde: a sparse tensor, of which two parts are tensors."""
 
 
-def test_a_pickled_handle_of_the_version_before() -> None:
+@pytest.mark.parametrize("version", [3, 4])
+def test_a_pickled_handle_of_a_version_before(version: int) -> None:
     """It can be unpickled and passed on; attaching states both versions."""
     handle = pickle.loads(HANDLE_OF_VERSION_3)
     assert handle.format_version == 3
-    states_both = f"version 3, this memlane reads version {FORMAT_VERSION}; use the same version"
+    handle.format_version = version
+    states_both = (
+        f"version {version}, this memlane reads version {FORMAT_VERSION}; use the same version"
+    )
     with pytest.raises(InvalidArgument, match=states_both):
         MessageQueue.create_from_handle(handle, 0)
     with pytest.raises(InvalidArgument, match=states_both):
         Handle.from_json(handle.to_json())
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_segment_of_another_layout(version: int) -> None:
+    """A reader of layout 2 would not see that the writer gives space of chunks back."""
+    with MessageQueue(1, 1, None, 64, 2) as writer:
+        with open(path_of(writer), "r+b") as file:
+            at = file.read().index(b"MEMLANE1") + 8
+            file.seek(at)
+            assert file.read(4) == (3).to_bytes(4, "little")
+            file.seek(at)
+            file.write(version.to_bytes(4, "little"))
+        with refuses(LayoutMismatch, match=f"layout version {version}, this memlane has version 3"):
+            MessageQueue.create_from_handle(writer.export_handle(), 0)
 
 
 def test_a_handle_of_the_version_after() -> None:
@@ -61,7 +87,7 @@ def test_a_handle_of_the_version_after() -> None:
         MessageQueue.create_from_handle(handle, 0)
 
 
-@pytest.mark.parametrize("version", [3, VERSION + 1])
+@pytest.mark.parametrize("version", [3, 4, VERSION + 1])
 def test_a_message_of_another_version(version: int) -> None:
     """Its header is refused, so nothing of it is decoded."""
     frame = FRAME_OF_VERSION_3[:3] + bytes((version,)) + FRAME_OF_VERSION_3[4:]
@@ -69,9 +95,9 @@ def test_a_message_of_another_version(version: int) -> None:
         header_of(frame)
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 2, 4])
 def test_a_stored_object_of_another_version(version: int) -> None:
     """Nothing of it is decoded."""
     stored = OBJECT_OF_VERSION_1[:3] + bytes((version,)) + OBJECT_OF_VERSION_1[4:]
-    with pytest.raises(CorruptMessage, match=f"version {version}, this memlane reads version 2;"):
+    with pytest.raises(CorruptMessage, match=f"version {version}, this memlane reads version 3;"):
         PickleMsgpackSerde().deserialize(memoryview(stored))

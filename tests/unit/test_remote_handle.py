@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from memlane import AccessRefused, Handle, MessageQueue, RankTaken, WriterUnreachable
+from memlane.broadcast.handle import FORMAT_VERSION
 from memlane.groups import TcpGroup
 from tests.groups import SECRET
 from tests.harness import PATIENCE, Link, start
@@ -193,7 +194,7 @@ FORGED: dict[str, list[Any]] = {
     "remote_server_key": ["", "x", " " * 40, 7],
     "remote_reader_keys": [None, 7, ["x"], [7], {"a": "b"}, ["0" * 40] * 3],
     "relay_of": [5, [1], ["1", "x"], [1, 2], [1, "x", 3]],
-    "format_version": [3, 5],
+    "format_version": [FORMAT_VERSION - 1, FORMAT_VERSION + 1],
     "serializer": ["json"],
 }
 FORGERIES = [(field, value) for field, values in FORGED.items() for value in values]

@@ -152,11 +152,11 @@ def test_containers_that_contain_themselves() -> None:
     ("content", "why"),
     [
         (b"", "0 bytes are too few for an object"),
-        (b"mls\2" + bytes(7), "11 bytes are too few for an object"),
+        (b"mls\3" + bytes(7), "11 bytes are too few for an object"),
         (b"mlr\2" + b"\1" + bytes(64), "not written by MsgpackSerde"),
-        (b"mls\1" + b"\1" + bytes(64), "format version 1, this memlane reads version 2"),
-        (b"mls\2" + b"\xff" * 8 + bytes(64), "its tree has 18446744073709551615 bytes"),
-        (b"mls\2" + bytes(64), "cannot be decoded"),
+        (b"mls\1" + b"\1" + bytes(64), "format version 1, this memlane reads version 3"),
+        (b"mls\3" + b"\xff" * 8 + bytes(64), "its tree has 18446744073709551615 bytes"),
+        (b"mls\3" + bytes(64), "cannot be decoded"),
     ],
     ids=["nothing", "short", "magic", "version", "length", "empty"],
 )

@@ -98,7 +98,7 @@ private:
     };
     static_assert(sizeof(Header) == 12);
     static constexpr char kMagic[3] = {'m', 'l', 's'};
-    static constexpr std::uint8_t kVersion = 2;
+    static constexpr std::uint8_t kVersion = 3;
     static constexpr std::size_t kAlignment = 64;
     static constexpr std::size_t kPreamble = 12;  // of an allocation, before the object
 

@@ -11,8 +11,9 @@ from memlane._base.serialization import codec_of
 from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
-# Of the handle and of the messages; the writer and its readers must use the same.
-FORMAT_VERSION = 4
+# Of the handle and of the messages; the writer and its readers must use the same. Raise it for
+# whatever an earlier version cannot decode: 5 sends tensors with their strides.
+FORMAT_VERSION = 5
 
 
 def checked_handle(handle: object) -> Handle:

@@ -22,7 +22,7 @@ from types import NoneType
 
 ALIGNMENT = 64
 PREAMBLE = 8 + 4
-MAGIC = b"mls\x02"
+MAGIC = b"mls\x03"
 HEADER = struct.Struct("<4sQ")
 PADDING = tuple(bytes(length) for length in range(ALIGNMENT))
 

@@ -30,7 +30,7 @@ from typing import Annotated, Any, NamedTuple
 from memlane._base.msgspec import msgspec
 from memlane.errors import CorruptMessage
 
-VERSION = 4
+VERSION = 5
 SMALL = 8 * 1024
 PIECE = 512 * 1024
 MOST_CONTROL = 4 * 1024
