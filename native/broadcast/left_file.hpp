@@ -76,6 +76,7 @@ public:
             core::LivenessLock lock(file_);
             if (!lock.take_all()) return false;
             give_back_file(file_, ring_, slots_, ring_bytes_);
+            file_.close();  // last: it is left to the mappings
             return true;
         } catch (const std::exception&) {  // no descriptor, or no /proc: later, or with the last array
             return false;
@@ -83,7 +84,7 @@ public:
     }
 
 private:
-    const os::FileDescriptor file_;
+    os::FileDescriptor file_;
     const Ring ring_;
     const core::ParticipantSlot* const slots_;
     const std::uint64_t ring_bytes_;

@@ -5,6 +5,7 @@ has what the reader wrote into an earlier message, or a write that reaches anoth
 """
 
 import gc
+import os
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import MessageQueue
+from memlane import MessageQueue, testing
 from memlane._native import LentBuffer
-from tests.harness import holdings, is_sanitized, surplus
+from tests.harness import PATIENCE, holdings, is_sanitized, surplus
 from tests.queues import file_of, queue_of
 
 torch = pytest.importorskip("torch")
@@ -329,3 +330,19 @@ def test_messages_that_grow() -> None:
             assert is_lent(array)
             assert (array == number).all()
             del array
+
+
+def test_kept_arrays_keep_no_descriptor_of_a_queue_that_has_ended() -> None:
+    """Whichever end leaves last, nothing but the array's own mapping is left of the segment."""
+    for is_reader_first in (True, False):
+        with MessageQueue(1, 1) as writer:
+            reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
+            writer.wait_until_ready(PATIENCE)
+            writer.enqueue(np.ones(2 << 20, np.uint8))
+            kept = reader.dequeue()
+            if is_reader_first:
+                reader.close()
+        reader.close()
+        assert not [one for one in testing.segments() if os.getpid() in one.pids]
+        assert kept.all()
+        del kept
