@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import needs
 from benchmarks.command import RESULTS, say
-from benchmarks.figures import deaths, draw, engine, idle, leftovers, sizes, tail
+from benchmarks.figures import deaths, engine, idle, leftovers, sizes, tail
 from benchmarks.machine import describe
 from benchmarks.report import load_warning
 
@@ -35,6 +36,9 @@ def main() -> None:
     names = asked.names or [name for name in MEASURE if name != "engine" or asked.draw_only]
     if unknown := [name for name in names if name not in MEASURE]:
         parser.error(f"no figure {unknown[0]}; there are {', '.join(MEASURE)}")
+    needs.package("matplotlib", "drawing")
+    from benchmarks.figures import draw
+
     for name in names:
         if not asked.draw_only:
             if warning := load_warning(os.getloadavg()[0]):

@@ -19,6 +19,7 @@ ALL = [
     "engines",
     "engines.ray",
     "engines.sglang_groups",
+    "figures",
 ]
 # In the environment of another engine.
 STARTED_BY_OTHERS = {"engines.client", "engines.seer", "engines.sglang_ranks"}

@@ -226,7 +226,7 @@ private:
         }
         if (!is_ok(taken, timeout)) return std::nullopt;
         if (core().is_deserted() && !std::exchange(has_told_, true)) {
-            nb::module_::import_("memlane._base.diagnosis").attr("report_deserted")(self(), *core().deserted_since());
+            installed(Function::report_deserted)(self(), *core().deserted_since());
             check_own();
         }
         return std::move(taken.loan);

@@ -31,6 +31,7 @@ namespace nb = nanobind;
     X(memory_refusal)   /* (bytes, spare=) -> the same error, or None */ \
     X(warning_interval) /* () -> seconds until a wait is logged */ \
     X(report)           /* (end, wait, seconds): logs a wait */ \
+    X(report_deserted)  /* (end, ns): logs that no reader is left since then */ \
     X(warn)             /* (text): logs a warning */
 
 #define MEMLANE_MEMBER(name) name,

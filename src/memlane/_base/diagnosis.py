@@ -428,6 +428,7 @@ install(
     failure=failure,
     exhausted=exhausted,
     report=report,
+    report_deserted=report_deserted,
     warn=warn,
     warning_interval=warning_interval,
 )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 MOST_NAMED = 8
 """A text names this many processes, and counts the rest."""
 
 
 def shown(path: str) -> str:
     """A path for texts: bytes that are not UTF-8, which nobody could print, become escapes."""
-    return os.fsencode(path).decode(errors="backslashreplace")
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def names_of(waiting_for: list[str]) -> str:
