@@ -35,7 +35,7 @@ def new_ring():
     return native.RingSegment.create(shape, bytes(16), "memlane-alone", 64, 0)
 
 def new_ends():
-    writer = native.RingWriter(new_ring(), [0], Codec, 0)
+    writer = native.RingWriter(new_ring(), [0], Codec, 0, False)
     ring = native.RingSegment.attach(shape, "memlane-alone", None, 1)
     return writer, native.RingReader(ring, [0], Codec, 0, None)
 
