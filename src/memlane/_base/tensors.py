@@ -151,7 +151,7 @@ def _rebuild_tensor(
     memory = buffer
     if isinstance(buffer, memoryview) and buffer.readonly:
         # Shared memory: torch has no read-only tensors, and no write may reach another process. Up
-        # to 16 MiB a copy costs less than a private mapping (ARCHITECTURE.md).
+        # to 16 MiB a copy costs less than a private mapping (docs/design/message.md).
         memory = pooled(buffer.nbytes)
         copy_parts(memory, 0, [buffer], buffer.nbytes)
     # In place: reshape() would return a view, which keeps a second tensor on the same storage.
