@@ -20,7 +20,7 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: moved renamed demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench figures bench-peers engines stub clean
+.PHONY: moved renamed demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench figures bench-peers engines docs docs-links stub clean
 
 demo: $(VENV)/.installed
 	$(ENGINE)
@@ -33,7 +33,7 @@ demo-hosts: $(VENV)/.installed
 # On two cores four at once, as many tests wait; the longest first.
 test: $(VENV)/.tools
 	$(MAKE) --no-print-directory -j4 --output-sync=line test-fault test-remote test-crash test-engines test-examples test-sessions \
-	    native-test fuzz-test test-unit test-property test-house
+	    native-test fuzz-test test-unit test-property test-house test-docs
 
 # One folder of tests, with a /dev/shm of its own.
 test-%: $(VENV)/.tools
@@ -157,7 +157,7 @@ bench-peers: engines-sources native-test
 	$(PIP) --no-build-isolation -e '.[bench]'
 
 # The engines that memlane is for, on their own classes and on memlane's: a real vLLM (860 MB to fetch, once, 3.5 GB on disk),
-# SGLang's process groups and Ray. Half an hour; docs/engines.md has its tables.
+# SGLang's process groups and Ray. Half an hour; docs/howto has their tables.
 engines: engines-sources
 	$(PIP) 'ray>=2.9'
 	$(PY) -m benchmarks.engines
@@ -165,6 +165,23 @@ engines: engines-sources
 	$(PY) -m benchmarks.engines.sglang_groups
 	$(PY) -m benchmarks.engines.ray
 	tests/own_shm.sh $(PY) -m pytest -q tests/engines/test_ray.py
+
+# The manual, in build/docs: its programs run, its tables are compared with the code, its own links are checked, and every error
+# text is found by its search. Two minutes from a fresh checkout.
+docs: $(VENV)/.docs
+	tests/own_shm.sh $(PY) -m pytest -q tests/docs
+	$(SPHINX) -b html docs build/docs
+	$(PY) -m tests.docs.built build/docs
+
+# Links to other sites: for CI, which can reach them.
+docs-links: $(VENV)/.docs
+	$(SPHINX) -b linkcheck docs build/docs-links
+
+SPHINX := $(PY) -m sphinx -q -n -W --keep-going -d build/docs-pages
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) --no-build-isolation -e '.[docs]'
+	touch $@
 
 # Rewrites the type stub of the native module.
 stub: $(VENV)/.tools

@@ -4,8 +4,8 @@ MessageQueue                  one writer, many readers: each message once, in or
 SingleWriterShmObjectStorage  objects in a SingleWriterShmRingBuffer: put once, read by all
 SharedOffloadRegion           KV-cache blocks in host memory; copy_blocks moves them
 
-docs/guide.md has a program for each. The errors of memlane are MemlaneErrors; what your own code
-raises while a message is encoded or decoded reaches you unchanged.
+The manual (docs/index.md) has a program for each. The errors of memlane are MemlaneErrors; what
+your own code raises while a message is encoded or decoded reaches you unchanged.
 
 SIGTERM, SIGHUP and SIGQUIT end Python without running finalizers, so nothing is closed. A segment
 that still has a name in /dev/shm keeps it until the last attached process leaves or the next

@@ -58,7 +58,8 @@ def test_example_fails_with_its_children(text: str, tmp_path: Path) -> None:
 
 def test_there_are_examples() -> None:
     """The tests above have something to run."""
-    assert {name.rpartition("-")[0] for name in EXAMPLES} == {"README.md", "docs/guide.md"}
+    shown = {name.rpartition("-")[0] for name in EXAMPLES}
+    assert {"README.md", "docs/start/broadcast.md", "docs/start/store.md"} <= shown
 
 
 def test_named_targets_exist() -> None:
@@ -76,3 +77,27 @@ def test_named_files_exist() -> None:
             document.read_text(),
         ):
             assert (ROOT / path).exists(), f"{document.name} names {path}"
+
+
+def test_links_lead_somewhere() -> None:
+    """A link to a file, or to a heading in it, has a target."""
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+            scheme, colon, rest = target.partition(":")
+            if colon and scheme != "repo":
+                continue
+            path, _, anchor = (rest or target).partition("#")
+            base = ROOT if colon else document.parent
+            file = base / path if path else document
+            assert file.exists(), f"{document.relative_to(ROOT)} links to {target}"
+            if anchor and file.suffix == ".md":
+                assert anchor in anchors(file), f"{document.relative_to(ROOT)} links to {target}"
+
+
+def anchors(file: Path) -> set[str]:
+    """The names that GitHub and the manual give to a file's headings."""
+    headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")).replace(" ", "-")
+        for heading in headings
+    }

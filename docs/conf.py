@@ -1,0 +1,66 @@
+"""How Sphinx builds the manual; `make docs` runs it."""
+
+import tomllib
+from pathlib import Path
+
+import memlane
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REPOSITORY = PROJECT["urls"]["Repository"]
+
+project = "memlane"
+author = "the memlane authors"
+copyright = author
+version = release = memlane.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design"]
+exclude_patterns = ["_build"]
+needs_sphinx = "7.4"
+
+# Text: Markdown. `[the demo](repo:examples/engine)` links to a file of the repository.
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+myst_url_schemes = {
+    "http": None,
+    "https": None,
+    "repo": {"url": REPOSITORY + "/blob/main/{{path}}"},
+}
+
+# The API reference: from docstrings, in which `x` is code.
+default_role = "literal"
+autodoc_member_order = "bysource"
+autodoc_mock_imports = ["ray"]
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+python_use_unqualified_type_names = True
+# Types of other packages have no page here.
+# Nor have memlane's own internals.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!memlane\b).*"),
+    (r"py:.*", r"memlane\.(_.*|groups\.stores\..*|store\.(reading|serde)\..*)"),
+]
+
+# Links within the manual are checked by every build, others by `make docs-links` only.
+linkcheck_ignore = [REPOSITORY]  # a placeholder until the repository is public
+
+html_theme = "furo"
+html_title = f"memlane {release}"
+html_static_path = ["_static"]
+html_css_files = ["manual.css"]
+html_js_files = ["paste.js"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_show_copyright = False
+html_theme_options = {
+    "source_repository": REPOSITORY,
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"

@@ -1,0 +1,1 @@
+"""Checks of the manual that need no Sphinx; `make docs` builds it and checks the result."""

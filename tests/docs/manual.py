@@ -1,0 +1,80 @@
+"""The manual's source: its pages, code blocks, tables and links."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("**/*.md"))
+TROUBLESHOOTING = sorted((ROOT / "docs/troubleshooting").glob("*.md"))
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PYTHON = re.compile(r"(?:^<!-- (.*?) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Program(NamedTuple):
+    """A block of Python in a page, and what the comment before it says about running it."""
+
+    name: str
+    text: str
+    refusal: str  # why it is not run; empty if it is
+    needs: tuple[str, ...]  # modules
+    module: tuple[str, ...]  # what runs it: `python -m module arguments file`
+
+    def reason(self) -> str:
+        """Why it is not run here; empty if it is."""
+        missing = [name for name in self.needs if find_spec(name) is None]
+        return self.refusal or (f"needs {' and '.join(missing)}" if missing else "")
+
+
+def programs(*pages: Path) -> list[Program]:
+    """The programs of the given pages (default: of the manual)."""
+    found = []
+    for page in pages or PAGES:
+        for number, match in enumerate(_PYTHON.finditer(page.read_text()), start=1):
+            name = f"{page.relative_to(ROOT)}-{number}"
+            found.append(_program(name, match.group(2), match.group(1) or ""))
+    return found
+
+
+def _program(name: str, text: str, comment: str) -> Program:
+    refusal = ""
+    needs: tuple[str, ...] = ()
+    module: tuple[str, ...] = ()
+    for part in filter(None, comment.split("; ") if "not run" not in comment else [comment]):
+        key, _, value = part.partition(": ")
+        if key == "not run":
+            refusal = value
+        elif key == "needs":
+            needs = tuple(value.split(", "))
+        elif key == "run by":
+            module = tuple(value.split())
+        else:
+            raise ValueError(f"{name}: a comment before Python says {part!r}")
+    return Program(name, text, refusal, needs, module)
+
+
+def literal_lines(page: Path) -> list[str]:
+    """The lines of a page's `text` blocks."""
+    blocks = [body for kind, body in _FENCE.findall(page.read_text()) if kind == "text"]
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def tables(page: Path) -> dict[str, list[list[str]]]:
+    """The rows (without the head) of the tables under each heading."""
+    found: dict[str, list[list[str]]] = {}
+    heading, rows = "", 0
+    for line in page.read_text().splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        if line.startswith("|"):
+            rows += 1
+            if rows > 2:
+                cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+                found.setdefault(heading, []).append(cells)
+        else:
+            rows = 0
+    return found

@@ -1,0 +1,101 @@
+"""The tables of the reference say what the code says."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+import memlane
+from memlane import errors
+from memlane.broadcast import handle
+from memlane.broadcast.protocol import frames
+from memlane.groups import TcpGroup
+from memlane.store import _wire
+from memlane.store import handle as store_handle
+from tests.docs.manual import ROOT, tables
+
+ERRORS = ROOT / "docs/reference/errors.md"
+OPTIONS = ROOT / "docs/reference/options.md"
+VERSIONS = ROOT / "docs/reference/versions.md"
+
+
+def test_every_error_is_in_the_table() -> None:
+    """Each has one row that names its builtin exceptions, may be retried or not, and says what
+    happened to the message."""
+    rows = [row for group in tables(ERRORS).values() for row in group]
+    assert all(len(row) == 4 and all(row) for row in rows)
+    shown = {row[0].split("`")[1]: set(re.findall(r"`(\w+)`", row[0])[1:]) for row in rows}
+    assert len(shown) == len(rows)
+    known = {
+        name: _builtins_of(kind)
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, errors.MemlaneError)
+        if kind is not errors.MemlaneError
+    }
+    assert shown == known
+
+
+def _builtins_of(kind: type) -> set[str]:
+    """The builtin exceptions by which an error can be caught, without the bases of others."""
+    found = [base for base in kind.__mro__ if vars(builtins).get(base.__name__) is base]
+    return {
+        base.__name__
+        for base in found
+        if not any(other is not base and issubclass(other, base) for other in found)
+        or (base is OSError and issubclass(kind, errors.SystemFault))
+    }
+
+
+def _constructors() -> dict[str, Any]:
+    from memlane import MessageQueue
+
+    return {
+        "MessageQueue": MessageQueue,
+        "MessageQueue.create_from_handle": MessageQueue.create_from_handle,
+        "MessageQueue.create_from_process_group": MessageQueue.create_from_process_group,
+        "ShmRingBuffer": memlane.ShmRingBuffer,
+        "SingleWriterShmRingBuffer": memlane.SingleWriterShmRingBuffer,
+        "SingleWriterShmObjectStorage": memlane.SingleWriterShmObjectStorage,
+        "SharedOffloadRegion": memlane.SharedOffloadRegion,
+        "copy_blocks": memlane.copy_blocks,
+        "memlane.groups.TcpGroup": TcpGroup,
+    }
+
+
+@pytest.mark.parametrize("name", _constructors())
+def test_every_option_is_in_its_table(name: str) -> None:
+    """In the order of the signature, with its default."""
+    shown = [(row[0].strip("`"), row[1].strip("`")) for row in tables(OPTIONS)[name]]
+    known = [
+        (parameter.name, _default_of(parameter))
+        for parameter in inspect.signature(_constructors()[name]).parameters.values()
+    ]
+    assert shown == known
+
+
+def _default_of(parameter: inspect.Parameter) -> str:
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        return "none"
+    if parameter.default is inspect.Parameter.empty:
+        return "required"
+    if isinstance(parameter.default, type):
+        return parameter.default.__name__
+    return repr(parameter.default)
+
+
+def test_versions() -> None:
+    """The version numbers are the code's."""
+    layout = (ROOT / "native/core/layout.hpp").read_text()
+    major, minor = re.findall(r"kLayoutM\w+ = (\d+);", layout)
+    assert [row[1] for row in tables(VERSIONS)["Versions and rolling upgrades"]][:6] == [
+        f"{major}.{minor}",
+        "none",
+        str(handle.FORMAT_VERSION),
+        str(frames.VERSION),
+        str(store_handle.FORMAT_VERSION),
+        str(_wire.MAGIC[-1]),
+    ]
