@@ -18,6 +18,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["_build"]
 needs_sphinx = "7.4"
 
+smartquotes_action = "D"  # dashes, but no quotes
 # Text: Markdown. `[the demo](repo:examples/engine)` links to a file of the repository.
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -32,11 +33,13 @@ default_role = "literal"
 autodoc_member_order = "bysource"
 autodoc_mock_imports = ["ray"]
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_use_rtype = False
+maximum_signature_line_length = 80
+toc_object_entries_show_parents = "hide"
 python_use_unqualified_type_names = True
 # Types of other packages have no page here.
 # Nor have memlane's own internals.
@@ -52,7 +55,7 @@ html_theme = "furo"
 html_title = f"memlane {release}"
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]
-html_js_files = ["paste.js"]
+html_js_files = ["manual.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

@@ -383,7 +383,13 @@ _FAULT_HINTS = {
 
 
 class SpaceHolder(NamedTuple):
-    """What a reader keeps in shared memory of messages that it has read."""
+    """What a reader keeps in shared memory of messages that it has read.
+
+    Attributes:
+        rank, pid: of the reader.
+        lent_messages, lent_bytes: messages whose arrays `dequeue` lent and the reader still keeps.
+        viewed_messages, viewed_bytes: messages of which it keeps a view.
+    """
 
     rank: int
     pid: int

@@ -37,8 +37,8 @@ def local_queue(
 ) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
     """Yields (writer, readers), all ready and in this process; closes them after the block.
 
-    `options` are those of `MessageQueue`. One thread can use all ends if it dequeues the messages
-    before the ring is full.
+    `options` are those of `MessageQueue`, as are the errors raised. One thread can use all ends if
+    it dequeues the messages before the ring is full.
     """
     with ExitStack() as stack:
         writer = stack.enter_context(MessageQueue(n_reader, n_reader, **options))

@@ -66,7 +66,8 @@ def create_from_process_group(
 
     Args:
         pg: as for `in_the_same_node_as`.
-        max_chunk_bytes, max_chunks: as for `MessageQueue`, like all `options`.
+        max_chunk_bytes, max_chunks: bytes of a chunk and number of chunks, as for `MessageQueue`,
+            like all `options`.
         writer_rank: a position in the group; readers' ranks are positions, too.
         timeout: seconds for the whole call.
         relay: as for `MessageQueue`, but True by default.

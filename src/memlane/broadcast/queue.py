@@ -252,14 +252,21 @@ class MessageQueue:
             )
 
     def broadcast_object(self, obj: Any = None) -> Any:
-        """Writer: enqueues `obj` and returns it. Reader: returns the next object."""
+        """Writer: enqueues `obj` and returns it. Reader: returns the next object.
+
+        Raises as `enqueue` and `dequeue`.
+        """
         if self._is_writer:
             self.enqueue(obj)
             return obj
         return self.dequeue()
 
     def statistics(self) -> QueueStatistics:
-        """Counters of this end and the state of every reader (a remote reader: its own only)."""
+        """Counters of this end and the state of every reader (a remote reader: its own only).
+
+        Raises:
+            Closed: this end was closed.
+        """
         return self._end.statistics()
 
     def close(self, timeout: float | None = None) -> None:
@@ -310,7 +317,13 @@ class MessageQueue:
         return self._writer
 
     def export_handle(self, rank: int | None = None) -> Handle:
-        """The handle that readers attach with; with `rank`, it has only that reader's key."""
+        """The handle that readers attach with; with `rank`, it has only that reader's key.
+
+        Raises:
+            WrongRole: this is a reader.
+            InvalidArgument: the queue has no such reader.
+            Closed: this end was closed.
+        """
         writer = self._must_be_writer("export_handle")
         writer.check()
         keys = writer.secrets_for(None if rank is None else checked_rank(rank))
@@ -340,9 +353,9 @@ class MessageQueue:
         """A `with` block on the whole next chunk; leaving it publishes the chunk.
 
         Read it by `acquire_read`; `dequeue` and remote readers raise `CorruptMessage`. Each block
-        takes `max_chunk_bytes` of /dev/shm. Raises as `enqueue`, and `Unsupported` if all readers
-        are on other hosts. Nothing is published if the block raises, or if a slice outlives it
-        (`ViewInUse`).
+        takes `max_chunk_bytes` of /dev/shm. `timeout` is in seconds. Raises as `enqueue`, and
+        `Unsupported` if all readers are on other hosts. Nothing is published if the block raises,
+        or if a slice outlives it (`ViewInUse`).
         """
         return self._must_be_writer("acquire_write").block(self, timeout)
 
@@ -402,7 +415,8 @@ class MessageQueue:
         smaller arrays, tensors, and all that a remote reader gets over its own connection.
 
         Views do not keep the chunk once their reader has closed, or in a forked child: they stay
-        mapped, but may change, or cause SIGBUS where /dev/shm is full. Raises as `dequeue`.
+        mapped, but may change, or cause SIGBUS where /dev/shm is full. `timeout` is in seconds.
+        Raises as `dequeue`.
         """
         return self._must_be_reader("dequeue_view").view(self, timeout, cancel)
 
@@ -411,7 +425,9 @@ class MessageQueue:
     ) -> AbstractContextManager[memoryview]:
         """A `with` block on the raw next chunk (`max_chunk_bytes`); leaving it releases the chunk.
 
-        If a slice outlives the block, leaving it raises `ViewInUse`; the slice keeps the chunk.
+        `timeout` is in seconds. Raises as `dequeue`, and `WrongRole` for a reader on another host.
+        Leaving the block raises `ViewInUse` while a slice is still referenced; the chunk is freed
+        with that slice.
         """
         return self._must_be_reader("acquire_read").block(self, timeout, cancel)
 
@@ -433,6 +449,10 @@ class MessageQueue:
         socket's options as they are.
 
         Unpickling runs any code the sender wants: never use it on a socket that others can reach.
+
+        Raises:
+            TimedOut: nothing came within `timeout` seconds.
+            Exception: whatever unpickling raises.
         """
         seconds = seconds_of(timeout)
         # ZeroMQ takes milliseconds as a 32-bit int, so 24 days at most.

@@ -176,20 +176,32 @@ class ShmRingBuffer:
         return SharedMemoryInfo(segment.name, segment.size, segment.view(0, segment.size))
 
     def handle(self) -> RingHandle:
-        """(n_reader, max_chunk_bytes, max_chunks, name), with which another process attaches."""
+        """(n_reader, max_chunk_bytes, max_chunks, name), with which another process attaches.
+
+        Never raises, even if the ring was closed.
+        """
         g = self._geometry
         return g.n_reader, g.max_chunk_bytes, g.max_chunks, self._name
 
     @contextmanager
     def get_data(self, current_idx: int) -> Iterator[memoryview]:
-        """A block on the data of chunk `current_idx`: `max_chunk_bytes` writable bytes."""
+        """A block on the data of chunk `current_idx`: `max_chunk_bytes` writable bytes.
+
+        Raises:
+            InvalidArgument: there is no such chunk.
+            Closed: the ring was closed.
+            SegmentMissing: the ring came as a pickle, and its segment is not here.
+        """
         at = self._chunk_index(current_idx) * self.max_chunk_bytes
         with released_after(self._attached().view(at, self.max_chunk_bytes)) as view:
             yield view
 
     @contextmanager
     def get_metadata(self, current_idx: int) -> Iterator[memoryview]:
-        """A block on the flags of chunk `current_idx`: `metadata_size` writable bytes."""
+        """A block on the flags of chunk `current_idx`: `metadata_size` writable bytes.
+
+        Raises as `get_data`.
+        """
         at = self.metadata_offset + self._chunk_index(current_idx) * self.metadata_size
         with released_after(self._attached().view(at, self.metadata_size)) as view:
             yield view

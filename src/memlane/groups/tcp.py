@@ -99,7 +99,12 @@ class TcpGroup:
             raise GroupFailed(f"rank {src} sent an undecodable object: {error}", src) from None
 
     def collectives(self, timeout: float | None) -> StoreCollectives:
-        """Begins a collective call of this group."""
+        """Begins a collective call of this group, which ends after `timeout` seconds.
+
+        Raises:
+            Closed: the group was closed.
+            WrongProcess: the group belongs to the parent process.
+        """
         if os.getpid() != self._pid:
             raise WrongProcess(
                 "this group belongs to the parent process; make a new one in the child"

@@ -60,7 +60,10 @@ class BlockTransfer:
         return is_done
 
     def wait(self) -> int:
-        """Waits, without the GIL, until everything has been copied; returns the number of bytes."""
+        """Waits, without the GIL, until everything has been copied; returns the number of bytes.
+
+        Raises torch's error if the GPU has failed.
+        """
         self.event.synchronize()
         self._let_go()
         return self.nbytes

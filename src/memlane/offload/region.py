@@ -180,7 +180,8 @@ class SharedOffloadRegion:
         """This worker's next tensor: int8, shape (num_blocks, tensor_page_size), in shared memory.
 
         Its stride is (num_workers * cpu_page_size, 1). Call it once for each of the worker's
-        tensors; each view begins where the previous one ended in the cell.
+        tensors; each view begins where the previous one ended in the cell. `tensor_page_size` is
+        the number of bytes of one block of this tensor.
 
         Raises:
             OutsideCell: a ValueError and an AssertionError; the view would exceed the worker's
@@ -197,7 +198,10 @@ class SharedOffloadRegion:
         return self._advanced(view, size)
 
     def create_next_array(self, tensor_page_size: int) -> np.ndarray[Any, np.dtype[np.int8]]:
-        """Like `create_next_view`, but returns a numpy array and does not need torch."""
+        """Like `create_next_view`, but returns a numpy array and does not need torch.
+
+        `tensor_page_size` is in bytes. Raises as `create_next_view`.
+        """
         size = self._checked_next(tensor_page_size)
         array: np.ndarray[Any, np.dtype[np.int8]] = np.ndarray(
             (self.num_blocks, size),
@@ -233,6 +237,9 @@ class SharedOffloadRegion:
         """All blocks without a copy: `view[b]` is a writable memoryview of the row of block `b`.
 
         `len(view)` is num_blocks; `memoryview(view)` has shape (num_blocks, bytes of a row).
+
+        Raises:
+            Closed: the region was cleaned up.
         """
         self._check_usable()
         return self._file.rows()
@@ -265,6 +272,7 @@ class SharedOffloadRegion:
 
         Raises:
             InvalidArgument: cells are not whole pages.
+            Closed: the region was cleaned up.
         """
         self._check_usable()
         if self.cpu_page_size % self.page_size:
@@ -275,7 +283,11 @@ class SharedOffloadRegion:
         return self._locks.lock()
 
     def unpin(self) -> None:
-        """Undoes `pin()`. Waits for GPU copies that `copy_blocks` has queued."""
+        """Undoes `pin()`. Waits for GPU copies that `copy_blocks` has queued.
+
+        Raises:
+            Closed: the region was cleaned up.
+        """
         self._check_usable()
         self._locks.unlock()
 

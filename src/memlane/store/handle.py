@@ -39,13 +39,21 @@ class ShmObjectStorageHandle:
 
     @staticmethod
     def register_serde(serde_class: type[ObjectSerde], name: str | None = None) -> None:
-        """Registers a serde for `to_json` and `from_json`; neither imports one by name."""
+        """Registers a serde for `to_json` and `from_json`; neither imports one by name.
+
+        Raises:
+            InvalidArgument: the name belongs to another serde.
+        """
         key = serde_class.__name__ if name is None else name
         if _serdes.setdefault(key, serde_class) is not serde_class:
             raise InvalidArgument(f"{key!r} is already the name of another serde")
 
     def to_json(self) -> str:
-        """The handle as JSON text, for channels that do not carry pickles."""
+        """The handle as JSON text, for channels that do not carry pickles.
+
+        Raises:
+            InvalidArgument: it has a reader_lock, or its serde is not registered.
+        """
         if self.reader_lock is not None:
             raise InvalidArgument("a handle with a reader_lock cannot be text; readers need none")
         names = [name for name, known in _serdes.items() if known is self.serde_class]

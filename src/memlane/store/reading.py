@@ -103,6 +103,9 @@ class ObjectReads:
         """Counts a read by this reader of the object whose 4 count bytes are `data_view`.
 
         On the writer, it stands for the read of a reader that has not read the object yet.
+
+        Raises:
+            InvalidArgument: `data_view` is not writable memory of 4 bytes or more.
         """
         self._end.count(data_view)
 

@@ -136,15 +136,15 @@ class SingleWriterShmRingBuffer:
         return SharedMemoryInfo(self._segment.name, size, self._segment.view(0, size))
 
     def handle(self) -> tuple[int, str]:
-        """(data_buffer_size, name); another process attaches with these."""
+        """(data_buffer_size, name); another process attaches with these. Never raises."""
         return self.data_buffer_size, self._name
 
     def int2byte(self, integer: int) -> bytes:
-        """`integer` as 4 bytes, little-endian and signed."""
+        """`integer` as 4 bytes, little-endian and signed; raises OverflowError beyond 4 bytes."""
         return integer.to_bytes(self.ID_NBYTES, "little", signed=True)
 
     def byte2int(self, byte_data: bytes | memoryview) -> int:
-        """The integer in little-endian, signed bytes."""
+        """The integer in little-endian, signed bytes. Never raises."""
         return int.from_bytes(byte_data, "little", signed=True)
 
     __reduce__ = no_pickle("send handle(), and make another ring from its two values")
@@ -187,7 +187,8 @@ class SingleWriterShmRingBuffer:
         """Frees chunks, oldest first, while `is_free_fn(id, data_view)` is true; returns their ids.
 
         Stops once `nbytes` bytes (in whole chunks; default: the whole ring) are freed; they need
-        not be contiguous. If `is_free_fn` raises, chunks freed before that stay freed.
+        not be contiguous. If `is_free_fn` raises, chunks freed before that stay freed. On a reader,
+        raises `WrongRole`.
         """
         most = self.data_buffer_size
         if nbytes is not None:
@@ -205,7 +206,12 @@ class SingleWriterShmRingBuffer:
         return is_free
 
     def clear(self) -> None:
-        """Forgets all chunks. Both positions return to 0; ids continue."""
+        """Forgets all chunks. Both positions return to 0; ids continue.
+
+        Raises:
+            WrongRole: this process did not create the ring.
+            ConcurrentUse: another call of the writer is in progress.
+        """
         with self._only_writer("clear"):
             self._segment.clear()
 

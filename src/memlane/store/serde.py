@@ -34,7 +34,7 @@ class ObjectSerde(ABC):
         """Returns `(data, bytes of data, metadata, bytes of metadata)`.
 
         The parts may refer to the memory of `value`: they are copied, metadata first, before the
-        call that stores `value` returns.
+        call that stores `value` returns. If it raises, nothing is stored.
         """
 
     @abstractmethod
@@ -42,11 +42,14 @@ class ObjectSerde(ABC):
         """Returns the value, in its own memory; `data` is the metadata followed by the data.
 
         More bytes may follow. Another process may write to `data` meanwhile: copy what you parse
-        before you parse it.
+        before you parse it. If it raises, the read is not counted.
         """
 
     def deserialize_view(self, data: memoryview) -> Any:
-        """Returns the value; its arrays may refer to `data`, and then keep it alive."""
+        """Returns the value; its arrays may refer to `data`, and then keep it alive.
+
+        Raises as `deserialize`, which it calls unless a subclass overrides it.
+        """
         return self.deserialize(data)
 
 
@@ -87,6 +90,10 @@ class MsgpackSerde(ObjectSerde):
 
         Decoding creates a dataclass without calling `__init__`, as pickle does, and a Struct with
         its constructor.
+
+        Raises:
+            InvalidType: `cls` is neither a plain dataclass nor a Struct.
+            InvalidArgument: the name is not text, or belongs to another class.
         """
         return _registered.register(cls, name)
 
@@ -124,7 +131,8 @@ class MsgpackSerde(ObjectSerde):
         """Returns the value; its arrays and bytes alias `data`.
 
         Arrays are read-only, and bytes are read-only memoryviews, except keys and members of sets.
-        Everything else is a copy, including tensors, because torch has no read-only memory.
+        Everything else is a copy, including tensors, because torch has no read-only memory. Raises
+        as `deserialize`.
         """
         return self._deserialize(data, True)
 

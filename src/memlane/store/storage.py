@@ -228,13 +228,22 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def copy_to_buffer(
         self, data: Any, data_bytes: int, metadata: Any, md_bytes: int, data_view: memoryview
     ) -> None:
-        """Writes metadata, then data, after the read count; the lengths must be right."""
+        """Writes metadata, then data, after the read count; the lengths, in bytes, must be right.
+
+        Raises:
+            InvalidArgument: `data` is neither bytes nor a list, or has another length.
+        """
         parts = _checked_parts(data)
         copy_parts(data_view, self.flag_bytes, [metadata], md_bytes)
         copy_parts(data_view, self.flag_bytes + md_bytes, parts, data_bytes)
 
     def increment_writer_flag(self, id: int) -> None:
-        """Adds a reference: every reader is to read the object once more."""
+        """Adds a reference: every reader is to read the object once more.
+
+        Raises:
+            WrongRole: this is a reader.
+            InvalidArgument: the object has 2**31 - 1 references.
+        """
         references = self.writer_flag.get(id, 0) + 1
         if references > MAX_REFERENCES:
             raise InvalidArgument(f"object {id} has {MAX_REFERENCES} references, the maximum")
@@ -242,12 +251,22 @@ class SingleWriterShmObjectStorage(ObjectReads):
         self._index.refer(id, references)
 
     def is_cached(self, key: Hashable) -> bool:
-        """Whether an object is stored under `key`."""
+        """Whether an object is stored under `key`.
+
+        Raises:
+            WrongRole: this is a reader.
+            InvalidType: the key is not hashable.
+        """
         self._checked_writer("is_cached")
         return self._has(key)
 
     def get_cached(self, key: Hashable) -> tuple[int, int]:
-        """Adds a reference for all readers; returns (address, id)."""
+        """Adds a reference for all readers; returns (address, id).
+
+        Raises:
+            UnknownKey: nothing is stored under that key (any more).
+            WrongRole: this is a reader.
+        """
         with self.ring_buffer._only_writer("get_cached"):
             address, number = self._find(key)
             self.increment_writer_flag(number)
@@ -270,17 +289,28 @@ class SingleWriterShmObjectStorage(ObjectReads):
                 raise InvalidArgument(f"a reader has already read the last reference of {key!r}")
 
     def touch(self, key: Hashable) -> None:
-        """Keeps the object from eviction until its next `get_cached` or `release_touches()`."""
+        """Keeps the object from eviction until its next `get_cached` or `release_touches()`.
+
+        Raises as `get_cached`.
+        """
         with self.ring_buffer._only_writer("touch"):
             self._touched.add(self._find(key)[1])
 
     def release_touches(self) -> None:
-        """Undoes every `touch`."""
+        """Undoes every `touch`.
+
+        Raises:
+            WrongRole: this is a reader.
+        """
         with self.ring_buffer._only_writer("release_touches"):
             self._touched.clear()
 
     def free_unused(self) -> None:
-        """Evicts objects that may be evicted, oldest first, up to 2 x max_object_size bytes."""
+        """Evicts objects that may be evicted, oldest first, up to 2 x max_object_size bytes.
+
+        Raises:
+            WrongRole: this is a reader.
+        """
         with self.ring_buffer._only_writer("free_unused"):
             self._index.free(self._is_free())
 
@@ -288,7 +318,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
         """Empties ring and indexes; ids continue.
 
         Readers can still get objects whose address they know until the space is reused. The space
-        of objects that are being read is not reused.
+        of objects that are being read is not reused. On a reader, raises `WrongRole`.
         """
         self.ring_buffer.clear()
 
@@ -296,7 +326,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         """Whether the object's reads have reached `writer_flag[id]` x `n_readers`.
 
         Readers that closed or died count as done. The table decides; the count in the first 4
-        bytes of `buf` is used for bytes that are not an object in the table.
+        bytes of `buf` is used for bytes that are not an object in the table. Raises
+        `Closed` if this end was closed.
         """
         references = self.writer_flag.get(id)
         if references is None:
@@ -306,14 +337,18 @@ class SingleWriterShmObjectStorage(ObjectReads):
     # Everybody ------------------------------------------------------------------------------
 
     def handle(self) -> ShmObjectStorageHandle:
-        """The handle with which readers attach."""
+        """The handle with which readers attach; raises `Closed` if this end was closed."""
         self._end.check()
         sizes = self.max_object_size, self.n_readers
         ring = self.ring_buffer.handle()
         return ShmObjectStorageHandle(*sizes, ring, self.serde_class, self._reader_lock)
 
     def statistics(self) -> StoreStatistics:
-        """Counters, and the state of every reader; makes a few system calls per reader."""
+        """Counters, and the state of every reader; makes a few system calls per reader.
+
+        Raises:
+            Closed: this end was closed.
+        """
         return store_statistics(self._end)
 
     __reduce__ = no_pickle("send handle(), and call create_from_handle(handle) in the receiver")

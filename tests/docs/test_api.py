@@ -1,0 +1,81 @@
+"""The API reference is complete: every public name is in it, with a docstring that suffices."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import memlane
+from memlane import testing
+from memlane.groups import TcpGroup
+from tests.docs.manual import ROOT
+
+API = sorted((ROOT / "docs/reference/api").glob("*.md"))
+NAMED = [getattr(memlane, name) for name in memlane.__all__ if name != "__version__"]
+HELPERS = [getattr(testing, name) for name in testing.__all__]
+
+# What a parameter's name says of its unit, and the words by which a docstring says it.
+UNITS = {
+    r"timeout|liveness|^after$": r"\bseconds?\b|\bs\b",
+    r"bytes|_size$|^size$": r"\bbytes?\b|\bMiB\b|\bsize\b",
+}
+# Nobody but memlane makes these: errors and named tuples.
+DATA = [
+    thing for thing in NAMED if inspect.isclass(thing) and issubclass(thing, (Exception, tuple))
+]
+# Methods that raise nothing of their own: `Closed` and `WrongProcess` at most, as any call.
+SILENT = {"Handle.to_json"}
+
+
+def test_every_public_name_has_a_place() -> None:
+    """The pages of the API reference name everything that can be imported."""
+    shown = set(re.findall(r"auto\w+:: ([\w.]+)", "".join(page.read_text() for page in API)))
+    wanted = {f"memlane.{name}" for name in memlane.__all__ if name != "__version__"}
+    wanted |= {f"memlane.testing.{name}" for name in testing.__all__}
+    assert not wanted - shown
+
+
+def _documented() -> Iterator[tuple[str, Any]]:
+    for thing in [*NAMED, *HELPERS, TcpGroup]:
+        yield thing.__qualname__, thing
+        if inspect.isclass(thing) and not issubclass(thing, BaseException):
+            for name, member in inspect.getmembers(thing):
+                is_call = callable(member) or isinstance(member, property)
+                is_own = not hasattr(tuple, name) and not inspect.isclass(member)
+                if is_call and is_own and not name.startswith("_"):
+                    yield f"{thing.__qualname__}.{name}", member
+
+
+DOCUMENTED = dict(_documented())
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_docstring(name: str) -> None:
+    """It exists, says which errors a call raises, and in which units its arguments are."""
+    thing = DOCUMENTED[name]
+    text = inspect.getdoc(thing) or ""
+    assert text.split(), f"{name} has no docstring"
+    if not callable(thing) or thing in DATA:
+        return
+    parameters = list(inspect.signature(thing).parameters)
+    for pattern, unit in UNITS.items():
+        for parameter in parameters:
+            if re.search(pattern, parameter):
+                assert re.search(unit, text), f"{name} does not say the unit of {parameter}"
+
+
+def _raises(name: str) -> bool:
+    """Whether a call of this can raise an error of its own, judging by its source."""
+    thing = DOCUMENTED[name]
+    return name not in SILENT and callable(thing) and not inspect.isclass(thing)
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTED if _raises(name)])
+def test_docstring_names_errors(name: str) -> None:
+    """Every call says what it raises, or that it raises as another one does."""
+    text = inspect.getdoc(DOCUMENTED[name]) or ""
+    assert re.search(r"\b[Rr]aise|\bIdempotent|\bNever\b", text), f"{name}: which errors?"
