@@ -65,5 +65,6 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
 }
+highlight_language = "none"
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
