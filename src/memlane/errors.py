@@ -46,7 +46,7 @@ class Unsupported(MemlaneError, NotImplementedError):
 
 
 class Closed(MemlaneError, RuntimeError):
-    """This end was closed; see also `WriterClosed`."""
+    """The queue, store or region was closed in this process; see also `WriterClosed`."""
 
 
 class WrongRole(MemlaneError, RuntimeError):
@@ -58,11 +58,11 @@ class WrongProcess(MemlaneError, RuntimeError):
 
 
 class ConcurrentUse(MemlaneError, RuntimeError):
-    """Another call on the same end is in progress; this one changed nothing."""
+    """Another call on the same object is in progress; this one changed nothing."""
 
 
 class RankTaken(MemlaneError, ValueError):
-    """Another process has, or had, that reader's place, or all places are taken."""
+    """That rank is or was attached, or no places are left."""
 
 
 class OutsideCell(MemlaneError, ValueError, AssertionError):
@@ -134,7 +134,7 @@ class ReaderDied(PeerDied):
 
 
 class ReaderGivenUp(PeerDied):
-    """The writer considers this reader dead, and continues without it.
+    """The writer declared this reader dead, and continues without it.
 
     Attributes:
         rank, pid: of this reader.

@@ -10,6 +10,17 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("**/*.md"))
 TROUBLESHOOTING = sorted((ROOT / "docs/troubleshooting").glob("*.md"))
+# Pages whose title is the line of another program, shown as that program writes it.
+ENGINE_LINES = {
+    "no-available-block.md",
+    "sglang-no-available-block.md",
+    "leaked-shared-memory.md",
+    "bus-error.md",
+    "file-exists.md",
+    "insufficient-space.md",
+    "rpc-timed-out.md",
+}
+OWN_TEXTS = [page for page in TROUBLESHOOTING if page.name not in {*ENGINE_LINES, "index.md"}]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PYTHON = re.compile(r"(?:^<!-- (.*?) -->\n)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

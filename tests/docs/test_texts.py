@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import re
 
-from tests.docs.manual import ROOT, TROUBLESHOOTING, literal_lines
+from tests.docs.manual import ENGINE_LINES, OWN_TEXTS, ROOT, TROUBLESHOOTING, literal_lines
 from tests.docs.texts import texts
-
-# Pages whose title is the line of another program, shown as that program writes it.
-OTHERS = {
-    "no-available-block.md",
-    "sglang-no-available-block.md",
-    "leaked-shared-memory.md",
-    "bus-error.md",
-    "file-exists.md",
-    "insufficient-space.md",
-    "rpc-timed-out.md",
-}
-OWN = [page for page in TROUBLESHOOTING if page.name not in {*OTHERS, "index.md"}]
 
 
 def test_every_text_has_an_entry() -> None:
     """What memlane may say stands verbatim in a `text` block of docs/troubleshooting."""
-    shown = {line for page in OWN for line in literal_lines(page)}
+    shown = {line for page in OWN_TEXTS for line in literal_lines(page)}
     missing = [f"{place}: {text}" for text, place in texts().items() if text not in shown]
     assert not missing, "add to docs/troubleshooting:\n" + "\n".join(missing)
 
@@ -32,7 +20,7 @@ def test_every_entry_is_a_text() -> None:
     known = texts()
     stale = [
         f"{page.relative_to(ROOT)}: {line}"
-        for page in OWN
+        for page in OWN_TEXTS
         for line in literal_lines(page)
         if line not in known
     ]
@@ -42,12 +30,12 @@ def test_every_entry_is_a_text() -> None:
 def test_every_entry_says_what_to_do() -> None:
     """Behind each block of texts stand a cause and a remedy; descriptions within lines have
     at least the first."""
-    for page in OWN:
+    for page in OWN_TEXTS:
         for entry in re.split(r"^```text\n", page.read_text(), flags=re.MULTILINE)[1:]:
             explanation = re.split(r"^```$|^#", entry, flags=re.MULTILINE)[1]
             assert len(explanation.split()) >= 5, f"{page.name}: {entry}"
-    remedies = sum(page.read_text().count("**What to do:**") for page in OWN)
-    entries = sum(page.read_text().count("```text") for page in OWN)
+    remedies = sum(page.read_text().count("**What to do:**") for page in OWN_TEXTS)
+    entries = sum(page.read_text().count("```text") for page in OWN_TEXTS)
     assert remedies >= entries - 2
 
 
@@ -56,9 +44,9 @@ def test_lines_of_engines_are_titles() -> None:
     titles = {
         page.name: page.read_text().split("\n", 1)[0]
         for page in TROUBLESHOOTING
-        if page.name in OTHERS
+        if page.name in ENGINE_LINES
     }
-    assert set(titles) == OTHERS
+    assert set(titles) == ENGINE_LINES
     for line in (
         "No available shared memory broadcast block found in 60 seconds",
         "resource_tracker: There appear to be N leaked shared_memory objects",

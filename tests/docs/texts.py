@@ -3,12 +3,16 @@
 A template is the text with a placeholder in braces for each expression, as the source has it:
 `reader {rank} (pid {pid}) died{detail}`. Whatever looks like a sentence counts, wherever it stands,
 so that a new text cannot be missed; what no user ever sees is named below.
+
+    python -m tests.docs.texts    renames placeholders in docs/troubleshooting as the code did, and
+                                  lists the texts that the pages lack, and those that no code says
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,3 +206,33 @@ def _placeholder(code: str) -> str:
     while found := _CONVERSION.fullmatch(code):
         code = found.group(1)
     return f"{{{code}}}" if code else ""
+
+
+# The pages --------------------------------------------------------------------------------------
+
+_PLACEHOLDER = re.compile(r"\{(?:[^{}]|\{[^{}]*\})*\}")
+
+
+def main() -> int:
+    """Brings the pages up to date as far as no word has changed."""
+    from tests.docs.manual import OWN_TEXTS, literal_lines
+
+    known = texts()
+    shown = {line: page for page in OWN_TEXTS for line in literal_lines(page)}
+    missing = {text: place for text, place in known.items() if text not in shown}
+    for line in [line for line in shown if line not in known]:
+        page, bare = shown[line], _PLACEHOLDER.sub("{}", line)
+        renamed = [text for text in missing if _PLACEHOLDER.sub("{}", text) == bare]
+        if len(renamed) == 1:
+            page.write_text(page.read_text().replace(f"\n{line}\n", f"\n{renamed[0]}\n"))
+            print(f"{page.name}: {line}\n    is now {renamed[0]}")
+            del missing[renamed[0]]
+        else:
+            print(f"{page.name}: no code says {line}")
+    for text, place in missing.items():
+        print(f"{place}: no page has {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

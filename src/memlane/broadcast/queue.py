@@ -47,14 +47,15 @@ class MessageQueue:
         max_chunk_bytes: larger messages are stored in an extent behind the ring, in the same order.
         max_chunks: number of messages that the writer may be ahead of the slowest reader.
         connect_ip: this host's address for remote readers; None: the source address of its packets.
-        max_extent_bytes: space behind the ring (at most half of /dev/shm) that is kept for large
-            messages, until less than half of /dev/shm is free or ten seconds pass without one. 0
-            keeps none.
+        max_extent_bytes: size of the pool behind the ring that is kept for large messages (at most
+            half of /dev/shm); released when /dev/shm runs low, or after 10 s without a large
+            message. 0 disables the pool.
         serializer: "pickle", or "msgpack", which executes no code when decoding: tuples become
             lists, and `enqueue` refuses types that msgpack lacks.
         keep_readonly: with pickle, read-only arrays arrive read-only.
         remote_window: most unacknowledged messages per remote reader.
-        remote_window_bytes: most unacknowledged bytes per reader; a larger message is sent alone.
+        remote_window_bytes: most unacknowledged bytes per reader; a larger message is sent only
+            when nothing else is in flight.
         remote_liveness: seconds after which an unreachable remote peer counts as dead.
         listen_on_all: listen on all interfaces, not on `connect_ip` only.
         insecure_network: neither encrypt nor authenticate; needs serializer="msgpack".
@@ -71,9 +72,9 @@ class MessageQueue:
         ShmExhausted: /dev/shm has no space for it.
         Unsupported: there are remote readers, and libzmq was built without CURVE.
 
-    One thread at a time may use an end; `close()` may be called from any thread. Dropping the last
-    reference frees everything but looks like a death to the peers: only `close()`, or leaving a
-    `with` block without an exception, announces the end. For SIGTERM, see `help(memlane)`.
+    One thread at a time may use a queue in a process; `close()` may be called from any thread. Only
+    `close()`, or leaving a `with` block without an exception, tells the peers: a queue that is
+    garbage-collected without it is reported as dead. For SIGTERM, see `help(memlane)`.
     """
 
     def __init__(
@@ -273,8 +274,8 @@ class MessageQueue:
         """Closes this end and tells the peers. Idempotent, from any thread.
 
         A writer waits until remote readers have everything, at most `timeout` seconds, and at most
-        `remote_liveness` without progress. Then it raises `TimedOut`, which names the readers that
-        may not, except those known to be dead. It does not wait for local readers: attached ones
+        `remote_liveness` without progress. Then it raises `TimedOut`, which names the live readers
+        that may not have received everything. It does not wait for local readers: attached ones
         get what is still queued, then `WriterClosed`; others can no longer attach.
 
         The writer no longer waits for a closed reader. A call blocked in another thread raises
@@ -388,7 +389,8 @@ class MessageQueue:
 
         With `lend`, arrays and tensors of 1 MiB and more are not copied: they are private, writable
         memory, which the writer reuses once you drop all of them. A fork or `close()` copies them.
-        If several outcomes are due, a message wins, then `cancel`, then the timeout (0 polls).
+        A waiting message takes precedence over `cancel`, and `cancel` over the timeout.
+        `timeout=0` polls.
 
         Raises:
             TimedOut: after `timeout` seconds; nothing is consumed.

@@ -36,7 +36,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
         ring_buffer: if this process created it, this is the writer; if it attached to it, this is a
             reader, in the next free place. The storage closes it.
         serde_class: an `ObjectSerde`, which converts values to bytes and back.
-        reader_lock: not needed. With one, a `get` by the writer counts as a reader's.
+        reader_lock: accepted for compatibility with vLLM; memlane needs no lock. With one, a `get`
+            by the writer counts as a reader's.
         max_objects: most objects at once; `min(65536, data_buffer_size // 1024 + 64)` if None.
         unlink_when_complete: for the writer: remove the name once all readers have attached. Then
             nothing is left behind however they end, but no reader can be replaced.
@@ -53,10 +54,10 @@ class SingleWriterShmObjectStorage(ObjectReads):
         LayoutMismatch: the ring has no storage, or one with other parameters.
         ShmExhausted: /dev/shm has no space for the table.
 
-    When full, the store evicts the oldest object, once every live reader has read it as often as it
-    was referenced and nobody is reading it. Make the writer's calls, such as `put` and
-    `get_cached`, from one thread at a time; `get` and `view` may run in several. Dropping the last
-    reference to a storage frees everything, but looks like a death to the peers.
+    When full, the store evicts the oldest object that every live reader has read as often as it was
+    referenced, and that nobody is reading. Make the writer's calls, such as `put` and `get_cached`,
+    from one thread at a time; `get` and `view` may run in several. A storage that is
+    garbage-collected without `close()` is reported as dead by its peers.
     """
 
     flag_bytes = 4
@@ -356,8 +357,8 @@ class SingleWriterShmObjectStorage(ObjectReads):
     def close(self) -> None:
         """Closes this end and its ring, and tells the peers. Idempotent.
 
-        Nobody waits for a closed reader. Attached readers can still read what a closed writer
-        stored. Memory stays mapped while views of it exist, but may change.
+        A closed reader no longer blocks eviction. Attached readers can still read what a closed
+        writer stored. Memory stays mapped while views of it exist, but may change.
         """
         self._end.close()
         self._leave()
