@@ -57,3 +57,12 @@ document.addEventListener("DOMContentLoaded", () => {
     );
   }
 });
+
+// Long names in tables may be broken behind a slash, a dot or an underscore.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const name of document.querySelectorAll("table.docutils code span.pre")) {
+    if (name.textContent.length <= 24) continue;
+    const parts = name.textContent.split(/(?<=[/._])/);
+    name.replaceChildren(...parts.flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part])));
+  }
+});
