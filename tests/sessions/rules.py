@@ -3,6 +3,7 @@
 A rule is a piece of a method, with what would be there without it.
 """
 
+import contextlib
 import inspect
 import sys
 import textwrap
@@ -29,7 +30,8 @@ from memlane.broadcast.protocol.states import (
     Stream,
 )
 from memlane.broadcast.protocol.writer_session import WriterSession
-from tests.sessions.world import BOUND, EPOCH, WINDOW, Line, Reader, World
+from memlane.errors import CorruptMessage
+from tests.sessions.world import BOUND, EPOCH, HANDSHAKE, WINDOW, Line, Reader, World
 
 EXAMPLES: dict[str, Callable[[], None]] = {}
 
@@ -670,6 +672,268 @@ def a_connection_that_is_refused_for_a_moment() -> None:
 
 
 @example
+def a_handshake_whose_begin_is_seen_late() -> None:
+    """Together with its end: it may have lasted as long as this end waits for an answer."""
+    session, now = world(0).readers[0].session, 2000.0
+    session.lose(now)
+    for _ in range(3):
+        looked_at, now = now, now + HANDSHAKE
+        session.accept(now, looked_at)
+        session.lose(now)
+    assert session.death(now) is None
+
+
+@example
+def a_host_that_vanishes_before_the_first_handshake_is_complete() -> None:
+    made = World([0], relay=False)
+    made.is_writer_stopped = True
+    made.reset(made.readers[0])
+    made.advance(0.1)
+    made.cut(0, "up")
+    made.reset(made.readers[0])
+    for _ in range(8):
+        made.advance()
+        made.dequeue(made.readers[0])
+    assert made.readers[0].outcome == "WriterDied"
+
+
+@example
+def a_writer_that_dies_before_the_first_handshake_is_complete() -> None:
+    """Whoever ended that handshake, nobody listens there any more."""
+    made = World([0], relay=False)
+    made.is_writer_stopped = True
+    made.reset(made.readers[0])
+    made.advance(0.1)
+    made.kill_writer()
+    for _ in range(8):
+        made.advance()
+        made.dequeue(made.readers[0])
+    assert "no process listens" in str(made.readers[0].session.failure)
+
+
+@example
+def a_machine_that_is_suspended() -> None:
+    """Writer and reader; their connection was lost before."""
+    made = world(0)
+    reader = made.readers[0]
+    made.cut(0, "up")
+    made.reset(reader)
+    made.advance(0.1)
+    reader.is_stopped = made.is_writer_stopped = True
+    for _ in range(10):
+        made.advance()
+    reader.is_stopped = made.is_writer_stopped = False
+    made.write()
+    assert made.peers[0].state == "running"
+    made.heal(0)
+    end(made)
+
+
+@example
+def a_reader_that_dies_while_its_writer_is_stopped() -> None:
+    """From then on the bound runs, no longer."""
+    made = world(0, 1)
+    made.is_writer_stopped = True
+    made.kill(made.readers[0])
+    for _ in range(20):
+        made.advance()
+    made.is_writer_stopped = False
+    for _ in range(8):
+        made.advance()
+    assert made.peers[0].state == "dead"
+    end(made)
+
+
+@example
+def a_reader_that_is_stopped_without_a_connection() -> None:
+    """It has had no time to connect."""
+    made = world(0)
+    reader = made.readers[0]
+    made.cut(0, "up")
+    made.reset(reader)
+    made.advance(0.1)
+    reader.is_stopped = True
+    for _ in range(10):
+        made.advance()
+    reader.is_stopped = False
+    made.read(reader)
+    assert reader.session.death(made.now) is None
+
+
+@example
+def a_reader_that_is_stopped_between_two_refusals() -> None:
+    """They may be those of two proxies that restarted."""
+    made = world(0)
+    session = made.readers[0].session
+    session.lose(made.now)
+    session.note_probe(True, made.now)
+    session.delay_clock(2.0, made.now + 2.0)
+    session.note_probe(True, made.now + 2.0)
+    assert session.death(made.now + 2.0) is None
+
+
+@example
+def a_reader_that_is_stopped_before_its_first_connection() -> None:
+    """What has happened meanwhile it does not know yet."""
+    session = ReaderSession("q", 0, 1, b"s", "", "", "w", BOUND, 0.0)
+    session.delay_clock(10.0, 10.0)
+    assert session.death(10.0) is None
+    assert session.death(20.0) == "no connection was accepted"
+
+
+@example
+def a_writer_that_is_stopped_while_it_closes() -> None:
+    """It has yet to hear what its readers have said since."""
+    made = world(0)
+    made.send()
+    made.close_writer()
+    made.writer.delay_clocks(4.0, made.now + 4.0)
+    assert not made.writer.is_stuck(made.now + 4.0)
+
+
+@example
+def a_relay_that_greets_and_does_not_report() -> None:
+    """On the connection that it has, again and again: its neighbour goes on alone."""
+    made = world(0, 0, 1, relay=True)
+    relay = next(reader for reader in made.readers if reader.is_relay and reader.host == 0)
+    neighbour = neighbour_of(made, relay)
+    relay.is_stopped = True
+    made.send()
+    assert relay.line is not None
+    for number in range(50, 60):
+        relay.line.to_writer.append((made.now, hello_of(relay, number=number, sequence=1)))
+        made.advance()
+        made.drain()
+    assert neighbour.log == [0]
+    end(made)
+
+
+@example
+def a_member_that_only_reconnects_while_its_writer_closes() -> None:
+    """Each time before it is found to be gone."""
+    made = world(0, 1)
+    made.send()
+    reader, _ = liar(made)
+    reader.lies = True
+    made.close_writer()
+    for number in range(50, 150):
+        line = made.dial(reader)
+        line.to_writer.append((made.now, hello_of(reader, number=number)))
+        made.cut_line(line, 1)
+        made.advance()
+        made.drain()
+    assert made.missed == [made.peers[0]]
+
+
+@example
+def a_member_that_reads_again_and_again_while_its_writer_closes() -> None:
+    """The same message; and acknowledges it never."""
+    made = world(0, 1)
+    made.send(60)
+    reader, _ = liar(made)
+    reader.lies = True
+    made.close_writer()
+    for number in range(50, 150):
+        made.claim(reader, made.dial(reader), hello_of(reader, number=number))
+        made.writer.moved(made.lines[b"0-%d" % (number - 49)].route, 1 << 16, made.now)
+        made.advance()
+        made.drain()
+    assert made.missed == [made.peers[0]]
+
+
+@example
+def a_member_that_attaches_for_ever_while_its_writer_closes() -> None:
+    """Behind a relay that passes nothing on."""
+    made = World([0, 0], relay=True)
+    relay, reader = made.readers
+    reader.is_stopped = relay.is_slow = True
+    made.send()
+    made.advance()
+    reader.lies = True
+    made.close_writer()
+    line = made.dial(reader)
+    for number in range(50, 100):
+        made.claim(reader, line, hello_of(reader, number=number))
+        made.advance()
+    assert made.missed == made.peers
+
+
+@example
+def a_member_that_is_refused_and_does_not_read() -> None:
+    """On a second connection, while it reads all on the first."""
+    made = world(0, 1)
+    reader, first = liar(made)
+    second = made.dial(reader)
+    for number in range(50):
+        first.to_reader.clear()
+        made.claim(reader, first, control(Header(What.ASK, EPOCH)))
+        other = hello_of(reader, session=b"other", number=number)
+        made.claim(reader, second, other, MAX_IDLE_FRAMES // 10)
+    made.check()
+    end(made, missed=1)
+
+
+@example
+def successors_of_a_reader() -> None:
+    """However many have been refused, the next one is told so."""
+    made = world(0, 1)
+    reader, _ = liar(made)
+    made.kill(reader)
+    for _ in range(8):
+        made.advance()
+    for number in range(1, MAX_IDLE_FRAMES + 10):
+        line = made.dial(reader)
+        made.claim(reader, line, hello_of(reader, session=b"%d" % (7 + number), number=1))
+        assert line.to_reader, f"successor {number} got no answer"
+        made.cut_line(line, 1)
+        del made.lines[line.route]
+    end(made)
+
+
+@example
+def a_member_that_speaks_on_the_connection_of_another() -> None:
+    """Whoever has a connection can give it the name that a lost one had."""
+    made = world(0, 1)
+    made.send()
+    made.dequeue(made.readers[0])
+    _, line = liar(made, 1)
+    frame = control(Header(What.ACK, EPOCH, 1))
+    with contextlib.suppress(CorruptMessage):
+        made.writer.heard(line.route, frame, made.now, 0, "somewhere")
+    made.check()
+    end(made)
+
+
+@example
+def a_member_without_a_session() -> None:
+    """It has its rank all the same, and nobody else gets that."""
+    made = World([0, 1], relay=False)
+    for peer in made.peers:
+        peer.keep_for(None)
+    for place, session in enumerate((b"", b"s")):
+        hello = hello_of(made.readers[place], rank=0, session=session, number=1)
+        with contextlib.suppress(CorruptMessage):
+            made.writer.heard(b"%d" % place, hello, made.now, place, "somewhere")
+    assert [peer.rank for peer in made.peers if peer.is_here] == [0]
+
+
+@example
+def a_host_that_is_silent() -> None:
+    """Its connection is shut, or it would stay until the kernel gives it up."""
+    made = world(0, 1)
+    reader, line = made.readers[0], made.readers[0].line
+    reader.is_stopped = True
+    made.cut(0, "up")
+    for _ in range(8):
+        made.advance()
+    assert made.peers[0].state == "dead"
+    assert line is not None
+    assert not line.is_up
+    end(made)
+    assert reader.outcome == "ReaderGivenUp"
+
+
+@example
 def a_neighbour_that_vanishes_while_it_attaches() -> None:
     """Its place is free again, for another process of that rank."""
     made = World([0, 0], relay=True)
@@ -1020,7 +1284,8 @@ def a_member_that_acknowledges_what_its_connection_was_not_sent() -> None:
     made = world(0, 1)
     for _ in range(WINDOW):
         made.send()
-    made.drain()
+    while made.dequeue(made.readers[1]):
+        pass
     made.advance()
     reader, line = liar(made)
     line.to_writer.append((made.now, hello_of(reader)))
@@ -1191,4 +1456,52 @@ RULES = [
     Rule("a relay speaks for readers behind it only",
          "a_relay_that_lies_about_readers_of_other_hosts", Places, "rows_of",
          "if teller in (peer, peer.via)", ""),
+    Rule("a handshake is early only if it provably was", "a_handshake_whose_begin_is_seen_late",
+         ConnectionState, "accept", "now if earliest is None else earliest", "now"),
+    Rule("a handshake is waited for only while there are any",
+         "a_host_that_vanishes_before_the_first_handshake_is_complete", ConnectionState, "death",
+         "since = max(since, self._ended_at)", "since = now"),
+    Rule("a writer may die before the first handshake is complete",
+         "a_writer_that_dies_before_the_first_handshake_is_complete", ConnectionState, "was_cut",
+         "self.link is WriterLink.CUT", "self._was_up and self.link is WriterLink.CUT"),
+    Rule("only the end of a handshake tells that it was ended early",
+         "a_host_that_vanishes_before_the_first_handshake_is_complete", R, "tick", "dues = [",
+         "self.check_handshakes(now)\n    dues = ["),
+    Rule("a reader's clock stands while its writer is stopped", "a_machine_that_is_suspended", Peer,
+         "delay_clock", "min(now, self.lost_since + seconds)", "self.lost_since"),
+    Rule("a clock that begins after a stop is not delayed by it",
+         "a_reader_that_dies_while_its_writer_is_stopped", Peer, "delay_clock",
+         "min(now, self.lost_since + seconds)", "self.lost_since + seconds"),
+    Rule("a writer's clock stands while its reader is stopped",
+         "a_reader_that_is_stopped_without_a_connection", ConnectionState, "delay_clock",
+         "self._doubted_since = min(now, self._doubted_since + seconds)", "pass"),
+    Rule("a stop may have hidden that a connection was accepted",
+         "a_reader_that_is_stopped_between_two_refusals", ConnectionState, "delay_clock",
+         "self._refused_since = None", "pass"),
+    Rule("a stop is no time to wait for a first connection",
+         "a_reader_that_is_stopped_before_its_first_connection", ConnectionState, "delay_clock",
+         "self._ended_at = min(now, self._ended_at + seconds)", "pass"),
+    Rule("a writer that was stopped listens before it gives up",
+         "a_writer_that_is_stopped_while_it_closes", W, "delay_clocks",
+         "self._ending_since = now", "pass"),
+    Rule("a reader that only reconnects is not waited for",
+         "a_member_that_only_reconnects_while_its_writer_closes", W, "is_stuck", "3 if", "1e9 if"),
+    Rule("a reader that only attaches is not waited for",
+         "a_member_that_attaches_for_ever_while_its_writer_closes", W, "_greet",
+         "peer.apply(Event.SENT_TO_RELAY", "peer.attach(Event.SENT_TO_RELAY"),
+    Rule("what is received again and again is no progress",
+         "a_member_that_reads_again_and_again_while_its_writer_closes", W, "moved",
+         "<= 2 * owed + _OVERHEAD", ">= 0"),
+    Rule("a relay's HELLO is no report", "a_relay_that_greets_and_does_not_report", Peer, "connect",
+         "self.greeting, self.asks = greeting, False",
+         "self.greeting, self.asks, self.reported_at = greeting, False, now"),
+    Rule("a silent reader's connection is shut", "a_host_that_is_silent", W, "silent",
+         "self._reject(route)  # its", "pass  # its"),
+    Rule("what was dropped is not looked for",
+         "a_member_that_acknowledges_what_its_connection_was_not_sent", Outbox, "end_of",
+         "max(0, sequence - self.first)", "sequence - self.first"),
+    Rule("a key speaks for its own place", "a_member_that_speaks_on_the_connection_of_another", W,
+         "heard", " or place not in (None, peer.place)", ""),
+    Rule("whoever is refused is told so", "successors_of_a_reader", W, "heard",
+         "peer is not None and peer.note", "self._peers[place or 0].note"),
 ]  # fmt: skip

@@ -91,6 +91,7 @@ class Reader:
         self.writer_was_out = False  # of its reach
         self.hello_was_dropped = False  # the latest one, by a signal handler of the writer
         self.reported_at = -1.0
+        self.ran_at = world.now
 
     @property
     def runs(self) -> bool:
@@ -117,6 +118,8 @@ class World:
         self.sent = 0
         self.delay = 0.0
         self.missed: list[Peer] | None = None  # once the writer has closed
+        self.ran_at = self.now  # the writer's driver
+        self.gap = 0.0  # for which the writer was stopped, until its clocks are delayed
         self.interrupt = ""  # the next chance of that kind is taken by a signal handler
         self.everybody()
 
@@ -219,6 +222,7 @@ class World:
     def everybody(self) -> None:
         for reader in self.readers:
             self.read(reader)
+        self._note_time()
         for reader in self.readers if not self.is_writer_gone else ():
             cut = min((s for (h, _), s in self.cuts.items() if h == reader.host), default=self.now)
             line = reader.line
@@ -231,8 +235,8 @@ class World:
             is_hello_lost = reader.no_line_since is not None or reader.hello_was_dropped
             if reader.is_stopped and is_hello_lost and lost is not None:
                 alone = lost  # it cannot send another one
-            if self.now - min(cut, alone) >= BOUND / 2 - 1e-9:
-                reader.was_unreachable = True
+            is_long = self.now - min(cut, alone) >= BOUND / 2 - 1e-9
+            reader.was_unreachable |= is_long and not self.is_writer_stopped
             self._look_for_writer(reader, cut)
         self.write()
 
@@ -247,8 +251,8 @@ class World:
         elif reader.no_writer_since is None:
             reader.no_writer_since = self.now
         since = self.now if reader.no_writer_since is None else reader.no_writer_since
-        if self.now - min(cut, since) >= BOUND / 2 - 1e-9:
-            reader.writer_was_out = True
+        is_long = self.now - min(cut, since) >= BOUND / 2 - 1e-9
+        reader.writer_was_out |= is_long and not reader.is_stopped
 
     def _lines_of(self, reader: Reader) -> list[Line]:
         return [line for line in self.lines.values() if line.route[:1] == b"%d" % reader.rank]
@@ -264,9 +268,21 @@ class World:
 
     # The writer's driver ----------------------------------------------------------------------
 
+    def _note_time(self) -> None:
+        """Nobody is out of reach while the writer is stopped."""
+        if self.is_writer_stopped:
+            return
+        gap, self.ran_at = self.now - self.ran_at, self.now
+        if gap > BOUND / 2:
+            self.gap = gap
+            for reader in self.readers:
+                if reader.no_line_since is not None:
+                    reader.no_line_since = min(self.now, reader.no_line_since + gap)
+
     def write(self) -> None:
         if self.is_writer_stopped or self.is_writer_gone:
             return
+        self._note_time()
         session, now = self.writer, self.now
         for line in self.lines.values():
             reader = self._reader_of(line)
@@ -280,6 +296,9 @@ class World:
             self._hear(self._reader_of(line), line)
         if session.is_asked:
             session.answer([], now)
+        if self.gap:  # behind what has come meanwhile, as the thread does it
+            session.delay_clocks(self.gap, now)
+            self.gap = 0.0
         for route in session.connections():
             line = self.lines[route]
             since = self._is_cut(self._reader_of(line))
@@ -317,6 +336,8 @@ class World:
                 session.say_again()
                 continue
             reader.hello_was_dropped &= not is_hello
+            if not session.is_known(line.route) and line.to_reader:
+                self.cut_line(line)  # as a transport does if the answers are not read
             try:
                 session.heard(line.route, frame, self.now, reader.rank, "somewhere")
             except CorruptMessage:
@@ -349,6 +370,11 @@ class World:
         if not reader.runs:
             return
         session, now = reader.session, self.now
+        gap, reader.ran_at = now - reader.ran_at, now
+        if gap > BOUND / 2:
+            session.delay_clock(gap, now)
+            if reader.no_writer_since is not None:
+                reader.no_writer_since = min(now, reader.no_writer_since + gap)
         self._connect(reader)
         line = reader.line
         for each in self._lines_of(reader):
@@ -386,7 +412,8 @@ class World:
             line.reader_knows_end = True
         if (line is None or not line.is_up) and not is_over:
             if self.is_writer_gone:
-                session.note_probe(self._is_cut(reader) is None, now)
+                if session.was_cut:
+                    session.note_probe(self._is_cut(reader) is None, now)
                 return
             self.dial(reader)
             if self._is_cut(reader) is None:
@@ -537,6 +564,8 @@ class World:
         """Sends any well-formed frame, with the key of its place, on any of its connections."""
         lines = [line for line in self._lines_of(reader) if line.is_up]
         line = dice.choice(lines) if lines and dice.random() < 0.8 else self.dial(reader)
+        if dice.random() < 0.2:  # it reads what it was sent there
+            line.to_reader.clear()
         frame = self._lie(reader, dice)
         self.claim(reader, line, frame, 1 if dice.random() < 0.9 else dice.choice([20, 300]))
 

@@ -122,19 +122,19 @@ class NetworkEnd(ABC):
         return self._events[-1]
 
     def _note_time(self) -> None:
-        """With the lock held, before any clock is judged. Clocks of lost peers stand while this
-        process is stopped, or can open no descriptor: nobody could come back."""
+        """With the lock held, before any clock is judged, as of then. Clocks of lost peers stand
+        while this process is stopped, or can open no descriptor: nobody could come back."""
         last, self._ran_at = self._ran_at, time.monotonic()
         gap = self._ran_at - last
         if gap > self.bound / 2 or (self._is_doubting() and not self._can_open()):
-            self._delay_clocks(gap)
+            self._delay_clocks(gap, self._ran_at)
 
     @abstractmethod
     def _is_doubting(self) -> bool:
         """Does the clock of a lost peer run? It is looked at often then."""
 
     @abstractmethod
-    def _delay_clocks(self, seconds: float) -> None:
+    def _delay_clocks(self, seconds: float, now: float) -> None:
         """Sets the clocks of lost peers back."""
 
     def _can_open(self) -> bool:

@@ -16,7 +16,7 @@ from memlane._net.tcp import Connection
 from memlane.broadcast.addresses import endpoint_of
 from memlane.broadcast.network.driver import NetworkEnd, logger
 from memlane.broadcast.network.endpoint import is_deserted
-from memlane.broadcast.network.transport import FIRST_CONTACT, Connecting
+from memlane.broadcast.network.transport import Connecting
 from memlane.broadcast.protocol.message import decode
 from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
@@ -118,18 +118,14 @@ class NetworkReader(NetworkEnd):
     ) -> None:
         """Receives until `is_done`, as a step of attaching."""
         session = self.session
-        patience = time.monotonic() + max(self.bound, FIRST_CONTACT)
 
         def ready() -> bool | None:
             self.check()
             if session.failure is not None:
                 raise session.failure
-            now = time.monotonic()
-            if not session.was_accepted and now >= patience:
-                raise WriterUnreachable(self.endpoint.text, "no connection was accepted")
             if is_done():
                 return True
-            if (why := session.death(now)) is not None:
+            if (why := session.death(self._ran_at)) is not None:
                 raise WriterUnreachable(self.endpoint.text, why)
             return None
 
@@ -279,7 +275,7 @@ class NetworkReader(NetworkEnd):
 
     def _check_writer(self) -> None:
         try:
-            self.session.check_writer(time.monotonic())
+            self.session.check_writer(self._ran_at)
         finally:
             self._flush()  # the writer waits for this confirmation
 
@@ -354,8 +350,8 @@ class NetworkReader(NetworkEnd):
 
     # The thread -------------------------------------------------------------------------------
 
-    def _delay_clocks(self, seconds: float) -> None:
-        self.session.delay_clock(seconds)
+    def _delay_clocks(self, seconds: float, now: float) -> None:
+        self.session.delay_clock(seconds, now)
 
     def _is_doubting(self) -> bool:
         return self.session.is_doubted
@@ -431,9 +427,8 @@ class NetworkReader(NetworkEnd):
         def left() -> bool | None:
             self._note_events(time.monotonic())
             is_refused = session.was_cut and is_deserted(self.endpoint)
-            now = time.monotonic()
-            session.note_probe(is_refused, now)
-            return True if session.has_left or session.is_over(now) else None
+            session.note_probe(is_refused, time.monotonic())
+            return True if session.has_left or session.is_over(self._ran_at) else None
 
         poller = self._poller(*self.transport.quiet, self.transport.news)
         poller.unregister(self._closing_event)

@@ -21,6 +21,7 @@ from zmq.utils.garbage import gc as collector
 from memlane._net import sockets
 from memlane._net.sockets import WATCHED_BY_DEALER
 from memlane.broadcast.addresses import Endpoint, bracketed
+from memlane.broadcast.protocol.connection_state import FIRST_CONTACT
 from memlane.broadcast.protocol.frames import MOST_CONTROL, PIECE, What
 from memlane.errors import InvalidArgument, SystemFault
 
@@ -37,8 +38,6 @@ _NOW = int(zmq.DONTWAIT)
 _send: Callable[..., Any] = _Plain.send
 receive: Callable[..., Any] = _Plain.recv
 
-FIRST_CONTACT = 3.0
-"""Seconds at least, however small the bound: a lost packet is sent again after one second."""
 _RECONNECT_MS = 50
 _CONNECT_MS = 1000
 _LOOK = 0.04  # seconds, in which a connection can send some 30 MB that libzmq keeps
@@ -96,8 +95,8 @@ class Listening(sockets.Listening):
         self.endpoint = Endpoint(f"tcp://{bracketed(host)}:{port}", host, port, is_ipv6)
 
     def hear(self) -> Iterator[tuple[bytes, bytes, int | None, Connection | None]]:
-        """Yields the route and content of received frames; for a HELLO, and for whoever is not
-        known, also the proven place and the connection. `has_more` if there were too many."""
+        """Yields the route, content and proven place of received frames; for a HELLO, and for
+        whoever is not known, also the connection. `has_more` if there were too many."""
         self._unknown.clear()
         self.has_more = True
         for _ in range(_MOST_AT_ONCE):
@@ -113,9 +112,11 @@ class Listening(sockets.Listening):
             if known is None or frame[4:5] == _HELLO:
                 connection = self.connection_of(parts[0])
                 if connection is not None:
+                    if known is None and not connection.is_drained():
+                        connection.shut()  # it does not read what it is answered
                     known = self._unknown[route] = connection
-                if not self._is_insecure:
-                    place = int(parts[0].get("User-Id"))  # set by `accept_authenticated`
+            if not self._is_insecure:
+                place = int(parts[0].get("User-Id"))  # set by `accept_authenticated`
             if known is not None:
                 self._heard.add(known.descriptor)
             if len(parts) > MAX_PARTS:

@@ -389,8 +389,8 @@ class NetworkWriter(NetworkEnd):
         if not (session.is_everybody_here or session.count_absent() or self._absent_here()):
             session.announce_ready()
 
-    def _delay_clocks(self, seconds: float) -> None:
-        self.session.delay_clocks(seconds)
+    def _delay_clocks(self, seconds: float, now: float) -> None:
+        self.session.delay_clocks(seconds, now)
 
     def _is_doubting(self) -> bool:
         return self.session.has_lost()
@@ -547,7 +547,7 @@ class NetworkWriter(NetworkEnd):
                 connection = self.transport.connections.get(route)
                 if connection is not None and (nbytes := connection.moved(moved)):
                     session.moved(route, nbytes, time.monotonic())
-            return not session.unfinished() or session.is_stuck(time.monotonic()) or None
+            return not session.unfinished() or session.is_stuck(self._ran_at) or None
 
         def line(waited: float) -> str:
             names = names_of(session.texts(session.unfinished(), time.monotonic()))

@@ -11,6 +11,8 @@ from __future__ import annotations
 from memlane.broadcast.protocol.states import WRITER_LINK, LinkEvent, WriterLink
 from memlane.errors import AccessRefused, MemlaneError
 
+FIRST_CONTACT = 3.0
+"""Seconds at least, however small the bound: a lost packet is sent again after one second."""
 REFUSED_SECONDS = 0.8
 """Refusals of so many seconds are a death, named within a second; fewer a restarting proxy."""
 
@@ -24,7 +26,6 @@ class ConnectionState:
             that is busy ends a handshake.
 
     Attributes:
-        was_accepted: a connection was accepted, not necessarily by the writer.
         failure: what every call raises once everything is taken.
     """
 
@@ -32,7 +33,7 @@ class ConnectionState:
         self._where, self._bound = where, bound
         self.link = WriterLink.UNTRIED
         self.failure: MemlaneError | None = None
-        self.was_accepted = self._was_up = self._is_deserted = self._is_silent = False
+        self._was_up = self._is_deserted = self._is_silent = False
         self._is_another = False  # who accepts there has ended every handshake for the bound
         self._accepted_at = self._earliest = self._ended_at = now
         self._doubted_since: float | None = None  # the clock, while it runs
@@ -51,14 +52,13 @@ class ConnectionState:
     @property
     def is_doubted(self) -> bool:
         """Does the clock run?"""
-        return self._doubted_since is not None
+        return self._doubted_since is not None or self.link is WriterLink.UNTRIED
 
     def _apply(self, event: LinkEvent) -> None:
         self.link = WRITER_LINK[event].get(self.link, self.link)
 
     def accept(self, now: float, earliest: float | None = None) -> None:
         """A TCP connection is open; its handshake began after `earliest`, if not now."""
-        self.was_accepted = True
         self._accepted_at, self._refused_since, self._is_deserted = now, None, False
         self._earliest = now if earliest is None else earliest
         if self._doubted_since is not None:
@@ -67,7 +67,7 @@ class ConnectionState:
 
     def connect(self, _now: float) -> None:
         """The handshake is complete."""
-        self.was_accepted = self._was_up = True
+        self._was_up = True
         self._doubted_since = self._paused_since = self._refused_since = None
         self._is_deserted = self._is_silent = self._is_another = False
         self._apply(LinkEvent.UP)
@@ -92,14 +92,12 @@ class ConnectionState:
                 f"the writer at {self._where} does not expect this reader's key"
             )
 
-    def delay_clock(self, seconds: float) -> None:
+    def delay_clock(self, seconds: float, now: float) -> None:
         """For so long this process could not connect, for a reason of its own."""
         self._refused_since = None
-        self._ended_at += seconds
+        self._ended_at = min(now, self._ended_at + seconds)
         if self._doubted_since is not None:
-            self._doubted_since += seconds
-        if self._paused_since is not None:
-            self._paused_since += seconds
+            self._doubted_since = min(now, self._doubted_since + seconds)
 
     def note_silence(self, is_silent: bool) -> None:
         """Notes whether the writer's host has been silent for longer than the bound."""
@@ -133,6 +131,9 @@ class ConnectionState:
 
     def death(self, now: float) -> str | None:
         """Why the writer counts as dead; None if it does not."""
+        if self.link is WriterLink.UNTRIED:
+            is_late = now - self._ended_at >= max(self._bound, FIRST_CONTACT)
+            return "no connection was accepted" if is_late else None
         if self._is_deserted:
             return "its host refuses connections, because no process listens there any more"
         if self._is_another:

@@ -132,7 +132,7 @@ class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     queue_id: str
     rank: int
     pid: int
-    session: bytes  # random; a reader that comes back has the same
+    session: Annotated[bytes, msgspec.Meta(min_length=1)]  # random; the same when it comes back
     token: str  # proves the place if the connection does not (without CURVE)
     taken: Count  # messages before this sequence were taken
     sequence: Count  # the first frame that is wanted

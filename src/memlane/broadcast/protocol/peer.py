@@ -184,15 +184,14 @@ class Peer:
         """It has proven its key again; the HELLO follows once its interpreter runs."""
         self.authenticated_at = now
 
-    def delay_clock(self, seconds: float) -> None:
+    def delay_clock(self, seconds: float, now: float) -> None:
         """For so long it could not come back, and that was not its fault."""
         if self.lost_since is not None:
-            self.lost_since += seconds
+            self.lost_since = min(now, self.lost_since + seconds)
 
     def take(self, sequence: int, nbytes: int, now: float) -> None:
         """It has taken all messages before `sequence`, `nbytes` bytes in total."""
         self.taken_bytes, self.taken, self.last_progress = nbytes, sequence, now
-        self.cursor = max(self.cursor, (sequence, 0))  # it need not be sent what it has taken
         self.idle_frames = self.resent_bytes = self.moved_bytes = 0
 
     def note_progress(self, now: float) -> None:

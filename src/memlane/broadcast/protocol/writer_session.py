@@ -166,9 +166,8 @@ class WriterSession:
     ) -> str | None:
         """Handles one frame of a reader. An invalid one raises CorruptMessage and changes nothing.
 
-        `place` is the one that the sender has proven, `address` the sender's; both are needed for
-        a HELLO, and for a route that is not known. Returns a line for the log if an attached reader
-        is refused for the first time.
+        `place` is the one that the sender has proven, if it has; `address`, the sender's, is needed
+        for a HELLO. Returns a line for the log if an attached reader is refused for the first time.
         """
         peer = self._places.at(route)
         was_idle, line = True, None
@@ -179,16 +178,13 @@ class WriterSession:
                 if place is None:
                     place = self._place_of_token(hello.token)
                 was_idle, line = self._greet(route, hello, now, place, address)
-            elif peer is None or header.epoch != self.epoch:
+            elif peer is None or header.epoch != self.epoch or place not in (None, peer.place):
                 raise CorruptMessage("a frame from a peer that has not said hello")
             else:
                 was_idle = self._hear(route, peer, header, frame, now)
         finally:
-            if was_idle:
-                if peer is None and place is not None and 0 <= place < len(self._peers):
-                    peer = self._peers[place]
-                if peer is not None and peer.note_idle_frame():
-                    self._reject(route)
+            if was_idle and peer is not None and peer.note_idle_frame():
+                self._reject(route)
         return line
 
     def is_known(self, route: bytes) -> bool:
@@ -248,7 +244,7 @@ class WriterSession:
             peer.ask(hello, host, relay)
             self._connect(peer, route, hello, address, now)
             if relay is not None:
-                peer.attach(Event.SENT_TO_RELAY, now)
+                peer.apply(Event.SENT_TO_RELAY, now)
                 if relay.ring is not None:
                     peer.say(self._welcome(peer))
                 return is_known, None
@@ -403,6 +399,7 @@ class WriterSession:
         elif peer.via is None:
             peer.fall_silent()
             self._die(peer, Event.TIMED_OUT, why, now)
+            self._reject(route)  # its descriptor and frames would stay until the kernel gives up
 
     def moved(self, route: bytes, nbytes: int, now: float) -> None:
         """Its host has received so many bytes more. Not progress for ever: a reader that only
@@ -432,10 +429,12 @@ class WriterSession:
         """Does the clock of any reader run?"""
         return any(peer.link is Link.LOST for peer in self._peers)
 
-    def delay_clocks(self, seconds: float) -> None:
+    def delay_clocks(self, seconds: float, now: float) -> None:
         """For so long no reader could connect, for a reason on this host."""
         for peer in self._peers:
-            peer.delay_clock(seconds)
+            peer.delay_clock(seconds, now)
+        if self._ending_since is not None:
+            self._ending_since = now  # what came meanwhile has yet to be heard
 
     def tick(self, now: float) -> float | None:
         """Does what is due; returns when more is due."""
@@ -504,13 +503,12 @@ class WriterSession:
 
     def is_stuck(self, now: float) -> bool:
         """Has no unfinished reader made progress for too long? A reader without a connection has
-        its own bound, after which it counts as dead."""
+        its own bound, after which it counts as dead, and one more if it proves its key again."""
         waiting = self.unfinished()
-        if any(peer.link is Link.LOST for peer in waiting):
-            return False
+        bounds = 3 if any(peer.link is Link.LOST for peer in waiting) else 1
         since = self._ending_since if self._ending_since is not None else now
         latest = max((peer.last_progress for peer in waiting), default=now)
-        return now - max(since, latest) >= self._options.liveness
+        return now - max(since, latest) >= bounds * self._options.liveness
 
     # Life and death ---------------------------------------------------------------------------
 
