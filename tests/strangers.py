@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -155,10 +156,16 @@ def oversizing(_link: Link, handle: Handle, count: int) -> int:
 
 
 def dealer_of(
-    context: "zmq.Context[zmq.Socket[bytes]]", handle: Handle, secret: str | None, server_key: str
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    handle: Handle,
+    secret: str | None,
+    server_key: str,
+    *options: tuple[int, Any],
 ) -> "zmq.Socket[bytes]":
     """A reader's socket, made by a stranger; without a secret it makes up a key."""
     dealer = context.socket(zmq.DEALER)
+    for option, value in options:
+        dealer.set(option, value)
     dealer.set(zmq.LINGER, 0)
     dealer.set(zmq.RCVTIMEO, int(PATIENCE * 1000))
     if server_key:

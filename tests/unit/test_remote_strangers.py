@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ import zmq
 
 from memlane import AccessRefused, Handle, MessageQueue
 from memlane._net import sockets
+from memlane._net.tcp import Connection
 from memlane.broadcast.protocol import frames as wire
 from memlane.broadcast.protocol.writer_session import WriterSession
 from tests import strangers
 from tests.harness import PATIENCE, Aside, holdings, start, until
 from tests.queues import refuses
 from tests.remote.test_remote_deaths import numbered, read_numbered
-from tests.remotes import address_of, remote_queue, remote_writer, start_remote_reader
+from tests.remotes import HERE, address_of, remote_queue, remote_writer, start_remote_reader
 from tests.strangers import dealer_of, hello
 
 STRANGERS = int(os.environ.get("MEMLANE_SOAK_STRANGERS", "40"))
@@ -197,11 +198,13 @@ def test_strangers_while_the_writer_is_busy() -> None:
 
 
 @contextmanager
-def knocking(handle: Handle, secret: str | None = None) -> Iterator["zmq.Socket[bytes]"]:
+def knocking(
+    handle: Handle, secret: str | None = None, *options: tuple[int, Any]
+) -> Iterator["zmq.Socket[bytes]"]:
     """A stranger's socket, and its context."""
     with (
         zmq.Context() as context,
-        dealer_of(context, handle, secret, handle.remote_server_key) as d,
+        dealer_of(context, handle, secret, handle.remote_server_key, *options) as d,
     ):
         yield d
 
@@ -296,3 +299,66 @@ def test_strangers_of_an_insecure_queue() -> None:
         writer.enqueue(1)
         assert reader.dequeue(PATIENCE) == 1
         assert [row.state for row in writer.statistics().readers] == ["running"]
+
+
+def test_a_key_on_the_connection_of_another() -> None:
+    """A peer chooses the name of its connection: it does not speak for whoever had that before."""
+    with remote_writer(2, remote_liveness=5.0) as writer:
+        handles = [writer.export_handle(rank) for rank in range(2)]
+        secrets = [handle.remote_reader_keys[0] for handle in handles]
+        with knocking(handles[0], secrets[0]) as lost:
+            lost.send(hello(handles[0], 0))
+            epoch = wire.header_of(lost.recv()).epoch
+            route = writer._writer.session._peers[0].route  # type: ignore[union-attr]
+            writer.enqueue("message")
+        until(lambda: writer.statistics().readers[0].state == "unknown")
+        with knocking(handles[1], secrets[1], (zmq.ROUTING_ID, route)) as other:
+            other.send(wire.control(wire.Header(wire.What.ACK, epoch, 1)))
+            other.send(hello(handles[1], 1, number=1))
+            other.recv()
+            assert writer.statistics().readers[0].behind == 1
+
+
+def test_a_key_that_does_not_read_why_it_is_refused() -> None:
+    """On a second connection, while it reads everything on the first."""
+    with remote_writer(2) as writer:
+        handle = writer.export_handle(0)
+        once = ((zmq.RCVHWM, 1), (zmq.RCVBUF, 4096), (zmq.RECONNECT_IVL, -1))
+        with (
+            knocking(handle, handle.remote_reader_keys[0]) as first,
+            knocking(handle, handle.remote_reader_keys[0], *once) as second,
+        ):
+            first.send(hello(handle, 0))
+            ask = wire.control(wire.Header(wire.What.ASK, wire.header_of(first.recv()).epoch))
+            again = hello(handle, 0).replace(b"s" * 16, b"t" * 16)  # the place is taken
+            second.send(again)
+            for _ in range(1000):
+                with suppress(zmq.Again):
+                    for _ in range(100):
+                        second.send(again, zmq.NOBLOCK)
+                first.send(ask)
+                first.recv()
+                if len(writer._writer.transport.descriptors) == 2:  # type: ignore[union-attr]
+                    return  # the port, and the first connection
+            pytest.fail("its answers are kept without a bound")
+
+
+def test_a_connection_is_shut_by_what_it_is() -> None:
+    """And not by its number, which may be a newer one's."""
+    with remote_writer() as writer, socket.create_server((HERE, 0)) as listener:
+        transport: Any = writer._writer.transport  # type: ignore[union-attr]
+
+        def pair() -> tuple[socket.socket, socket.socket]:
+            there = socket.create_connection(listener.getsockname())
+            return listener.accept()[0], there
+
+        (old, old_peer), (new, new_peer) = pair(), pair()
+        with old, old_peer, new, new_peer, writer._writer.lock:  # type: ignore[union-attr]
+            transport.connections[b"old"] = Connection(old.fileno(), transport.spare)
+            os.dup2(new.fileno(), old.fileno())
+            transport.descriptors.note(old.fileno())
+            transport.shut(b"old")
+            del transport.connections[b"old"]
+            transport.descriptors.forget(old.fileno())
+            new_peer.sendall(b"alive")
+            assert old.recv(5) == b"alive"
