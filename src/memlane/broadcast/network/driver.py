@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zmq
@@ -191,6 +191,7 @@ class NetworkEnd(ABC):
         the middle of it, the end is closed once the lock is free. Yields whether the operation may
         send and receive: not in a signal handler that has interrupted this thread doing so."""
         is_free = not self.lock._is_owned()  # type: ignore[attr-defined]
+        self.check()  # before: in a forked child, the lock may be a thread's that is not there
         try:
             with self.lock:
                 self.check()
@@ -225,9 +226,9 @@ class NetworkEnd(ABC):
         if self._is_freed or self._generation != fork_generation():
             self._closed = True
             return
-        self._closing = True
-        with suppress(OSError):
+        if not self._closing:  # or another thread may have closed that descriptor by now
             os.eventfd_write(self._closing_event, 1)
+            self._closing = True
         me = threading.get_ident()
         if me in (self.turn.thread, self._ender):
             return  # in a signal handler: the interrupted call closes it
