@@ -32,8 +32,8 @@ demo-hosts: $(VENV)/.installed
 
 # On two cores four at once, as many tests wait; the longest first.
 test: $(VENV)/.tools
-	$(MAKE) --no-print-directory -j4 --output-sync=line test-fault test-remote test-crash test-engines test-examples test-sessions \
-	    native-test fuzz-test test-unit test-property test-house test-docs
+	$(MAKE) --no-print-directory -j4 --output-sync=line test-remote test-fault test-crash test-engines test-examples test-sessions \
+	    native-test test-local fuzz-test test-unit test-property test-house test-docs
 
 # One folder of tests, with a /dev/shm of its own.
 test-%: $(VENV)/.tools
@@ -102,7 +102,7 @@ fuzz-test: fuzz
 lint: $(VENV)/.tools
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(PY) -m mypy src tests/harness examples benchmarks verification
+	$(PY) -m mypy src tests/support examples benchmarks verification
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/lint-imports --config tests/house/protocol.importlinter
 
@@ -127,7 +127,7 @@ soak: $(VENV)/.tools native-test
 	MEMLANE_SOAK_KILLS=10000 MEMLANE_SOAK_STOPS=2000 MEMLANE_SOAK_PUTS=100000 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_soak_kills.py tests/fault/test_soak_stops.py tests/fault/test_soak_puts.py
 	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
-	    tests/remote/test_remote_soak.py tests/remote/test_remote_cable.py tests/unit/test_remote_strangers.py \
+	    tests/remote/test_remote_soak.py tests/remote/test_remote_cable.py tests/remote/test_remote_strangers.py \
 	    tests/remote/test_remote_ends.py
 	MEMLANE_EXAMPLES=1000000 $(PY) -m pytest -q tests/sessions
 	MEMLANE_SOAK_ATTACK=60 $(PY) -m pytest -q --durations=10 tests/remote/test_remote_costs.py

@@ -18,15 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from tests.harness import (
-    METHODS,
-    children_of,
-    dismiss,
-    holdings,
-    network_refusal,
-    reap,
-    surplus,
-)
+from tests.support import METHODS, children_of, dismiss, holdings, network_refusal, reap, surplus
 
 settings.register_profile("memlane", database=None, deadline=None)
 settings.load_profile("memlane")

@@ -73,7 +73,7 @@ test $# -gt 0 || set -- tests/unit tests/property tests/fault tests/remote tests
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 if [ "$kind" = thread ]; then
     set -- "$@" --ignore=tests/remote
-    for file in $(grep -rlE 'zmq|tests\.(remotes|relays|groups)|engine\.hosts' --include='test_*.py' tests); do
+    for file in $(grep -rlE 'zmq|tests\.support\.(remote_queues|proxies|groups)|engine\.hosts' --include='test_*.py' tests); do
         set -- "$@" "--ignore=$file"
     done
     # Its caller writes to memory that is being read, on purpose.

@@ -5,8 +5,8 @@ from typing import Any
 
 from memlane import ShmRingBuffer
 from tests.crash.survivors import leaving_nothing
-from tests.harness import Doomed, Hooks, Link, Passage, Spot
-from tests.queues import SHM, name_in, segments, start_writer, sweep
+from tests.support import Doomed, Hooks, Link, Passage, Spot
+from tests.support.queues import SHM, name_in, segments, start_writer, sweep
 
 Begin = Callable[..., Any]
 

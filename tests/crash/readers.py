@@ -17,8 +17,8 @@ from tests.crash.survivors import (
     take,
 )
 from tests.crash.writers import has_closed
-from tests.harness import PATIENCE, Doomed, Hooks, Link, Passage, Spot
-from tests.queues import start_writer
+from tests.support import PATIENCE, Doomed, Hooks, Link, Passage, Spot
+from tests.support.queues import start_writer
 
 Begin = Callable[..., Any]
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.crash.survivors import leaving_nothing
-from tests.harness import Doomed, Hooks, Link, Passage, Remote, Spot
-from tests.regions import PAGE, mapped, new_id, path_of, region_of, start_region
+from tests.support import Doomed, Hooks, Link, Passage, Remote, Spot
+from tests.support.regions import PAGE, mapped, new_id, path_of, region_of, start_region
 
 Begin = Callable[..., Any]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from memlane import ObjectGone, ShmObjectStorageHandle
 from tests.crash.survivors import leaving_nothing
-from tests.harness import Doomed, Hooks, Link, Passage, Remote, Spot, start
-from tests.queues import refuses, segments
-from tests.stores import BytesSerde, Place, Ring, Storage, fill, reading
+from tests.support import Doomed, Hooks, Link, Passage, Remote, Spot, start
+from tests.support.queues import refuses, segments
+from tests.support.stores import BytesSerde, Place, Ring, Storage, fill, reading
 
 Begin = Callable[..., Any]
 OBJECTS = 4

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from memlane import Closed, Handle, MemlaneError, MessageQueue, ReaderDied, WriterDied
-from tests.harness import PATIENCE, Doomed, Remote, holdings, surplus
-from tests.queues import BOUND, SHM, name_in, start_reader
+from tests.support import PATIENCE, Doomed, Remote, holdings, surplus
+from tests.support.queues import BOUND, SHM, name_in, start_reader
 
 CHUNK = 8192
 CHUNKS = 3

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from memlane import _native
-from tests.harness import (
+from tests.support import (
     Crash,
     Hooks,
     Link,

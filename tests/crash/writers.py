@@ -14,8 +14,8 @@ from tests.crash.survivors import (
     locks_on,
     message,
 )
-from tests.harness import PATIENCE, Doomed, Hooks, Link, Passage, Spot
-from tests.queues import BOUND, start_reader
+from tests.support import PATIENCE, Doomed, Hooks, Link, Passage, Spot
+from tests.support.queues import BOUND, start_reader
 
 Begin = Callable[..., Any]
 

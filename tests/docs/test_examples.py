@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.manual import Program, programs
-from tests.harness import PATIENCE
+from tests.support import PATIENCE
 
 PROGRAMS = programs()
 

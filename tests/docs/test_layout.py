@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memlane import MessageQueue, ShmRingBuffer
 from tests.docs.manual import ROOT, programs
-from tests.harness import PATIENCE
+from tests.support import PATIENCE
 
 
 def reader(folder: Path, ring: ShmRingBuffer | None, count: int) -> subprocess.Popen[bytes]:

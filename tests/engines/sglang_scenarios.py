@@ -11,7 +11,7 @@ from typing import Any
 import tests.engines.scenario  # noqa: F401  # spawned processes find SGLang's modules, too
 from memlane import MessageQueue
 from tests.engines.ports import free_ports
-from tests.harness import PATIENCE
+from tests.support import PATIENCE
 
 spawn = multiprocessing.get_context("spawn")
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from examples.lab import Cable, Host
 
-from tests.harness import PATIENCE
-from tests.queues import segments
+from tests.support import PATIENCE
+from tests.support.queues import segments
 
 DRIVER = Path(__file__).parent / "ray_driver.py"
 RAY = Path(sys.executable).parent / "ray"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.engines import running
 from tests.engines.running import RELEASES
-from tests.harness import private_shm, unshare_refusal
+from tests.support import private_shm, unshare_refusal
 
 STORE = {"MEMLANE_VLLM": "store"}
 run = partial(running.run, file="vllm_stores")

@@ -25,8 +25,8 @@ import torch
 import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's modules, too
 from memlane import testing
 from memlane.engines.vllm import register
-from tests.harness import PATIENCE
-from tests.regions import populated_pages
+from tests.support import PATIENCE
+from tests.support.regions import populated_pages
 
 # Each process is new, but does not have to import torch.
 fresh = multiprocessing.get_context("forkserver")

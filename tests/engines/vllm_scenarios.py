@@ -20,7 +20,7 @@ from memlane import InvalidArgument, RankTaken, ReaderDied, TimedOut
 from memlane.engines.vllm import register
 from tests.engines.ports import free_ports
 from tests.engines.sides import received_only_where_switched_on
-from tests.harness import PATIENCE
+from tests.support import PATIENCE
 
 spawn = multiprocessing.get_context("spawn")
 BROADCAST = "vllm.distributed.device_communicators.shm_broadcast"

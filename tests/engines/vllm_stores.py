@@ -18,7 +18,7 @@ import tests.engines.scenario  # noqa: F401  # spawned processes find vLLM's mod
 from memlane import InvalidArgument, ObjectGone, SegmentMissing
 from memlane.engines.vllm import register
 from tests.engines.stores import item, same
-from tests.harness import PATIENCE
+from tests.support import PATIENCE
 
 spawn = multiprocessing.get_context("spawn")
 SHM = Path("/dev/shm")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.harness import PATIENCE
+from tests.support import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMPTS = [b"2 + 2 =", "Grüße aus München".encode(), b"E", b"To be, or not to be:"]

@@ -22,7 +22,7 @@ from tests.examples.demo import (
     without_codes,
     write_prompts,
 )
-from tests.harness import (
+from tests.support import (
     PATIENCE,
     children_of,
     own_pid_namespace,

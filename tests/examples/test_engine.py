@@ -19,7 +19,7 @@ from engine.model import Batch, ModelConfig, Shard, combine, elect
 from engine.reference import run_reference
 from memlane import MessageQueue
 from tests.examples.demo import PROMPTS, command, complaints, environment, run, write_prompts
-from tests.harness import PATIENCE
+from tests.support import PATIENCE
 
 CONFIG = ModelConfig()
 BLOCKS = 64

@@ -18,7 +18,7 @@ from tests.examples.demo import (
     without_codes,
     write_prompts,
 )
-from tests.harness import unshare_refusal
+from tests.support import unshare_refusal
 
 
 def run(*arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

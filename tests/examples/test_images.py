@@ -18,7 +18,7 @@ from memlane import StoreFull
 from tests.examples.demo import PROMPTS, run, write_prompts
 from tests.examples.test_engine import BLOCKS, CONFIG, batcher, compute, decision, generated
 from tests.examples.test_trace import GOOD, replay, write_trace
-from tests.harness import start
+from tests.support import start
 
 FIRST, SECOND = (3 * side * side for side in SIDES[:2])
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import lab
-from tests.harness import PATIENCE, Link, Neighbour, neighbour, start, until
+from tests.support import PATIENCE, Link, start, until
+from tests.support.hosts import Neighbour, neighbour
 
 pytestmark = pytest.mark.hosts
 

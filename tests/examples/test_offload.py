@@ -16,7 +16,7 @@ from engine.reference import run_reference
 from memlane import MessageQueue
 from tests.examples.demo import PROMPTS, run, write_prompts
 from tests.examples.test_engine import CONFIG, compute
-from tests.regions import new_id
+from tests.support.regions import new_id
 
 WORKERS = 3
 """Eight heads: not all workers hold as many."""

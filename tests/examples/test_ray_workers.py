@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.queues import segments
+from tests.support.queues import segments
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_workers.py"
 

@@ -17,7 +17,7 @@ from engine.progress import Progress
 from engine.scheduler import Engine
 from engine.trace import TOKEN_SCALES, Scale, TraceError, TraceLine, read_trace, requests_of
 from tests.examples.demo import run
-from tests.harness import Link, start
+from tests.support import Link, start
 
 TRACES = os.environ.get("MEMLANE_TRACES")
 """A folder of real traces, if there is one."""

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from memlane import Closed, ConcurrentUse, MessageQueue, WriterDied
-from tests.harness import Aside, Link, start
-from tests.queues import refuses
-from tests.stores import BytesSerde, Ring, Storage
+from tests.support import Aside, Link, start
+from tests.support.queues import refuses
+from tests.support.stores import BytesSerde, Ring, Storage
 
 
 def use(end: MessageQueue, go: threading.Barrier) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memlane import InvalidArgument, copy_blocks
-from tests.harness import PATIENCE, Aside, Link, start
+from tests.support import PATIENCE, Aside, Link, start
 
 MIB = 1 << 20
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, WriterDied
-from tests.harness import PATIENCE, Link, start
-from tests.queues import BOUND, refuses, sweep
+from tests.support import PATIENCE, Link, start
+from tests.support.queues import BOUND, refuses, sweep
 
 KEPT: list[object] = []
 

@@ -15,8 +15,7 @@ import pytest
 
 from memlane import MemlaneError, SegmentExists, SegmentRefused, ShmExhausted, SystemFault
 from tests.crash.test_every_point import ROOT, hooked
-from tests.fault.starts import SCENARIOS
-from tests.harness import (
+from tests.support import (
     PATIENCE,
     FailingCalls,
     Failure,
@@ -28,7 +27,8 @@ from tests.harness import (
     start,
     unshare_refusal,
 )
-from tests.queues import queue_of
+from tests.support.queues import queue_of
+from tests.support.starts import SCENARIOS
 
 pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
 SHIM = ROOT / "build/hooks/libfailing_calls.so"

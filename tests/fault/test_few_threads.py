@@ -13,9 +13,9 @@ import pytest
 
 from memlane import MessageQueue, SystemFault
 from memlane.groups import TcpGroup
-from tests.harness import Link, start
-from tests.regions import new_id, region_of
-from tests.remotes import HERE
+from tests.support import Link, start
+from tests.support.regions import new_id, region_of
+from tests.support.remote_queues import HERE
 
 NOBODY = 65534
 Begin = Callable[[], None]

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, ShmRingBuffer, WriterDied, WrongProcess
-from tests.harness import Aside, Link, Peer, start
-from tests.queues import (
+from tests.support import Aside, Link, Peer, start
+from tests.support.queues import (
     BOUND,
     drain,
     fill,

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from memlane import Closed, MessageQueue, WrongProcess
-from tests.harness import Aside
-from tests.queues import queue_of
+from tests.support import Aside
+from tests.support.queues import queue_of
 
 
 class ForksWhenPickled:

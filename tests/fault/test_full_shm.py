@@ -26,7 +26,7 @@ from memlane import (
     TimedOut,
     ViewInUse,
 )
-from tests.harness import (
+from tests.support import (
     PATIENCE,
     Alarm,
     Aside,
@@ -36,7 +36,7 @@ from tests.harness import (
     start,
     unshare_refusal,
 )
-from tests.queues import (
+from tests.support.queues import (
     BOUND,
     drain,
     file_of,

@@ -27,9 +27,9 @@ from memlane import (
     SingleWriterShmRingBuffer,
 )
 from tests.fuzz.records import whole
-from tests.harness import Link, start
-from tests.queues import SHM, path_of, queue_of, refuses
-from tests.stores import BytesSerde, store_of
+from tests.support import Link, start
+from tests.support.queues import SHM, path_of, queue_of, refuses
+from tests.support.stores import BytesSerde, store_of
 
 PAGE = 4096
 TRAILER_END, SECTION_COUNT, SECTIONS = 24, 68, 256

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from memlane import MessageQueue, WriterDied
-from tests.harness import PATIENCE, Aside, Remote, is_sanitized
-from tests.queues import BOUND, start_reader, start_writer
+from tests.support import PATIENCE, Aside, Remote, is_sanitized
+from tests.support.queues import BOUND, start_reader, start_writer
 
 IDLE = 5.0
 SHARE = 0.005

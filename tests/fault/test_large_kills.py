@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from memlane import Closed, Handle, MessageQueue, ReaderDied, ViewInUse, WriterDied
-from tests.harness import PATIENCE, Aside, Link, Peer, start
-from tests.queues import BOUND, file_of, refuses, start_reader, sweep
+from tests.support import PATIENCE, Aside, Link, Peer, start
+from tests.support.queues import BOUND, file_of, refuses, start_reader, sweep
 
 KILLS = int(os.environ.get("MEMLANE_SOAK_KILLS", "200")) // 10
 pytestmark = pytest.mark.soak(seconds=60 + 10 * KILLS)

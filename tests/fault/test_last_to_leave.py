@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from memlane import MessageQueue, ShmRingBuffer, WriterDied
-from tests.harness import Aside, Link, Peer, start
-from tests.queues import SHM, segments, start_writer
-from tests.stores import BytesSerde, Ring, Storage
+from tests.support import Aside, Link, Peer, start
+from tests.support.queues import SHM, segments, start_writer
+from tests.support.stores import BytesSerde, Ring, Storage
 
 SURVIVORS = 2
 DEADLY = [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, ReaderDied, WriterDied
-from tests.harness import PATIENCE, Aside, Link, start
-from tests.queues import BOUND, file_of, refuses, start_reader, sweep
+from tests.support import PATIENCE, Aside, Link, start
+from tests.support.queues import BOUND, file_of, refuses, start_reader, sweep
 
 MIB = 1 << 20
 SIZE = 4 * MIB

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import PATIENCE, is_sanitized, unshare_refusal
+from tests.support import PATIENCE, is_sanitized, unshare_refusal
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 

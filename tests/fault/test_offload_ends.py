@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memlane import Closed, WrongProcess
-from tests.harness import PATIENCE, Aside, Link, is_sanitized, start
-from tests.regions import Region, new_id, path_of, region_of
+from tests.support import PATIENCE, Aside, Link, is_sanitized, start
+from tests.support.regions import Region, new_id, path_of, region_of
 
 MIB = 1 << 20
 ROUNDS = 25

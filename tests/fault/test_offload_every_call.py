@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from memlane import TimedOut
-from tests.harness import Link, Peer, start
-from tests.regions import new_id, path_of, region_of
+from tests.support import Link, Peer, start
+from tests.support.regions import new_id, path_of, region_of
 
 STEP = int(os.environ.get("MEMLANE_SOAK_CALLS", "3"))
 _TRACEME, _DETACH, _SYSCALL, _SETOPTIONS = 0, 17, 24, 0x4200

@@ -7,9 +7,9 @@ import pytest
 
 from memlane import ShmExhausted
 from memlane._native import Population, RegionFile
-from tests.harness import Link, holdings, private_shm, start, surplus, unshare_refusal
-from tests.queues import refuses
-from tests.regions import PAGE, file_of, new_id, path_of, region_of, without_populate
+from tests.support import Link, holdings, private_shm, start, surplus, unshare_refusal
+from tests.support.queues import refuses
+from tests.support.regions import PAGE, file_of, new_id, path_of, region_of, without_populate
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 MIB = 1 << 20

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from tests.harness import Link, Peer, PeerGone, start
-from tests.queues import BOUND
-from tests.regions import PAGE, new_id, path_of, region_of
+from tests.support import Link, Peer, PeerGone, start
+from tests.support.queues import BOUND
+from tests.support.regions import PAGE, new_id, path_of, region_of
 
 ROUNDS = int(os.environ.get("MEMLANE_SOAK_REGIONS", "40"))
 BLOCKS = 64

@@ -13,17 +13,17 @@ import time
 import pytest
 
 from memlane import ShmExhausted, TimedOut
-from tests.harness import (
-    PATIENCE,
-    Aside,
-    Link,
-    Peer,
-    private_shm,
-    start,
-    unshare_refusal,
+from tests.support import PATIENCE, Aside, Link, Peer, private_shm, start, unshare_refusal
+from tests.support.queues import BOUND, refuses
+from tests.support.regions import (
+    PAGE,
+    file_of,
+    half_created,
+    new_id,
+    path_of,
+    region_of,
+    start_region,
 )
-from tests.queues import BOUND, refuses
-from tests.regions import PAGE, file_of, half_created, new_id, path_of, region_of, start_region
 
 RACES = int(os.environ.get("MEMLANE_SOAK_RACES", "15"))
 RACERS = 8

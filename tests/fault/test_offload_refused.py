@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memlane import SegmentRefused, ShmExhausted, WrongProcess
-from tests.harness import (
+from tests.support import (
     NO_FILES,
     PATIENCE,
     Link,
@@ -20,8 +20,8 @@ from tests.harness import (
     surplus,
     unshare_refusal,
 )
-from tests.queues import refuses
-from tests.regions import PAGE, mapped, new_id, path_of, region_of
+from tests.support.queues import refuses
+from tests.support.regions import PAGE, mapped, new_id, path_of, region_of
 
 NOBODY = 65534
 
@@ -125,7 +125,7 @@ def test_live_region_of_another_implementation() -> None:
 
 ELSEWHERE = """
 import sys
-from tests.regions import region_of
+from tests.support.regions import region_of
 try:
     region_of(sys.argv[1])
 except PermissionError as error:
@@ -219,7 +219,7 @@ def vm_bytes() -> int:
 
 def test_interrupted_wait() -> None:
     """Ctrl-C ends a start that waits for others, and nothing of it is left."""
-    from tests.regions import half_created
+    from tests.support.regions import half_created
 
     instance = new_id()
     creator = start(half_created, instance)

@@ -6,8 +6,8 @@ Fails without the guard: liveness by pid takes them for dead, or another process
 import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, WriterDied
-from tests.harness import PATIENCE, Aside, own_pid_namespace, unshare_refusal
-from tests.queues import BOUND, fill, refuses, start_reader, start_writer, sweep
+from tests.support import PATIENCE, Aside, own_pid_namespace, unshare_refusal
+from tests.support.queues import BOUND, fill, refuses, start_reader, start_writer, sweep
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from memlane import MessageQueue, ReaderDied
-from tests.harness import PATIENCE, Aside
-from tests.queues import BOUND, drain, fill, refuses, start_reader, start_writer
+from tests.support import PATIENCE, Aside
+from tests.support.queues import BOUND, drain, fill, refuses, start_reader, start_writer
 
 CALLS: dict[str, Callable[[MessageQueue], object]] = {
     "enqueue": lambda writer: writer.enqueue("never"),

@@ -6,8 +6,8 @@ Fails without the guard: two readers that share a flag lose messages to each oth
 import time
 
 from memlane import MessageQueue, RankTaken
-from tests.harness import PATIENCE, Link, start
-from tests.queues import drain, refuses, start_reader
+from tests.support import PATIENCE, Link, start
+from tests.support.queues import drain, refuses, start_reader
 
 
 def try_to_attach(link: Link) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, OutOfMemory, ShmExhausted
-from tests.harness import Link, Peer, start
-from tests.queues import path_of, queue_of
+from tests.support import Link, Peer, start
+from tests.support.queues import path_of, queue_of
 
 CHUNK, CHUNKS, READERS = 256, 2, 2
 TRAILER = (CHUNK + 1 + READERS) * CHUNKS

@@ -18,9 +18,9 @@ from memlane import MemlaneError, MessageQueue, MsgpackSerde, ShmObjectStorageHa
 from memlane.store import _wire
 from tests.fault.test_scribbling import limit_memory
 from tests.fuzz.records import whole
-from tests.harness import Link, start
-from tests.queues import SHM, path_of
-from tests.stores import Place, Storage, store_of
+from tests.support import Link, start
+from tests.support.queues import SHM, path_of
+from tests.support.stores import Place, Storage, store_of
 
 TRIES = 300
 CHUNK = 8192

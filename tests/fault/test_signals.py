@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from memlane import Closed, CorruptMessage, MessageQueue
-from tests.harness import Alarm, Aside, Link, alarm_after, start, until_asleep
-from tests.queues import drain, file_of, fill, queue_of, refuses, ring_in
+from tests.support import Alarm, Aside, Link, alarm_after, start, until_asleep
+from tests.support.queues import drain, file_of, fill, queue_of, refuses, ring_in
 
 
 class Interrupted(Exception):

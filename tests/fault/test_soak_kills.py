@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from memlane import Closed, Handle, MessageQueue, ReaderDied, ShmRingBuffer, WriterDied
-from tests.fault.traffic import (
+from tests.support import PATIENCE, Aside, Link, Peer, start
+from tests.support.queues import BOUND, drain, refuses
+from tests.support.traffic import (
     leaving_nothing,
     message,
     read_to_the_end,
     reading,
     write_to_the_end,
 )
-from tests.harness import PATIENCE, Aside, Link, Peer, start
-from tests.queues import BOUND, drain, refuses
 
 KILLS = int(os.environ.get("MEMLANE_SOAK_KILLS", "300"))
 pytestmark = pytest.mark.soak(seconds=60 + KILLS)

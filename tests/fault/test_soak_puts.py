@@ -15,8 +15,8 @@ import pytest
 
 from memlane import Handle, MessageQueue, ShmObjectStorageHandle
 from memlane.store.serde import MsgpackSerde
-from tests.harness import PATIENCE, Link, is_sanitized, start
-from tests.stores import Ring, Storage
+from tests.support import PATIENCE, Link, is_sanitized, start
+from tests.support.stores import Ring, Storage
 
 PUTS = int(os.environ.get("MEMLANE_SOAK_PUTS", "2000"))
 READERS = 4

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from memlane import Closed, MessageQueue
-from tests.fault.traffic import leaving_nothing, message, reading
-from tests.harness import PATIENCE, Link, start
+from tests.support import PATIENCE, Link, start
+from tests.support.traffic import leaving_nothing, message, reading
 
 STOPS = int(os.environ.get("MEMLANE_SOAK_STOPS", "60"))
 STOPS_OF_A_QUEUE = 20

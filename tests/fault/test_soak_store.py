@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from memlane import ShmObjectStorageHandle, StoreFull
-from tests.harness import PATIENCE, Link, Peer, start, until
-from tests.stores import BytesSerde, Place, Ring, Storage
+from tests.support import PATIENCE, Link, Peer, start, until
+from tests.support.stores import BytesSerde, Place, Ring, Storage
 
 SECONDS = float(os.environ.get("MEMLANE_SOAK_SECONDS", "2"))
 READERS = 3

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from memlane import MessageQueue, SegmentRefused, ShmRingBuffer
-from tests.harness import NO_FILES, Link, start
-from tests.queues import path_of, refuses, ring_in, start_reader
+from tests.support import NO_FILES, Link, start
+from tests.support.queues import path_of, refuses, ring_in, start_reader
 
 NOBODY = 65534
 

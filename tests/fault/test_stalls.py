@@ -14,16 +14,8 @@ import numpy as np
 import pytest
 
 from memlane import Closed, Handle, MessageQueue, ReaderDied, TimedOut, WriterDied
-from tests.harness import (
-    Aside,
-    Link,
-    Peer,
-    own_pid_namespace,
-    start,
-    unshare_refusal,
-    until,
-)
-from tests.queues import drain, fill, queue_of, start_reader, start_writer
+from tests.support import Aside, Link, Peer, own_pid_namespace, start, unshare_refusal, until
+from tests.support.queues import drain, fill, queue_of, start_reader, start_writer
 
 INTERVAL = 0.3
 WORDS = "No available shared memory broadcast block"

@@ -4,8 +4,8 @@ Fails without the guard: liveness by heartbeats or timeouts would declare a stop
 """
 
 from memlane import MessageQueue
-from tests.harness import Aside
-from tests.queues import BOUND, fill, refuses, start_reader, start_writer
+from tests.support import Aside
+from tests.support.queues import BOUND, fill, refuses, start_reader, start_writer
 
 LONGER = 1.5 * BOUND
 

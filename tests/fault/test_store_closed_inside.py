@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.harness import PATIENCE
+from tests.support import PATIENCE
 
 HEAD = """
 import os, sys, threading, time

@@ -11,16 +11,9 @@ from typing import Any
 import pytest
 
 from memlane import RankTaken, SegmentMissing, ShmObjectStorageHandle
-from tests.harness import Link, Remote, serve, start, until
-from tests.queues import BOUND, refuses, segments, sweep
-from tests.stores import (
-    BytesSerde,
-    Ring,
-    Storage,
-    fill,
-    start_store_reader,
-    store_of,
-)
+from tests.support import Link, Remote, serve, start, until
+from tests.support.queues import BOUND, refuses, segments, sweep
+from tests.support.stores import BytesSerde, Ring, Storage, fill, start_store_reader, store_of
 
 ONE = bytes(52)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from memlane import MemlaneError, WrongProcess
-from tests.harness import Link, start
-from tests.queues import refuses
-from tests.stores import (
+from tests.support import Link, start
+from tests.support.queues import refuses
+from tests.support.stores import (
     BytesSerde,
     Place,
     Ring,

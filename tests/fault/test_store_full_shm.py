@@ -10,9 +10,9 @@ import pytest
 
 from memlane import ShmExhausted
 from tests.fault.test_full_shm import MIB, exhausted, full, used
-from tests.harness import Link, private_shm, start, unshare_refusal
-from tests.queues import refuses, segments
-from tests.stores import BytesSerde, Ring, Storage
+from tests.support import Link, private_shm, start, unshare_refusal
+from tests.support.queues import refuses, segments
+from tests.support.stores import BytesSerde, Ring, Storage
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 

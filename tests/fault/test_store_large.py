@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from tests.harness import Link, private_shm, start, unshare_refusal
-from tests.queues import refuses
-from tests.stores import BytesSerde, Ring, Storage
+from tests.support import Link, private_shm, start, unshare_refusal
+from tests.support.queues import refuses
+from tests.support.stores import BytesSerde, Ring, Storage
 
 pytestmark = [
     pytest.mark.skipif("MEMLANE_SOAK_LARGE" not in os.environ, reason="for `make soak`"),

@@ -14,9 +14,18 @@ import numpy as np
 import pytest
 
 from memlane import MemlaneError, ObjectGone, ShmObjectStorageHandle
-from tests.harness import Link, start, until
-from tests.queues import refuses
-from tests.stores import BytesSerde, Paced, Place, Ring, Storage, fill, start_store_reader, store_of
+from tests.support import Link, start, until
+from tests.support.queues import refuses
+from tests.support.stores import (
+    BytesSerde,
+    Paced,
+    Place,
+    Ring,
+    Storage,
+    fill,
+    start_store_reader,
+    store_of,
+)
 
 ONE = bytes(52)
 

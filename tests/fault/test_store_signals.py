@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from memlane import InvalidArgument, StoreFull
-from tests.harness import Alarm, Link, alarm_after, start
-from tests.stores import BytesSerde, Ring, Storage, store_of
+from tests.support import Alarm, Link, alarm_after, start
+from tests.support.stores import BytesSerde, Ring, Storage, store_of
 
 ROUNDS = 4
 STEPS = 250

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from memlane import ShmObjectStorageHandle
-from tests.harness import Link, start
-from tests.queues import BOUND, refuses
-from tests.stores import Paced, Storage, start_store_reader, store_of
+from tests.support import Link, start
+from tests.support.queues import BOUND, refuses
+from tests.support.stores import Paced, Storage, start_store_reader, store_of
 
 SECONDS = float(os.environ.get("MEMLANE_SOAK_SECONDS", "1.5"))
 pytestmark = pytest.mark.soak(seconds=int(60 + 3 * SECONDS))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from memlane import MessageQueue, ShmRingBuffer
-from tests.harness import Link, Peer, own_pid_namespace, start, unshare_refusal
-from tests.queues import SHM, name_in, path_of, segments, start_reader, start_writer, sweep
-from tests.stores import Ring
+from tests.support import Link, Peer, own_pid_namespace, start, unshare_refusal
+from tests.support.queues import SHM, name_in, path_of, segments, start_reader, start_writer, sweep
+from tests.support.stores import Ring
 
 
 def create_queue() -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, ViewInUse
-from tests.harness import PATIENCE, Aside, until
-from tests.queues import queue_of, refuses
+from tests.support import PATIENCE, Aside, until
+from tests.support.queues import queue_of, refuses
 
 ARRAY = np.arange(2000)
 LARGE = np.arange(50_000)

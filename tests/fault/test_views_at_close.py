@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from memlane import Closed, MessageQueue, ReaderDied, ShmRingBuffer, WriterDied
-from tests.harness import Aside, holdings, surplus
-from tests.queues import (
+from tests.support import Aside, holdings, surplus
+from tests.support.queues import (
     BOUND,
     fill,
     path_of,

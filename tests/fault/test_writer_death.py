@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from memlane import MessageQueue, WriterDied
-from tests.harness import Aside, Remote
-from tests.queues import BOUND, fill, refuses, start_reader, start_writer, sweep
+from tests.support import Aside, Remote
+from tests.support.queues import BOUND, fill, refuses, start_reader, start_writer, sweep
 
 
 def write_half(queue: MessageQueue) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import EXAMPLES, ROOT
-from tests.harness import unshare_refusal
+from tests.support import unshare_refusal
+from tests.support.documents import EXAMPLES, ROOT
 
 # The first word is an empty folder, all others the command.
 PLACES = {

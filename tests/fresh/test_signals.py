@@ -17,7 +17,7 @@ import pytest
 
 from memlane import MessageQueue
 from tests.examples.demo import PROMPTS, Terminal, terminal, without_codes, write_prompts
-from tests.harness import PATIENCE, until
+from tests.support import PATIENCE, until
 
 ROUNDS = int(os.environ.get("MEMLANE_FRESH_SIGNALS", "5"))
 KEYS = {signal.SIGINT: b"\x03", signal.SIGQUIT: b"\x1c"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import nanobind
 import pytest
 
-from tests.harness import unshare_refusal
+from tests.support import unshare_refusal
 
 ROOT = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent  # cmake and ninja are in the environment, no compiler is

@@ -20,7 +20,7 @@ CHECKERS = {
         "examples",
         "benchmarks",
         "verification",
-        "tests/harness",
+        "tests/support",
     ],
     "import-linter": [BIN / "lint-imports"],
     "import-linter, sessions": [

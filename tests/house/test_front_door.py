@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import EXAMPLES, ROOT
-from tests.harness import PATIENCE, private_shm, unshare_refusal
+from tests.support import PATIENCE, private_shm, unshare_refusal
+from tests.support.documents import EXAMPLES, ROOT
 
 
 def run_example(text: str, folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memlane import LayoutMismatch, SharedOffloadRegion
-from tests.queues import refuses
-from tests.regions import mapped, new_id, path_of, region_of
+from tests.support.queues import refuses
+from tests.support.regions import mapped, new_id, path_of, region_of
 
 MOST = 4
 

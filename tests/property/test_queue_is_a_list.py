@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlane import Cancelled, Closed, CorruptMessage, MessageQueue, TimedOut
-from tests.queues import flags, queue_of, ring_in
+from tests.support.queues import flags, queue_of, ring_in
 
 PAYLOADS = (
     st.none()
@@ -226,7 +226,7 @@ def test_a_closed_queue_is_read_to_its_end(
 @given(steps=STEPS)
 def test_cancel_and_timeout_never_consume(steps: list[tuple[str, object]]) -> None:
     """A set event and an expired timeout change nothing that is visible to others."""
-    from tests.unit.test_cancel import set_event
+    from tests.support.queues import set_event
 
     cancelled = set_event()
     with queue_of(3, max_chunk_bytes=256, max_chunks=3) as (writer, readers):

@@ -20,7 +20,7 @@ from msgspec import msgpack
 from memlane import CorruptMessage, MemlaneError
 from memlane.store import _wire
 from memlane.store.serde import MsgpackSerde
-from tests.serdes import MSGPACK, exact, in_chunk, laid
+from tests.support.serdes import MSGPACK, exact, in_chunk, laid
 
 with suppress(ImportError):  # or decoding a tensor would import it
     import torch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.serdes import PREAMBLE, both_ways, exact, exported, is_in_use
+from tests.support.serdes import PREAMBLE, both_ways, exact, exported, is_in_use
 
 ZONES = (
     st.none() | st.timezones() | st.just(datetime.timezone(datetime.timedelta(minutes=7), "odd"))

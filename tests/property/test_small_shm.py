@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlane import MessageQueue, ShmExhausted, TimedOut
-from tests.harness import Link, private_shm, start, unshare_refusal
-from tests.queues import queue_of
+from tests.support import Link, private_shm, start, unshare_refusal
+from tests.support.queues import queue_of
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 

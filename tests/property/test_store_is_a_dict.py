@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from memlane import ObjectGone, RankTaken, StoreFull, UnknownKey
 from memlane.store.ring import ID_MAX
-from tests.stores import BytesSerde, Place, Ring, Storage
+from tests.support.stores import BytesSerde, Place, Ring, Storage
 
 KEYS = st.integers(0, 5)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlane import ObjectGone
-from tests.stores import BytesSerde, Place, store_of
+from tests.support.stores import BytesSerde, Place, store_of
 
 SIZE = 2048
 IDS = st.integers(0, 40) | st.integers(-(2**33), 2**33)

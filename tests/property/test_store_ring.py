@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memlane.store.ring import ID_MAX
-from tests.stores import Ring
+from tests.support.stores import Ring
 
 HEADER = 8
 

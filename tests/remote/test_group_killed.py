@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from memlane import MessageQueue
-from tests.harness import PATIENCE, Link, Peer, children_of, reap, start, until
-from tests.queues import segments, start_reader, sweep
+from tests.support import PATIENCE, Link, Peer, children_of, reap, start, until
+from tests.support.queues import segments, start_reader, sweep
 
 
 def group(link: Link, ready: bool) -> None:

@@ -8,9 +8,9 @@ import pytest
 from memlane import MessageQueue, in_the_same_node_as
 from memlane.broadcast import grouping
 from memlane.groups import TcpGroup
-from tests.groups import SECRET, SMALL, groups_of, member, on_ranks
-from tests.harness import PATIENCE, Aside, Link, Peer, private_shm, start, unshare_refusal
-from tests.queues import segments
+from tests.support import PATIENCE, Aside, Link, Peer, private_shm, start, unshare_refusal
+from tests.support.groups import SECRET, SMALL, groups_of, member, on_ranks
+from tests.support.queues import segments
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 

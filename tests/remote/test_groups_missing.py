@@ -11,9 +11,18 @@ import pytest
 from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
 from memlane.broadcast import grouping
 from memlane.groups import TcpGroup, stores
-from tests.groups import KINDS, SECRET, SMALL, errors_of, groups_of, member, on_ranks, queues_over
-from tests.harness import PATIENCE, Aside, Link, start, until
-from tests.queues import segments, sweep
+from tests.support import PATIENCE, Aside, Link, start, until
+from tests.support.groups import (
+    KINDS,
+    SECRET,
+    SMALL,
+    errors_of,
+    groups_of,
+    member,
+    on_ranks,
+    queues_over,
+)
+from tests.support.queues import segments, sweep
 
 create = MessageQueue.create_from_process_group
 SHORT = 1.0

@@ -13,10 +13,9 @@ from memlane import Closed, ConcurrentUse, MessageQueue, WriterClosed
 from memlane._base import lifetime
 from memlane.broadcast.network import transport
 from memlane.broadcast.protocol.frames import What
-from tests.harness import PATIENCE, Alarm, until
-from tests.queues import refuses
-from tests.relays import relayed_queue
-from tests.remotes import remote_queue, remote_writer
+from tests.support import PATIENCE, Alarm, until
+from tests.support.queues import refuses
+from tests.support.remote_queues import relayed_queue, remote_queue, remote_writer
 
 Act = Callable[[], object]
 

@@ -1,6 +1,6 @@
 """Partitions, kills and stops at random, between two network stacks.
 
-Afterwards the histories of all processes are checked (`tests.histories`).
+Afterwards the histories of all processes are checked (`tests.support.histories`).
 
 ``MEMLANE_SOAK_PARTITIONS`` is the number of rounds (default 1).
 """
@@ -16,9 +16,10 @@ import pytest
 
 from memlane import Handle, MessageQueue, ReaderDied, TimedOut
 from memlane.broadcast.network import shared_reader
-from tests.harness import PATIENCE, Link, Peer, neighbour, start
-from tests.histories import SLACK, WRITER, History, Log, Record
-from tests.remotes import remote_writer
+from tests.support import PATIENCE, Link, Peer, start
+from tests.support.histories import SLACK, WRITER, History, Log, Record
+from tests.support.hosts import neighbour
+from tests.support.remote_queues import remote_writer
 
 ROUNDS = int(os.environ.get("MEMLANE_SOAK_PARTITIONS", "1"))
 LIVENESS = 1.0

@@ -16,8 +16,7 @@ import pytest
 
 from memlane import MessageQueue, ReaderDied, WriterDied
 from memlane.groups import TcpGroup
-from tests.groups import SECRET, SMALL, member
-from tests.harness import (
+from tests.support import (
     PATIENCE,
     Aside,
     Link,
@@ -30,8 +29,9 @@ from tests.harness import (
     unshare_refusal,
     until,
 )
-from tests.queues import BOUND, fill, segments
-from tests.relays import relay_of
+from tests.support.groups import SECRET, SMALL, member
+from tests.support.queues import BOUND, fill, segments
+from tests.support.remote_queues import relay_of
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 RANKS = [1, 2, 3]

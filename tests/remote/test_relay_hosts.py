@@ -6,11 +6,16 @@ import time
 import pytest
 
 from memlane import MessageQueue, RankTaken, ReaderDied
-from tests.harness import PATIENCE, unshare_refusal, until
-from tests.hosts import Host, attach_all, hosts
-from tests.queues import BOUND
-from tests.relays import bytes_sent, connections_of, relay_of
-from tests.remotes import LIVENESS, remote_writer
+from tests.support import PATIENCE, unshare_refusal, until
+from tests.support.hosts import Host, attach_all, hosts
+from tests.support.queues import BOUND
+from tests.support.remote_queues import (
+    LIVENESS,
+    bytes_sent,
+    connections_of,
+    relay_of,
+    remote_writer,
+)
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 

@@ -11,17 +11,11 @@ import time
 import pytest
 
 from memlane import MessageQueue, ReaderDied, ReaderGivenUp, WriterDied
-from tests.harness import (
-    PATIENCE,
-    Aside,
-    Neighbour,
-    Remote,
-    neighbour,
-    until,
-)
-from tests.queues import refuses, start_reader
-from tests.remote.test_remote_deaths import numbered, read_numbered, write_numbered
-from tests.remotes import remote_writer
+from tests.support import PATIENCE, Aside, Remote, until
+from tests.support.hosts import Neighbour, neighbour
+from tests.support.queues import refuses, start_reader
+from tests.support.remote_queues import remote_writer
+from tests.support.traffic import numbered, read_numbered, write_numbered
 
 ROUNDS = int(os.environ.get("MEMLANE_SOAK_CABLES", "1"))
 LIVENESS = 1.5

@@ -18,9 +18,9 @@ import zmq
 from memlane import Handle, MessageQueue, ReaderDied
 from memlane._net import sockets
 from memlane.broadcast.protocol import frames as wire
-from tests.harness import PATIENCE, Link, Peer, start, until
-from tests.remotes import remote_writer, start_remote_reader
-from tests.strangers import dealer_of, hello
+from tests.support import PATIENCE, Link, Peer, start, until
+from tests.support.remote_queues import remote_writer, start_remote_reader
+from tests.support.strangers import dealer_of, hello
 
 SECONDS = float(os.environ.get("MEMLANE_SOAK_ATTACK", "3"))
 pytestmark = pytest.mark.soak(seconds=60 + 6 * SECONDS)

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from memlane import MessageQueue
-from tests.cutter import cutting
-from tests.harness import PATIENCE, Aside, start, until
-from tests.queues import start_reader
-from tests.remotes import HERE, address_of, remote_writer
+from tests.support import PATIENCE, Aside, start, until
+from tests.support.proxies import cutting
+from tests.support.queues import start_reader
+from tests.support.remote_queues import HERE, address_of, remote_writer
 
 CUTS = int(os.environ.get("MEMLANE_SOAK_CUTS", "20"))
 pytestmark = pytest.mark.soak(seconds=60 + CUTS)

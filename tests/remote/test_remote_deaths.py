@@ -14,39 +14,20 @@ import pytest
 
 from memlane import MessageQueue, RankTaken, ReaderDied, ReaderGivenUp, TimedOut, WriterDied
 from memlane.testing import stalls
-from tests.harness import PATIENCE, Aside, Link, Remote, serve, start, until
-from tests.queues import refuses
-from tests.remotes import (
+from tests.support import PATIENCE, Aside, Link, Remote, serve, start, until
+from tests.support.proxies import Cable
+from tests.support.queues import refuses
+from tests.support.remote_queues import (
     LIVENESS,
-    Cable,
     remote_queue,
     remote_writer,
+    remote_writing,
     start_remote_reader,
 )
+from tests.support.traffic import numbered, read_numbered, write_numbered
 
-SIZE = 20_000
 BOUND = LIVENESS + 1.5
 """Until a death is noticed here, with what a loaded machine adds."""
-
-
-def numbered(number: int, size: int = SIZE) -> bytes:
-    return number.to_bytes(8, "little") + bytes(size - 8)
-
-
-def read_numbered(queue: MessageQueue, number: int = 0) -> tuple[int, Exception, float]:
-    """How many came in order, the error after them, and its time."""
-    while True:
-        try:
-            message = queue.dequeue(PATIENCE)
-        except Exception as error:
-            return number, error.with_traceback(None), time.monotonic()
-        assert message == numbered(number, len(message)), number
-        number += 1
-
-
-def writing(link: Link, n_remote: int, liveness: float = LIVENESS) -> None:
-    writer = remote_writer(n_remote, remote_liveness=liveness)
-    serve(link, writer, writer.export_handle())
 
 
 def test_a_stopped_reader(method: str) -> None:
@@ -67,11 +48,6 @@ def test_a_stopped_reader(method: str) -> None:
         read, error, _ = reader.outcome()
         assert (read, type(error).__name__) == (count, "WriterClosed")
         reader.call("close")
-
-
-def write_numbered(writer: MessageQueue, count: int) -> None:
-    for number in range(count):
-        writer.enqueue(numbered(number), PATIENCE)
 
 
 def test_a_reader_that_computes() -> None:
@@ -96,7 +72,7 @@ def compute(_queue: MessageQueue, seconds: float) -> None:
 
 def test_a_stopped_writer(method: str) -> None:
     """Its readers wait for it."""
-    writer = Remote(start(writing, 1, method=method))
+    writer = Remote(start(remote_writing, 1, method=method))
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
         writer.peer.stop()
         with refuses(TimeoutError):
@@ -151,7 +127,7 @@ def test_a_killed_reader_of_an_idle_writer() -> None:
 
 def test_a_killed_writer(method: str) -> None:
     """Each reader first gets what has come, without a gap, then WriterDied (M5)."""
-    writer = Remote(start(writing, 2, method=method))
+    writer = Remote(start(remote_writing, 2, method=method))
     readers = [MessageQueue.create_from_handle(writer.greeting, rank) for rank in range(2)]
     writer.call(write_numbered, 20)
     for reader in readers:
@@ -167,7 +143,7 @@ def test_a_killed_writer(method: str) -> None:
 
 def test_a_killed_writer_has_no_ear() -> None:
     """Its host refuses connections to it: readers need not wait for the bound."""
-    writer = Remote(start(writing, 1, 60.0))
+    writer = Remote(start(remote_writing, 1, 60.0))
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
         killed = writer.peer.kill()
         _, error, moment = read_numbered(reader, 0)
@@ -269,7 +245,7 @@ def test_local_readers_of_a_mixed_queue() -> None:
 
 def test_attaching_to_a_stopped_writer() -> None:
     """It is waited for as long as the call may last, by name, and then attached to."""
-    writer = start(writing, 1)
+    writer = start(remote_writing, 1)
     handle = writer.hear()
     writer.stop()
     words = r"waiting for the writer \(at tcp://.*, accepted, unanswered for"

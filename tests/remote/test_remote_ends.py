@@ -22,12 +22,12 @@ from memlane._net import contexts
 from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.groups import TcpGroup
-from tests.fault.starts import NETWORK
-from tests.fault.test_failed_starts import descriptors, until_nothing_is_left, with_limits
-from tests.groups import SECRET
-from tests.harness import PATIENCE, Aside, Link, holdings, start, until
-from tests.queues import refuses
-from tests.remotes import HERE, address_of, remote_queue, remote_writer
+from tests.support import PATIENCE, Aside, Link, holdings, start, until
+from tests.support.groups import SECRET
+from tests.support.limits import descriptors, until_nothing_is_left, with_limits
+from tests.support.queues import refuses
+from tests.support.remote_queues import HERE, address_of, remote_queue, remote_writer
+from tests.support.starts import NETWORK
 
 ROUNDS = 200 if int(os.environ.get("MEMLANE_SOAK_STRANGERS", "0")) >= 1000 else 20
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from memlane import OutOfMemory
-from tests.harness import PATIENCE
-from tests.remotes import remote_queue
+from tests.support import PATIENCE
+from tests.support.remote_queues import remote_queue
 
 ATTEMPTS: list[type[BaseException]] = []
 

@@ -15,15 +15,21 @@ import pytest
 
 from memlane import AccessRefused, Handle, MessageQueue, TimedOut, WriterDied
 from memlane.broadcast.network.relay import Relay
-from tests.harness import PATIENCE, Aside, Link, Remote, start, until
-from tests.queues import BOUND, refuses
-from tests.remote.test_remote_deaths import writing
-from tests.remotes import HERE, LIVENESS, Cable, remote_writer, start_remote_reader
+from tests.support import PATIENCE, Aside, Link, Remote, start, until
+from tests.support.proxies import Cable
+from tests.support.queues import BOUND, refuses
+from tests.support.remote_queues import (
+    HERE,
+    LIVENESS,
+    remote_writer,
+    remote_writing,
+    start_remote_reader,
+)
 
 
 def test_a_writer_that_is_stopped_while_a_connection_is_reset() -> None:
     """Its kernel accepts the next one, and nobody answers: it is waited for, and named."""
-    writer = Remote(start(writing, 1))
+    writer = Remote(start(remote_writing, 1))
     with (
         Cable(writer.greeting) as cable,
         MessageQueue.create_from_handle(cable.handle, 0) as reader,

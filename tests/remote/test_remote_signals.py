@@ -10,9 +10,9 @@ import pytest
 from memlane import Closed, Handle, MessageQueue
 from memlane.broadcast.network import transport as reading
 from memlane.broadcast.protocol.frames import What, header_of
-from tests.harness import PATIENCE, Alarm, Aside, Link, alarm_after, start, until
-from tests.queues import start_reader
-from tests.remotes import remote_writer
+from tests.support import PATIENCE, Alarm, Aside, Link, alarm_after, start, until
+from tests.support.queues import start_reader
+from tests.support.remote_queues import remote_writer
 
 MANY = 150
 SMALL = [0, 0, 100, 8000]  # pyzmq's collector of lent memory does not bear such handlers

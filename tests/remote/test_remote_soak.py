@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from tests.harness import Aside
-from tests.remote.test_remote_deaths import read_numbered, write_numbered
-from tests.remotes import remote_writer, start_remote_reader
+from tests.support import Aside
+from tests.support.remote_queues import remote_writer, start_remote_reader
+from tests.support.traffic import read_numbered, write_numbered
 
 MESSAGES = int(os.environ.get("MEMLANE_SOAK_REMOTE", "2000"))
 STOP = 5.0 if MESSAGES >= 20_000 else 0.5

@@ -8,10 +8,11 @@ from typing import Any
 
 from memlane import Handle, MessageQueue, TimedOut, WriterClosed, WriterUnreachable
 from memlane.broadcast.network.reader import NetworkReader
-from tests.harness import PATIENCE, Aside, Link, Peer, Remote, start, until
-from tests.queues import refuses, start_reader
-from tests.remote.test_remote_deaths import BOUND, writing
-from tests.remotes import LIVENESS, Cable, remote_writer, start_remote_reader
+from tests.remote.test_remote_deaths import BOUND
+from tests.support import PATIENCE, Aside, Link, Peer, Remote, start, until
+from tests.support.proxies import Cable
+from tests.support.queues import refuses, start_reader
+from tests.support.remote_queues import LIVENESS, remote_writer, start_remote_reader, writing
 
 LONG = 3 * LIVENESS
 

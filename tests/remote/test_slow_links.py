@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from memlane import Closed, Handle, TimedOut
-from tests.harness import PATIENCE, Aside
-from tests.queues import start_reader
-from tests.remotes import HERE, address_of, remote_writer
+from tests.support import PATIENCE, Aside
+from tests.support.queues import start_reader
+from tests.support.remote_queues import HERE, address_of, remote_writer
 
 RATE = 3 << 20
 """Bytes a second."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue
-from tests.queues import queue_of
+from tests.support.queues import queue_of
 
 DTYPES = [
     *["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8"],

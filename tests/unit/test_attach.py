@@ -11,7 +11,7 @@ import pytest
 
 from memlane import Handle, MessageQueue, RankTaken, SegmentMissing
 from memlane._native import RingGeometry, RingSegment
-from tests.queues import name_in, queue_of, refuses, ring_in
+from tests.support.queues import name_in, queue_of, refuses, ring_in
 
 PAGE = mmap.PAGESIZE
 SPACE_EACH = 112

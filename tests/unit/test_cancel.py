@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from memlane import Cancelled
-from tests.harness import Aside
-from tests.queues import drain, queue_of, refuses
+from tests.support import Aside
+from tests.support.queues import drain, queue_of, refuses, set_event
 
 Call = Callable[..., Any]
 CALLS: dict[str, Call] = {
@@ -16,12 +16,6 @@ CALLS: dict[str, Call] = {
     "acquire_read": lambda reader, **how: reader.acquire_read(**how).__enter__(),
 }
 calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-
-
-def set_event() -> threading.Event:
-    event = threading.Event()
-    event.set()
-    return event
 
 
 @calls

@@ -3,13 +3,16 @@
 import pytest
 
 from memlane import MessageQueue
-from tests.harness import Aside
-from tests.queues import drain, fill, flags, queue_of, refuses, ring_in, start_reader
-
-
-def first_byte(queue: MessageQueue) -> int:
-    with queue.acquire_read() as chunk:
-        return int(chunk[0])
+from tests.support import Aside
+from tests.support.queues import (
+    drain,
+    fill,
+    first_byte,
+    flags,
+    queue_of,
+    refuses,
+    ring_in,
+)
 
 
 def write_byte(queue: MessageQueue, value: int) -> None:
@@ -169,14 +172,3 @@ def test_a_call_inside_a_block() -> None:
         with reader.acquire_read(timeout=0) as chunk:
             assert chunk[0] == 3
         assert drain(reader) == []
-
-
-def test_between_processes(method: str) -> None:
-    """A chunk filled in one process is read in another."""
-    with MessageQueue(1, 1, None, 64, 2) as writer:
-        reader = start_reader(writer.export_handle(), 0, method)
-        reader.begin(first_byte).until_blocked()
-        with writer.acquire_write() as chunk:
-            chunk[0] = 42
-        assert reader.outcome() == 42
-        reader.call("close")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from memlane import ConcurrentUse, MessageQueue
-from tests.harness import Aside
-from tests.queues import drain, fill, queue_of, refuses
+from tests.support import Aside
+from tests.support.queues import drain, fill, queue_of, refuses
 
 Call = Callable[[MessageQueue], object]
 READ: dict[str, Call] = {

@@ -8,7 +8,7 @@ import pytest
 
 import memlane
 from memlane import Handle, MessageQueue, ShmRingBuffer
-from tests.queues import queue_of, ring_of
+from tests.support.queues import queue_of, ring_of
 
 CLASSES = {
     "InvalidArgument": ValueError,

@@ -1,7 +1,7 @@
 """The flags of a queue's ring follow the documented table, step by step."""
 
 from memlane import MessageQueue
-from tests.queues import drain, flags, queue_of, ring_in
+from tests.support.queues import drain, flags, queue_of, ring_in
 
 
 def test_life_of_a_chunk() -> None:

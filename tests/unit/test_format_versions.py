@@ -20,7 +20,7 @@ from memlane import (
 )
 from memlane.broadcast.handle import FORMAT_VERSION
 from memlane.broadcast.protocol.frames import VERSION, header_of
-from tests.queues import path_of, refuses
+from tests.support.queues import path_of, refuses
 
 HANDLE_OF_VERSION_3 = b64decode(
     "gASVkwEAAAAAAACMGG1lbWxhbmUuYnJvYWRjYXN0LmhhbmRsZZSMBkhhbmRsZZSTlCmBlH2UKIwSbG9jYWxfcmVhZGVy"

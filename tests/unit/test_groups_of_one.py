@@ -3,7 +3,7 @@
 import pytest
 
 from memlane import MessageQueue, WrongRole
-from tests.queues import queue_of, refuses, segments
+from tests.support.queues import queue_of, refuses, segments
 
 
 def test_without_readers_nothing_is_kept() -> None:

@@ -1,12 +1,10 @@
 """Handle: its documented fields, pickling, and that it keeps its secrets."""
 
 import dataclasses
-import pickle
 from typing import Any
 
-from memlane import Handle, MessageQueue
-from tests.harness import Link, start
-from tests.queues import queue_of, ring_in, start_reader
+from memlane import Handle
+from tests.support.queues import queue_of, ring_in
 
 FIELDS: list[tuple[str, Any]] = [
     ("local_reader_ranks", []),
@@ -15,10 +13,6 @@ FIELDS: list[tuple[str, Any]] = [
     ("remote_subscribe_addr", None),
     ("remote_addr_ipv6", False),
 ]
-
-
-def pass_on(_link: Link, handle: Handle) -> Handle:
-    return handle
 
 
 def secrets_of(handle: Handle) -> list[tuple[str, Any]]:
@@ -57,24 +51,6 @@ def test_handle_of_a_queue() -> None:
             assert isinstance(handle.buffer_handle, tuple)
             assert handle.remote_subscribe_addr is None
             assert handle.remote_addr_ipv6 is False
-
-
-def test_pickling(method: str) -> None:
-    """A handle comes back equal through any protocol and another process."""
-    with queue_of(2) as (writer, _):
-        handle = writer.export_handle()
-        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-            assert pickle.loads(pickle.dumps(handle, protocol)) == handle
-        assert start(pass_on, handle, method=method).result() == handle
-
-
-def test_a_handle_works_in_another_process(method: str) -> None:
-    """A reader in another process attaches by a pickled handle."""
-    with MessageQueue(1, 1, None, 4096, 2) as writer:
-        reader = start_reader(writer.export_handle(0), 0, method)
-        writer.enqueue("over there")
-        assert reader.call("dequeue") == "over there"
-        reader.call("close")
 
 
 def test_changing_an_exported_handle_does_not_change_the_queue() -> None:

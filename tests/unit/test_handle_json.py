@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from memlane import Handle, MessageQueue
-from tests.harness import holdings, surplus
-from tests.queues import queue_of, refuses, ring_in, segments
+from tests.support import holdings, surplus
+from tests.support.queues import queue_of, refuses, ring_in, segments
 
 
 def test_round_trip() -> None:

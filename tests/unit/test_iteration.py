@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from memlane import CorruptMessage, MessageQueue, WriterDied
-from tests.harness import Aside
-from tests.queues import queue_of, refuses, start_writer, sweep
+from memlane import CorruptMessage, MessageQueue
+from tests.support import Aside
+from tests.support.queues import queue_of
 
 
 def read_all(reader: MessageQueue) -> list[object]:
@@ -41,22 +41,6 @@ def test_can_be_left_and_entered_again() -> None:
         assert list(itertools.islice(reader, 2)) == [0, 1]
         assert reader.dequeue() == 2
         assert next(iter(reader)) == 3
-
-
-def test_a_death_is_no_end() -> None:
-    """A writer that dies ends the loop with WriterDied, after all complete messages."""
-    remote = start_writer()
-    with MessageQueue.create_from_handle(remote.greeting, 0) as reader:
-        for number in range(3):
-            remote.call("enqueue", number)
-        remote.peer.kill()
-        received = []
-        with refuses(WriterDied) as caught:
-            for message in reader:
-                received.append(message)
-        assert received == [0, 1, 2]
-        assert caught.value.pid == remote.pid
-    sweep()
 
 
 def test_a_message_that_raises_does_not_end_the_queue() -> None:

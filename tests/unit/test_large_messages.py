@@ -1,14 +1,12 @@
 """Messages that do not fit a chunk: the same promises at any size."""
 
 import time
-from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from memlane import MessageQueue, TimedOut
-from tests.harness import PATIENCE, Link, start
-from tests.queues import file_of, queue_of
+from tests.support.queues import file_of, queue_of
 
 CHUNK = 4096
 KIB, MIB = 1 << 10, 1 << 20
@@ -36,37 +34,6 @@ def test_bytes_are_of_their_type() -> None:
             got, text = reader.dequeue()
             assert type(got) is type(value)
             assert (got, text) == (value, "x" * 100_000)
-
-
-def test_a_timeout_consumes_nothing() -> None:
-    """M2: a large message in flight, and a reader with tiny timeouts: the order holds."""
-
-    def send(link: Link, writer_handle: object) -> None:
-        del writer_handle
-        queue = MessageQueue(1, 1, max_chunk_bytes=CHUNK, max_chunks=2)
-        link.tell(queue.export_handle())
-        queue.wait_until_ready(PATIENCE)
-        for number in range(40):
-            if number % 2 == 0:
-                link.hear()
-            queue.enqueue((number, np.full(2 * MIB, number, np.uint8)))
-        queue.close()
-
-    sender = start(send, None)
-    with MessageQueue.create_from_handle(sender.hear(), 0) as reader:
-        reader.wait_until_ready(PATIENCE)
-        for expected in range(40):
-            if expected % 2 == 0:  # the reader comes first, however busy the machine is
-                with pytest.raises(TimedOut):
-                    reader.dequeue(timeout=0.0001)
-                sender.tell()
-            while True:
-                with suppress(TimedOut):
-                    number, array = reader.dequeue(timeout=0.0001)
-                    break
-            assert number == expected
-            assert (array == number).all()
-    sender.result()
 
 
 def test_change_after_enqueue_never_shows() -> None:

@@ -7,8 +7,6 @@ has what the reader wrote into an earlier message, or a write that reaches anoth
 import gc
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +18,8 @@ import pytest
 
 from memlane import MessageQueue, testing
 from memlane._native import LentBuffer
-from tests.harness import PATIENCE, holdings, is_sanitized, surplus
-from tests.queues import file_of, queue_of
+from tests.support import PATIENCE, holdings, is_sanitized, surplus
+from tests.support.queues import file_of, queue_of
 
 torch = pytest.importorskip("torch")
 
@@ -217,71 +215,6 @@ def test_no_pagemap() -> None:
         test_a_reader_never_sees_what_it_wrote_into_an_older_message()
     finally:
         libc.prctl(4, 1, 0, 0, 0)
-
-
-LOCKED = """
-import ctypes, sys
-import numpy as np
-from memlane import MessageQueue
-
-writer = MessageQueue(1, 1, None, 4096, 3, max_extent_bytes=8 << 20)
-reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
-libc = ctypes.CDLL(None, use_errno=True)
-for number in range(6):
-    if number == 2 and libc.mlockall(int(sys.argv[1])) != 0:
-        sys.exit("this user may not lock memory")
-    writer.enqueue(np.full((3 << 20) + 100, number, np.uint8))
-    array = reader.dequeue()
-    assert (array == number).all(), (number, np.unique(array))
-    array[::4096] = 77
-    del array
-"""
-
-
-@pytest.mark.parametrize("flags", [1, 1 | 2, 1 | 2 | 4])  # MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT
-def test_memory_that_is_locked(flags: int) -> None:
-    """mlockall() copies every page of a private mapping, lent or not; arrays are still right."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOCKED, str(flags)], capture_output=True, text=True, check=False
-    )
-    if "may not lock" in done.stderr:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-
-
-BESIDE = """
-import ctypes, sys
-import numpy as np
-from memlane import MessageQueue
-writer = MessageQueue(1, 1, None, 4096, 5, max_extent_bytes=8 << 20)
-reader = MessageQueue.create_from_handle(writer.export_handle(), 0)
-for number in range(4):
-    writer.enqueue(np.full(1 << 20, number, np.uint8))
-arrays = [reader.dequeue() for _ in range(4)]
-starts = [array.ctypes.data for array in arrays]
-assert max(starts) - min(starts) < 4 << 20
-first = arrays[0]
-del arrays
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.mlock(ctypes.c_void_p(min(starts)), max(starts) - min(starts) + (1 << 20)) != 0:
-    sys.exit("this user may not lock memory")
-for number in range(10, 14):
-    writer.enqueue(np.full(1 << 20, number, np.uint8))
-    array = reader.dequeue()
-    assert (array == number).all(), (number, np.unique(array))
-    del array
-assert (first == 0).all()
-"""
-
-
-def test_memory_beside_an_array_that_is_locked() -> None:
-    """mlock() of more than the array copies pages between two leases; the next arrays are right."""
-    done = subprocess.run(
-        [sys.executable, "-c", BESIDE], capture_output=True, text=True, check=False
-    )
-    if "may not lock" in done.stderr:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
 
 
 def copied_pages() -> int:

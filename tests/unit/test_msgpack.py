@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from memlane import CorruptMessage, Handle, MessageQueue
-from tests.queues import refuses
+from tests.support.queues import refuses
 
 
 @contextmanager

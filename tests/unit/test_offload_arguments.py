@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memlane import Closed, InvalidArgument, SharedOffloadRegion
-from tests.queues import refuses
-from tests.regions import PAGE, new_id, path_of, region_of
+from tests.support.queues import refuses
+from tests.support.regions import PAGE, new_id, path_of, region_of
 
 GOOD: dict[str, Any] = {
     "total_size_bytes": 8 * PAGE,

@@ -6,8 +6,8 @@ import stat
 import numpy as np
 import pytest
 
-from tests.queues import refuses
-from tests.regions import PAGE, mapped, new_id, path_of, region_of
+from tests.support.queues import refuses
+from tests.support.regions import PAGE, mapped, new_id, path_of, region_of
 
 torch = pytest.importorskip("torch")
 

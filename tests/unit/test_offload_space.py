@@ -1,16 +1,14 @@
 """A region that does not fit is refused beforehand: file system, cgroup, memory."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from memlane import MessageQueue, ShmExhausted, ShmRingBuffer
 from memlane._base import segments as space
-from tests.harness import start
-from tests.queues import refuses, segments
-from tests.regions import PAGE, file_of, half_created, new_id, path_of, region_of
-from tests.stores import Ring
+from tests.support.queues import refuses, segments
+from tests.support.regions import PAGE, new_id, path_of, region_of
+from tests.support.stores import Ring
 
 GIB = 1 << 30
 MEMINFO = "MemTotal: 64000000 kB\nMemAvailable: 8388608 kB\nSwapFree: 1048576 kB\n"
@@ -115,21 +113,6 @@ def test_a_machine_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with refuses(ShmExhausted, match="no more memory available"):
         region_of(instance)
     assert not path_of(instance).exists()
-
-
-def test_who_takes_over_needs_only_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the dead builder reserved is not needed again."""
-    monkeypatch.setattr(space, "memory_room", lambda *_: 3 * PAGE)
-    instance = new_id()
-    creator = start(half_created, instance)
-    creator.hear()
-    waiting = file_of(instance)
-    assert waiting.enter(1) == "joined"
-    with path_of(instance).open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, 5 * PAGE)
-    creator.kill()
-    region_of(instance, 1).cleanup()
-    waiting.leave(1)
 
 
 SEGMENTS = {

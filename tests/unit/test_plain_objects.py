@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from memlane import CorruptMessage
 from memlane._native import is_plain
-from tests.queues import queue_of, ring_in
+from tests.support.queues import queue_of, ring_in
 
 STEP = {
     "step": 104_217,

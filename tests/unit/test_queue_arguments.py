@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memlane import MessageQueue
-from tests.queues import refuses, ring_in, segments
+from tests.support.queues import refuses, ring_in, segments
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """MessageQueue: its documented attributes, on every kind of end."""
 
 from memlane import MessageQueue, ShmRingBuffer
-from tests.queues import queue_of, ring_in
+from tests.support.queues import queue_of, ring_in
 
 
 def test_writer() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from memlane import MessageQueue, ReaderDied
-from tests.harness import PATIENCE, until
-from tests.queues import drain, fill, queue_of, refuses, start_reader
+from memlane import MessageQueue
+from tests.support import PATIENCE
+from tests.support.queues import drain, fill, queue_of, refuses
 
 
 def test_a_living_reader_is_not_released() -> None:
@@ -17,19 +17,6 @@ def test_a_living_reader_is_not_released() -> None:
             writer.release_reader(0)
         writer.enqueue(2)
         assert drain(reader) == [1, 2]
-
-
-def test_a_stopped_reader_is_not_released() -> None:
-    """Stopped is not dead."""
-    with MessageQueue(1, 1, None, 64, 2) as writer:
-        reader = start_reader(writer.export_handle())
-        reader.peer.stop()
-        with refuses(ValueError):
-            writer.release_reader(0)
-        reader.peer.resume()
-        writer.enqueue(1)
-        assert reader.call("dequeue") == 1
-        reader.call("close")
 
 
 def test_an_absent_reader() -> None:
@@ -48,59 +35,6 @@ def test_an_absent_reader() -> None:
             MessageQueue.create_from_handle(writer.export_handle(9), 9)
         writer.wait_until_ready(PATIENCE)
         reader.close()
-
-
-def test_a_dead_reader(method: str) -> None:
-    """After the release the others get everything in order, and the writer is not blocked."""
-    with MessageQueue(2, 2, None, 64, 3) as writer:
-        reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
-        doomed = start_reader(writer.export_handle(1), 1, method)
-        fill(writer)
-        doomed.peer.kill()
-        for _ in range(3):
-            with refuses(ReaderDied) as caught:
-                writer.enqueue("never", timeout=PATIENCE)
-            assert (caught.value.rank, caught.value.pid) == (1, doomed.pid)
-        assert drain(reader) == [0, 1, 2]
-        writer.release_reader(1)
-        for number in range(3, 12):
-            writer.enqueue(number, timeout=0)
-            assert reader.dequeue(timeout=0) == number
-        reader.close()
-
-
-def test_two_dead_readers_one_after_the_other() -> None:
-    """Each death is raised until that reader is released."""
-    with MessageQueue(3, 3, None, 64, 2) as writer:
-        reader = MessageQueue.create_from_handle(writer.export_handle(1), 1)
-        doomed = {rank: start_reader(writer.export_handle(rank), rank) for rank in (0, 2)}
-        fill(writer)
-        for remote in doomed.values():
-            remote.peer.kill()
-        released = []
-        for _ in range(2):
-            with refuses(ReaderDied) as caught:
-                writer.enqueue("never", timeout=PATIENCE)
-            assert caught.value.pid == doomed[caught.value.rank].pid
-            writer.release_reader(caught.value.rank)
-            released.append(caught.value.rank)
-        assert sorted(released) == [0, 2]
-        assert drain(reader) == [0, 1]
-        writer.enqueue(2, timeout=0)
-        assert drain(reader) == [2]
-        reader.close()
-
-
-def test_the_last_reader() -> None:
-    """With all readers dead and released the writer continues alone."""
-    with MessageQueue(1, 1, None, 64, 2) as writer:
-        doomed = start_reader(writer.export_handle())
-        fill(writer)
-        doomed.peer.kill()
-        until(lambda: writer.statistics().readers[0].state == "dead")
-        writer.release_reader(0)
-        for number in range(10):
-            writer.enqueue(number, timeout=0)
 
 
 @pytest.mark.parametrize("rank", [-1, 1, 2**70, "0", None, 0.0])

@@ -13,7 +13,7 @@ from memlane import (
     ShmRingBuffer,
     SingleWriterShmRingBuffer,
 )
-from tests.queues import refuses, ring_of, segments
+from tests.support.queues import refuses, ring_of, segments
 
 NAMES = ["n_reader", "max_chunk_bytes", "max_chunks"]
 GOOD: dict[str, Any] = {"n_reader": 2, "max_chunk_bytes": 64, "max_chunks": 3}

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from memlane import Closed, ShmRingBuffer
-from tests.queues import path_of, refuses, ring_of
+from tests.support.queues import path_of, refuses, ring_of
 
 
 def test_close_is_idempotent_and_final() -> None:

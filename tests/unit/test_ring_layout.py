@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from memlane import ShmRingBuffer
-from tests.queues import flags, path_of, refuses, ring_of
+from tests.support.queues import flags, path_of, refuses, ring_of
 
 GEOMETRIES = [(1, 1, 1), (2, 64, 3), (8, 10, 7), (3, 4096, 2), (300, 5, 2)]
 

@@ -3,8 +3,6 @@
 import datetime
 import io
 import struct
-import subprocess
-import sys
 import threading
 import zoneinfo
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 
 from memlane import CorruptMessage, InvalidArgument, InvalidType
 from memlane.store.serde import MsgpackSerde, ObjectSerde
-from tests.serdes import MSGPACK, PREAMBLE, both_ways, exact, in_chunk, laid
+from tests.support.serdes import MSGPACK, PREAMBLE, both_ways, exact, in_chunk, laid
 
 UTC = datetime.timezone.utc  # noqa: UP017
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
@@ -228,20 +226,3 @@ def test_subclasses() -> None:
     assert both_ways(b"raw", Mixed()) == ("RAW", "RAW")
     with pytest.raises(TypeError):
         ObjectSerde()  # type: ignore[abstract]
-
-
-def test_torch_is_not_imported_for_nothing() -> None:
-    """Neither end imports torch unless there are tensors."""
-    program = """
-import sys
-from memlane.store.serde import PickleMsgpackSerde
-import numpy
-serde = PickleMsgpackSerde()
-data, _, metadata, _ = serde.serialize({"array": numpy.zeros(9), "pickled": range(3)})
-got = serde.deserialize(memoryview(metadata + b"".join(data)))
-print(got["pickled"], "torch" in sys.modules)
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert run.stdout.split() == ["range(0,", "3)", "False"]

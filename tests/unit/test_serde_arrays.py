@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memlane import InvalidType
-from tests.serdes import MSGPACK, both_ways, exact, exported, is_in_use, laid
+from tests.support.serdes import MSGPACK, both_ways, exact, exported, is_in_use, laid
 
 DTYPES = [
     *["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "q", "Q", "f2", "f4", "f8", "g"],

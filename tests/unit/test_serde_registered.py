@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from memlane import CorruptMessage, InvalidArgument, InvalidType, MemlaneError
 from memlane.store import _registered
 from memlane.store.serde import MsgpackSerde, PickleMsgpackSerde
-from tests.serdes import MSGPACK, PICKLE, both_ways, exact, laid
+from tests.support.serdes import MSGPACK, PICKLE, both_ways, exact, laid
 
 
 @dataclasses.dataclass
@@ -184,41 +183,6 @@ def test_other_fields_than_the_writers() -> None:
     MsgpackSerde.register_type(other)
     with pytest.raises(CorruptMessage, match="name, length here, not name, content"):
         MSGPACK.deserialize(lying)
-
-
-PROGRAM = """
-import dataclasses, multiprocessing
-from memlane.store.serde import MsgpackSerde
-
-@MsgpackSerde.register_type
-@dataclasses.dataclass
-class Point:
-    x: int
-    y: tuple
-
-def read(content):
-    value = MsgpackSerde().deserialize(memoryview(content))
-    print(type(value).__module__, value.x, value.y, flush=True)
-
-if __name__ == "__main__":
-    data, _, metadata, _ = MsgpackSerde().serialize(Point(1, (2,)))
-    for method in ("fork", "spawn"):
-        process = multiprocessing.get_context(method).Process(
-            target=read, args=(metadata + b"".join(data),)
-        )
-        process.start()
-        process.join()
-"""
-
-
-def test_between_processes(tmp_path: Path) -> None:
-    """A class of the main module keeps its name, though spawn renames the module."""
-    script = tmp_path / "script.py"
-    script.write_text(PROGRAM)
-    run = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert run.stdout.splitlines() == ["__main__ 1 (2,)", "__mp_main__ 1 (2,)"], run.stderr
 
 
 class Bomb:

@@ -1,7 +1,5 @@
 """torch CPU tensors through a serde: every dtype, shape and layout, as copies and in place."""
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +8,9 @@ import numpy as np
 import pytest
 
 from memlane import InvalidType, MsgpackSerde, ViewInUse
-from tests.queues import refuses
-from tests.serdes import MSGPACK, PICKLE, both_ways, exact, exported, is_in_use, laid
-from tests.stores import store_of
+from tests.support.queues import refuses
+from tests.support.serdes import MSGPACK, PICKLE, both_ways, exact, exported, is_in_use, laid
+from tests.support.stores import store_of
 
 torch = pytest.importorskip("torch", reason="torch is optional and not installed")
 
@@ -117,30 +115,6 @@ def test_tensors_in_pickles() -> None:
         got.tensor += 1
         assert bool((got.tensor == 2).all())
         assert got.tensor.dtype == torch.bfloat16
-
-
-def test_a_reader_without_torch() -> None:
-    """The error says that torch is missing; everything else can be read."""
-    program = """
-import sys
-sys.modules["torch"] = None  # importing it fails
-from memlane.store.serde import MsgpackSerde
-tensor, array = (bytes.fromhex(line) for line in sys.stdin)
-print(MsgpackSerde().deserialize(memoryview(array)))
-try:
-    MsgpackSerde().deserialize(memoryview(tensor))
-except ValueError as error:
-    print(error)
-"""
-    sent = "\n".join(laid(MSGPACK, one).hex() for one in (torch.ones(3), np.ones(3)))
-    run = subprocess.run(
-        [sys.executable, "-c", program], input=sent, capture_output=True, text=True, timeout=60
-    )
-    assert run.stderr == ""
-    array, error = run.stdout.splitlines()
-    assert array == "[1. 1. 1.]"
-    assert "Unsupported object type 'torch.Tensor'" in error
-    assert "cannot import torch" in error
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

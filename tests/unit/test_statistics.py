@@ -5,20 +5,13 @@ import os
 import signal
 import threading
 import time
-from typing import Any
 
 import pytest
 
 from memlane import MessageQueue, TimedOut, ViewInUse
 from memlane._base.diagnosis import participant
-from tests.harness import Aside, until
-from tests.queues import fill, queue_of, ring_in, start_reader
-
-
-def reader_of(end: MessageQueue, rank: int) -> Any:
-    """The entry of one reader."""
-    (entry,) = [entry for entry in end.statistics().readers if entry.rank == rank]
-    return entry
+from tests.support import Aside, until
+from tests.support.queues import fill, queue_of, reader_of, ring_in
 
 
 def test_frozen_dataclass() -> None:
@@ -109,23 +102,6 @@ def test_waits() -> None:
         reader.dequeue()
         write.result()
         assert (writer.statistics().waits, reader.statistics().waits) == (1, 1)
-
-
-def test_states_of_a_reader(method: str) -> None:
-    """absent, running, stopped, running, dead: as the process is at the time."""
-    with MessageQueue(1, 1, None, 64, 8) as writer:
-        entry = reader_of(writer, 0)
-        assert (entry.state, entry.behind) == ("absent", 0)
-        reader = start_reader(writer.export_handle(), 0, method)
-        entry = reader_of(writer, 0)
-        assert (entry.state, entry.pid) == ("running", reader.pid)
-        reader.peer.stop()
-        until(lambda: reader_of(writer, 0).state == "stopped")
-        reader.peer.resume()
-        until(lambda: reader_of(writer, 0).state == "running")
-        reader.peer.kill()
-        until(lambda: reader_of(writer, 0).state == "dead")
-        assert reader_of(writer, 0).pid == reader.pid
 
 
 def test_state_of_a_reader_that_closed() -> None:

@@ -19,8 +19,8 @@ from memlane import (
     ShmObjectStorageHandle,
     ShmRingBuffer,
 )
-from tests.queues import refuses, segments
-from tests.stores import BytesSerde, Ring, Storage, fill, start_store_reader, store_of
+from tests.support.queues import refuses, segments
+from tests.support.stores import BytesSerde, Ring, Storage, fill, store_of
 
 ONE = bytes(52)
 
@@ -37,21 +37,6 @@ def test_places() -> None:
         assert [reader.get(*place) for reader in readers] == [b"x"] * 3
         for reader in readers:
             reader.close()
-
-
-def test_several_processes(method: str) -> None:
-    """The same between processes."""
-    with store_of(2, attached=0) as (writer, _):
-        remotes = [start_store_reader(writer, method) for _ in range(2)]
-        place = writer.put("k", b"x")
-        assert [remote.call("get", *place) for remote in remotes] == [b"x"] * 2
-        seen = writer.statistics().readers
-        assert {reader.pid for reader in seen} == {remote.pid for remote in remotes}
-        assert [reader.outstanding for reader in seen] == [0, 0]
-        with refuses(RankTaken, match=f"pid {seen[0].pid}, pid {seen[1].pid}"):
-            Storage.create_from_handle(writer.handle())
-        for remote in remotes:
-            remote.leave()
 
 
 def test_absent_readers_owe_everything() -> None:
@@ -218,7 +203,7 @@ def test_serdes_in_text() -> None:
         ShmObjectStorageHandle.register_serde(BytesSerde, "tests.registered")
     assert ShmObjectStorageHandle.from_json(handle.to_json()) == handle
     fields = json.loads(handle.to_json())
-    for name in ("os.system", "tests.stores.BytesSerde", "", None, 1):
+    for name in ("os.system", "tests.support.stores.BytesSerde", "", None, 1):
         with refuses(ValueError):
             ShmObjectStorageHandle.from_json(json.dumps({**fields, "serde": name}))
 
@@ -287,18 +272,6 @@ def test_name_while_a_reader_is_missing() -> None:
         assert name not in segments()
         for reader in readers:
             reader.close()
-
-
-@pytest.mark.parametrize("turn", range(5))
-def test_last_readers_who_come_at_once(turn: int) -> None:
-    """One of them removes the name; a kill of all processes then leaves nothing."""
-    with store_of(4, attached=0, unlink_when_complete=True) as (writer, _):
-        readers = [start_store_reader(writer) for _ in range(4)]
-        for reader in readers:
-            assert reader.call("statistics").role == "reader"
-        assert writer.ring_buffer.handle()[1] not in segments(), turn
-        for reader in readers:
-            reader.leave()
 
 
 def test_the_storage_is_gone() -> None:

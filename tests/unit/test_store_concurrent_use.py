@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from memlane import Closed, ConcurrentUse
-from tests.harness import Aside
-from tests.queues import refuses
-from tests.stores import BytesSerde, Ring, Storage
+from tests.support import Aside
+from tests.support.queues import refuses
+from tests.support.stores import BytesSerde, Ring, Storage
 
 CALLS: dict[str, Callable[[Storage], object]] = {
     "put": lambda writer: writer.put("other", b"x"),

@@ -3,8 +3,8 @@
 import pytest
 
 from memlane import InvalidArgument, StoreFull, WrongRole
-from tests.queues import refuses
-from tests.stores import fill, store_of
+from tests.support.queues import refuses
+from tests.support.stores import fill, store_of
 
 ONE = bytes(52)
 

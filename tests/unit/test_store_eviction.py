@@ -6,8 +6,8 @@ import time
 import pytest
 
 from memlane import StoreBlocker, StoreFull, StoreReaderStatistics
-from tests.queues import refuses
-from tests.stores import Ring, Storage, fill, store_of
+from tests.support.queues import refuses
+from tests.support.stores import Ring, Storage, fill, store_of
 
 # 52 bytes and 12 more are one place of 64.
 ONE = bytes(52)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.queues import refuses
-from tests.stores import BytesSerde, Ring, Storage, fill, store_of
+from tests.support.queues import refuses
+from tests.support.stores import BytesSerde, Ring, Storage, fill, store_of
 
 ONE = bytes(52)
 

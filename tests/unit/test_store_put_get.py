@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from memlane import MsgpackSerde, ObjectGone, StoreFull, WrongRole
-from tests.queues import refuses, segments
-from tests.stores import ArraySerde, BytesSerde, Ring, Storage, fill, store_of
+from tests.support.queues import refuses, segments
+from tests.support.stores import ArraySerde, BytesSerde, Ring, Storage, fill, store_of
 
 ARRAY = np.arange(600, dtype=np.float32).reshape(20, 30)
 

@@ -1,7 +1,6 @@
 """`view`: arrays that alias the ring, and what happens if they outlive the block."""
 
 import gc
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -15,12 +14,10 @@ from memlane import (
     MsgpackSerde,
     ObjectSerde,
     PickleMsgpackSerde,
-    Unsupported,
     ViewInUse,
 )
-from tests.harness import Link, start
-from tests.queues import refuses
-from tests.stores import ArraySerde, Ring, Storage, store_of
+from tests.support.queues import refuses
+from tests.support.stores import ArraySerde, Ring, Storage, is_evicted, store_of
 
 ARRAY = np.arange(600, dtype=np.float64).reshape(20, 30)
 
@@ -40,12 +37,6 @@ HARMLESS: dict[str, Callable[[Any], object]] = {
 
 def views(writer: Storage) -> int:
     return writer.statistics().readers[0].views
-
-
-def is_evicted(writer: Storage) -> bool:
-    """Whether the oldest object could be evicted now."""
-    writer.free_unused()
-    return not writer.is_cached("k")
 
 
 def test_it_aliases() -> None:
@@ -295,32 +286,3 @@ def test_a_late_release_touches_no_successor() -> None:
         del view
         assert is_evicted(writer)
         new.close()
-
-
-def ask_for_release_after(_link: Link, what: str) -> str:
-    """Role: hand the end of a view to a GPU that is not there; what that said."""
-    if what == "torch":
-        assert "torch" in sys.modules
-    else:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # not installed
-    with store_of() as (writer, (reader,)):
-        block = reader.view(*writer.put("k", b"x"))
-        with block as view:
-            with refuses(Unsupported) as caught:
-                block.release_after(object())
-            assert bytes(view) == b"x"
-            del view
-        assert writer.statistics().readers[0].outstanding == 0
-        assert is_evicted(writer)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("what", "text"), [("torch", "torch finds none here"), ("nothing", "has not imported torch")]
-)
-def test_release_after_without_a_gpu(what: str, text: str) -> None:
-    """The error says what is missing, torch or the GPU; the block ends as usual."""
-    if what == "torch" and pytest.importorskip("torch").cuda.is_available():
-        pytest.skip("there is a GPU")
-    method = "fork" if what == "torch" else "spawn"
-    assert text in start(ask_for_release_after, what, method=method).result()

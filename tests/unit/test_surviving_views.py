@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from memlane import ViewInUse
-from tests.queues import queue_of, refuses
+from tests.support.queues import queue_of, refuses
 
 KEEPERS: dict[str, Callable[[memoryview], object]] = {
     "slice": lambda view: view[:5],

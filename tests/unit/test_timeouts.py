@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memlane import InvalidArgument, MessageQueue, TimedOut
-from tests.harness import Aside
-from tests.queues import drain, fill, queue_of, refuses
+from tests.support import Aside
+from tests.support.queues import drain, fill, queue_of, refuses
 
 EXPIRED = [0, 0.0, -0.0, -1, -1e-9, -1e300, -math.inf, -(2**70)]
 Call = Callable[[MessageQueue, MessageQueue, Any], object]

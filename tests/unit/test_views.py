@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, ViewInUse
-from tests.queues import file_of, queue_of, refuses
+from tests.support.queues import file_of, queue_of, refuses
 
 torch = pytest.importorskip("torch")
 

@@ -9,7 +9,7 @@ from pickle import PickleBuffer
 import numpy as np
 import pytest
 
-from tests.queues import queue_of
+from tests.support.queues import queue_of
 
 
 class Array(np.ndarray):

@@ -17,7 +17,7 @@ from memlane import (
     SingleWriterShmRingBuffer,
 )
 from tests.fuzz import records
-from tests.queues import SHM
+from tests.support.queues import SHM
 
 SIZE, MOST = 8192, 3000
 _HEADER = 8192

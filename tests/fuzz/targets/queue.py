@@ -14,7 +14,7 @@ import numpy as np
 from memlane import MemlaneError, MessageQueue
 from memlane._base import serialization
 from tests.fuzz import records
-from tests.queues import path_of
+from tests.support.queues import path_of
 
 CHUNK, CHUNKS = 8192, 3
 _TRAILER = -(-(CHUNK + 2) * CHUNKS // 4096) * 4096

@@ -20,7 +20,7 @@ from memlane import MemlaneError
 from memlane.store import _wire
 from memlane.store.serde import MsgpackSerde
 from tests.fuzz import engine
-from tests.serdes import exact, in_chunk, laid
+from tests.support.serdes import exact, in_chunk, laid
 
 SERDE = MsgpackSerde()
 

@@ -1,0 +1,179 @@
+"""`memlane.testing`: its promises to tests of engines built on memlane."""
+
+import logging
+import os
+import signal
+import uuid
+
+import pytest
+
+from memlane import MessageQueue, ReaderDied, SharedOffloadRegion, ShmRingBuffer, testing
+from tests.support.queues import SHM, name_in, path_of, refuses, start_reader, start_writer
+
+
+def open_here() -> list[testing.Segment]:
+    """Only this process's: other tests may run on the same machine."""
+    return [segment for segment in testing.segments() if os.getpid() in segment.pids]
+
+
+def test_local_queue() -> None:
+    """A whole queue in one process, with any option, gone afterwards."""
+    with testing.local_queue(2, max_chunk_bytes=64, serializer="msgpack") as (writer, readers):
+        writer.enqueue([1])
+        assert [reader.dequeue(timeout=0) for reader in readers] == [[1], [1]]
+        assert [segment.is_named for segment in open_here()] == [False]
+    with refuses(RuntimeError):
+        writer.enqueue([1])
+    assert open_here() == []
+
+
+def test_segments() -> None:
+    """Named until all have attached; with every process that has it open."""
+    with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
+        (segment,) = open_here()
+        assert segment == testing.Segment(path_of(writer).name, True, (os.getpid(),))
+        reader = start_reader(writer.export_handle())
+        writer.wait_until_ready(10)
+        (segment,) = open_here()
+        assert not segment.is_named
+        assert segment.pids == tuple(sorted([os.getpid(), reader.pid]))
+        reader.peer.kill()
+
+
+def test_no_leaks() -> None:
+    """Earlier segments are no leak; one that is left by the block is."""
+    with ShmRingBuffer(1, 64, 1), testing.no_leaks(), ShmRingBuffer(1, 64, 1):
+        pass
+    rings = []
+    with pytest.raises(AssertionError, match=rf"named, open in {os.getpid()}"), testing.no_leaks():
+        rings.append(ShmRingBuffer(1, 64, 1))
+    rings.pop().close()
+    with pytest.raises(ZeroDivisionError), testing.no_leaks():
+        rings.append(ShmRingBuffer(1 // 0, 64, 1))
+
+
+def test_a_region_that_is_left_is_a_leak() -> None:
+    """Its name stays until its creator cleans up."""
+    regions = []
+    with pytest.raises(AssertionError, match="vllm_offload_"), testing.no_leaks():
+        regions.append(SharedOffloadRegion(uuid.uuid4().hex, 4096, 1, 0, 1, 4096))
+    with testing.no_leaks():
+        regions.pop().cleanup()
+
+
+def test_a_region_of_vllm_that_is_left_is_a_leak() -> None:
+    """It is a file in a folder, which may be left alone, too."""
+    folder = SHM / f"vllm_offload_{uuid.uuid4().hex}.mmap"
+    text = rf"{folder.name}/memlane \(named, open in {os.getpid()}\)"
+    folder.mkdir()
+    with pytest.raises(AssertionError, match=text), testing.no_leaks():
+        region = os.open(folder / "memlane", os.O_CREAT | os.O_RDWR, 0o600)
+    assert testing.Segment(f"{folder.name}/memlane", True, (os.getpid(),)) in testing.segments()
+    (folder / "memlane").unlink()
+    assert testing.Segment(folder.name, True, ()) in testing.segments()
+    folder.rmdir()
+    (segment,) = open_here()
+    assert segment == testing.Segment(f"{folder.name}/memlane", False, (os.getpid(),))
+    with testing.no_leaks():
+        os.close(region)
+
+
+@pytest.mark.root
+def test_segments_of_other_users_are_no_leaks() -> None:
+    """They come and go as they like."""
+    path = SHM / f"memlane-{uuid.uuid4().hex}"
+    try:
+        with testing.no_leaks():
+            path.touch()
+            os.chown(path, 12345, 12345)
+    finally:
+        path.unlink()
+
+
+def test_what_only_the_collector_has_not_seen_yet_is_no_leak() -> None:
+    """An engine in a reference cycle is gone when its last outside reference is."""
+
+    class Engine:
+        pass
+
+    with testing.no_leaks():
+        engine = Engine()
+        engine.__dict__.update(itself=engine, queue=MessageQueue(1, 1, max_chunk_bytes=64))
+        del engine
+
+
+def test_kill() -> None:
+    """When it returns, the death can be seen: no wait is needed."""
+    with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
+        reader = start_reader(writer.export_handle())
+        writer.wait_until_ready(10)
+        testing.kill(reader.pid)
+        assert writer.statistics().readers[0].state == "dead"
+        with pytest.raises(ReaderDied):
+            writer.wait_until_ready(10)
+
+
+def test_stopped() -> None:
+    """Stopped within the block, running after it; a dead process is refused."""
+    with MessageQueue(1, 1, max_chunk_bytes=64) as writer:
+        reader = start_reader(writer.export_handle())
+        writer.wait_until_ready(10)
+        for _ in range(3):
+            with testing.stopped(reader.pid):
+                assert writer.statistics().readers[0].state == "stopped"
+            os.waitid(os.P_PID, reader.pid, os.WCONTINUED)
+            assert writer.statistics().readers[0].state == "running"
+        os.kill(reader.pid, signal.SIGKILL)
+        with refuses(ValueError, match="has ended"), testing.stopped(reader.pid):
+            pass
+
+
+def test_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of the block, with the interval of the block."""
+    monkeypatch.delenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", raising=False)
+    with testing.local_queue(1, max_chunk_bytes=64, max_chunks=1) as (writer, _):
+        writer.enqueue(1)
+        with testing.stalls(after=0.15) as lines, refuses(TimeoutError):
+            writer.enqueue(2, timeout=0.3)
+        assert lines
+        assert lines[0].startswith(f"reader 0 (pid {os.getpid()}, ")
+    assert "MEMLANE_RINGBUFFER_WARNING_INTERVAL" not in os.environ
+
+
+def test_stalls_where_nobody_logs() -> None:
+    """The lines are collected however quiet the engine's own logging is."""
+    logger, root = logging.getLogger("memlane"), logging.getLogger()
+    before = root.level
+    root.setLevel(logging.CRITICAL)
+    logger.disabled = True  # as logging.config does to loggers that it is not told of
+    try:
+        with testing.local_queue(1, max_chunk_bytes=64, max_chunks=1) as (writer, _):
+            writer.enqueue(1)
+            with testing.stalls(after=0.15) as lines, refuses(TimeoutError):
+                writer.enqueue(2, timeout=0.3)
+        assert lines
+        assert logger.disabled
+        assert logger.level == logging.NOTSET
+    finally:
+        root.setLevel(before)
+        logger.disabled = False
+
+
+@pytest.mark.parametrize("after", [0, -1.0, float("nan"), "often", None])
+def test_stalls_after_nothing(after: float) -> None:
+    """A line about the setting itself would be taken for one about a stall."""
+    before = dict(os.environ)
+    with refuses(ValueError, TypeError), testing.stalls(after):
+        pass
+    assert dict(os.environ) == before
+
+
+def test_segments_of_others() -> None:
+    """Another process's queue is seen, too, also when nobody else has it open."""
+    writer = start_writer()
+    with MessageQueue.create_from_handle(writer.greeting, 0):
+        writer.call("wait_until_ready", 10)
+    alone = testing.Segment(name_in(writer.greeting), False, (writer.pid,))
+    assert alone in testing.segments()
+    writer.peer.kill()
+    assert alone.name not in [segment.name for segment in testing.segments()]

@@ -1,0 +1,199 @@
+"""Groups of torch.distributed with gloo, in real processes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlane import GroupFailed, MessageQueue, RankMissing, in_the_same_node_as
+from tests.support import PATIENCE, Aside, Link, Peer, start, until
+from tests.support.groups import SMALL, errors_of, on_ranks, queues_over
+from tests.support.queues import refuses, segments
+
+dist = pytest.importorskip("torch.distributed")
+SIZE = 3
+MEMBERS = [2, 1]  # of the sub-group, by their ranks in the world, in an order of its own
+
+
+def exchange(group: Any, rank: int, size: int) -> list[Any]:
+    """Each rank writes once; returns what this rank reads from the others."""
+    read = []
+    for writer in range(size):
+        with MessageQueue.create_from_process_group(
+            group, *SMALL, writer, timeout=PATIENCE
+        ) as queue:
+            if rank == writer:
+                queue.enqueue({"from": rank})
+                read.append(None)
+            else:
+                read.append(queue.dequeue(PATIENCE))
+    return read
+
+
+def rank_of_torch(link: Link, rank: int) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        link.tell(store.port)
+    else:
+        store = dist.TCPStore("127.0.0.1", link.hear(2 * PATIENCE), is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
+    sub_group = dist.new_group(MEMBERS, backend="gloo", sort_ranks=False)
+    threads = len(os.listdir("/proc/self/task"))
+    seen: dict[str, Any] = {"world": exchange(dist.group.WORLD, rank, SIZE)}
+    seen["nodes"] = in_the_same_node_as(dist.group.WORLD, 2, timeout=PATIENCE)
+    if rank in MEMBERS:
+        seen["sub"] = exchange(sub_group, dist.get_rank(sub_group), len(MEMBERS))
+        seen["sub_nodes"] = in_the_same_node_as(sub_group, 0, timeout=PATIENCE)
+    else:
+        with pytest.raises(TypeError, match="not a group that this process is in"):
+            in_the_same_node_as(sub_group, 0)
+    dist.barrier()
+    # A thread that was joined stays in /proc for as long as the kernel takes to end it.
+    until(lambda: len(os.listdir("/proc/self/task")) <= threads, "the calls leave no thread")
+    if rank != 1:
+        with pytest.raises(RankMissing) as caught:
+            MessageQueue.create_from_process_group(dist.group.WORLD, *SMALL, timeout=5.0)
+        seen["missing"] = caught.value.ranks
+    dist.barrier()  # the group itself has not suffered
+    dist.destroy_process_group()
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.soak(seconds=180)
+def test_gloo() -> None:
+    """The world, and a sub-group with other ranks; a rank that does not come is named."""
+    before = segments()
+    peers = [start(rank_of_torch, rank, method="spawn") for rank in range(SIZE)]
+    port = peers[0].hear(2 * PATIENCE)  # importing torch takes its time where much else runs
+    for peer in peers[1:]:
+        peer.tell(port)
+    seen, errors = [], []
+    for peer in peers:  # of one that fails all others say no more than that it is gone
+        try:
+            seen.append(peer.result(2 * PATIENCE))
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("of the ranks", errors)
+    for rank in range(SIZE):
+        read = [None if writer == rank else {"from": writer} for writer in range(SIZE)]
+        assert seen[rank]["world"] == read
+        assert seen[rank]["nodes"] == [True] * SIZE
+    for place, rank in enumerate(MEMBERS):
+        assert seen[rank]["sub"] == [None if w == place else {"from": w} for w in range(2)]
+        assert seen[rank]["sub_nodes"] == [True, True]
+    assert seen[0]["missing"] == seen[2]["missing"] == (1,)
+    assert segments() == before
+
+
+def test_file_store(tmp_path: Path) -> None:
+    """Stores differ in how they wait, and in how they report a timeout."""
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    groups = [dist.ProcessGroup(store, rank, 2) for rank in range(2)]
+    with queues_over(groups, 1) as queues:
+        queues[1].enqueue(1)
+        assert queues[0].dequeue(PATIENCE) == 1
+    with pytest.raises(RankMissing, match="waiting for rank 1"):
+        MessageQueue.create_from_process_group(groups[0], *SMALL, timeout=0.5)
+
+
+def test_store_that_is_gone() -> None:
+    """An error that says what failed, instead of torch's own."""
+
+    class Gone(dist.Store):  # type: ignore[misc, name-defined]
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("connection was closed")
+
+    gone = Gone()
+    group = dist.ProcessGroup(gone, 0, 2)
+    with refuses(GroupFailed, match="does not answer: connection was closed"):
+        in_the_same_node_as(group, 0, timeout=PATIENCE)
+
+
+def test_group_with_a_store() -> None:
+    """Groups that are not torch's but have one of its stores name missing ranks, too."""
+
+    class Group:
+        def __init__(self, rank: int) -> None:
+            self.rank, self.world_size, self.store = rank, 2, store
+
+    store = dist.HashStore()
+    groups = [Group(rank) for rank in range(2)]
+    with queues_over(groups) as queues:
+        queues[0].enqueue(1)
+        assert queues[1].dequeue(PATIENCE) == 1
+    with pytest.raises(RankMissing, match="waiting for rank 0"):
+        MessageQueue.create_from_process_group(groups[1], *SMALL, timeout=0.1)
+
+
+def keeping_a_store(link: Link) -> None:
+    """Role: the process that a group's store lives in."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    link.tell(store.port)
+    link.hear()
+
+
+@pytest.fixture
+def keeper() -> Iterator[tuple[Peer, list[Any]]]:
+    """That process, and two ranks that reach it."""
+    peer = start(keeping_a_store, method="spawn")
+    port = peer.hear(2 * PATIENCE)
+    groups = [
+        dist.ProcessGroup(dist.TCPStore("127.0.0.1", port, is_master=False), rank, 2)
+        for rank in range(2)
+    ]
+    yield peer, groups
+    groups.clear()  # pytest keeps the list for longer
+    peer.resume()
+    peer.tell("end")
+    peer.result()
+
+
+def test_store_that_is_stopped(keeper: tuple[Peer, list[Any]]) -> None:
+    """Nobody can give up an operation of torch's, but the call ends at its deadline.
+
+    Fails without the guard: it took as long as the process was stopped.
+    """
+    peer, groups = keeper
+    assert on_ranks(in_the_same_node_as, groups, 0, timeout=PATIENCE) == [[True, True]] * 2
+    peer.stop()
+    begun = time.monotonic()
+    errors = errors_of(in_the_same_node_as, groups, 0, timeout=1.0)
+    assert 1.0 <= time.monotonic() - begun < 5.0
+    assert all(isinstance(error, RankMissing) for error in errors), errors
+    assert all("the store of the process group" in str(error) for error in errors)
+
+
+def test_store_that_is_stopped_for_a_while(keeper: tuple[Peer, list[Any]]) -> None:
+    """It is waited for: in the first operation, and in the middle of a call."""
+    peer, groups = keeper
+    peer.stop()
+    calls = [Aside(in_the_same_node_as, group, 0, timeout=PATIENCE) for group in groups]
+    for call in calls:
+        call.until_blocked()
+    peer.resume()
+    assert [call.result() for call in calls] == [[True, True]] * 2
+    first = Aside(in_the_same_node_as, groups[0], 0, timeout=PATIENCE).until_blocked()
+    peer.stop()
+    time.sleep(1.5)  # a slice of waiting, and the look at the store behind it
+    peer.resume()
+    assert in_the_same_node_as(groups[1], 0, timeout=PATIENCE) == first.result()
+
+
+def test_torch_is_not_needed() -> None:
+    """A group of memlane's own imports nothing of torch."""
+    code = (
+        "import sys, memlane, memlane.groups\n"
+        "with memlane.groups.TcpGroup('127.0.0.1', 0, 0, 1, secret=bytes(16)) as group:\n"
+        "    memlane.MessageQueue.create_from_process_group(group, 64, 2).close()\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

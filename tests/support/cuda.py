@@ -1,0 +1,53 @@
+"""A fake CUDA runtime (`cudart.cpp`), because machines that run the tests may have no GPU.
+
+A scene runs in a process that has loaded it under the real library's name, as torch would.
+"""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import Link, start
+
+STREAM = 0x5EED0
+SOURCE = Path(__file__).with_name("cudart.cpp")
+
+
+def build_runtime(folder: Path, version: int = 13000, driver: int = 13000) -> Path:
+    """Builds the library; skips the test if there is no compiler."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    path = folder / f"libcudart.so.{version // 1000}"
+    versions = [f"-DVERSION={version}", f"-DDRIVER={driver}"]
+    command: list[str | Path] = [
+        compiler,
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        *versions,
+        "-o",
+        path,
+        SOURCE,
+    ]
+    subprocess.run(command, check=True)
+    return path
+
+
+def with_runtime(library: Path, scene: Callable[[Any], None]) -> None:
+    """Runs the scene; it must leave nothing registered, no error, and no copy pending."""
+
+    def role(_link: Link) -> None:
+        fake = ctypes.CDLL(str(library))
+        fake.bytes_registered.restype = ctypes.c_size_t
+        fake.be_gpu.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        scene(fake)
+        left = (fake.ranges_registered(), fake.copies_waiting(), fake.sticky_error())
+        assert (left, fake.unregistered_late()) == ((0, 0, 0), 0)
+
+    start(role).result()

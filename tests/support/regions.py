@@ -1,0 +1,112 @@
+"""Offload regions for tests, in this process and in others."""
+
+import ctypes
+import itertools
+import mmap
+import os
+import platform
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memlane import SharedOffloadRegion
+from memlane._native import RegionFile
+from tests.support import Link, Remote, serve, start
+
+Region = SharedOffloadRegion
+PAGE = mmap.PAGESIZE
+_numbers = itertools.count()
+
+
+def new_id() -> str:
+    """An instance id that no one else uses."""
+    return f"test-{os.getpid()}-{next(_numbers)}"
+
+
+def region_of(
+    instance: str,
+    rank: int | None = 0,
+    *,
+    blocks: int = 4,
+    workers: int = 2,
+    cell: int = PAGE,
+    extra: int = 0,
+    **options: Any,
+) -> Region:
+    """A region of `blocks` rows of `workers` cells, and `extra` bytes after them."""
+    total = blocks * workers * cell + extra
+    return Region(instance, total, blocks, rank, workers, cell, **options)
+
+
+def path_of(instance: str) -> Path:
+    return Path(f"/dev/shm/vllm_offload_{instance}.mmap")
+
+
+@contextmanager
+def mapped(path: str | Path) -> Iterator[mmap.mmap]:
+    """The same file as mapped by a process that knows nothing about memlane."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        yield memory
+
+
+def populated_pages(path: str | Path) -> list[bool]:
+    """The pages of the file that have content; reserved pages alone do not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with mapped(path) as memory:
+        count = -(-len(memory) // PAGE)
+        found = (ctypes.c_ubyte * count)()
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), found) == 0
+        return [bool(one & 1) for one in found]
+
+
+def without_populate() -> None:
+    """From here on, madvise behaves in this process as it does in a kernel before 5.14."""
+    number = {"x86_64": 28, "aarch64": 233}[platform.machine()]
+    load, equals, at_least, give = 0x20, 0x15, 0x35, 0x06
+    steps = [
+        (load, 0, 0, 0),  # the call
+        (equals, 0, 4, number),
+        (load, 0, 0, 32),  # its third argument
+        (at_least, 0, 2, 22),
+        (at_least, 1, 0, 24),
+        (give, 0, 0, 0x00050000 | 22),  # EINVAL
+        (give, 0, 0, 0x7FFF0000),
+    ]
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
+    buffer = ctypes.create_string_buffer(code)
+    program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(buffer))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+    assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+
+
+def file_of(instance: str, *, blocks: int = 4, workers: int = 2, cell: int = PAGE) -> RegionFile:
+    """The file alone, at any step of its start."""
+    name = f"vllm_offload_{instance}.mmap"
+    return RegionFile(b"/dev/shm", name, blocks * workers * cell, blocks, workers * cell, cell)
+
+
+def serving(link: Link, instance: str, rank: int | None, options: dict[str, Any]) -> None:
+    """Role: a region that makes the requested calls."""
+    with region_of(instance, rank, **options) as region:
+        serve(link, region, region._creator)
+
+
+def start_region(
+    instance: str, rank: int | None = 0, method: str = "fork", **options: Any
+) -> Remote:
+    """A started region in its own process; its greeting is whether it is the creator."""
+    return Remote(start(serving, instance, rank, options, method=method))
+
+
+def half_created(link: Link, instance: str) -> None:
+    """Role: creates the file, and reserves nothing."""
+    file = file_of(instance)
+    assert file.enter(0.1) == "created"
+    assert file.await_space(0) == "build"
+    link.tell()
+    link.hear()
+    file.leave(1.0)

@@ -1,0 +1,111 @@
+"""Queues over the network for tests: on the loopback, in any process, also behind a relay."""
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from memlane import Handle, MessageQueue, TimedOut
+from tests.support import PATIENCE, Aside, Link, Remote, serve, until
+from tests.support.queues import segments, start_reader
+
+HERE = "127.0.0.1"
+LIVENESS = 1.0
+"""Seconds after which an unreachable peer counts as dead in tests."""
+
+
+class Writer(MessageQueue):
+    """Its `with` block ignores readers that a test has killed; only `close()` raises for them."""
+
+    def __exit__(self, *error: Any) -> None:
+        with suppress(TimedOut):
+            super().__exit__(*error)
+
+
+def remote_writer(n_remote: int = 1, n_local: int = 0, **options: Any) -> MessageQueue:
+    options = {"connect_ip": HERE, "remote_liveness": LIVENESS, "max_chunks": 4, **options}
+    return Writer(n_remote + n_local, n_local, max_chunk_bytes=4096, **options)
+
+
+@contextmanager
+def remote_queue(
+    n_remote: int = 1, n_local: int = 0, **options: Any
+) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
+    """A writer and its readers, the local ones first, all in this process."""
+    with ExitStack() as stack:
+        writer = remote_writer(n_remote, n_local, **options)
+        stack.push(writer)
+        readers = []
+        for rank in range(n_local + n_remote):
+            readers.append(MessageQueue.create_from_handle(writer.export_handle(rank), rank))
+            stack.callback(readers[-1].close)
+        writer.wait_until_ready(PATIENCE)
+        yield writer, readers
+
+
+def start_remote_reader(writer: MessageQueue, rank: int = 0, method: str = "fork") -> Remote:
+    """An attached remote reader in its own process."""
+    return start_reader(writer.export_handle(rank), rank, method)
+
+
+def address_of(handle: Handle) -> tuple[str, int]:
+    """Host and port of a handle."""
+    assert handle.remote_subscribe_addr is not None
+    host, _, port = handle.remote_subscribe_addr.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def remote_writing(link: Link, n_remote: int, liveness: float = LIVENESS) -> None:
+    writer = remote_writer(n_remote, remote_liveness=liveness)
+    serve(link, writer, writer.export_handle())
+
+
+_ACKNOWLEDGED = struct.Struct("120xQ")  # tcpi_bytes_acked of `struct tcp_info` (linux/tcp.h)
+
+
+@contextmanager
+def relayed_queue(
+    n_readers: int = 3, handle: Any = None, **options: Any
+) -> Iterator[tuple[MessageQueue, list[MessageQueue]]]:
+    """A writer and readers that all get their messages through the first of them."""
+    before = segments()
+    with ExitStack() as stack:
+        writer = stack.enter_context(remote_writer(n_readers, relay=True, **options))
+        readers: list[MessageQueue] = []
+        for rank in range(n_readers):
+            exported = writer.export_handle(rank)
+            exported = exported if handle is None else handle(exported)
+            readers.append(MessageQueue.create_from_handle(exported, rank))
+            stack.callback(readers[-1].close)
+        ready = [Aside(end.wait_until_ready, PATIENCE) for end in (writer, *readers)]
+        for each in ready:
+            each.result()
+        assert connections_of(writer) == 1
+        until(lambda: segments() == before, "the name of the ring has gone")
+        yield writer, readers
+
+
+def connections_of(writer: MessageQueue) -> int:
+    """How many streams of messages it sends."""
+    peers = writer._writer.session._peers  # type: ignore[union-attr]
+    return sum(peer.link.name == "STREAMING" for peer in peers)
+
+
+def relay_of(writer: MessageQueue) -> int:
+    """The rank of the one reader that relays."""
+    peers = writer._writer.session._peers  # type: ignore[union-attr]
+    relay: int
+    (relay,) = {peer.via.rank for peer in peers if peer.via is not None}
+    return relay
+
+
+def bytes_sent(writer: MessageQueue) -> int:
+    """Bytes that the readers' hosts have acknowledged on this writer's connections."""
+    total = 0
+    transport = writer._writer.transport  # type: ignore[union-attr]
+    for connection in transport.connections.values():
+        with socket.fromfd(connection.descriptor, socket.AF_INET, socket.SOCK_STREAM) as copy:
+            info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
+        total += _ACKNOWLEDGED.unpack_from(info)[0]
+    return total
