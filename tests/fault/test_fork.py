@@ -25,55 +25,6 @@ from tests.support.queues import (
     sweep,
 )
 
-SCRIPT = """
-import gc, os, sys
-from pathlib import Path
-from memlane import MessageQueue, ShmRingBuffer
-writer = MessageQueue(2, 2, None, 256, 4)
-reader = MessageQueue.create_from_handle(writer.export_handle(0), 0)
-ring = ShmRingBuffer(2, 64, 3)
-names = [Path("/dev/shm") / r.shared_memory.name for r in (writer.buffer, ring)]
-child = os.fork()
-if child == 0:
-    {action}
-    sys.exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert all(name.exists() for name in names), names
-other = MessageQueue.create_from_handle(writer.export_handle(1), 1)
-ShmRingBuffer(*ring.handle()).close()
-writer.wait_until_ready(10)
-for number in range(20):
-    writer.enqueue(number, timeout=0)
-    assert reader.dequeue(timeout=0) == other.dequeue(timeout=0) == number
-assert [entry.state for entry in writer.statistics().readers] == ["running"] * 2
-for end in (other, reader, writer, ring):
-    end.close()
-assert not any(name.exists() for name in names)
-"""
-
-
-@pytest.mark.parametrize(
-    "action",
-    [
-        "pass",
-        "os._exit(0)",
-        "writer.close(); reader.close(); ring.close()",
-        "ring.close(); reader.close(); writer.close(); writer.close()",
-        "del writer, reader, ring; gc.collect()",
-        "os.fork()",
-    ],
-)
-def test_the_child_exits(action: str) -> None:
-    """Whatever the child does before it exits, the parent's queue and ring still work."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(action=action)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 CALLS: dict[str, Callable[[MessageQueue, MessageQueue], object]] = {
     "enqueue": lambda writer, _: writer.enqueue(1, timeout=0),
     "acquire_write": lambda writer, _: writer.acquire_write(timeout=0).__enter__(),

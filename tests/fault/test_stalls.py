@@ -122,10 +122,14 @@ def test_reader_stopped(caplog: pytest.LogCaptureFixture) -> None:
         reader.call("close")
 
 
-def test_reader_blocked_in_a_system_call(caplog: pytest.LogCaptureFixture) -> None:
-    """It is running, but asleep in the kernel."""
+@pytest.mark.parametrize("role", [sleep, spin_aside])
+def test_reader_whose_main_thread_is_blocked(
+    role: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is running, but its main thread is asleep in the kernel; that is not said of the process,
+    in which another thread may be busy."""
     with MessageQueue(1, 1, [7], 256, 2) as writer:
-        reader = reader_of(sleep, writer)
+        reader = reader_of(role, writer)
         line = blocked_line(caplog, writer)
         who = f"reader 7 (pid {reader.pid}, running, its main thread asleep in the kernel ("
         assert line.startswith(who)
@@ -191,15 +195,6 @@ def test_a_block_that_was_left_holds_nothing() -> None:
                 raise KeyError
             (entry,) = writer.statistics().readers
             assert (entry.views, entry.views_since) == (0, None)
-
-
-def test_reader_spinning_beside_its_main_thread(caplog: pytest.LogCaptureFixture) -> None:
-    """What is true of the main thread is not said of the whole process."""
-    with MessageQueue(1, 1, [7], 256, 2) as writer:
-        reader = reader_of(spin_aside, writer)
-        line = blocked_line(caplog, writer)
-        assert f"(pid {reader.pid}, running, its main thread asleep in the kernel (" in line
-        reader.kill()
 
 
 def test_the_worst_of_many_comes_first(caplog: pytest.LogCaptureFixture) -> None:

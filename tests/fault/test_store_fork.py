@@ -5,8 +5,6 @@ Fails without the guard: a child that announces, unlinks or unpins would end the
 
 import gc
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,58 +22,6 @@ from tests.support.stores import (
     start_store_reader,
     store_of,
 )
-
-SCRIPT = """
-import gc, os, sys
-from pathlib import Path
-from memlane import SingleWriterShmObjectStorage as Storage, SingleWriterShmRingBuffer as Ring
-writer = Storage(1000, 2, Ring(4096, create=True))
-reader = Storage.create_from_handle(writer.handle())
-place = writer.put("k", [1, 2])
-view = reader.view(*place)
-value = view.__enter__()
-ring = Ring(100, create=True)
-names = [Path("/dev/shm") / r.handle()[1] for r in (writer.ring_buffer, ring)]
-child = os.fork()
-if child == 0:
-    {action}
-    sys.exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert all(name.exists() for name in names), names
-view.__exit__(None, None, None)
-assert reader.get(*place) == [1, 2]
-other = Storage.create_from_handle(writer.handle())
-assert other.get(*place) == [1, 2]
-assert [entry.state for entry in writer.statistics().readers] == ["running"] * 2
-assert [entry.outstanding for entry in writer.statistics().readers] == [0, 0]
-for end in (other, reader, writer, ring):
-    end.close()
-assert not any(name.exists() for name in names)
-"""
-
-
-@pytest.mark.parametrize(
-    "action",
-    [
-        "pass",
-        "os._exit(0)",
-        "writer.close(); reader.close(); ring.close()",
-        "ring.close(); reader.close(); writer.close(); writer.close()",
-        "del value; view = None; gc.collect()",
-        "del writer, reader, ring, view, value; gc.collect()",
-        "os.fork()",
-    ],
-)
-def test_the_child_exits(action: str) -> None:
-    """Whatever the child does before its end, the parent's storage and ring go on."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(action=action)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
 
 CALLS: dict[str, Callable[[Storage, Storage, Place], object]] = {
     "put": lambda writer, _, place: writer.put("new", b"x"),

@@ -24,17 +24,6 @@ for number in range(6):
 """
 
 
-@pytest.mark.parametrize("flags", [1, 1 | 2, 1 | 2 | 4])  # MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT
-def test_memory_that_is_locked(flags: int) -> None:
-    """mlockall() copies every page of a private mapping, lent or not; arrays are still right."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOCKED, str(flags)], capture_output=True, text=True, check=False
-    )
-    if "may not lock" in done.stderr:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-
-
 BESIDE = """
 import ctypes, sys
 import numpy as np
@@ -60,10 +49,20 @@ assert (first == 0).all()
 """
 
 
-def test_memory_beside_an_array_that_is_locked() -> None:
-    """mlock() of more than the array copies pages between two leases; the next arrays are right."""
+@pytest.mark.parametrize(
+    ("program", "flags"),
+    [
+        *[pytest.param(LOCKED, flags, id=f"mlockall-{flags}") for flags in (1, 1 | 2, 1 | 2 | 4)],
+        pytest.param(BESIDE, 0, id="mlock of more than the array"),
+    ],
+)
+def test_memory_that_is_locked(program: str, flags: int) -> None:
+    """The kernel then copies pages of a private mapping, lent or not; arrays are still right.
+
+    mlockall with MCL_CURRENT, MCL_FUTURE and MCL_ONFAULT: all of them; mlock: those between two
+    leases."""
     done = subprocess.run(
-        [sys.executable, "-c", BESIDE], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, str(flags)], capture_output=True, text=True, check=False
     )
     if "may not lock" in done.stderr:
         pytest.skip(done.stderr.strip())

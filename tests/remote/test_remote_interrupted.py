@@ -35,14 +35,3 @@ def test_a_message_whose_decoding_is_interrupted(error: type[BaseException]) -> 
             with pytest.raises(OutOfMemory if error is MemoryError else error):
                 reader.dequeue(PATIENCE)
         assert [reader.dequeue(PATIENCE) for _ in range(2)] == ["decoded", "next"]
-
-
-def test_a_message_that_cannot_be_decoded() -> None:
-    """It is consumed."""
-    with remote_queue() as (writer, (reader,)):
-        ATTEMPTS[:] = [ZeroDivisionError]
-        writer.enqueue(Decoded())
-        writer.enqueue("next")
-        with pytest.raises(ZeroDivisionError):
-            reader.dequeue(PATIENCE)
-        assert reader.dequeue(PATIENCE) == "next"

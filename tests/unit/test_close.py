@@ -30,26 +30,22 @@ ON_WRITERS: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("call", ON_READERS.values(), ids=ON_READERS.keys())
-def test_a_closed_reader(call: Call) -> None:
-    """After any number of closes, every call raises Closed, a RuntimeError."""
+ON_ENDS = [
+    *[pytest.param(0, call, id=f"reader-{name}") for name, call in ON_READERS.items()],
+    *[pytest.param(1, call, id=f"writer-{name}") for name, call in ON_WRITERS.items()],
+]
+
+
+@pytest.mark.parametrize(("is_writer", "call"), ON_ENDS)
+def test_every_call_of_a_closed_end_raises_closed(is_writer: int, call: Call) -> None:
+    """A RuntimeError, after any number of closes."""
     with queue_of() as (writer, (reader,)):
         writer.enqueue(1)
+        end = (reader, writer)[is_writer]
         for _ in range(3):
-            reader.close()
+            end.close()
             with refuses(RuntimeError) as caught:
-                call(reader)
-            assert isinstance(caught.value, Closed)
-
-
-@pytest.mark.parametrize("call", ON_WRITERS.values(), ids=ON_WRITERS.keys())
-def test_a_closed_writer(call: Call) -> None:
-    """After any number of closes, every call raises Closed, a RuntimeError."""
-    with queue_of() as (writer, _):
-        for _ in range(3):
-            writer.close()
-            with refuses(RuntimeError) as caught:
-                call(writer)
+                call(end)
             assert isinstance(caught.value, Closed)
 
 
