@@ -20,6 +20,7 @@ ALL = [
     "engines.ray",
     "engines.sglang_groups",
     "figures",
+    "figures.demo",
 ]
 # In the environment of another engine.
 STARTED_BY_OTHERS = {"engines.client", "engines.seer", "engines.sglang_ranks"}

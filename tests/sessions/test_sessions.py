@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memlane.broadcast.protocol.outbox import Piece
 from tests.sessions.rules import EXAMPLES, RULES, TABLES, hello_of
 from tests.sessions.world import World
 
@@ -132,7 +131,7 @@ def test_a_holder_of_two_keys_on_one_route() -> None:
         hello = hello_of(world.readers[place], **{**fresh, "number": 1 + (route == b"Y")})
         session.heard(route, hello, world.now, place, "somewhere")
     session.lost(b"X", world.now)
-    session.stage([Piece(b"message")], 7)
+    session.stage([(b"message",)], 7)
     session.publish()
     for count, (route, _, peer, cursor) in enumerate(session.frames_due()):
         assert count < 100, "it is due for ever"

@@ -134,7 +134,7 @@ class World:
             return
         body = b"%d." % self.sent + bytes(size)
         if self.pieces == 1:
-            pieces = [Piece(whole_header(EPOCH, session.next, Kind.BYTES, len(body)) + body)]
+            pieces = [(whole_header(EPOCH, session.next, Kind.BYTES, len(body)) + body,)]
         else:
             pieces = _split(body, session.next, self.pieces)
         if not fate and self.pieces == 1:
@@ -430,7 +430,8 @@ class World:
         while line.to_reader and line.to_reader[0][0] <= self.now:
             if (reader.host, "down") in self.cuts and line.is_up:
                 return
-            head, payload = line.to_reader.popleft()[1]
+            head, *rest = line.to_reader.popleft()[1]
+            payload = rest[0] if rest else None
             if self._takes("receive"):
                 session.greet(self.now)
                 continue
@@ -721,7 +722,7 @@ def _split(body: bytes, sequence: int, count: int) -> list[Piece]:
     length = -(-len(body) // count)
     parts = [body[at : at + length] for at in range(0, len(body), length)]
     return [
-        Piece(
+        (
             Header(
                 What.MESSAGE, EPOCH, sequence, Kind.BYTES, n, len(parts), n * length, len(body)
             ).pack(),

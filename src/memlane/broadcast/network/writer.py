@@ -20,7 +20,7 @@ from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger
 from memlane.broadcast.network.keys import Keys
 from memlane.broadcast.network.transport import Listening, begin_lending, end_lending
 from memlane.broadcast.protocol.frames import PIECE, Kind
-from memlane.broadcast.protocol.outbox import Piece, pieces_of, raw_piece
+from memlane.broadcast.protocol.outbox import Piece, piece_of, pieces_of, raw_piece
 from memlane.broadcast.protocol.writer_session import WriterSession
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import QueueStatistics
@@ -204,8 +204,8 @@ class NetworkWriter(NetworkEnd):
 
     def _begin(self) -> None:
         """Begins a call that sends."""
-        self._stages = False
-        if self._is_torn or self.session.is_staged:
+        if self._is_torn or self._stages:
+            self._stages = False
             self._recover()
 
     def _stage(self, pieces: Sequence[Piece], size: int) -> None:
@@ -220,14 +220,14 @@ class NetworkWriter(NetworkEnd):
             self._is_torn = True  # until this is over: a signal handler may raise anywhere
             size = self.session.publish()
             self._flush()
-            self._is_torn = False
+            self._is_torn = self._stages = False
             self._settle(size)
 
     def _publish_alone(self, size: int) -> None:
         """Fast path of `_stage` and `_publish` for a message in one piece that fits `_room`."""
         with self.lock:
             session = self.session
-            (piece,) = pieces_of(self._encoder, session.epoch, session.next, size)
+            piece = piece_of(self._encoder, session.epoch, session.next, size)
             self._is_torn = True
             self._send(session.publish_alone(piece, size))
             self._is_torn = False

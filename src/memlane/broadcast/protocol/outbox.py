@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from memlane.broadcast.protocol.peer import Cursor, Peer
 
 
-class Piece(NamedTuple):
-    """One frame: a header and its payload."""
-
-    head: bytes  # with the payload behind it, if that is small
-    payload: memoryview | None = None  # of memory that no longer changes
+Piece = tuple[bytes] | tuple[bytes, memoryview]
+"""One frame: a header, and its payload in memory that no longer changes. A small payload is behind
+the header in the same bytes."""
 
 
 class Message(NamedTuple):
@@ -42,16 +40,22 @@ class Message(NamedTuple):
     pieces: Sequence[Piece]
 
 
+def piece_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> Piece:
+    """The frame of a message of at most PIECE bytes."""
+    if total <= SMALL:
+        return (encoder.joined(whole_header(epoch, sequence, encoder.kind, total)),)
+    return pieces_of(encoder, epoch, sequence, total)[0]
+
+
 def pieces_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> list[Piece]:
     """The frames of a message. Those of a large one are views, which libzmq sends without a copy:
     bytes stay the caller's object, which cannot change; everything else is copied once."""
-    kind = encoder.kind
     if total <= SMALL:
-        return [Piece(encoder.joined(whole_header(epoch, sequence, kind, total)))]
-    memory = memoryview(encoder.settled())  # type: ignore[arg-type]
+        return [piece_of(encoder, epoch, sequence, total)]
+    kind, memory = encoder.kind, memoryview(encoder.settled())  # type: ignore[arg-type]
     count = -(-total // PIECE)
     return [
-        Piece(
+        (
             Header(What.MESSAGE, epoch, sequence, kind, n, count, n * PIECE, total).pack(),
             memory[n * PIECE : (n + 1) * PIECE],
         )
@@ -61,7 +65,7 @@ def pieces_of(encoder: Encoder, epoch: int, sequence: int, total: int) -> list[P
 
 def raw_piece(epoch: int, sequence: int) -> list[Piece]:
     """A message without content, in place of a chunk that was filled by hand."""
-    return [Piece(whole_header(epoch, sequence, Kind.RAW, 0))]
+    return [(whole_header(epoch, sequence, Kind.RAW, 0),)]
 
 
 class Outbox:
@@ -116,7 +120,7 @@ class Outbox:
     def frame_for(self, peer: Peer) -> tuple[Piece, Cursor | None] | None:
         """The next frame for `peer`; for a message, its cursor after that, too. None: no frame."""
         if peer.said:
-            return Piece(peer.said[0]), None
+            return (peer.said[0],), None
         sequence, piece = peer.cursor
         if peer.link is not Link.STREAMING or not self.first <= sequence < self.next:
             return None

@@ -146,7 +146,7 @@ class WriterSession:
             self._outbox.drop_taken()
         while self._answers:
             route, frame = self._answers[0]
-            yield route, Piece(frame), None, None
+            yield route, (frame,), None, None
         for peer in self._peers:
             while peer.is_connected and (found := self._outbox.frame_for(peer)) is not None:
                 piece, cursor = found
