@@ -151,6 +151,7 @@ bench: bench-peers
 # The pictures of the README and the manual, measured anew: half an hour. `engine` needs what `make engines` sets up.
 figures: bench-peers
 	tests/own_shm.sh $(PY) -m benchmarks.figures
+	$(PY) -m benchmarks.figures.demo
 
 # What the benchmarks compare with.
 bench-peers: engines-sources native-test

@@ -83,6 +83,8 @@ class Crew:
         self.answers: dict[int, MessageQueue] = {}
         self.reports: list[Report] = []
         """What each worker measured; complete after the `with` block if all left in order."""
+        self.queue_cpu_ns = 0
+        """CPU time of the scheduler's thread inside the queues."""
         self._is_one_gone = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -100,7 +102,7 @@ class Crew:
 
     def send(self, message: object) -> None:
         """Send to all workers; raises `WorkerDied` within the time that the queue promises."""
-        with self._naming():
+        with self._naming(), self._counting():
             self.broadcast.enqueue(message)
 
     def gather(self) -> list[Any]:
@@ -111,7 +113,7 @@ class Crew:
         """
         gathered = []
         for rank, answers in self.answers.items():
-            with self._naming(rank):
+            with self._naming(rank), self._counting():
                 gathered.append(answers.dequeue(cancel=self._is_one_gone))
         return gathered
 
@@ -196,6 +198,12 @@ class Crew:
             raise self.death(rank, repr(death)) from death
         except Cancelled:
             raise self._first_death() from None
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        cpu_ns = time.thread_time_ns()
+        yield
+        self.queue_cpu_ns += time.thread_time_ns() - cpu_ns
 
     def _watch(self) -> None:
         """Thread: set the event when the first worker ends."""

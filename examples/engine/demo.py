@@ -26,6 +26,7 @@ from .summary import (
     print_requests,
     print_segments,
     print_summary,
+    print_texts,
 )
 
 MAX_STEP_TOKENS = 128
@@ -54,16 +55,19 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
         with interruptible():
             _print_start(crew, arguments)
         with _view(crew, batcher, progress, arguments), interruptible():
+            cpu_ns = time.process_time_ns()
+            crew.queue_cpu_ns = 0
             for _ in Engine(config, crew).generate(batcher, progress):
                 check()
-            seconds = progress.elapsed()
+            seconds, cpu_ns = progress.elapsed(), time.process_time_ns() - cpu_ns
         broadcast = crew.broadcast.statistics()
         store = None if crew.images is None else crew.images.statistics()
     if any(crew.exit_codes):
         say(f"the workers left with exit codes {crew.exit_codes}")
         return 1
     with interruptible():
-        print_summary(progress, seconds, broadcast, crew.reports)
+        print_texts(batcher.sequences)
+        print_summary(progress, seconds, crew.queue_cpu_ns, cpu_ns, broadcast, crew.reports)
         if crew.images is not None and store is not None:
             print_images(crew.images, store, crew.reports)
         if crew.region is not None:
@@ -106,10 +110,9 @@ def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
     others = [code for rank, code in enumerate(crew.exit_codes) if rank != victim]
     with interruptible():
         print_line("what the user sees", told)
-        print_line(
-            "from kill to error", f"{1e3 * seconds:.1f} ms (promised: {PROMISED_SECONDS:.0f} s)"
-        )
-        print_line("the other workers", f"left with exit codes {others}")
+        print_line("named after", f"{seconds:.1f} s (promised: {PROMISED_SECONDS:.0f} s)")
+        cleanly = "cleanly, " if not any(others) else ""
+        print_line("survivors", f"left {cleanly}with exit codes {others}")
         clean = print_segments(crew.segments)
     return 0 if named and seconds < PROMISED_SECONDS and not any(others) and clean else 1
 

@@ -8,11 +8,16 @@ import numpy as np
 
 from memlane import QueueStatistics, StoreStatistics
 
+from .batching import Sequence as Generated
 from .image_store import ImageWriter
+from .images import PLACEHOLDERS
 from .offload import RegionPlan, RegionStart
 from .paging import BLOCK_SIZE, BlockTables
 from .progress import Progress
 from .worker import Report
+
+SHOWN_TEXTS = 3
+SHOWN_CHARACTERS = 40
 
 
 def print_line(label: str, text: str) -> None:
@@ -20,16 +25,55 @@ def print_line(label: str, text: str) -> None:
     print(f"  {label:<20}{text}", flush=True)
 
 
+def print_texts(sequences: Sequence[Generated]) -> None:
+    """Print the first prompts, each with the beginning of what was generated."""
+    for sequence in sequences[:SHOWN_TEXTS]:
+        prompt = sequence.request.prompt.removeprefix(PLACEHOLDERS)
+        generated = sequence.tokens[len(sequence.request.prompt) :]
+        print_line("prompt", f"{_readable(prompt)} > {_readable(generated)[:SHOWN_CHARACTERS]}")
+
+
+def _readable(text: bytes | bytearray) -> str:
+    decoded = bytes(text).decode(errors="replace")
+    return "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in decoded)
+
+
 def print_summary(
-    progress: Progress, seconds: float, broadcast: QueueStatistics, reports: list[Report]
+    progress: Progress,
+    seconds: float,
+    queue_cpu_ns: int,
+    cpu_ns: int,
+    broadcast: QueueStatistics,
+    reports: list[Report],
 ) -> None:
-    """Print how much was generated, how fast, and what scheduler and workers measured."""
+    """Print how much was generated, how fast, and what scheduler and workers measured.
+
+    `queue_cpu_ns` and `cpu_ns` are the scheduler's CPU time in its queues, and in all.
+    """
     steps = len(progress.steps)
-    print_line("generated", f"{progress.tokens} tokens in {seconds:.2f} s")
+    print_line(
+        "speed",
+        f"{progress.tokens / seconds:.0f} tokens/s: {progress.tokens} tokens in {seconds:.2f} s",
+    )
     print_line(
         "steps",
         f"{steps}, {steps / seconds:.0f} per second;"
         f" each {quantiles(progress.steps, 1e3, 'ms')} from decision to tokens",
+    )
+    in_queues = queue_cpu_ns + sum(r.waiting_cpu_ns + r.answering_cpu_ns for r in reports)
+    in_all = cpu_ns + sum(report.cpu_ns for report in reports)
+    print_line(
+        "memlane's share",
+        f"{100 * in_queues / in_all:.1f} % of the CPU time of scheduler and workers: all of"
+        f" enqueue and dequeue, pickling included",
+    )
+    waiting_cpu_ns = sum(report.waiting_cpu_ns for report in reports)
+    waiting_ns = sum(report.waiting_ns for report in reports)
+    print_line(
+        "waiting workers",
+        f"{100 * waiting_cpu_ns / waiting_ns:.1f} % of one core each, unpickling included"
+        f" ({waiting_cpu_ns / 1e9:.2f} s CPU in {waiting_ns / 1e9:.2f} s of dequeue; a busy wait:"
+        f" 100 %)",
     )
     crowd = f"{len(reports) + 1} processes on {len(os.sched_getaffinity(0))} cores"
     print_line(
@@ -41,13 +85,6 @@ def print_summary(
         "broadcast queue",
         f"{broadcast.bytes / 1e6:.2f} MB in {broadcast.messages} messages,"
         f" each to {len(broadcast.readers)} workers (the sums of the layers are most of it)",
-    )
-    cpu_ns = sum(report.waiting_cpu_ns for report in reports)
-    waiting_ns = sum(report.waiting_ns for report in reports)
-    print_line(
-        "waiting readers",
-        f"{100 * cpu_ns / waiting_ns:.1f} % of one core each, unpickling included"
-        f" ({cpu_ns / 1e9:.2f} s CPU in {waiting_ns / 1e9:.2f} s of dequeue; a busy wait: 100 %)",
     )
 
 

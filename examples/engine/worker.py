@@ -64,6 +64,10 @@ class Report:
     """Time spent inside `dequeue`."""
     waiting_cpu_ns: int = 0
     """CPU time of the whole process meanwhile, unpickling of the messages included."""
+    answering_cpu_ns: int = 0
+    """CPU time of the whole process inside `enqueue`."""
+    cpu_ns: int = 0
+    """CPU time of the whole process, for all steps."""
     view_ns: list[int] = field(default_factory=list)
     """Per image, the time until its pixels were accessible."""
     moved: Moved = field(default_factory=Moved)
@@ -116,33 +120,35 @@ def work(
 ) -> None:
     """Compute steps until the scheduler closes the broadcast, then report."""
     broadcast.wait_until_ready(START_SECONDS)
-    inbox = _Inbox(broadcast)
+    mail = _Mail(broadcast, answers)
     try:
-        inbox.take_start()
+        mail.take_start()
         # Now the scheduler has attached to the answers; dead before that, it would seem absent.
         answers.wait_until_ready(START_SECONDS)
         # From here on no segment of this worker has a name in /dev/shm: SIGTERM may end it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         answers.enqueue(None)
+        started_ns = time.process_time_ns()
         while True:
-            told = inbox.take_decision()
-            _step(config, shard, told, inbox, images, offload, answers)
+            told = mail.take_decision()
+            _step(config, shard, told, mail, images, offload)
     except Closed:
+        report = mail.report
+        report.cpu_ns = time.process_time_ns() - started_ns
         if images is not None:
-            inbox.report.view_ns = images.view_ns
+            report.view_ns = images.view_ns
         if offload is not None:
-            inbox.report.moved = offload.moved
-        answers.enqueue(inbox.report)
+            report.moved = offload.moved
+        answers.enqueue(report)
 
 
 def _step(
     config: ModelConfig,
     shard: Shard,
     told: tuple[Decision, int],
-    inbox: "_Inbox",
+    mail: "_Mail",
     images: ImageReader | None,
     offload: Offload | None,
-    answers: MessageQueue,
 ) -> None:
     decision, latency_ns = told
     shard.drop(decision["drop"])
@@ -153,17 +159,23 @@ def _step(
     batch = Batch(decision, config)
     hidden = shard.embed(batch)
     for layer in range(config.layers):
-        answers.enqueue(shard.block(layer, hidden, batch))
-        hidden = hidden + inbox.take_total()
-    answers.enqueue(Ballot(shard.vote(hidden, batch), latency_ns))
+        mail.answer(shard.block(layer, hidden, batch))
+        hidden = hidden + mail.take_total()
+    mail.answer(Ballot(shard.vote(hidden, batch), latency_ns))
 
 
-class _Inbox:
-    """The reading end of the broadcast; measures its waits."""
+class _Mail:
+    """The ends of both queues; measures what they cost."""
 
-    def __init__(self, broadcast: MessageQueue) -> None:
+    def __init__(self, broadcast: MessageQueue, answers: MessageQueue) -> None:
         self.report = Report()
         self._broadcast = broadcast
+        self._answers = answers
+
+    def answer(self, message: object) -> None:
+        cpu_ns = time.process_time_ns()
+        self._answers.enqueue(message)
+        self.report.answering_cpu_ns += time.process_time_ns() - cpu_ns
 
     def take_start(self) -> None:
         """Wait for the first message, which has no content and is not measured."""
