@@ -76,6 +76,18 @@ arm: $(VENV)/.installed
 	+$(VENV)/bin/cmake --build build/arm
 	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/arm --output-on-failure -E '^orders$$'
 
+# The C++ tests for the C libraries that wheels are built for: musl, and the oldest glibc, 2.28. zig, which PyPI has,
+# compiles for both and has no sanitizers. All run on this machine: musl is linked in, and a newer glibc keeps old names.
+musl: zig-x86_64-linux-musl zig-x86_64-linux-gnu.2.28
+
+zig-%: $(VENV)/.installed
+	$(PIP) --no-build-isolation -e '.[musl]'
+	$(VENV)/bin/cmake -S . -B build/zig-$* -G Ninja -DMEMLANE_NATIVE_TESTS=ON -DMEMLANE_NO_INSTRUMENTATION=ON \
+	    "-DCMAKE_CXX_COMPILER=$(CURDIR)/$(PY);-m;ziglang;c++;-target;$*" \
+	    -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" >/dev/null
+	+$(VENV)/bin/cmake --build build/zig-$*
+	tests/own_shm.sh $(VENV)/bin/ctest --test-dir build/zig-$* --output-on-failure
+
 # The extension with sync hooks and the package around it, for tests that kill a process at a sync point.
 hooks: | $(VENV)/.installed
 	$(VENV)/bin/cmake -S . -B build/hooks -G Ninja -DMEMLANE_SYNC_HOOKS=ON -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
@@ -102,7 +114,7 @@ fuzz-test: fuzz
 lint: $(VENV)/.tools
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(PY) -m mypy src tests/support examples benchmarks verification
+	$(PY) -m mypy src tests/support examples benchmarks verification release
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/lint-imports --config tests/house/protocol.importlinter
 
@@ -189,6 +201,35 @@ stub: $(VENV)/.tools
 	$(PY) -m nanobind.stubgen -q -m memlane._native -o src/memlane/_native.pyi
 	$(VENV)/bin/ruff check -q --fix --ignore E501 src/memlane/_native.pyi
 	$(VENV)/bin/ruff format -q src/memlane/_native.pyi
+
+.PHONY: musl sdist wheel wheels release-wheels runner new-python
+
+# The source distribution and a wheel for $(PYTHON), into dist/. The wheel is installed and tested where nothing else is,
+# and read by mypy and pyright. At most five minutes from nothing.
+wheel: new-python
+	$(PYTHON) -m release wheel
+
+# A wheel for every CPython on this machine, each tested in the same way.
+wheels: new-python
+	$(PYTHON) -m release wheels
+
+sdist: new-python
+	$(PYTHON) -m release sdist
+
+# Every wheel of a release for this machine's architecture, by cibuildwheel; needs Docker.
+release-wheels: new-python
+	$(PYTHON) -m release containers
+
+# Prepares a machine that is lent to CI: the packages that a target needs, and user namespaces, with which the tests
+# run side by side and which Ubuntu forbids. As root.
+PACKAGES ?=
+USERNS := kernel/apparmor_restrict_unprivileged_userns
+runner:
+	$(if $(PACKAGES),apt-get update -qq && apt-get install -qq -y $(PACKAGES))
+	test ! -e /proc/sys/$(USERNS) || sysctl -q -w $(subst /,.,$(USERNS))=0
+
+new-python:
+	@$(PYTHON) -c "$$REFUSE_OLD_PYTHON"
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) $(MOVED) $(RENAMED)
 	$(if $(MOVED),rm -rf $(VENV) build)

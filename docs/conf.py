@@ -7,7 +7,7 @@ import memlane
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-REPOSITORY = PROJECT["urls"]["Repository"]
+REPOSITORY = PROJECT["urls"]["Source"]
 
 project = "memlane"
 author = "the memlane authors"

@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -60,7 +61,7 @@ public:
     Actor(std::string name, Role role, std::optional<Spot> spot) : name_(std::move(name)), spot_(std::move(spot)) {
         thread_ = std::thread([this, role = std::move(role)] {
             self() = this;
-            thread_id_ = ::gettid();
+            thread_id_ = static_cast<pid_t>(::syscall(SYS_gettid));  // glibc 2.28 has no function for it
             is_in_hook_ = true;
             is_open_.wait(false);
             is_in_hook_ = false;

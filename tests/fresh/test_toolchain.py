@@ -22,7 +22,7 @@ pytestmark = pytest.mark.soak(seconds=180)
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """The files that a build needs."""
-    for name in ("native", "src"):
+    for name in ("native", "release", "src"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)

@@ -21,6 +21,7 @@ CHECKERS = {
         "benchmarks",
         "verification",
         "tests/support",
+        "release",
     ],
     "import-linter": [BIN / "lint-imports"],
     "import-linter, sessions": [
