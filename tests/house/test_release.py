@@ -163,6 +163,7 @@ def test_release_has_its_checklist() -> None:
         "musl",
         "wheels",
         "wheel",
+        "docs",
     ]
     assert {*needed} <= {*named.split()}
     assert "placeholder" in text
