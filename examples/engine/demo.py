@@ -66,8 +66,8 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
         say(f"the workers left with exit codes {crew.exit_codes}")
         return 1
     with interruptible():
-        print_texts(batcher.sequences)
         print_summary(progress, seconds, crew.queue_cpu_ns, cpu_ns, broadcast, crew.reports)
+        print_texts(batcher.sequences)
         if crew.images is not None and store is not None:
             print_images(crew.images, store, crew.reports)
         if crew.region is not None:

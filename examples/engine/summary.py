@@ -1,6 +1,7 @@
 """What the demo prints, with or without a live view."""
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from .paging import BLOCK_SIZE, BlockTables
 from .progress import Progress
 from .worker import Report
 
-SHOWN_TEXTS = 3
+SHOWN_TEXTS = 2
 SHOWN_CHARACTERS = 40
 
 
@@ -26,16 +27,20 @@ def print_line(label: str, text: str) -> None:
 
 
 def print_texts(sequences: Sequence[Generated]) -> None:
-    """Print the first prompts, each with the beginning of what was generated."""
+    """Print the first prompts, each with the beginning of what was generated from random weights;
+    bytes that are no text are dots."""
     for sequence in sequences[:SHOWN_TEXTS]:
         prompt = sequence.request.prompt.removeprefix(PLACEHOLDERS)
         generated = sequence.tokens[len(sequence.request.prompt) :]
-        print_line("prompt", f"{_readable(prompt)} > {_readable(generated)[:SHOWN_CHARACTERS]}")
+        print_line("prompt", _readable(prompt))
+        print_line("continued", _readable(generated)[:SHOWN_CHARACTERS])
 
 
 def _readable(text: bytes | bytearray) -> str:
-    decoded = bytes(text).decode(errors="replace")
-    return "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in decoded)
+    decoded = text.decode(errors="replace")
+    shown = "".join(c if c.isprintable() and c != "\ufffd" else "." for c in decoded)
+    speaks_unicode = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
+    return shown if speaks_unicode else shown.encode("ascii", "replace").decode()
 
 
 def print_summary(
@@ -64,8 +69,8 @@ def print_summary(
     in_all = cpu_ns + sum(report.cpu_ns for report in reports)
     print_line(
         "memlane's share",
-        f"{100 * in_queues / in_all:.1f} % of the CPU time of scheduler and workers: all of"
-        f" enqueue and dequeue, pickling included",
+        f"{100 * in_queues / in_all:.1f} % of all CPU time: enqueue, dequeue and pickling, also of"
+        " the layers' sums, which GPUs exchange themselves",
     )
     waiting_cpu_ns = sum(report.waiting_cpu_ns for report in reports)
     waiting_ns = sum(report.waiting_ns for report in reports)
