@@ -55,9 +55,9 @@ class CallGuard:
     def thread(self) -> int:
         """The thread that is in a call, or 0."""
 
-    def finish(self, timeout: float) -> bool:
+    def finish(self, timeout: float | None) -> bool:
         """
-        Runs `finish` once no call runs. False: one still does after `timeout` seconds (< 0: any).
+        Runs `finish` once no call runs. False: one still does after `timeout` seconds.
         """
 
 def is_plain(object: object | None) -> bool:

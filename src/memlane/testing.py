@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import INTERVAL_SETTINGS
 from memlane.broadcast.queue import MessageQueue
 from memlane.errors import InvalidArgument, TimedOut, system_fault
@@ -165,16 +166,17 @@ def _left_since(before: set[str]) -> list[Segment]:
     ]
 
 
-def kill(pid: int, timeout: float = 10.0) -> None:
+def kill(pid: int, timeout: float | None = 10.0) -> None:
     """Kills a process with SIGKILL; returns once its locks are dropped, so that it counts as dead.
 
     Raises:
         TimedOut: it has not ended within `timeout` seconds.
     """
+    deadline = Deadline(timeout)
     descriptor = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        if not select.select([descriptor], [], [], timeout)[0]:
+        if not select.select([descriptor], [], [], deadline.timeout_left())[0]:
             raise TimedOut(f"process {pid} did not end within {timeout} s of signal 9", timeout)
     finally:
         os.close(descriptor)

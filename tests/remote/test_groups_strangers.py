@@ -12,9 +12,9 @@ import zmq
 from zmq.utils import z85
 
 from memlane import GroupFailed, RankMissing
+from memlane._base.deadline import Deadline
 from memlane._net.tcp import Connection, Descriptors, Spare
 from memlane.groups import TcpGroup, board
-from memlane.groups.collectives import Deadline
 from tests.support import PATIENCE, Aside, Link, holdings, start, until
 from tests.support.groups import SECRET, groups_of, on_ranks
 from tests.support.queues import refuses
@@ -247,7 +247,7 @@ def test_values_of_another_version(step: str, value: bytes) -> None:
     if step == "left" and b"over" not in value:
         value = b"\xc1"
     with groups_of("tcp", 2) as groups:
-        call = groups[1].collectives(PATIENCE)
+        call = groups[1].collectives(Deadline(PATIENCE))
         key = f"{call._call}/1"
         places = {
             "broadcast": key,

@@ -10,9 +10,9 @@ import pytest
 import zmq
 
 from memlane import Closed, GroupFailed, InvalidArgument, MessageQueue, RankMissing, SystemFault
+from memlane._base.deadline import Deadline
 from memlane.groups import TcpGroup, board
 from memlane.groups.board import BoardStore
-from memlane.groups.collectives import Deadline
 from memlane.groups.keys import group_keys
 from memlane.groups.stores import StoreCollectives
 from tests.support import PATIENCE, Alarm, Aside, until
@@ -259,7 +259,7 @@ def test_dropped() -> None:
 def test_rank_0_closes_last() -> None:
     """Its close waits for ranks in the middle of a call, so that no call fails at its end."""
     with groups_of("tcp", 2) as (first, second):
-        call = second.collectives(PATIENCE)
+        call = second.collectives(Deadline(PATIENCE))
         closing = Aside(first.close).until_blocked()
         assert call.broadcast(1, lambda: "the board still works") == "the board still works"
         call.__exit__(None, None, None)
@@ -297,7 +297,7 @@ def test_a_member_that_says_anything() -> None:
 def test_what_no_rank_has_written() -> None:
     """The error says which rank should have written it."""
     with groups_of("tcp", 2) as groups:
-        call = groups[1].collectives(PATIENCE)
+        call = groups[1].collectives(Deadline(PATIENCE))
         call._store.set(f"{call._call}/1", b"\xc1")
         with refuses(GroupFailed, match="rank 0") as caught:
             call.broadcast(0, lambda: None)
@@ -308,7 +308,7 @@ def test_what_no_rank_has_written() -> None:
 def test_rank_0_does_not_wait_for_the_dead() -> None:
     """Nor for a rank whose call was abandoned."""
     with groups_of("tcp", 2) as (first, second):
-        second.collectives(PATIENCE)._store._connection.close(0)
+        second.collectives(Deadline(PATIENCE))._store._connection.close(0)
         first.close()
 
 

@@ -8,7 +8,6 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -19,6 +18,7 @@
 
 #include "bindings/ends/participant.hpp"
 #include "bindings/python/call_guard.hpp"
+#include "bindings/python/deadline.hpp"
 #include "bindings/python/failures.hpp"
 #include "bindings/python/gil.hpp"
 #include "core/segment.hpp"
@@ -27,22 +27,6 @@
 #include "os/clock.hpp"
 
 namespace memlane::bindings {
-
-// None: for ever; zero or less: has passed already; otherwise a number of seconds.
-inline os::Deadline to_deadline(nb::handle timeout) {
-    constexpr double kForEver = 9e9;  // 285 years
-    if (timeout.is_none()) return os::Deadline::never();
-    const double seconds = PyFloat_AsDouble(timeout.ptr());
-    if (seconds == -1.0 && PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_OverflowError))
-            throw nb::python_error();
-        PyErr_Clear();
-        raise_error(Error::InvalidType, "timeout must be a number of seconds or None");
-    }
-    if (std::isnan(seconds)) raise_error(Error::InvalidArgument, "timeout must be a number of seconds or None, not NaN");
-    if (seconds >= kForEver) return os::Deadline::never();
-    return os::Deadline::after(seconds <= 0 ? 0 : static_cast<os::Nanoseconds>(seconds * 1e9));
-}
 
 // What a wait does with the GIL between slices: runs signal handlers, checks the caller's `cancel`, and logs a
 // wait that lasts. Entering Python costs more than the rest of a slice, so it happens once a

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "bindings/python/deadline.hpp"
 #include "bindings/python/failures.hpp"
 #include "bindings/python/gil.hpp"
 #include "core/sync.hpp"
@@ -88,11 +89,9 @@ public:
     // The thread that is in a call; 0 if none is.
     unsigned long thread() const noexcept { return call_.caller(); }
 
-    // Waits until no call is under way, then runs `finish`, with calls kept out. False if it has not waited long enough;
-    // a negative timeout waits for ever.
-    bool finish(double timeout) {
-        const os::Deadline deadline =
-            timeout < 0 ? os::Deadline::never() : os::Deadline::after(static_cast<os::Nanoseconds>(timeout * 1e9));
+    // Waits until no call is under way, then runs `finish`, with calls kept out. False if it has not waited long enough.
+    bool finish(nb::handle timeout) {
+        const os::Deadline deadline = to_deadline(timeout);
         while (!call_.begin())
             if (!call_.wait(deadline)) return false;
         end();
@@ -141,8 +140,9 @@ inline void bind_call_guard(nb::module_& m) {
         .def("__enter__", &CallGuard::enter)
         .def("__exit__", &CallGuard::exit, "kind"_a.none(), "error"_a.none(), "traceback"_a.none())
         .def_prop_ro("thread", &CallGuard::thread, "The thread that is in a call, or 0.")
-        .def("finish", &CallGuard::finish, "timeout"_a,
-             "Runs `finish` once no call runs. False: one still does after `timeout` seconds (< 0: any).");
+        .def("finish", &CallGuard::finish, "timeout"_a.none(),
+             nb::sig("def finish(self, timeout: float | None) -> bool"),
+             "Runs `finish` once no call runs. False: one still does after `timeout` seconds.");
 }
 
 }  // namespace memlane::bindings

@@ -6,6 +6,7 @@ because they must not import native code; other modules install their functions 
 
 import memlane.errors
 from memlane._base.arguments import integer
+from memlane._base.deadline import seconds_of
 from memlane._native import install, install_errors
 
 install_errors(vars(memlane.errors))
@@ -13,4 +14,5 @@ install(
     foreign_segment=memlane.errors.foreign_segment,
     system_fault=memlane.errors.system_fault,
     integer=integer,
+    seconds_of=seconds_of,
 )

@@ -11,6 +11,7 @@ import os
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from memlane._base.deadline import seconds_of
 from memlane._base.diagnosis import Participant, failure, participant, view_in_use, warn
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
@@ -314,21 +315,25 @@ class LonelyWriter:
         if self._is_closed:
             raise Closed("this end is closed")
 
-    def send(self, _obj: Any, _timeout: float | None) -> None:
-        self.check()
+    def send(self, _obj: Any, timeout: float | None) -> None:
+        self._begin(timeout)
 
-    def wait_until_ready(self, _timeout: float | None) -> None:
-        self.check()
+    def wait_until_ready(self, timeout: float | None) -> None:
+        self._begin(timeout)
 
-    def wait_for_processes(self, _timeout: float | None, _processes: Iterable[object]) -> None:
+    def wait_for_processes(self, timeout: float | None, _processes: Iterable[object]) -> None:
+        self._begin(timeout)
+
+    def _begin(self, timeout: float | None) -> None:
+        seconds_of(timeout)
         self.check()
 
     def statistics(self) -> QueueStatistics:
         self.check()
         return QueueStatistics("writer", None, os.getpid(), 0, 0, 0, 0, ())
 
-    def block(self, _owner: object, _timeout: float | None) -> AbstractContextManager[memoryview]:
-        self.check()
+    def block(self, _owner: object, timeout: float | None) -> AbstractContextManager[memoryview]:
+        self._begin(timeout)
         return nullcontext(memoryview(bytearray(self._max_chunk_bytes)))
 
     def release_reader(self, rank: int) -> None:

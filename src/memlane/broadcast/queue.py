@@ -9,7 +9,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Self
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from, no_pickle
-from memlane._base.deadline import deadline_of, seconds_of
+from memlane._base.deadline import seconds_of
 from memlane._base.lifetime import abandoned_at_exit, finish
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
@@ -146,6 +146,7 @@ class MessageQueue:
             InvalidArgument: a negative rank, or one that the queue does not have.
         """
         handle, rank = checked_handle(handle), checked_rank(rank)
+        seconds_of(timeout)
         end: ReaderEnd
         if rank in handle.local_reader_ranks and handle.buffer_handle is not None:
             end = LocalReader(handle, handle.local_reader_ranks.index(rank))
@@ -281,7 +282,7 @@ class MessageQueue:
         The writer no longer waits for a closed reader. A call blocked in another thread raises
         `Closed`. Everything is freed, but a reader's views stay mapped, and may change.
         """
-        deadline_of(timeout)  # an invalid timeout closes nothing
+        seconds_of(timeout)  # an invalid timeout closes nothing
         self._is_closed = True
         self._end.close(timeout)
         if self._finalizer is not None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import ray
 
 from memlane import Handle, MessageQueue, ReaderDied, TimedOut, WriterDied
+from memlane._base.deadline import Deadline, seconds_of
 
 
 class Place(NamedTuple):
@@ -36,7 +37,9 @@ class Place(NamedTuple):
 class Crew(AbstractContextManager["Crew"]):
     """Actors, ranked in the given order. Those on the driver's node share its memory."""
 
-    def __init__(self, actors: Sequence[Any], *, timeout: float = 60.0, **options: Any) -> None:
+    def __init__(
+        self, actors: Sequence[Any], *, timeout: float | None = 60.0, **options: Any
+    ) -> None:
         """Asks each actor for its node and attaches it. `options` are those of `MessageQueue`.
 
         Raises:
@@ -44,10 +47,12 @@ class Crew(AbstractContextManager["Crew"]):
             TimedOut: an actor did not attach within `timeout` seconds.
         """
 
+        within = Deadline(timeout).timeout_left()
+
         def ask(function: Any, *columns: Any) -> list[Any]:
             rows = zip(actors, *columns, strict=False)
             calls = [actor.__ray_call__.remote(function, *row) for actor, *row in rows]
-            return list(ray.get(calls, timeout=timeout))
+            return list(ray.get(calls, timeout=within))
 
         here = ray.get_runtime_context().get_node_id()
         is_here = [node == here for node in ask(lambda _: ray.get_runtime_context().get_node_id())]
@@ -83,6 +88,7 @@ class Crew(AbstractContextManager["Crew"]):
             ReaderDied: an actor died; the answers of the others are kept for the next call.
             Exception: an answer cannot be decoded; the others' answers to this step are dropped.
         """
+        seconds_of(timeout)  # an invalid one is not an answer's error
         for rank in self._answers:
             others = SimpleNamespace(is_set=partial(self._look_at_others, rank))
             self._take(rank, timeout, others)  # polls it every 100 ms

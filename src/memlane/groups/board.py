@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils import z85
 
+from memlane._base.deadline import Deadline
 from memlane._base.descriptors import new_event
 from memlane._base.lifetime import start_thread, undone_by
 from memlane._base.msgspec import msgspec
@@ -32,7 +33,7 @@ from memlane._net.sockets import (
     can_receive,
 )
 from memlane.errors import GroupFailed, InvalidArgument, RankMissing, SystemFault
-from memlane.groups.collectives import SLICE, Deadline, stall_of
+from memlane.groups.collectives import SLICE, stall_of
 
 if TYPE_CHECKING:
     from memlane.groups.keys import GroupKeys
@@ -299,12 +300,12 @@ class BoardStore:
         deadline = self._deadline
         if self._has_answered:
             # A live board answers even after the deadline, so the error can name missing ranks.
-            deadline = Deadline(max(deadline.left(), 1.0))
+            deadline = Deadline(max(round(deadline.left(), 1), 1.0))
         stall = stall_of(self._rank, lambda: [0])
         while (answer := self._receive(deadline.left(stall.due(SLICE)))) is None:
             if deadline.left(SLICE) == 0:
                 raise RankMissing(
-                    f"timed out after {deadline.timeout:.1f} s waiting for rank 0, which keeps the "
+                    f"timed out after {deadline.timeout} s waiting for rank 0, which keeps the "
                     f"group's board at {self._address}: not started, stopped, dead, or its "
                     f"group has a different secret",
                     self._deadline.timeout,

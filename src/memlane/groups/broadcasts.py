@@ -8,11 +8,11 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
 
+from memlane._base.deadline import Deadline
 from memlane._base.lifetime import start_thread
 from memlane.errors import GroupFailed, RankMissing
 from memlane.groups.collectives import (
     Collectives,
-    Deadline,
     Outcome,
     missing_error,
 )

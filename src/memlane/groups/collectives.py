@@ -8,49 +8,23 @@ for a rank that has failed.
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.diagnosis import Stall
-from memlane.errors import GroupFailed, InvalidArgument, InvalidType, RankMissing
+from memlane.errors import GroupFailed, RankMissing
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from memlane._base.deadline import Deadline
 
 # Seconds between a wait's checks for signals, failures of other ranks, and a due log line.
 SLICE = 1.0
 
 Outcome = dict[str, Any]
 """The outcome of a step on one rank: {"value": ...} or {"error": text}."""
-
-
-def checked_timeout(timeout: object) -> float | None:
-    """Seconds, at most about a year; None: no limit."""
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise InvalidType(f"timeout must be a number of seconds, not {type(timeout).__name__}")
-    if not timeout >= 0:
-        raise InvalidArgument(f"timeout must be at least 0 seconds, not {timeout}")
-    return float(min(timeout, 3.2e7))
-
-
-class Deadline:
-    """The end of a call on the monotonic clock; with None it never comes."""
-
-    def __init__(self, timeout: float | None) -> None:
-        self.timeout = timeout
-        self._end = None if timeout is None else time.monotonic() + timeout
-
-    def left(self, most: float = float("inf")) -> float:
-        """Seconds until the deadline, from 0 to `most`."""
-        return most if self._end is None else min(most, max(0.0, self._end - time.monotonic()))
-
-    def timeout_left(self) -> float | None:
-        """The same as the `timeout` of another call: None without a deadline."""
-        return None if self._end is None else self.left()
 
 
 def stall_of(rank: int, missing: Callable[[], Sequence[int]]) -> Stall:

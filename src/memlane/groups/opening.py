@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 from memlane._base.arguments import integer_from
+from memlane._base.deadline import Deadline
 from memlane.errors import InvalidArgument, InvalidType
 from memlane.groups.broadcasts import BroadcastCollectives
-from memlane.groups.collectives import Collectives, Deadline, checked_timeout
+from memlane.groups.collectives import Collectives
 from memlane.groups.stores import StoreCollectives
 from memlane.groups.tcp import TcpGroup
 
@@ -20,10 +21,9 @@ def collectives_of(group: Any, timeout: float | None) -> Collectives:
         InvalidType: it is not a group, or this process is not in it.
         RankMissing: the group's store did not answer in time.
     """
-    timeout = checked_timeout(timeout)
-    if isinstance(group, TcpGroup):
-        return group.collectives(timeout)
     deadline = Deadline(timeout)
+    if isinstance(group, TcpGroup):
+        return group.collectives(deadline)
     if "torch.distributed" in sys.modules:  # otherwise it cannot be one of torch's
         from memlane.groups import torch_store
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from memlane._base.deadline import Deadline
 from memlane._base.msgspec import msgspec
 from memlane.errors import GroupFailed, RankMissing
 from memlane.groups.collectives import (
     SLICE,
     Collectives,
-    Deadline,
     Outcome,
     missing_error,
     stall_of,

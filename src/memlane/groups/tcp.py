@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from memlane._base.arguments import integer_from
+from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.lifetime import finish, undone_by
 from memlane._base.msgspec import msgspec
 from memlane._net.contexts import new_context
 from memlane.errors import Closed, GroupFailed, InvalidArgument, InvalidType, WrongProcess
 from memlane.groups.board import Board, BoardStore, address_of
-from memlane.groups.collectives import Deadline, checked_timeout
 from memlane.groups.keys import group_keys
 from memlane.groups.stores import StoreCollectives
 
@@ -61,7 +61,8 @@ class TcpGroup:
         self.port = integer_from("port", port, 0)
         if self.port > 65535 or (self.port == 0 and self.rank != 0):
             raise InvalidArgument(f"port must be that of rank 0 (at most 65535), not {port}")
-        self._timeout = checked_timeout(timeout)
+        seconds_of(timeout)
+        self._timeout = timeout
         self._keys = group_keys(secret)
         self._pid = os.getpid()
         self._address, _ = address_of(host, self.port)
@@ -89,7 +90,8 @@ class TcpGroup:
         src = integer_from("src", src, 0)
         if src >= self.world_size:
             raise InvalidArgument(f"there is no rank {src} in a group of {self.world_size}")
-        with self.collectives(self._timeout if timeout is None else timeout) as call:
+        deadline = Deadline(self._timeout if timeout is None else timeout)
+        with self.collectives(deadline) as call:
             packed = call.deliver(src, lambda: _packed(obj))
         if src == self.rank:
             return obj
@@ -98,8 +100,8 @@ class TcpGroup:
         except (msgspec.MsgspecError, UnicodeError, TypeError, RecursionError) as error:
             raise GroupFailed(f"rank {src} sent an undecodable object: {error}", src) from None
 
-    def collectives(self, timeout: float | None) -> StoreCollectives:
-        """Begins a collective call of this group, which ends after `timeout` seconds.
+    def collectives(self, deadline: Deadline) -> StoreCollectives:
+        """Begins a collective call of this group, which ends at the deadline.
 
         Raises:
             Closed: the group was closed.
@@ -120,7 +122,6 @@ class TcpGroup:
                 return ""
             return f"; {refused} connections were refused, because their group has another secret"
 
-        deadline = Deadline(timeout)
         store = BoardStore(self._context, self._address, self._keys, self.rank, deadline)
         with undone_by(lambda: store.close(b"")):
             return StoreCollectives(store, self.rank, self.world_size, deadline, hint)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from memlane._base.deadline import Deadline
 from memlane._base.lifetime import start_thread, undone_by
 from memlane.errors import GroupFailed, RankMissing, Unsupported
-from memlane.groups.collectives import Deadline
 
 
 def is_process_group(group: object) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memlane._base.deadline import NEVER, Deadline
 from memlane._base.naming import shown
 from memlane._base.segments import check_space
 from memlane._native import Population, RegionFile
@@ -58,7 +59,7 @@ class Plan:
     in_huge_pages: bool
     participants: int | None = None
     progress: Progress | None = None
-    timeout: float = 30.0
+    timeout: float | None = 30.0
     check: Callable[[int], object] | None = None
 
     @property
@@ -115,7 +116,7 @@ def start(file: RegionFile, plan: Plan) -> Started:
 
 
 def _enter(file: RegionFile, plan: Plan) -> str:
-    deadline = time.monotonic() + plan.timeout
+    deadline = Deadline(plan.timeout)
     foreign_since: float | None = None
     while (entry := file.enter(_SLICE)) in ("waiting", "foreign"):
         now = time.monotonic()
@@ -125,7 +126,7 @@ def _enter(file: RegionFile, plan: Plan) -> str:
             foreign_since = now
         elif now - foreign_since >= _FOREIGN:
             raise _in_use(plan)
-        if now > deadline:
+        if deadline.has_passed():
             raise TimedOut(
                 f"could not join {plan.shown} within {plan.timeout} s: a process has been stopped "
                 f"while joining or leaving it",
@@ -144,12 +145,11 @@ def _in_use(plan: Plan) -> SegmentRefused:
 
 def _await_space(file: RegionFile, plan: Plan) -> str:
     """Waits for the space while it grows; gives up after `timeout` seconds without growth."""
-    seen = -1
-    deadline = 0.0
+    seen, deadline = -1, NEVER
     while (turn := file.await_space(_SLICE)) == "waiting":
         if (allocated := file.allocated) != seen:
-            seen, deadline = allocated, time.monotonic() + plan.timeout
-        elif time.monotonic() > deadline:
+            seen, deadline = allocated, Deadline(plan.timeout)
+        elif deadline.has_passed():
             raise TimedOut(
                 f"the space of {plan.shown} is not complete: {allocated} of {plan.total_bytes} "
                 f"bytes, unchanged for {plan.timeout} s; pid {file.builder} is reserving it",
@@ -175,9 +175,9 @@ def remove_name(file: RegionFile, plan: Plan) -> None:
 
 
 def _remove_name_at(participants: int, file: RegionFile, plan: Plan) -> bool:
-    deadline = time.monotonic() + plan.timeout
+    deadline = Deadline(plan.timeout)
     while (naming := file.mark_mapped(participants, _SLICE)) == "waiting":
-        if time.monotonic() > deadline:
+        if deadline.has_passed():
             raise TimedOut(
                 f"could not remove the name {plan.shown} within {plan.timeout} s: a process has "
                 f"been stopped while joining or leaving",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from memlane._base.arguments import integer, integer_from, no_pickle
-from memlane._base.deadline import seconds_of
+from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.naming import shown
 from memlane._native import await_bytes
 from memlane.errors import (
@@ -115,6 +114,7 @@ class SharedOffloadRegion:
             participants = integer_from("participants", participants, 1, MOST_PARTICIPANTS)
         if progress is not None and not callable(progress):
             raise InvalidType("progress must be callable with two numbers")
+        seconds_of(timeout)
         name = file_name("instance_id", instance_id, prefix)
         where = _absolute(directory)
         self.mmap_path = f"{where}/{name}"
@@ -139,7 +139,7 @@ class SharedOffloadRegion:
             in_huge_pages=_pages.wants_huge(pages, where),
             participants=participants,
             progress=progress,
-            timeout=seconds_of(timeout),
+            timeout=timeout,
         )
         self._hold(Holding(name, self.num_blocks, self._row_stride, self.cpu_page_size, plan))
         if pages == "huge" and self.pages != "huge":
@@ -347,14 +347,14 @@ def _torch(what: str) -> Any:
     return torch
 
 
-def _wait_for_file_size(fd: int, expected_size: int, timeout: float = 30.0) -> None:
+def _wait_for_file_size(fd: int, expected_size: int, timeout: float | None = 30.0) -> None:
     """Returns once the file has at least that many bytes; TimedOut after `timeout` seconds.
 
     For code that imports vLLM's function of this name; memlane does not use it.
     """
-    deadline = time.monotonic() + timeout
-    while not await_bytes(fd, expected_size, max(0.0, deadline - time.monotonic())):
-        if time.monotonic() > deadline:
+    deadline = Deadline(timeout)
+    while not await_bytes(fd, expected_size, deadline.left(1.0)):
+        if deadline.has_passed():
             raise TimedOut(
                 f"the file has {os.fstat(fd).st_size} bytes after {timeout} s, not {expected_size}",
                 timeout,

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import zmq
 import zmq.utils.garbage
 
-from memlane._base.deadline import deadline_of
+from memlane._base.deadline import NEVER, Deadline
 from memlane._base.descriptors import new_event
 from memlane._base.diagnosis import Stall
 from memlane._base.lifetime import is_left_behind, note_exit, start_thread
@@ -79,7 +79,7 @@ class NetworkEnd(ABC):
         self.lock = threading.RLock()
         self.turn = CallGuard(self._begin_call, self._end_call)
         self._closing = self._announce = self._closed = self._is_freed = False
-        self._deadline: float | None = None  # of the last words
+        self._deadline = NEVER  # of the last words
         self._ends_itself = False  # the thread closes this end, because nobody else can
         self._was_closed_here = False  # inside of `locked`
         self._ender = 0  # the thread that ends this end
@@ -213,7 +213,7 @@ class NetworkEnd(ABC):
 
     def close(self, timeout: float | None = None) -> None:
         """Closes this end and tells the peers."""
-        deadline = deadline_of(timeout)
+        deadline = Deadline(timeout)
         if not self._closing:
             self._deadline, self._announce = deadline, True
         self._close()
@@ -239,7 +239,7 @@ class NetworkEnd(ABC):
             self._was_closed_here = True
             return
         # At interpreter exit, another thread may be in a call that never returns.
-        self.turn.finish(-1 if self._announce else 1.0)
+        self.turn.finish(None if self._announce else 1.0)
 
     def _finish(self) -> None:
         """Ends the thread and frees everything. No call may be in progress."""
@@ -280,8 +280,7 @@ class NetworkEnd(ABC):
     def wait(
         self,
         ready: Callable[[], T | None],
-        deadline: float | None,
-        timeout: float | None,
+        deadline: Deadline,
         who: Callable[[], str],
         cancel: Asked | None = None,
         stall_line: Callable[[float], str | None] | None = None,
@@ -289,8 +288,8 @@ class NetworkEnd(ABC):
     ) -> T:
         """Ticks with the lock held until `ready` returns something other than None; returns that.
 
-        A result takes precedence over `cancel`, and `cancel` over the deadline (`timeout` seconds),
-        whose error names `who` was waited for. A long wait logs what `stall_line` returns.
+        A result takes precedence over `cancel`, and `cancel` over the deadline, whose error names
+        `who` was waited for. A long wait logs what `stall_line` returns.
         """
         stall = None if stall_line is None else Stall(stall_line)
         while True:
@@ -308,11 +307,12 @@ class NetworkEnd(ABC):
             if cancel is not None and cancel.is_set():
                 raise Cancelled
             now = time.monotonic()
-            if deadline is not None and now >= deadline:
+            if now >= deadline.end:
+                timeout = deadline.timeout
                 with self.lock:
                     raise TimedOut(f"timed out after {timeout} s waiting for {who()}", timeout)
-            ends = [end - now for end in (due, deadline) if end is not None]
-            self._sleep(poller or self._call_poller, max(0.0, min([SLICE, *ends])))
+            end = deadline.end if due is None else min(due, deadline.end)
+            self._sleep(poller or self._call_poller, max(0.0, min(SLICE, end - now)))
 
     @abstractmethod
     def _tick(self) -> float | None:

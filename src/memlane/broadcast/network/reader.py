@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from memlane._base.deadline import deadline_of
+from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import no_memory
 from memlane._base.naming import names_of
 from memlane._base.serialization import codec_of
@@ -49,7 +49,7 @@ class NetworkReader(NetworkEnd):
         rank: of this reader.
         secret: of the place that it asks for.
         host: readers with the same text may share memory; empty: shares none.
-        deadline, timeout: for attaching.
+        deadline: for attaching.
 
     Raises:
         WriterUnreachable: nothing accepts a connection there, or the writer is dead.
@@ -73,8 +73,7 @@ class NetworkReader(NetworkEnd):
         rank: int,
         secret: str,
         host: str = "",
-        deadline: float | None = None,
-        timeout: float | None = None,
+        deadline: Deadline = NEVER,
     ) -> None:
         if handle.remote_server_key:
             need_curve()
@@ -111,11 +110,9 @@ class NetworkReader(NetworkEnd):
             self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
             self.transport.connect()
             self._start_thread()
-            self._until(lambda: self.session.was_welcome, deadline, timeout)
+            self._until(lambda: self.session.was_welcome, deadline)
 
-    def _until(
-        self, is_done: Callable[[], bool], deadline: float | None, timeout: float | None
-    ) -> None:
+    def _until(self, is_done: Callable[[], bool], deadline: Deadline) -> None:
         """Receives until `is_done`, as a step of attaching."""
         session = self.session
 
@@ -133,7 +130,7 @@ class NetworkReader(NetworkEnd):
             who = f"{self.writer()} kept reader {self.rank} (pid {os.getpid()})"
             return f"{who} waiting for {waited:.1f} s: it has not attached"
 
-        self.wait(ready, deadline, timeout, self.writer, stall_line=line)
+        self.wait(ready, deadline, self.writer, stall_line=line)
 
     # Taking -----------------------------------------------------------------------------------
 
@@ -142,18 +139,15 @@ class NetworkReader(NetworkEnd):
         return self.transport.socket
 
     def receive(
-        self,
-        timeout: float | None,
-        cancel: threading.Event | None,
-        _lends: bool = False,
-        deadline: float | None = None,
+        self, timeout: float | None, cancel: threading.Event | None, _lends: bool = False
     ) -> Any:
-        """`deadline`: when a call of `timeout` seconds that began on another end times out."""
-        if deadline is None and timeout is not None:
-            deadline = deadline_of(timeout)
+        return self.receive_by(NEVER if timeout is None else Deadline(timeout), cancel)
+
+    def receive_by(self, deadline: Deadline, cancel: threading.Event | None) -> Any:
+        """As `receive`, for a call that may have begun on another end."""
         with self.turn:
             if self._kept is None:
-                self.take(timeout, cancel, deadline, keeps=True)
+                self.take(deadline, cancel, keeps=True)
             elif self.session.is_next(self._kept):  # a handler raised while it was taken
                 with self.lock:
                     self._next()
@@ -181,14 +175,7 @@ class NetworkReader(NetworkEnd):
             "Only local readers can acquire_read: a remote reader has no chunks; use dequeue"
         )
 
-    def take(
-        self,
-        timeout: float | None,
-        cancel: Asked | None,
-        deadline: float | None,
-        *,
-        keeps: bool = False,
-    ) -> Message:
+    def take(self, deadline: Deadline, cancel: Asked | None, *, keeps: bool = False) -> Message:
         """The next message, not decoded; inside a call. It counts as taken from now on, and with
         `keeps` is this end's until it is decoded.
 
@@ -211,7 +198,7 @@ class NetworkReader(NetworkEnd):
             self._check_writer()
             return None
 
-        return self.wait(ready, deadline, timeout, self.writer, cancel, self._line)
+        return self.wait(ready, deadline, self.writer, cancel, self._line)
 
     def _next(self, keeps: bool = False) -> Message:
         if keeps:  # before it is taken: a signal handler may raise at any call
@@ -309,11 +296,11 @@ class NetworkReader(NetworkEnd):
             (own,),
         )
 
-    def wait_until_ready(self, timeout: float | None, deadline: float | None = None) -> None:
-        """Returns when the writer has said that everybody has attached. `deadline`: when a call of
-        `timeout` seconds that began on another end times out."""
-        if deadline is None:
-            deadline = deadline_of(timeout)
+    def wait_until_ready(self, timeout: float | None) -> None:
+        self.wait_until_ready_by(Deadline(timeout))
+
+    def wait_until_ready_by(self, deadline: Deadline) -> None:
+        """Returns when the writer has said that everybody has attached."""
         session = self.session
 
         def missing() -> str:
@@ -339,7 +326,7 @@ class NetworkReader(NetworkEnd):
 
         self._asked_at = 0.0
         with self.turn:
-            self.wait(ready, deadline, timeout, missing, stall_line=line)
+            self.wait(ready, deadline, missing, stall_line=line)
 
     def _ask(self) -> None:
         now = time.monotonic()
@@ -422,7 +409,7 @@ class NetworkReader(NetworkEnd):
             return _LAST_WORDS if session.is_connected else 0.0
         session.leave(now)
         patience = min(self.bound, _LAST_WORDS) if session.is_connected else self.bound
-        deadline = now + patience if self._deadline is None else min(self._deadline, now + patience)
+        deadline = Deadline(self._deadline.left(patience))
 
         def left() -> bool | None:
             self._note_events(time.monotonic())
@@ -433,7 +420,7 @@ class NetworkReader(NetworkEnd):
         poller = self._poller(*self.transport.quiet, self.transport.news)
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
-            self.wait(left, deadline, None, str, poller=poller)
+            self.wait(left, deadline, str, poller=poller)
         return _LAST_WORDS if session.is_connected and not session.has_left else 0.0
 
     # Readers that share a host ------------------------------------------------------------------
@@ -458,9 +445,7 @@ class NetworkReader(NetworkEnd):
             self.session.report(name, ring_id, rows)
             self._flush()
 
-    def attach_at(
-        self, ring: Ring, rows: list[ReportRow], deadline: float | None, timeout: float | None
-    ) -> bool:
+    def attach_at(self, ring: Ring, rows: list[ReportRow], deadline: Deadline) -> bool:
         """Reports this reader in that ring, and waits until the writer knows; False: the ring's
         relay has ended."""
         said_at = 0.0
@@ -476,7 +461,7 @@ class NetworkReader(NetworkEnd):
             return self.session.is_behind or shown is None or shown.name != ring.name
 
         with self.turn:
-            self._until(is_seen, deadline, timeout)
+            self._until(is_seen, deadline)
         return self.session.is_behind
 
     def go_alone(self, taken: int, nbytes: int = 0) -> None:
@@ -487,8 +472,8 @@ class NetworkReader(NetworkEnd):
             self.session.read_alone(taken, time.monotonic(), nbytes)
             self._flush()
 
-    def until_welcome(self, deadline: float | None, timeout: float | None) -> None:
+    def until_welcome(self, deadline: Deadline) -> None:
         """Waits for WELCOME, or for something to take: the writer may have closed or died since."""
         s = self.session
         with self.turn:
-            self._until(lambda: s.is_welcome or s.is_ended or bool(s.inbox), deadline, timeout)
+            self._until(lambda: s.is_welcome or s.is_ended or bool(s.inbox), deadline)

@@ -22,7 +22,7 @@ from pickle import PickleBuffer
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from memlane._base.deadline import deadline_of
+from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import participant
 from memlane._base.lifetime import start_thread, undone_by
 from memlane._base.segments import new_id
@@ -193,7 +193,7 @@ class Relay:
                         continue
             try:
                 with self.stream.turn:
-                    message = self.stream.take(pause, self, deadline_of(pause))
+                    message = self.stream.take(Deadline(pause), self)
             except TimedOut:
                 continue
             except Cancelled:

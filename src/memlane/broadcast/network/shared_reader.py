@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlane._base.deadline import deadline_of, remaining
+from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import failure, participant
 from memlane._base.lifetime import undone_by
 from memlane.broadcast.local import LocalReader, ViewBlock
@@ -61,27 +61,25 @@ _NO_RING = (
 def remote_reader(handle: Handle, rank: int, timeout: float | None) -> ReaderEnd:
     """Attaches a reader on another host than its writer: over its own connection, or to its host's
     ring, for which it may have to relay. Stays detached if it raises."""
-    deadline = deadline_of(timeout)
-    stream = _stream_of(handle, rank, deadline, timeout)
+    deadline = Deadline(timeout)
+    stream = _stream_of(handle, rank, deadline)
     with undone_by(stream.abandon):
         ring = stream.session.ring
         if ring is not None:
             try:
                 if ring.name:
-                    return _reader_behind(stream, handle, ring, deadline, timeout)
+                    return _reader_behind(stream, handle, ring, deadline)
                 relay = Relay(stream, handle, ring)
                 with undone_by(relay.ring.abandon):
                     return RelayingReader(relay, ring.place, stream)
             except _NO_RING as error:
                 logger.warning("reader %d reads over its own connection: %s", rank, error)
                 stream.go_alone(0)
-                stream.until_welcome(deadline, timeout)
+                stream.until_welcome(deadline)
         return stream
 
 
-def _stream_of(
-    handle: Handle, rank: int, deadline: float | None, timeout: float | None
-) -> NetworkReader:
+def _stream_of(handle: Handle, rank: int, deadline: Deadline) -> NetworkReader:
     """Attaches reader `rank` at the first free place, trying its usual one first."""
     secrets = handle.remote_reader_keys
     if not secrets:
@@ -94,7 +92,7 @@ def _stream_of(
     refused: PlaceTaken | None = None
     for secret in (*secrets[first:], *secrets[:first]):
         try:
-            return NetworkReader(handle, rank, secret, host, deadline, timeout)
+            return NetworkReader(handle, rank, secret, host, deadline)
         except PlaceTaken as error:
             refused = refused or error  # the first says why the usual place cannot be had
     if len(secrets) > 1:
@@ -117,7 +115,7 @@ def where_memory_is_shared() -> str:
 
 
 def _reader_behind(
-    stream: NetworkReader, handle: Handle, ring: Ring, deadline: float | None, timeout: float | None
+    stream: NetworkReader, handle: Handle, ring: Ring, deadline: Deadline
 ) -> SharedReader:
     """Attaches to the ring of another reader's relay; returns once the writer knows of it."""
     there = ring_handle(handle, ring, stream.session.writer_pid)
@@ -130,7 +128,7 @@ def _reader_behind(
         if participant(reader.native, 0).state == "dead":
             raise SegmentMissing(ring.name, "its relay has died, and the writer does not know yet")
         here = [ReportRow(ring.place, os.getpid(), "running", 0)]
-        if not stream.attach_at(ring, here, deadline, timeout):
+        if not stream.attach_at(ring, here, deadline):
             raise SegmentMissing(ring.name, "its relay has ended")
     return reader
 
@@ -187,20 +185,20 @@ class SharedReader(LocalReader):
             self._alone.check()
 
     def wait_until_ready(self, timeout: float | None) -> None:
-        deadline = deadline_of(timeout)
+        deadline = Deadline(timeout)
         while self._alone is None:
-            left = remaining(deadline)
+            left = deadline.left()
             try:
-                self.native.wait_until_ready(self._look if left is None else min(left, self._look))
+                self.native.wait_until_ready(min(left, self._look))
                 return
             except TimedOut as error:
                 if self._has_parted():
                     self._go_on(error)
-                elif left is not None and left <= self._look:
+                elif left <= self._look:
                     raise failure(self.native, "not_ready", 0, timeout) from None
             except WriterDied as error:
                 self._go_on(error)
-        self._alone.wait_until_ready(timeout, deadline)
+        self._alone.wait_until_ready_by(deadline)
 
     def _has_parted(self) -> bool:
         """Has the writer said that the relay is none any more, although the ring is not dead?"""
@@ -217,27 +215,27 @@ class SharedReader(LocalReader):
         return self._parting if cancel is None else _Parting(self._has_parted, cancel)
 
     def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
-        deadline = None if timeout is None else deadline_of(timeout)
+        deadline = NEVER if timeout is None else Deadline(timeout)
         alone = self._alone
         if alone is None:
             try:
                 return self.native.receive(timeout, self._until_parted(cancel), lends)
             except (Cancelled, WriterDied) as error:
                 alone = self._after_ring(error)
-        return alone.receive(timeout, cancel, deadline=deadline)
+        return alone.receive_by(deadline, cancel)
 
     def receive_view(
         self, timeout: float | None, cancel: threading.Event | None
     ) -> tuple[Any, ViewLease | None]:
         """As `RingReader` does; messages from the network are private and need no lease."""
-        deadline = None if timeout is None else deadline_of(timeout)
+        deadline = NEVER if timeout is None else Deadline(timeout)
         alone = self._alone
         if alone is None:
             try:
                 return self.native.receive_view(timeout, self._until_parted(cancel))
             except (Cancelled, WriterDied) as error:
                 alone = self._after_ring(error)
-        return alone.receive(timeout, cancel, deadline=deadline), None
+        return alone.receive_by(deadline, cancel), None
 
     def view(
         self, owner: object, timeout: float | None, cancel: threading.Event | None

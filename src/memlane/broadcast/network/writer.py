@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from memlane._base.deadline import deadline_of, remaining
+from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import deserted
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
@@ -139,7 +139,7 @@ class NetworkWriter(NetworkEnd):
     # Sending ----------------------------------------------------------------------------------
 
     def send(self, obj: Any, timeout: float | None) -> None:
-        deadline = None if timeout is None else deadline_of(timeout)
+        deadline = NEVER if timeout is None else Deadline(timeout)
         encoder = self._encoder
         with self.turn:
             self._begin()
@@ -150,11 +150,11 @@ class NetworkWriter(NetworkEnd):
                 if size <= PIECE and size <= self._room and self._local is None:
                     self._publish_alone(size)
                     return
-                has_waited = size > self._room and self._reserve(size, deadline, timeout)
+                has_waited = size > self._room and self._reserve(size, deadline)
                 # Whatever may fail happens before the ring publishes.
                 self._stage(pieces_of(encoder, self.session.epoch, self.session.next, size), size)
                 if self._local is not None:
-                    left = remaining(deadline) if has_waited else timeout
+                    left = deadline.left() if has_waited else timeout
                     self._local.native.send_encoded(encoder, left, self)
                 self._publish()
             finally:
@@ -173,16 +173,16 @@ class NetworkWriter(NetworkEnd):
     def _block(
         self, local: LocalWriter, owner: object, timeout: float | None
     ) -> Iterator[memoryview]:
-        deadline = deadline_of(timeout)
+        deadline = Deadline(timeout)
         with self.turn:
             self._begin()
-            self._reserve(0, deadline, timeout)
+            self._reserve(0, deadline)
             self._stage(raw_piece(self.session.epoch, self.session.next), 0)
-            with local.native.write_block(owner, remaining(deadline)) as view:
+            with local.native.write_block(owner, deadline.left()) as view:
                 yield view
             self._publish()
 
-    def _reserve(self, size: int, deadline: float | None, timeout: float | None) -> bool:
+    def _reserve(self, size: int, deadline: Deadline) -> bool:
         """Waits until `size` more bytes fit every reader's window. Returns whether it had to wait.
 
         Raises:
@@ -196,7 +196,6 @@ class NetworkWriter(NetworkEnd):
         self._wait(
             lambda: self.session.has_room(size),
             deadline,
-            timeout,
             lambda: names_of(self.session.in_the_way(size, time.monotonic())),
             ": No available shared memory broadcast block",
         )
@@ -421,8 +420,7 @@ class NetworkWriter(NetworkEnd):
     def _wait(
         self,
         is_ready: Callable[[], bool],
-        deadline: float | None,
-        timeout: float | None,
+        deadline: Deadline,
         who: Callable[[], str],
         words: str,
         starting: Starting | None = None,
@@ -447,7 +445,7 @@ class NetworkWriter(NetworkEnd):
         def line(waited: float) -> str:
             return f"{who()} kept the writer (pid {os.getpid()}) waiting for {waited:.1f} s{words}"
 
-        self.wait(ready, deadline, timeout, who, stall_line=line, poller=poller)
+        self.wait(ready, deadline, who, stall_line=line, poller=poller)
 
     def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None:
         """As `wait_until_ready`; also raises ReaderDied if one of them ends before it attaches."""
@@ -461,19 +459,18 @@ class NetworkWriter(NetworkEnd):
             return here | self.session.pids()
 
     def wait_until_ready(self, timeout: float | None, starting: Starting | None = None) -> None:
-        deadline = deadline_of(timeout)
+        deadline = Deadline(timeout)
         with self.turn:
             self._begin()
             self._wait(
                 lambda: not self.session.count_absent(),
                 deadline,
-                timeout,
                 lambda: names_of(self.session.absent_texts(self._absent_here(), time.monotonic())),
                 ": not all readers have attached to the queue",
                 starting,
             )
         if self._local is not None:
-            self._local.native.wait_until_ready(remaining(deadline), starting)
+            self._local.native.wait_until_ready(deadline.left(), starting)
         with self.turn, self.lock:  # at once: the thread, which would, ends when this end closes
             self._announce_ready()
             self._flush()
@@ -556,7 +553,7 @@ class NetworkWriter(NetworkEnd):
         poller = self._full_poller
         poller.unregister(self._closing_event)
         with suppress(TimedOut):
-            self.wait(over, self._deadline, None, str, stall_line=line, poller=poller)
+            self.wait(over, self._deadline, str, stall_line=line, poller=poller)
         missed = session.missed()
         if missed:
             now = time.monotonic()
