@@ -12,7 +12,7 @@ from tests.remote.test_remote_deaths import BOUND
 from tests.support import PATIENCE, Aside, Link, Peer, Remote, start, until
 from tests.support.proxies import Cable
 from tests.support.queues import refuses, start_reader
-from tests.support.remote_queues import LIVENESS, remote_writer, start_remote_reader, writing
+from tests.support.remote_queues import LIVENESS, remote_writer, remote_writing, start_remote_reader
 
 LONG = 3 * LIVENESS
 
@@ -143,7 +143,7 @@ def test_a_reader_that_attaches() -> None:
 
 def test_a_writer_that_is_killed_before_it_answers() -> None:
     """Whoever attaches is told that nobody listens there any more."""
-    writer = Remote(start(writing, 1, 5.0))
+    writer = Remote(start(remote_writing, 1, 5.0))
     writer.peer.stop()
     attaching: Aside[Any] = Aside(MessageQueue.create_from_handle, writer.greeting, 0)
     time.sleep(LIVENESS)
