@@ -24,7 +24,7 @@ namespace memlane::broadcast {
 //   - the ring, if anything refers to its mapping, or a slot was never claimed: a process that knows only the
 //     documented part may be reading in its place, and that part is all that it can see;
 //   - what a view shows, unless the message has been overwritten since;
-//   - everything behind the ring, if a lent page could not be copied.
+//   - all extents, if a lent page could not be copied.
 inline void give_back_file(const os::FileDescriptor& file, const Ring& ring, const core::ParticipantSlot* slots,
                            std::uint64_t ring_bytes) {
     using Range = std::pair<std::uint64_t, std::uint64_t>;  // begin and end

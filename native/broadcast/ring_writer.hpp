@@ -111,7 +111,7 @@ public:
     // is used again, while space for every chunk adds up.
     bool prefers_extent(std::uint64_t bytes) const noexcept { return extents_.can_lend(bytes); }
 
-    // True if there is space behind the ring that may be free by now, or has been free for long.
+    // True if there are extents that may be free by now, or have been free for long.
     bool has_extents() const noexcept {
         return extents_.has_any() || (extents_.warm_bytes() > 0 && is_idle());
     }
@@ -391,7 +391,7 @@ private:
             reclaim();
             const int error = write_extent(claim, bytes, fill, lends);
             if (error == 0) return {core::Status::ok};
-            if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message behind the ring", error);
+            if (!core::is_exhaustion(error)) os::throw_errno("cannot write a message to an extent", error);
             if (error != EFBIG && give_back_unused()) continue;
             std::uint64_t need = bytes;
             if (fits) {

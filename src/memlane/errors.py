@@ -220,7 +220,7 @@ class UnknownKey(MemlaneError, KeyError):
 
 
 class StoreFull(MemlaneError, MemoryError):
-    """A ring is too small, or full while its oldest chunk cannot be freed; nothing was stored.
+    """A ring is too small, or full while its oldest allocation cannot be freed; nothing was stored.
 
     Attributes:
         need: number of bytes requested.

@@ -17,7 +17,7 @@ from tests.support.queues import BOUND, SHM, name_in, start_reader
 CHUNK = 8192
 CHUNKS = 3
 _ITEMS = {"small": 8, "array": 600, "large": 4096, "lent": 1 << 17}
-"""Elements of 8 bytes: in the pickle; beside it in a chunk; behind the ring; kept there."""
+"""Elements of 8 bytes: in the pickle; beside it in a chunk; in an extent; kept there."""
 End = tuple[int, MemlaneError, float]
 
 

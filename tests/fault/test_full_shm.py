@@ -310,7 +310,7 @@ def one_kept_array_of_killed_ends(_link: Link) -> None:
 
 
 def views_that_spare_no_more_than_they_show(_link: Link) -> None:
-    """What a view shows stays, in a chunk or behind the ring; all other space is given back."""
+    """What a view shows stays, in a chunk or an extent; all other space is given back."""
     with queue_of(1, max_chunk_bytes=2 * MIB, max_chunks=4) as (writer, (reader,)):
         views = []
         for kind, size in (("small", MIB // 2), ("large", 4 * MIB)):
@@ -397,7 +397,7 @@ def camera(_link: Link) -> None:
 
 
 def limit_of_file_sizes(_link: Link) -> None:
-    """`ulimit -f` forbids space behind the ring, and nothing that fits its chunk."""
+    """`ulimit -f` forbids extents, and nothing that fits its chunk."""
     with queue_of(1, max_chunk_bytes=4 * MIB, max_chunks=3) as (writer, (reader,)):
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_of(writer).st_size + MIB, hard))
@@ -526,7 +526,7 @@ def space_of_others_little_by_little(_link: Link) -> None:
 def a_chunk_that_cannot_be(_link: Link) -> None:
     """Older messages are not waited for if the file system is smaller than the message."""
     with queue_of(1, max_chunk_bytes=200 * MIB) as (writer, _):
-        writer.enqueue(np.ones(14 * MIB, np.uint8))  # lent, so it lies behind the ring
+        writer.enqueue(np.ones(14 * MIB, np.uint8))  # lent, so it lies in an extent
         exhausted(lambda: writer.enqueue(bytes(100 * MIB)))
 
 

@@ -1,6 +1,6 @@
 """Kill -9 and SIGSTOP while large messages, and views of them, are in flight.
 
-Afterwards: what a survivor has read has no gap and no wrong byte, the space behind the ring is
+Afterwards: what a survivor has read has no gap and no wrong byte, the space of extents is
 given back, and nothing is left. Fails without the guard: an extent that is announced before it is
 complete, or freed before everybody has read it.
 """

@@ -98,11 +98,11 @@ def read_where_there_is_no_space(_link: Link) -> None:
         before = used()
         for end in (ring, writer.ring_buffer):
             for at in (PIECE, SIZE - 64, SIZE // 2 + 1):
-                with refuses(ValueError, match="there is no chunk"), end.access_buf(at):
+                with refuses(ValueError, match="there is no allocation"), end.access_buf(at):
                     pass
         # A header that says what is not there, right before the hole.
         writer.ring_buffer._segment.view(PIECE - 64, 8)[:] = b"\1\0\0\0" + MIB.to_bytes(4, "little")
-        with refuses(ValueError, match="there is no chunk"), ring.access_buf(PIECE - 64):
+        with refuses(ValueError, match="there is no allocation"), ring.access_buf(PIECE - 64):
             pass
         assert used() == before
     reader.close()

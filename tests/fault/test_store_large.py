@@ -1,4 +1,4 @@
-"""Rings of more than 2 GiB: positions and addresses exceed 2**31 and 2**32; chunks do not.
+"""Rings of more than 2 GiB: positions and addresses exceed 2**31 and 2**32; sizes do not.
 
 Takes 2.5 GiB of memory, so it runs only if ``MEMLANE_SOAK_LARGE`` is set (`make soak`).
 """
@@ -47,7 +47,7 @@ def play(_link: Link) -> list[int]:
 
 
 def test_a_ring_of_more_than_2_gib() -> None:
-    """Every object comes through, wherever it lies; a chunk of 2 GiB is refused clearly."""
+    """Every object comes through, wherever it lies; an allocation of 2 GiB is refused clearly."""
     addresses = start(play, method="spawn", command=private_shm("3g")).result(timeout=200)
     print(f"\naddresses up to {max(addresses)}")
     assert max(addresses) > 2**32

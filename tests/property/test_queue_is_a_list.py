@@ -108,7 +108,7 @@ class Run:
             self.gave_up = len(self.model.sent) % self.model.chunks
 
     def enqueue_large(self, value: object) -> None:
-        """It does not fit a chunk, and is stored behind the ring in the same order."""
+        """It does not fit a chunk, and is stored in an extent, in the same order."""
         message = (value, bytes(100_000))
         if self.model.full():
             with pytest.raises(TimedOut):

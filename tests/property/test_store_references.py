@@ -29,7 +29,7 @@ class Watched(BytesSerde):
     deserialize_view = deserialize
 
 
-# Bytes that look like a chunk: id, size, read count, and a value.
+# Bytes that look like an allocation: id, size, read count, and a value.
 FAKES = st.builds(
     lambda number, size, rest: struct.pack("<iii", number, size, 0) + rest,
     st.integers(0, 40),

@@ -18,7 +18,7 @@ HEADER = 8
 
 
 class RingAgainstByteMap(RuleBasedStateMachine):
-    """Every byte of the ring belongs to at most one chunk, and keeps what was written to it."""
+    """Every byte of the ring belongs to at most one allocation, and keeps what was written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class RingAgainstByteMap(RuleBasedStateMachine):
         self.ring.monotonic_id_start = self.ring.monotonic_id_end = first
         self.next_id = first
         self.owner: list[int | None] = [None] * size  # the model: whose is each byte
-        self.chunks: dict[int, tuple[int, int]] = {}  # id -> (address, bytes), oldest first
+        self.allocations: dict[int, tuple[int, int]] = {}  # id -> (address, bytes), oldest first
 
     def bytes_of(self, address: int, total: int) -> range:
         first = address % self.size
-        assert first + total <= self.size, "a chunk crosses the end of the ring"
+        assert first + total <= self.size, "an allocation crosses the end of the ring"
         return range(first, first + total)
 
     @rule(nbytes=st.integers(1, 300))
@@ -46,23 +46,23 @@ class RingAgainstByteMap(RuleBasedStateMachine):
             address, number = self.ring.allocate_buf(nbytes)
         except MemoryError:
             assert (self.ring.data_buffer_start, self.ring.data_buffer_end) == before
-            assert self.chunks or total > self.size, "an empty ring refused what fits it"
+            assert self.allocations or total > self.size, "an empty ring refused what fits it"
             assert not self.has_room(total)
             return
         assert number == self.next_id
         self.next_id = (self.next_id + 1) % ID_MAX
         assert 0 <= address < 2 * self.size
         for at in self.bytes_of(address, total):
-            assert self.owner[at] is None, "two chunks overlap"
+            assert self.owner[at] is None, "two allocations overlap"
             self.owner[at] = number
-        self.chunks[number] = (address, total)
+        self.allocations[number] = (address, total)
         with self.ring.access_buf(address) as (view, what):
             assert what == (number, total)
             assert len(view) == nbytes
             view[:] = bytes([number % 251]) * nbytes
 
     def has_room(self, total: int) -> bool:
-        """By the documented arithmetic: after the newest chunk, or at the start of the ring."""
+        """By the documented arithmetic: after the newest allocation, or at the ring's start."""
         start, end = self.ring.data_buffer_start, self.ring.data_buffer_end
         if end % self.size + total > self.size:
             end = (end // self.size + 1) * self.size
@@ -72,23 +72,24 @@ class RingAgainstByteMap(RuleBasedStateMachine):
     def free(self, kept: int, nbytes: int | None) -> None:
         """Frees the oldest, except the newest `kept`, until enough is freed."""
         expected, total = [], 0
-        for number, (_, size) in list(self.chunks.items())[: max(0, len(self.chunks) - kept)]:
+        most = max(0, len(self.allocations) - kept)
+        for number, (_, size) in list(self.allocations.items())[:most]:
             if total >= (self.size if nbytes is None else nbytes):
                 break
             expected.append(number)
             total += size
-        newest = set(list(self.chunks)[-kept:]) if kept else set()
+        newest = set(list(self.allocations)[-kept:]) if kept else set()
         freed = self.ring.free_buf(lambda number, _: number not in newest, nbytes)
         assert list(freed) == expected
         for number in expected:
-            address, size = self.chunks.pop(number)
+            address, size = self.allocations.pop(number)
             for at in self.bytes_of(address, size):
                 self.owner[at] = None
 
     @rule()
     def clear(self) -> None:
         self.ring.clear()
-        self.chunks.clear()
+        self.allocations.clear()
         self.owner = [None] * self.size
         assert (self.ring.data_buffer_start, self.ring.data_buffer_end) == (0, 0)
 
@@ -96,11 +97,12 @@ class RingAgainstByteMap(RuleBasedStateMachine):
     @invariant()
     def books_agree(self) -> None:
         ring = self.ring
-        assert ring.metadata == {number: address for number, (address, _) in self.chunks.items()}
+        addresses = {number: address for number, (address, _) in self.allocations.items()}
+        assert ring.metadata == addresses
         assert 0 <= ring.data_buffer_start < self.size
         assert ring.data_buffer_start <= ring.data_buffer_end <= ring.data_buffer_start + self.size
         assert ring.monotonic_id_end == self.next_id
-        for number, (address, total) in self.chunks.items():
+        for number, (address, total) in self.allocations.items():
             with ring.access_buf(address) as (view, what):
                 assert what == (number, total)
                 assert bytes(view) == bytes([number % 251]) * (total - HEADER)

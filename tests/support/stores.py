@@ -19,7 +19,7 @@ Ring = SingleWriterShmRingBuffer
 Storage = SingleWriterShmObjectStorage
 Place = tuple[int, int]
 
-# An object begins 12 bytes after a multiple of 64: 8 bytes of chunk header, 4 of read count.
+# An object begins 12 bytes after a multiple of 64: 8 bytes of header, 4 of read count.
 _METADATA_BYTES = 116
 
 

@@ -23,7 +23,7 @@ SHAPES = [(), (0,), (0, 3), (5,), (40, 40), (300, 70, 3)]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunk", [4096, 1 << 20])
 def test_every_dtype_and_shape(dtype: object, chunk: int) -> None:
-    """0-dim, empty and large ones, in a chunk and behind the ring."""
+    """0-dim, empty and large ones, in a chunk and in an extent."""
     with queue_of(max_chunk_bytes=chunk) as (writer, (reader,)):
         for shape in SHAPES:
             raw = np.random.default_rng(0).integers(65, 90, 8 * int(np.prod(shape)) or 8, np.uint8)

@@ -186,8 +186,8 @@ def test_what_the_error_says() -> None:
         assert [blocker.rank for blocker in caught.value.readers] == [1]
 
 
-def test_chunks_of_others() -> None:
-    """Chunks allocated in the ring by hand are not freed by the storage."""
+def test_allocations_of_others() -> None:
+    """Allocations made in the ring by hand are not freed by the storage."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         writer.ring_buffer.allocate_buf(56)
         for place in fill(writer, ONE):
@@ -198,7 +198,7 @@ def test_chunks_of_others() -> None:
         reader.get(*writer.put("new", ONE))
 
 
-def test_chunks_of_others_that_are_not_aligned() -> None:
+def test_allocations_of_others_that_are_not_aligned() -> None:
     """They shift objects, which still work."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         writer.ring_buffer.allocate_buf(3)
@@ -209,7 +209,7 @@ def test_chunks_of_others_that_are_not_aligned() -> None:
             assert bytes(data[:4]) == b"\1\0\0\0"
 
 
-def test_chunks_of_others_that_use_up_ids() -> None:
+def test_allocations_of_others_that_use_up_ids() -> None:
     """With a table of four entries, ids whose entry is taken are skipped."""
     with store_of(max_objects=4) as (writer, (reader,)):
         place = writer.put("oldest", ONE)
@@ -323,7 +323,7 @@ def test_a_table_of_nothing_but_what_is_read() -> None:
         writer.put("second", ONE)
 
 
-def test_a_chunk_by_hand_beside_what_was_cleared() -> None:
+def test_an_allocation_by_hand_beside_what_was_cleared() -> None:
     """The ring never hands out memory that is being read, whoever asks."""
     with store_of(size=640, max_object_size=64) as (writer, (reader,)):
         ring = writer.ring_buffer

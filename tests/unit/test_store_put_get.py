@@ -134,7 +134,7 @@ def test_sa_larger_than_the_ring() -> None:
     """SA: MemoryError, and nothing changes, objects already read included."""
     with store_of(size=200, max_object_size=1000) as (writer, (reader,)):
         for value in (bytes(189), bytes(500)):
-            need = len(value) + 4 + 8  # the count, and the chunk's header
+            need = len(value) + 4 + 8  # the count, and the allocation's header
             with refuses(
                 MemoryError, match=rf"ring has \(200\); .* at least {need} bytes"
             ) as caught:

@@ -1,4 +1,4 @@
-"""SingleWriterShmRingBuffer: the documented arithmetic, chunk format and limits."""
+"""SingleWriterShmRingBuffer: the documented arithmetic, allocation format and limits."""
 
 import os
 import struct
@@ -45,7 +45,7 @@ def test_the_worked_example() -> None:
         assert (ring.data_buffer_start, ring.data_buffer_end) == (48, 48)
 
 
-def test_s1_a_chunk_of_the_whole_ring() -> None:
+def test_s1_an_allocation_of_the_whole_ring() -> None:
     """S1: once everything is freed the whole ring can be allocated, wherever its positions are."""
     with ring_of_bytes(200) as ring:
         ring.allocate_buf(100)
@@ -74,7 +74,7 @@ def test_s2_nothing_to_free() -> None:
     """S2: on a fresh or emptied ring nothing is called and nothing changes."""
 
     def never(_id: int, _view: memoryview) -> bool:
-        raise AssertionError("there is no chunk to ask about")
+        raise AssertionError("there is no allocation to ask about")
 
     with ring_of_bytes(100) as ring:
         for _ in range(2):
@@ -96,7 +96,7 @@ def test_fresh_state() -> None:
         assert (ring.ID_NBYTES, ring.ID_MAX, ring.SIZE_NBYTES, ring.MD_SIZE) == (4, 2**31, 4, 8)
 
 
-def test_bytes_of_a_chunk() -> None:
+def test_bytes_of_an_allocation() -> None:
     """Id and size lie before the data, little-endian and signed, at offset 0 of the file."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(10)
@@ -121,8 +121,8 @@ def test_numbers_as_bytes() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, -(2**40)])
-def test_chunks_of_nothing(size: int) -> None:
-    """A chunk has at least one byte of data."""
+def test_allocations_of_nothing(size: int) -> None:
+    """An allocation has at least one byte of data."""
     with ring_of_bytes(100) as ring:
         with refuses(ValueError):
             ring.allocate_buf(size)
@@ -130,7 +130,7 @@ def test_chunks_of_nothing(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [93, 100, 2**31 - 9, 2**31 - 8, 2**31, 2**40, 2**100])
-def test_chunks_beyond_the_ring(size: int) -> None:
+def test_allocations_beyond_the_ring(size: int) -> None:
     """SG: whatever does not fit is refused, and nothing overflows."""
     with ring_of_bytes(100) as ring:
         with refuses(MemoryError):
@@ -139,8 +139,8 @@ def test_chunks_beyond_the_ring(size: int) -> None:
         assert ring.allocate_buf(92) == (0, 0)
 
 
-def test_sg_chunks_that_four_bytes_cannot_tell() -> None:
-    """SG: a chunk of 2 GiB is refused even if the ring has room for it."""
+def test_sg_allocations_that_four_bytes_cannot_tell() -> None:
+    """SG: an allocation of 2 GiB is refused even if the ring has room for it."""
     with ring_of_bytes(100) as ring:
         ring.data_buffer_size = 1 << 32  # as if; nothing is allocated
         for size in (2**31 - 8, 2**31, 2**32 - 8):
@@ -150,7 +150,7 @@ def test_sg_chunks_that_four_bytes_cannot_tell() -> None:
 
 
 def test_freeing_some() -> None:
-    """Whole chunks with their header count; it stops once enough is freed."""
+    """Whole allocations with their header count; it stops once enough is freed."""
     with ring_of_bytes(1000) as ring:
         for _ in range(10):
             ring.allocate_buf(42)
@@ -165,7 +165,7 @@ def test_freeing_some() -> None:
 
 
 def test_what_is_asked_about() -> None:
-    """The predicate sees the id, and the data of that chunk."""
+    """The predicate sees the id, and the data of that allocation."""
     seen = []
 
     def look(number: int, view: memoryview) -> bool:
@@ -228,7 +228,7 @@ def test_ids_wrap() -> None:
 
 
 def test_one_id_assigned() -> None:
-    """Chunks can be freed even if only the next id was set."""
+    """Allocations can be freed even if only the next id was set."""
     with ring_of_bytes(100) as ring:
         ring.monotonic_id_end = 50
         assert ring.allocate_buf(20)[1] == 50
@@ -245,7 +245,7 @@ def test_ids_that_cannot_be(value: Any) -> None:
 
 
 def test_clear() -> None:
-    """All chunks are forgotten, positions are 0, ids continue."""
+    """All allocations are forgotten, positions are 0, ids continue."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(20)
         ring.allocate_buf(30)
@@ -258,7 +258,7 @@ def test_clear() -> None:
 
 @pytest.mark.parametrize("address", [-1, 200, 2**31, 2**63, 2**64, 2**100, 93, 193, 99, 50])
 def test_addresses_of_nothing(address: int) -> None:
-    """Outside the range, too near the end for a header, or no chunk: refused."""
+    """Outside the range, too near the end for a header, or no allocation: refused."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(20)
         with refuses(ValueError), ring.access_buf(address):
@@ -267,7 +267,7 @@ def test_addresses_of_nothing(address: int) -> None:
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 8, 101, 2**31 - 1])
 def test_headers_that_lie(size: int) -> None:
-    """A chunk that would exceed the ring is refused, whatever its header says."""
+    """An allocation that would exceed the ring is refused, whatever its header says."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(20)
         with ring.access_buf(0):
@@ -278,7 +278,7 @@ def test_headers_that_lie(size: int) -> None:
 
 
 def test_old_addresses_stay_valid() -> None:
-    """An address from before start and end moved back by one ring still finds its chunk."""
+    """An address from before start and end moved back by one ring still finds its allocation."""
     with ring_of_bytes(100) as ring:
         ring.allocate_buf(60)
         ring.free_buf(anything)

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 CHUNK = 1 << 16
 ARRAY = np.arange(2000, dtype=np.float64).reshape(40, 50)
-LARGE = np.arange(3 * CHUNK, dtype=np.uint32)  # takes its way behind the ring
+LARGE = np.arange(3 * CHUNK, dtype=np.uint32)  # stored in an extent
 
 
 @dataclass

@@ -110,7 +110,7 @@ class Awaited:
 
 
 _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
-    "closed": (Closed, "this end is closed"),
+    "closed": (Closed, "this queue is closed"),
     "writer_closed": (
         WriterClosed,
         "the writer closed the queue, and everything it sent has been read",
@@ -123,11 +123,11 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
     ),
     "concurrent_use": (
         ConcurrentUse,
-        "another call on this end is under way; one thread at a time may use it",
+        "another call on this queue is under way; one thread at a time may use it",
     ),
     "block_open": (
         ConcurrentUse,
-        "a block of acquire_write or acquire_read is open on this end; leave it first",
+        "a block of acquire_write or acquire_read is open on this queue; leave it first",
     ),
     "unexpected": (
         MemlaneError,

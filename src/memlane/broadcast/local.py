@@ -313,7 +313,7 @@ class LonelyWriter:
 
     def check(self) -> None:
         if self._is_closed:
-            raise Closed("this end is closed")
+            raise Closed("this queue is closed")
 
     def send(self, _obj: Any, timeout: float | None) -> None:
         self._begin(timeout)

@@ -47,7 +47,7 @@ class MessageQueue:
         max_chunk_bytes: larger messages are stored in an extent behind the ring, in the same order.
         max_chunks: number of messages that the writer may be ahead of the slowest reader.
         connect_ip: this host's address for remote readers; None: the source address of its packets.
-        max_extent_bytes: size of the pool behind the ring that is kept for large messages (at most
+        max_extent_bytes: size of the pool, the extents that are kept for large messages (at most
             half of /dev/shm); released when /dev/shm runs low, or after 10 s without a large
             message. 0 disables the pool.
         serializer: "pickle", or "msgpack", which executes no code when decoding: tuples become
@@ -193,7 +193,7 @@ class MessageQueue:
     def _end(self) -> End:
         end = self._reader if self._writer is None else self._writer
         if end is None:
-            raise Closed("this end was never opened")
+            raise Closed("this queue was never opened")
         return end
 
     @property

@@ -6,8 +6,8 @@
                   zeros, so that the data starts at a multiple of 64
     data       the bytes of an array (or large bytes object), zeros up to a multiple of 64; the next
 
-The storage places an object after its chunk's header (8 bytes) and 4 count bytes, and chunks start
-at multiples of 64. So with PREAMBLE = 12 every array is aligned in memory.
+The storage places an object after its allocation's header (8 bytes) and 4 count bytes, and its
+allocations start at multiples of 64. So with PREAMBLE = 12 every array is aligned in memory.
 
 The tree: text, numbers, bool, None and small bytes are stored as they are; a map is a dict whose
 keys are all text. Everything else is an array, a *node*, that starts with one of the tags below. A

@@ -40,7 +40,7 @@ class StoreBlocker:
 def store_full(
     storage: SingleWriterShmObjectStorage, key: Hashable, need: int, is_obstructed: bool
 ) -> StoreFull:
-    """The error for an object of `need` bytes while the oldest chunk of the ring cannot be freed.
+    """The error for an object of `need` bytes: the oldest allocation of the ring cannot be freed.
 
     `is_obstructed`: the ring has room, or the table an entry, but an orphan there is still being
     read.
@@ -52,7 +52,10 @@ def store_full(
     kept, kept_what = None, "cleared data"
     if not found and oldest in ring.metadata:
         if oldest not in storage.id_index:
-            why = f"the oldest chunk, id {oldest}, is not the storage's own; free_buf() may free it"
+            why = (
+                f"the oldest allocation, id {oldest}, is not the storage's own; free_buf() may "
+                f"free it"
+            )
             return StoreFull(f"{what}: {why}", need, key)
         kept = storage.id_index[oldest]
         kept_what = f"the oldest object, {kept!r},"

@@ -1,4 +1,4 @@
-"""SingleWriterShmRingBuffer: chunks of any size in a ring of shared memory."""
+"""SingleWriterShmRingBuffer: allocations of any size in a ring of shared memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IsFree = Callable[[int, memoryview], bool]
 
 
 class SingleWriterShmRingBuffer:
-    """A ring of chunks of any size in shared memory; its creator is the only writer.
+    """A ring of allocations of any size in shared memory; its creator is the only writer.
 
     To free it on SIGTERM too, install the handler shown in `help(memlane)`.
 
@@ -41,19 +41,19 @@ class SingleWriterShmRingBuffer:
     Attributes:
         data_buffer_size: as above.
         is_writer: whether this object created the ring.
-        ID_NBYTES, SIZE_NBYTES, MD_SIZE: bytes of a chunk's id, of its size, and of both.
+        ID_NBYTES, SIZE_NBYTES, MD_SIZE: bytes of an allocation's id, of its size, and of both.
         ID_MAX: ids are below this, and wrap to 0.
 
     Raises:
         InvalidArgument: a size below 1, or no name to attach to.
         SegmentExists: the name to create is in use.
-        ShmExhausted: /dev/shm has no space for it. Calls that allocate a chunk raise it too if
-            other files have taken the space since.
+        ShmExhausted: /dev/shm has no space for it. Calls that allocate raise it too if other files
+            have taken the space since.
         SegmentMissing, SegmentRefused, LayoutMismatch: the named segment cannot be attached to.
 
-    A chunk is 4 bytes of id, 4 bytes of size (including these 8), and data. Only the writer knows
-    where chunks are; it gives others an address and an id. A ring alone does not keep a chunk that
-    is being read from being freed; a storage does.
+    An allocation is 4 bytes of id, 4 bytes of size (including these 8), and data. Only the writer
+    knows where allocations are; it gives others an address and an id. A ring alone may free an
+    allocation while it is being read; a storage does not.
     """
 
     ID_NBYTES = 4
@@ -85,7 +85,7 @@ class SingleWriterShmRingBuffer:
 
     @property
     def monotonic_id_start(self) -> int:
-        """The id of the oldest chunk, or of the next one if there is none."""
+        """The id of the oldest allocation, or of the next one if there is none."""
         return self._segment.id_start
 
     @monotonic_id_start.setter
@@ -94,7 +94,7 @@ class SingleWriterShmRingBuffer:
 
     @property
     def monotonic_id_end(self) -> int:
-        """The id of the next chunk. On an empty ring both ids are equal."""
+        """The id of the next allocation. On an empty ring both ids are equal."""
         return self._segment.id_end
 
     @monotonic_id_end.setter
@@ -102,27 +102,27 @@ class SingleWriterShmRingBuffer:
         self._set_next_id(value)
 
     def _set_next_id(self, value: int) -> None:
-        number, chunks = integer_from("an id", value, 0), self._segment.count
-        if number >= ID_MAX or chunks:
+        number, allocations = integer_from("an id", value, 0), self._segment.count
+        if number >= ID_MAX or allocations:
             raise InvalidArgument(
                 f"ids must be below 2**31 and can only be set on an empty ring, not {number} on a "
-                f"ring of {chunks} chunks"
+                f"ring of {allocations} allocations"
             )
         self._segment.set_next_id(number)
 
     @property
     def data_buffer_start(self) -> int:
-        """The position (in bytes) of the oldest chunk, or of the gap before it."""
+        """The position (in bytes) of the oldest allocation, or of the gap before it."""
         return self._segment.start
 
     @property
     def data_buffer_end(self) -> int:
-        """The position (in bytes) just past the newest chunk."""
+        """The position (in bytes) just past the newest allocation."""
         return self._segment.end
 
     @property
     def metadata(self) -> dict[int, int]:
-        """Id -> address of every chunk, as a snapshot; empty except on the writer."""
+        """Id -> address of every allocation, as a snapshot; empty except on the writer."""
         return self._segment.addresses
 
     @property
@@ -152,11 +152,11 @@ class SingleWriterShmRingBuffer:
     # The writer -----------------------------------------------------------------------------
 
     def allocate_buf(self, size: int) -> tuple[int, int]:
-        """Returns address and id of a new chunk for `size` bytes of data.
+        """Returns address and id of a new allocation for `size` bytes of data.
 
         Raises:
             StoreFull: a MemoryError; there is no room. `free_buf` may make some.
-            InvalidArgument: `size` is below 1, or the chunk's size would exceed 4 signed bytes.
+            InvalidArgument: `size` is below 1, or the whole size would exceed 4 signed bytes.
         """
         with self._only_writer("allocate_buf"):
             total = integer_from("size", size, 1) + self.MD_SIZE
@@ -169,7 +169,7 @@ class SingleWriterShmRingBuffer:
 
     def _check_total(self, total: int) -> None:
         if self.data_buffer_size >= total >= ID_MAX:
-            raise InvalidArgument(f"a chunk must be below 2**31 bytes, not {total}")
+            raise InvalidArgument(f"an allocation must be below 2**31 bytes, not {total}")
 
     def _no_room(self, total: int, is_obstructed: bool) -> StoreFull:
         used = self.data_buffer_end - self.data_buffer_start
@@ -180,15 +180,15 @@ class SingleWriterShmRingBuffer:
             else f"does not fit contiguously, {used} of {self.data_buffer_size} bytes are in use; "
             f"try calling free_buf() to free up space"
         )
-        what = f"a chunk of {total} bytes {why}"
+        what = f"an allocation of {total} bytes {why}"
         return StoreFull(f"Not enough space in the data buffer: {what}", total)
 
     def free_buf(self, is_free_fn: IsFree, nbytes: int | None = None) -> list[int]:
-        """Frees chunks, oldest first, while `is_free_fn(id, data_view)` is true; returns their ids.
+        """Frees allocations, oldest first, while `is_free_fn(id, data_view)` is true.
 
-        Stops once `nbytes` bytes (in whole chunks; default: the whole ring) are freed; they need
-        not be contiguous. If `is_free_fn` raises, chunks freed before that stay freed. On a reader,
-        raises `WrongRole`.
+        Returns their ids. Stops once `nbytes` bytes (in whole allocations; default: the whole ring)
+        are freed; they need not be contiguous. If `is_free_fn` raises, allocations freed before
+        that stay freed. On a reader, raises `WrongRole`.
         """
         most = self.data_buffer_size
         if nbytes is not None:
@@ -197,7 +197,7 @@ class SingleWriterShmRingBuffer:
             return self._segment.free(max(0, most), self._shown(is_free_fn))
 
     def _shown(self, is_free_fn: IsFree) -> Callable[[int, int, int], bool]:
-        """`is_free_fn` with a view of the chunk's data in place of its offset and size."""
+        """`is_free_fn` with a view of the allocation's data in place of its offset and size."""
 
         def is_free(number: int, offset: int, nbytes: int) -> bool:
             with released_after(self._segment.view(offset, nbytes)) as view:
@@ -206,7 +206,7 @@ class SingleWriterShmRingBuffer:
         return is_free
 
     def clear(self) -> None:
-        """Forgets all chunks. Both positions return to 0; ids continue.
+        """Forgets all allocations. Both positions return to 0; ids continue.
 
         Raises:
             WrongRole: this process did not create the ring.
@@ -226,12 +226,12 @@ class SingleWriterShmRingBuffer:
 
     @contextmanager
     def access_buf(self, address: int) -> Iterator[tuple[memoryview, tuple[int, int]]]:
-        """Yields a writable view of the data of the chunk at `address`, and its (id, size).
+        """Yields a writable view of the data of the allocation at `address`, and its (id, size).
 
         `size` is the stored one, 8 bytes more than the data.
 
         Raises:
-            InvalidArgument: the address is outside the ring, or no chunk is there.
+            InvalidArgument: the address is outside the ring, or no allocation is there.
         """
         address = integer("address", address)
         if not 0 <= address < 2 * self.data_buffer_size:
@@ -243,7 +243,7 @@ class SingleWriterShmRingBuffer:
         number, size = self._segment.read_header(at) if room > self.MD_SIZE else (0, 0)
         if not self.MD_SIZE < size <= room:
             raise InvalidArgument(
-                f"there is no chunk at address {address}: its size would be {size}, "
+                f"there is no allocation at address {address}: its size would be {size}, "
                 f"{room} bytes are left in the ring"
             )
         with released_after(self._segment.view(at + self.MD_SIZE, size - self.MD_SIZE)) as view:
@@ -266,5 +266,5 @@ class SingleWriterShmRingBuffer:
         closed = "" if self._segment.is_open else " closed"
         return (
             f"<SingleWriterShmRingBuffer {self._name} {role}{closed}, "
-            f"{self.data_buffer_size} bytes, {self._segment.count} chunks>"
+            f"{self.data_buffer_size} bytes, {self._segment.count} allocations>"
         )

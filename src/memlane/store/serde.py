@@ -100,7 +100,7 @@ class MsgpackSerde(ObjectSerde):
     def serialize(self, value: Any) -> tuple[bytes | list[Buffer], int, bytes, int]:
         """Like `ObjectSerde.serialize`; refers to the memory of arrays instead of copying it.
 
-        Every array starts at a multiple of 64 bytes from the start of the chunk; see `_wire.py`.
+        Every array starts at a multiple of 64 bytes from the allocation's start; see `_wire.py`.
         Raises `TypeError` for a type that is not supported.
         """
         try:

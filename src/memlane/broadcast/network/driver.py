@@ -179,10 +179,10 @@ class NetworkEnd(ABC):
                 "be called here. Make a new end in the child"
             )
         if self._closing or self._closed:
-            raise SystemExit if is_left_behind() else Closed("this end is closed")
+            raise SystemExit if is_left_behind() else Closed("this queue is closed")
         if self._broken is not None:
             raise MemlaneError(
-                f"the thread of this end failed; please report it: {self._broken!r}"
+                f"internal error in memlane's network thread; please report it: {self._broken!r}"
             ) from self._broken
 
     @contextmanager
