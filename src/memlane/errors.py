@@ -141,7 +141,9 @@ class ReaderGivenUp(PeerDied):
     """
 
     def __init__(self, rank: int, pid: int, detail: str) -> None:
-        super().__init__(f"the writer has given up this reader ({detail}); it gets nothing more")
+        super().__init__(
+            f"the writer declared this reader dead ({detail}) and no longer sends to it"
+        )
         self.rank = rank
         self.pid = pid
 

@@ -77,7 +77,7 @@ def test_close_names_who_is_left() -> None:
         reader = start_reader(handle, 0)
         for _ in range(6):
             writer.enqueue(bytes(1 << 20))
-        with pytest.raises(TimedOut, match=r"not confirmed by reader 0 \(pid \d+ at") as raised:
+        with pytest.raises(TimedOut, match=r"but reader 0 \(pid \d+ at") as raised:
             writer.close(timeout=0.1)
         assert raised.value.ranks == (0,)
         assert repr(writer).count("closed") == 1

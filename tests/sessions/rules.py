@@ -256,7 +256,7 @@ def a_reader_that_dies() -> None:
 
 
 @example
-def a_reader_that_was_given_up_comes_back() -> None:
+def a_reader_that_was_declared_dead_comes_back() -> None:
     made = world(0)
     made.cut(0, "up")
     for _ in range(8):

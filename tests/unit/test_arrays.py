@@ -149,7 +149,7 @@ def test_read_only_arrays_become_the_readers_own(size: int) -> None:
         assert array[0] == 0
 
 
-def test_readers_share_nothing() -> None:
+def test_readers_stop_sharing() -> None:
     """Each reader's array is its own, and outlives the message."""
     with queue_of(2, max_chunk_bytes=1 << 20) as (writer, (one, other)):
         writer.enqueue(np.zeros(100_000, np.uint8))

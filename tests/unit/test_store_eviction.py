@@ -104,7 +104,7 @@ def test_touch() -> None:
         for place in places:
             reader.get(*place)
         writer.touch("0")
-        with refuses(MemoryError, match=r"'0', is kept by touch\(\)") as caught:
+        with refuses(MemoryError, match=r"'0', is pinned by touch\(\)") as caught:
             writer.put("new", ONE)
         assert caught.value.readers == ()
         assert list(writer.ring_buffer.free_buf(lambda *_: True)) == []

@@ -140,7 +140,7 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
     ),
     "corrupt": (
         CorruptMessage,
-        "the chunk does not hold an object that memlane wrote; it was skipped",
+        "the chunk is not a memlane message (was it filled with acquire_write?); skipped",
     ),
     "write_view_in_use": (
         ViewInUse,

@@ -200,7 +200,7 @@ class _Wait:
         if self._is_idle or waited < self._speaks_after:
             return
         self._speaks_after += min(self._speaks_after, _LONGEST_PAUSE)
-        # The likely culprit first: workers that cannot run, then the longest silent.
+        # The likeliest cause first: workers that cannot run, then the longest silent.
         workers.sort(key=lambda who: (who.state == "running", who.last_progress or 0.0))
         now = time.monotonic()
         names = [

@@ -60,7 +60,7 @@ def store_full(
         kept = storage.id_index[oldest]
         kept_what = f"the oldest object, {kept!r},"
         if oldest in storage._touched:
-            why = f"{kept_what} is kept by touch(); release_touches() ends that"
+            why = f"{kept_what} is pinned by touch(); call release_touches()"
             return StoreFull(f"{what}: {why}", need, key, kept)
         found = end.blockers(oldest, min(storage.writer_flag.get(oldest, 0), 2**31 - 1))
     blockers = [_blocker(end, *one) for one in found]

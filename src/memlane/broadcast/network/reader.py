@@ -85,7 +85,7 @@ class NetworkReader(NetworkEnd):
         self.bound = handle.remote_liveness
         self._recent = min(_RECENT, self.bound / 4)
         self._connection: Connection | None = None
-        self._has_news = self._is_torn = self._lacks_memory = False
+        self._has_news = self._was_interrupted = self._lacks_memory = False
         self._asked_at = 0.0
         self._events_at = time.monotonic()  # when connection events were last read
         self._kept: Message | None = None  # taken, and not decoded because that was interrupted
@@ -217,10 +217,10 @@ class NetworkReader(NetworkEnd):
             with suppress(BlockingIOError):
                 os.eventfd_read(self._news)
             self._has_news = False
-        if self._is_torn:
+        if self._was_interrupted:
             transport.rest()
             session.greet(time.monotonic())  # requests the wanted frame again
-        self._is_torn = True  # until this is over: a signal handler may raise anywhere
+        self._was_interrupted = True  # until this is over: a signal handler may raise anywhere
         while (part := transport.next_part()) is not None:
             if not session.receive_whole(part):
                 payload = transport.rest()
@@ -231,7 +231,7 @@ class NetworkReader(NetworkEnd):
                         logger.warning("reader %d requests a frame again: %s", self.rank, error)
             if until_whole and session.inbox:
                 break
-        self._is_torn = self._lacks_memory = False
+        self._was_interrupted = self._lacks_memory = False
         if session.out:
             self._flush()
         return bool(session.inbox)

@@ -83,8 +83,8 @@ class NetworkWriter(NetworkEnd):
         self._encoder = Encoder(codec)
         self._waits = 0
         self._never_came: list[str] | None = None
-        self._is_torn = False  # a signal handler has interrupted sending or receiving
-        self._hears = False  # receiving, so a reader's frame may have been lost
+        self._was_interrupted = False  # a signal handler has interrupted sending or receiving
+        self._is_receiving = False  # receiving, so a reader's frame may have been lost
         self._has_told = False  # that nobody reads any more
         self._stages = False  # the call that is under way has staged a message
         self._unheard = 0  # bytes sent since readers' frames were last read
@@ -203,7 +203,7 @@ class NetworkWriter(NetworkEnd):
 
     def _begin(self) -> None:
         """Begins a call that sends."""
-        if self._is_torn or self._stages:
+        if self._was_interrupted or self._stages:
             self._stages = False
             self._recover()
 
@@ -216,10 +216,10 @@ class NetworkWriter(NetworkEnd):
     def _publish(self) -> None:
         """Hands the staged message over to every reader that has a stream."""
         with self.lock:
-            self._is_torn = True  # until this is over: a signal handler may raise anywhere
+            self._was_interrupted = True  # until this is over: a signal handler may raise anywhere
             size = self.session.publish()
             self._flush()
-            self._is_torn = self._stages = False
+            self._was_interrupted = self._stages = False
             self._settle(size)
 
     def _publish_alone(self, size: int) -> None:
@@ -227,9 +227,9 @@ class NetworkWriter(NetworkEnd):
         with self.lock:
             session = self.session
             piece = piece_of(self._encoder, session.epoch, session.next, size)
-            self._is_torn = True
+            self._was_interrupted = True
             self._send(session.publish_alone(piece, size))
-            self._is_torn = False
+            self._was_interrupted = False
             self._settle(size)
 
     def _recover(self) -> None:
@@ -237,16 +237,16 @@ class NetworkWriter(NetworkEnd):
         with self.lock:
             is_on_its_way = self._stages and self.turn.thread != 0
             if self.session.is_staged and not is_on_its_way:
-                self._is_torn = True
+                self._was_interrupted = True
                 self.session.settle(self.position)
-            if self._is_torn:
+            if self._was_interrupted:
                 self._room = -1  # what was sent may not have been counted
                 self.transport.repair()
-                if self._hears:
+                if self._is_receiving:
                     self.session.say_again()
-                self._hears = False
+                self._is_receiving = False
                 self._flush()
-                self._is_torn = False
+                self._was_interrupted = False
 
     def _settle(self, size: int) -> None:
         """Accounts for a sent message. Readers' frames can wait until room is short, unless the
@@ -286,12 +286,12 @@ class NetworkWriter(NetworkEnd):
     def _flush(self) -> None:
         """Sends what is due. A frame whose sending was interrupted is sent again."""
         session = self.session
-        was_torn, self._is_torn = self._is_torn, True
+        was_torn, self._was_interrupted = self._was_interrupted, True
         self._send(session.frames_due())
         while session.unwanted:
             self.transport.shut(session.unwanted[0])
             session.unwanted.popleft()
-        self._is_torn = was_torn
+        self._was_interrupted = was_torn
 
     def _send(self, due: Iterable[Due]) -> None:
         session, send = self.session, self.transport.send
@@ -306,7 +306,7 @@ class NetworkWriter(NetworkEnd):
     def _hear(self) -> None:
         """Reads and answers the frames that readers have sent, with the lock held."""
         self._recover()
-        self._is_torn = self._hears = True
+        self._was_interrupted = self._is_receiving = True
         session, now = self.session, time.monotonic()
         for route, frame, place, connection in self.transport.hear():
             if connection is not None:  # before the session knows of it: a handler may raise
@@ -324,7 +324,7 @@ class NetworkWriter(NetworkEnd):
         if session.is_asked:
             session.answer(self._absent_here(), now)
         self._flush()
-        self._is_torn = self._hears = False
+        self._was_interrupted = self._is_receiving = False
         absent = session.count_absent()
         if absent != self._told_absent:
             self._told_absent = absent
@@ -559,7 +559,11 @@ class NetworkWriter(NetworkEnd):
             now = time.monotonic()
             names, waited = names_of(session.texts(missed, now)), now - started
             ranks = tuple(peer.rank_or_usual for peer in missed)
-            raise TimedOut(f"closed after {waited:.1f} s; not confirmed by {names}", waited, ranks)
+            raise TimedOut(
+                f"closed after {waited:.1f} s, but {names} did not confirm receiving all messages",
+                waited,
+                ranks,
+            )
         return 0.0
 
     def _free(self, linger: float = 0.0) -> None:

@@ -22,7 +22,7 @@ def refusal(places: Places, peer: Peer, hello: Hello, outbox: Outbox) -> Refused
     if not places.is_remote(rank):
         return Refused("foreign", f"the queue has no remote reader {rank}")
     if peer.life is Life.DEAD:
-        return given_up(peer)
+        return declared_dead(peer)
     if peer.session == hello.session and not peer.is_absent:
         if not peer.is_here:
             return Refused("gone", f"reader {rank} is {peer.state}")
@@ -54,7 +54,7 @@ def refusal(places: Places, peer: Peer, hello: Hello, outbox: Outbox) -> Refused
     return None
 
 
-def given_up(peer: Peer) -> Refused:
+def declared_dead(peer: Peer) -> Refused:
     """The refusal for a reader whose place is dead or closed."""
     why = f": {peer.died}" if peer.died else ""
     return Refused("gone", f"reader {peer.rank} is {peer.state}{why}")

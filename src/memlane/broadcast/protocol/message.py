@@ -73,7 +73,7 @@ def decode(message: Message, codec: Codec) -> Any:
             )
 
 
-_BROKEN = "the message does not hold an object that memlane wrote; it was skipped"
+_BROKEN = "the message is not a memlane message (was it filled with acquire_write?); skipped"
 
 
 def split(memory: memoryview) -> tuple[bytes, list[Buffer]]:

@@ -238,7 +238,7 @@ class Peer:
         """It does not report: it goes on for its own reader, but for nobody else."""
         self.is_late = True
 
-    def share_nothing(self) -> None:
+    def stop_sharing(self) -> None:
         self.host, self.via, self.ring, self.is_late = "", None, None, False
 
     def part(self, now: float) -> None:
@@ -248,12 +248,12 @@ class Peer:
         if self.life is Life.FREE:
             self.forget()
         else:
-            self.share_nothing()
+            self.stop_sharing()
 
     def forget(self) -> None:
         """Nobody has attached after all."""
         self.session = b""
-        self.share_nothing()
+        self.stop_sharing()
 
     def hear_end(self) -> None:
         self.has_heard_end = True

@@ -251,7 +251,7 @@ class WriterSession:
             peer.attach(Event.ATTACHED, now)
         else:
             if not (hello.host or hello.is_behind):  # it has no ring to share, or none any more
-                peer.share_nothing()
+                peer.stop_sharing()
                 self._part_readers(now)
             is_behind = hello.is_behind or peer.via is not None
             if not (is_behind or self._may_resend(peer, route, hello)):
@@ -330,7 +330,7 @@ class WriterSession:
         if teller.via is not None and teller.is_here:
             teller.say(self._frame(What.SEEN))
         elif teller.via is not None:
-            teller.say(self._frame(What.REFUSED, body=admission.given_up(teller)))
+            teller.say(self._frame(What.REFUSED, body=admission.declared_dead(teller)))
         return is_news
 
     def _take(self, peer: Peer, sequence: int, now: float) -> bool:
