@@ -20,7 +20,7 @@ ENGINE := PYTHONPATH=examples $(HELD) $(PY) -m engine
 
 FUZZ_SECONDS ?= 600
 
-.PHONY: moved renamed demo demo-hosts test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench figures bench-peers engines docs docs-links stub clean
+.PHONY: moved renamed demo demo-hosts check test arm root-test fresh engines-sources native-build native-test hooks fuzz fuzz-build fuzz-test python-test verify weak-memory lint sanitize soak bench figures bench-peers engines docs docs-links stub clean
 
 demo: $(VENV)/.installed
 	$(ENGINE)
@@ -29,6 +29,12 @@ demo: $(VENV)/.installed
 # The demo on two hosts, both on this machine, with a cable between them that is pulled. Needs root; about 20 seconds.
 demo-hosts: $(VENV)/.installed
 	$(ENGINE).hosts
+
+# After every change: a minute on two cores. Lint, and the tests that find most mistakes in little time; `make test` runs all of
+# them, with more examples.
+check: export MEMLANE_EXAMPLES := 4000
+check: $(VENV)/.tools
+	$(MAKE) --no-print-directory -j2 --output-sync=line test-unit test-property test-sessions lint
 
 # On two cores four at once, as many tests wait; the longest first.
 test: $(VENV)/.tools
