@@ -7,6 +7,8 @@ function is called at the same moments, and raises in place of the handler.
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from memlane.broadcast.protocol import (
@@ -50,6 +52,15 @@ class After:
             raise Alarm
 
 
+@contextmanager
+def _apart() -> Iterator[None]:
+    """For what a thread of its own does, which no signal interrupts: relays, connection events."""
+    handler = sys.getprofile()
+    sys.setprofile(None)
+    yield
+    sys.setprofile(handler)
+
+
 class Interrupted(World):
     """Its drivers recover from interruptions, as `NetworkWriter` and `NetworkReader` do."""
 
@@ -64,11 +75,12 @@ class Interrupted(World):
             self.write()
 
     def _relay(self, reader: Reader) -> None:
-        """A thread of its own, which no signal interrupts."""
-        handler = sys.getprofile()
-        sys.setprofile(None)
-        super()._relay(reader)
-        sys.setprofile(handler)
+        with _apart():
+            super()._relay(reader)
+
+    def _connect(self, reader: Reader) -> None:
+        with _apart():
+            super()._connect(reader)
 
     def recover(self) -> None:
         """What was staged the ring has not got, because there is none."""
