@@ -81,7 +81,7 @@ def said_by(code: str) -> str:
         ),
         ("ring = new_ring(); ring.close(); failing(ring.view, 0, 1)", "Closed"),
         ("writer, reader = new_ends(); failing(writer.participant, 9)", "InvalidArgument"),
-        ("writer, reader = new_ends(); failing(reader.receive, 'soon', None)", "InvalidType"),
+        ("writer, reader = new_ends(); failing(reader.receive, 'soon', None)", "`seconds_of`"),
         ("writer, reader = new_ends(); failing(reader.receive, 0, None)", "`failure`"),
         ("writer, reader = new_ends(); failing(reader.receive, 60, None)", "`warning_interval`"),
         ("writer, reader = new_ends(); writer.close(); failing(writer.check)", "`failure`"),
