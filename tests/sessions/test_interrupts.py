@@ -82,6 +82,10 @@ class Interrupted(World):
         with _apart():
             super()._connect(reader)
 
+    def fail_relay(self, reader: Reader, *, holds_message: bool = True) -> None:
+        with _apart():
+            super().fail_relay(reader, holds_message=holds_message)
+
     def recover(self) -> None:
         """What was staged the ring has not got, because there is none."""
         if self.outbox.staged is not None:
