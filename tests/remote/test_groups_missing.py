@@ -215,7 +215,7 @@ def keep_board(link: Link) -> None:
 def hold_board(link: Link) -> None:
     with TcpGroup("127.0.0.1", 0, 0, 2, secret=SECRET) as group:
         link.tell(group.port)
-        board = group._finalizer.peek()[2][0]  # type: ignore[index]
+        board = group._board
         until(lambda: board._waiting, "rank 1 waits at the board")
         link.tell("rank 1 waits")
         link.hear()

@@ -45,7 +45,7 @@ def heard_until_its_end(one: socket.socket) -> bytes:
 
 
 def board_of(group: TcpGroup) -> Any:
-    return group._finalizer.peek()[2][0]  # type: ignore[index]
+    return group._board
 
 
 @pytest.mark.parametrize("said", ANNOUNCED, ids=["command", "message"])

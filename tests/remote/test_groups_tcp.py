@@ -66,7 +66,7 @@ def test_little_stays_on_the_board() -> None:
                 queue.close()
             for src in range(2):
                 on_ranks(TcpGroup.broadcast_obj, groups, "said", src)
-        kept = groups[0]._finalizer.peek()[2][0]._values
+        kept = groups[0]._board._values
         assert len(kept) <= 2 + 3
         assert not any(b"buffer_handle" in value for value in kept.values() if type(value) is bytes)
 
@@ -77,7 +77,7 @@ def test_little_stays_of_calls_that_failed() -> None:
     Fails without the guard: of each call it stayed who had left it.
     """
     with groups_of("tcp", 3) as groups:
-        kept = groups[0]._finalizer.peek()[2][0]._values
+        kept = groups[0]._board._values
         sizes = []
         for _ in range(6):
             for rank, timeout in ((1, 0.5), (0, PATIENCE), (2, PATIENCE)):
@@ -165,7 +165,7 @@ def test_nothing_is_ever_unpickled(curve: str) -> None:
             assert heard == (curve == "member")  # the last of those is a request
             first.broadcast_obj("goes on", 0)
             assert second.broadcast_obj(None, 0) == "goes on"
-        assert ("k" in first._finalizer.peek()[2][0]._values) == (curve == "member")
+        assert ("k" in first._board._values) == (curve == "member")
     assert not Bomb.went_off
 
 
@@ -271,7 +271,7 @@ def test_rank_0_closes_under_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(board, "_PARTING", 0.3)
     with groups_of("tcp", 2) as (first, second):
         waiting = Aside(second.broadcast_obj, None, 0, timeout=PATIENCE)
-        until(lambda: first._finalizer.peek()[2][0]._waiting, "rank 1 waits at the board")
+        until(lambda: first._board._waiting, "rank 1 waits at the board")
         first.close()
         with refuses(GroupFailed, match="rank 0 closed the group"):
             waiting.result()
@@ -350,7 +350,7 @@ def test_calls_without_a_deadline() -> None:
 def test_close_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can be called again. Fails without the guard: the board listened for ever."""
     group = TcpGroup("127.0.0.1", 0, 0, 1, secret=SECRET)
-    thread = group._finalizer.peek()[2][0]._thread  # type: ignore[index]
+    thread = group._board._thread
 
     def interrupted() -> None:
         monkeypatch.undo()
@@ -370,7 +370,7 @@ def test_close_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_group_that_its_own_thread_collects(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may run anywhere: the board ends, and waits for nobody there."""
     first, second = (TcpGroup("127.0.0.1", 0, 0, 1, secret=SECRET) for _ in range(2))
-    board_of_first = first._finalizer.peek()[2][0]  # type: ignore[index]
+    board_of_first = first._board
     take, kept = board_of_first._take, [first]
 
     def collect(*request: Any) -> None:

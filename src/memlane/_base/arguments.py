@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, NoReturn
 
 from memlane.errors import InvalidArgument, InvalidType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # File offsets are signed 64-bit numbers; a segment beyond a quarter of their range is a mistake.
 MAX_SEGMENT_BYTES = 1 << 61
@@ -43,12 +39,3 @@ def segment_name(name: object) -> str:
     if not plain or encoded.decode() != name or len(encoded) > 255:
         raise InvalidArgument(f"{name!r} cannot be the name of a segment")
     return name
-
-
-def no_pickle(instead: str) -> Callable[[object], NoReturn]:
-    """Returns a `__reduce__` that raises InvalidType; the text says what to do instead."""
-
-    def refuse(end: object) -> NoReturn:
-        raise InvalidType(f"a {type(end).__name__} cannot be pickled or copied: {instead}")
-
-    return refuse

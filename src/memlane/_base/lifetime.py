@@ -1,5 +1,5 @@
-"""How things end: steps undone when a later one fails, finalizers that can be repeated, and what is
-abandoned at the interpreter's exit. And how threads begin, with an error that says what is lacking.
+"""How things end: steps undone when a later one fails, and what an object owns given back, however
+it ends. And how threads begin, with an error that says what is lacking.
 
 `weakref.finalize` alone may run too late at exit: multiprocessing registers the function that joins
 its children when it first starts one, and `atexit` runs functions last in, first out. The join
@@ -15,9 +15,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from memlane.errors import system_fault
+from memlane.errors import InvalidType, system_fault
 
 
 @contextmanager
@@ -29,30 +29,61 @@ def undone_by(undo: Callable[[], object]) -> Iterator[None]:
         stack.pop_all()
 
 
-def finish(finalizer: weakref.finalize[..., Any]) -> None:
-    """Calls a finalizer, which must be idempotent. Unlike `finalizer()`, this can be repeated if a
-    signal handler raised in it."""
-    held = finalizer.peek()
-    if held is not None:
-        _, release, args, _ = held
-        release(*args)
-        finalizer.detach()
+# Owners -------------------------------------------------------------------------------------------
 
 
-# Exit ---------------------------------------------------------------------------------------------
+class Owned:
+    """An object that owns memory, descriptors or threads.
+
+    Closing it gives them back and tells the peers. The last reference, and the interpreter's exit,
+    abandon them: that frees as much, but looks like a death to the peers.
+    """
+
+    _instead_of_pickling: ClassVar[str]
+    _finalizer: weakref.finalize[[], Any] | None = None
+
+    def _own(self, abandon: Callable[[], object]) -> None:
+        """`abandon` must be idempotent, and not refer to this object."""
+        with undone_by(abandon):  # a signal handler may raise, and the first import takes long
+            _come_before_multiprocessing()
+            self._finalizer = weakref.finalize(self, abandon)
+            _finalizers[self] = self._finalizer
+
+    def _disown(self) -> None:
+        """Everything was given back."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+    def _abandon(self) -> None:
+        # Unlike a call of the finalizer, this can be repeated if a signal handler raised in it.
+        held = None if self._finalizer is None else self._finalizer.peek()
+        if held is not None:
+            held[1]()
+            self._disown()
+
+    def _check(self) -> None:
+        """Raises unless it can be used: it is open, and in its own process."""
+        raise NotImplementedError
+
+    def _end_block(self, has_failed: bool) -> None:
+        """Closes it, or abandons it if the block has failed."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end_block(kind is not None)
+
+    def __reduce__(self) -> Any:
+        name = type(self).__name__
+        raise InvalidType(f"a {name} cannot be pickled or copied: {self._instead_of_pickling}")
+
 
 _finalizers: weakref.WeakKeyDictionary[object, weakref.finalize[[], Any]] = (
     weakref.WeakKeyDictionary()
 )
-
-
-def abandoned_at_exit(owner: object, abandon: Callable[[], None]) -> weakref.finalize[[], Any]:
-    """Calls `abandon` when `owner` is collected, or at exit."""
-    with undone_by(abandon):  # a signal handler may raise, and the first import takes long
-        _come_before_multiprocessing()
-        finalizer = weakref.finalize(owner, abandon)
-        _finalizers[owner] = finalizer
-    return finalizer
 
 
 def _come_before_multiprocessing() -> None:
@@ -65,7 +96,7 @@ def _come_before_multiprocessing() -> None:
 
 def _abandon_all() -> None:
     note_exit()
-    for finalizer in list(_finalizers.values()):
+    for finalizer in reversed(list(_finalizers.values())):
         finalizer()
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Self
 
-from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from, no_pickle
+from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._base.deadline import seconds_of
-from memlane._base.lifetime import abandoned_at_exit, finish
+from memlane._base.lifetime import Owned
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
 from memlane.broadcast.grouping import create_from_process_group
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from memlane.broadcast.statistics import QueueStatistics
 
 
-class MessageQueue:
+class MessageQueue(Owned):
     """The writer's end of a queue, or a reader's (`create_from_handle`).
 
     Args:
@@ -76,6 +76,10 @@ class MessageQueue:
     `close()`, or leaving a `with` block without an exception, tells the peers: a queue that is
     garbage-collected without it is reported as dead. For SIGTERM, see `help(memlane)`.
     """
+
+    _instead_of_pickling = (
+        "send export_handle(rank), and call create_from_handle(handle, rank) in the receiver"
+    )
 
     def __init__(
         self,
@@ -185,7 +189,8 @@ class MessageQueue:
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
         self._is_closed = False  # through this object
-        self._finalizer = None if end is None else abandoned_at_exit(self, end.abandon)
+        if end is not None:
+            self._own(end.abandon)
 
     # Both ends ------------------------------------------------------------------------------
 
@@ -285,19 +290,17 @@ class MessageQueue:
         seconds_of(timeout)  # an invalid timeout closes nothing
         self._is_closed = True
         self._end.close(timeout)
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        self._disown()
 
-    def __enter__(self) -> Self:
-        self._end.check()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        elif self._finalizer is not None:
+    def _end_block(self, has_failed: bool) -> None:
+        if has_failed:
             self._is_closed = True
-            finish(self._finalizer)  # frees everything unannounced: peers see a death
+            self._abandon()
+        else:
+            self.close()
+
+    def _check(self) -> None:
+        self._end.check()
 
     def __repr__(self) -> str:
         role = "writer" if self._reader is None else f"reader {self._reader.rank}"
@@ -306,10 +309,6 @@ class MessageQueue:
             f"<MessageQueue {self.handle.queue_id[:8]} {role}{closed}, "
             f"readers {self.handle.local_reader_ranks}>"
         )
-
-    __reduce__ = no_pickle(
-        "send export_handle(rank), and call create_from_handle(handle, rank) in the receiver"
-    )
 
     # The writer -----------------------------------------------------------------------------
 

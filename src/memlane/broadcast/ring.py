@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from, segment_name
+from memlane._base.lifetime import Owned
 from memlane._base.segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane._native import RingGeometry, RingSegment
 from memlane.errors import Closed, InvalidArgument, MemlaneError, WrongProcess
@@ -41,7 +41,7 @@ def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object)
     return RingGeometry(readers, chunk, chunks)
 
 
-class ShmRingBuffer:
+class ShmRingBuffer(Owned):
     """A fixed ring of chunks in shared memory: one writer, `n_reader` readers, no locks.
 
     To free it on SIGTERM too, install the handler shown in `help(memlane)`.
@@ -89,9 +89,8 @@ class ShmRingBuffer:
         self._segment = segment
         self._close_owner = close_owner
         self._is_closed = False
-        self._finalizer: weakref.finalize[[], ShmRingBuffer] | None = None
         if segment is not None and close_owner is None:
-            self._finalizer = weakref.finalize(self, segment.abandon)
+            self._own(segment.abandon)
 
     @classmethod
     def _of_queue(
@@ -123,7 +122,7 @@ class ShmRingBuffer:
             )
         if self._segment is None:
             self._segment = RingSegment.attach(self._geometry, self._name)
-            self._finalizer = weakref.finalize(self, self._segment.abandon)
+            self._own(self._segment.abandon)
         return self._segment
 
     def _segment_is_open(self) -> bool:
@@ -220,16 +219,14 @@ class ShmRingBuffer:
             self._close_owner()
         elif self._segment is not None:
             self._segment.close()
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        self._disown()
         self._is_closed = True
 
-    def __enter__(self) -> Self:
-        self._attached()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _end_block(self, _has_failed: bool) -> None:
         self.close()
+
+    def _check(self) -> None:
+        self._attached()
 
     def __repr__(self) -> str:
         if self._segment is None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import weakref
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import zmq
 
 from memlane._base.arguments import integer_from
 from memlane._base.deadline import Deadline, seconds_of
-from memlane._base.lifetime import finish, undone_by
+from memlane._base.lifetime import Owned, undone_by
 from memlane._base.msgspec import msgspec
 from memlane._net.contexts import new_context
 from memlane.errors import Closed, GroupFailed, InvalidArgument, InvalidType, WrongProcess
@@ -18,11 +18,8 @@ from memlane.groups.board import Board, BoardStore, address_of
 from memlane.groups.keys import group_keys
 from memlane.groups.stores import StoreCollectives
 
-if TYPE_CHECKING:
-    from typing import Self
 
-
-class TcpGroup:
+class TcpGroup(Owned):
     """Processes that meet at rank 0's address, to build queues with each other.
 
     Args:
@@ -43,6 +40,8 @@ class TcpGroup:
     never pickled. Rank 0 keeps the others' data in its own thread; when it closes, it waits some
     seconds for ranks in the middle of a call.
     """
+
+    _instead_of_pickling = "make one in each process, with the same host and port"
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class TcpGroup:
             self.port = board.port
             self._address, _ = address_of(host, self.port)
         self._is_closed = False
-        self._finalizer = weakref.finalize(self, _close, board, self._context, self._pid)
+        self._own(partial(_close, board, self._context, self._pid))
 
     def broadcast_obj(self, obj: Any, src: int, timeout: float | None = None) -> Any:
         """Returns rank `src`'s `obj` on all ranks. Plain data only: types that MessagePack has.
@@ -107,12 +106,7 @@ class TcpGroup:
             Closed: the group was closed.
             WrongProcess: the group belongs to the parent process.
         """
-        if os.getpid() != self._pid:
-            raise WrongProcess(
-                "this group belongs to the parent process; make a new one in the child"
-            )
-        if self._is_closed:
-            raise Closed("this group is closed")
+        self._check()
         board = self._board
         before = 0 if board is None else board.refused
 
@@ -126,15 +120,20 @@ class TcpGroup:
         with undone_by(lambda: store.close(b"")):
             return StoreCollectives(store, self.rank, self.world_size, deadline, hint)
 
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise WrongProcess(
+                "this group belongs to the parent process; make a new one in the child"
+            )
+        if self._is_closed:
+            raise Closed("this group is closed")
+
     def close(self) -> None:
         """Idempotent. On rank 0 it also ends the others' calls, so close rank 0 last."""
         self._is_closed = True
-        finish(self._finalizer)
+        self._abandon()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _end_block(self, _has_failed: bool) -> None:
         self.close()
 
     def __repr__(self) -> str:

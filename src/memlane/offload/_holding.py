@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
+from functools import partial
 
-from memlane._base.lifetime import finish, undone_by
+from memlane._base.lifetime import Owned, undone_by
 from memlane._native import RegionFile, RegionMap, usable_cores
 from memlane.errors import InvalidArgument, InvalidType, WrongProcess
 from memlane.offload import _start
@@ -22,7 +22,7 @@ _MOST_THREADS = 16
 _log = logging.getLogger("memlane.offload")
 
 
-class Holding:
+class Holding(Owned):
     """Starts when it is created; ends with `end`, or when its last reference is dropped."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Holding:
         self.is_open = True
         self._one_at_a_time = threading.RLock()
         what = f"{plan.shown} ({plan.total_bytes} bytes)"
-        self._finalizer = weakref.finalize(self, _release, file, self.locks, memory, what)
+        self._own(partial(_release, file, self.locks, memory, what))
         _log.info(
             "%s %s (%d bytes, pages: %s)",
             "created" if self.is_creator else "joined",
@@ -69,7 +69,7 @@ class Holding:
         if a signal handler raised in it."""
         self.is_open, self.memory = False, None
         with self._one_at_a_time:
-            finish(self._finalizer)
+            self._abandon()
 
 
 def _release(file: RegionFile, locks: PageLocks, memory: RegionMap, what: str) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from memlane._base.arguments import integer, integer_from, no_pickle
+from memlane._base.arguments import integer, integer_from
 from memlane._base.deadline import Deadline, seconds_of
+from memlane._base.lifetime import Owned
 from memlane._base.naming import shown
 from memlane._native import await_bytes
 from memlane.errors import (
@@ -26,8 +27,6 @@ from memlane.offload._holding import Holding, file_name, share_of_cores
 from memlane.offload.copy import MOST_THREADS
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import torch
 
     from memlane._native import RegionMap, RegionRows
@@ -38,7 +37,7 @@ _log = logging.getLogger("memlane.offload")
 MOST_PARTICIPANTS = 1 << 16  # the number of holders for which the file has locks
 
 
-class SharedOffloadRegion:
+class SharedOffloadRegion(Owned):
     """KV-cache blocks of all workers of an instance, in one shared file that each worker maps.
 
     To clean up on SIGTERM too, install the handler shown in `help(memlane)`.
@@ -84,6 +83,8 @@ class SharedOffloadRegion:
     There is no `numa=`: the memory policy of the creator's process (start it with numactl) or of
     the file system (mount -o mpol=...) places the pages.
     """
+
+    _instead_of_pickling = "make one in each process, with the same instance_id and sizes"
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class SharedOffloadRegion:
         return self._advanced(array, size)
 
     def _checked_next(self, tensor_page_size: int) -> int:
-        self._check_usable()
+        self._check()
         size = integer("tensor_page_size", tensor_page_size)
         if self.rank is None:
             raise OutsideCell("a region without a rank has no cell to make views of")
@@ -241,14 +242,14 @@ class SharedOffloadRegion:
         Raises:
             Closed: the region was cleaned up.
         """
-        self._check_usable()
+        self._check()
         return self._file.rows()
 
     @property
     def _is_open(self) -> bool:
         return self._holding.is_open
 
-    def _check_usable(self) -> None:
+    def _check(self) -> None:
         if not self._is_open:
             raise Closed(f"the region {shown(self.mmap_path)} was cleaned up")
         self._holding.require_own()
@@ -274,7 +275,7 @@ class SharedOffloadRegion:
             InvalidArgument: cells are not whole pages.
             Closed: the region was cleaned up.
         """
-        self._check_usable()
+        self._check()
         if self.cpu_page_size % self.page_size:
             raise InvalidArgument(
                 f"cells of {self.cpu_page_size} bytes are not whole pages of {self.page_size} "
@@ -288,7 +289,7 @@ class SharedOffloadRegion:
         Raises:
             Closed: the region was cleaned up.
         """
-        self._check_usable()
+        self._check()
         self._locks.unlock()
 
     # End ------------------------------------------------------------------------------------
@@ -305,14 +306,8 @@ class SharedOffloadRegion:
         self._creator = False
         self._holding.end()
 
-    def __enter__(self) -> Self:
-        self._check_usable()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _end_block(self, _has_failed: bool) -> None:
         self.cleanup()
-
-    __reduce__ = no_pickle("make one in each process, with the same instance_id and sizes")
 
     def __repr__(self) -> str:
         who = "whole" if self.rank is None else f"rank {self.rank} of {self.num_workers}"

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memlane._base.arguments import (
-    MAX_SEGMENT_BYTES,
-    integer,
-    integer_from,
-    no_pickle,
-    segment_name,
-)
+from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from, segment_name
+from memlane._base.lifetime import Owned
 from memlane._base.segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane._native import ByteRingSegment, CallGuard, NoRoom
 from memlane.errors import InvalidArgument, StoreFull, WrongRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Self
 
 ID_MAX = 2**31
 
 IsFree = Callable[[int, memoryview], bool]
 
 
-class SingleWriterShmRingBuffer:
+class SingleWriterShmRingBuffer(Owned):
     """A ring of allocations of any size in shared memory; its creator is the only writer.
 
     To free it on SIGTERM too, install the handler shown in `help(memlane)`.
@@ -56,6 +49,7 @@ class SingleWriterShmRingBuffer:
     allocation while it is being read; a storage does not.
     """
 
+    _instead_of_pickling = "send handle(), and make another ring from its two values"
     ID_NBYTES = 4
     ID_MAX = ID_MAX
     SIZE_NBYTES = 4
@@ -79,7 +73,7 @@ class SingleWriterShmRingBuffer:
         self.is_writer = bool(create)
         self._name = self._segment.name
         self._guard = CallGuard()
-        self._finalizer = weakref.finalize(self, self._segment.abandon)
+        self._own(self._segment.abandon)
 
     # State ----------------------------------------------------------------------------------
 
@@ -146,8 +140,6 @@ class SingleWriterShmRingBuffer:
     def byte2int(self, byte_data: bytes | memoryview) -> int:
         """The integer in little-endian, signed bytes. Never raises."""
         return int.from_bytes(byte_data, "little", signed=True)
-
-    __reduce__ = no_pickle("send handle(), and make another ring from its two values")
 
     # The writer -----------------------------------------------------------------------------
 
@@ -252,14 +244,13 @@ class SingleWriterShmRingBuffer:
     def close(self) -> None:
         """Frees everything; the creator removes the name. Idempotent. Live views stay readable."""
         self._segment.close()
-        self._finalizer.detach()
+        self._disown()
 
-    def __enter__(self) -> Self:
-        self._segment.check()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _end_block(self, _has_failed: bool) -> None:
         self.close()
+
+    def _check(self) -> None:
+        self._segment.check()
 
     def __repr__(self) -> str:
         role = "writer" if self.is_writer else "attached"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
-from memlane._base.arguments import integer_from, no_pickle
-from memlane._base.lifetime import undone_by
+from memlane._base.arguments import integer_from
+from memlane._base.lifetime import Owned, undone_by
 from memlane._base.segments import released_after
 from memlane._native import NoRoom, ObjectIndex, StoreReader, StoreWriter, copy_parts
 from memlane.errors import InvalidArgument, InvalidType, StoreFull, UnknownKey, WrongRole
@@ -26,7 +25,7 @@ MAX_READERS = 1 << 16
 MAX_REFERENCES = 2**31 - 1
 
 
-class SingleWriterShmObjectStorage(ObjectReads):
+class SingleWriterShmObjectStorage(ObjectReads, Owned):
     """Objects in a ring: one writer puts them by key, `n_readers` readers get them by address.
 
     Args:
@@ -61,6 +60,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
     """
 
     flag_bytes = 4
+    _instead_of_pickling = "send handle(), and call create_from_handle(handle) in the receiver"
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class SingleWriterShmObjectStorage(ObjectReads):
                 self._index = ObjectIndex(segment, self._end, *books)
         else:
             self._end = StoreReader.attach(segment, self.n_readers, self.max_object_size)
-        self._finalizer = weakref.finalize(self, self._end.abandon)
+        self._own(self._end.abandon)
 
     @classmethod
     def create_from_handle(cls, handle: ShmObjectStorageHandle) -> Self:
@@ -352,8 +352,6 @@ class SingleWriterShmObjectStorage(ObjectReads):
         """
         return store_statistics(self._end)
 
-    __reduce__ = no_pickle("send handle(), and call create_from_handle(handle) in the receiver")
-
     def close(self) -> None:
         """Closes this end and its ring, and tells the peers. Idempotent.
 
@@ -361,22 +359,18 @@ class SingleWriterShmObjectStorage(ObjectReads):
         writer stored. Memory stays mapped while views of it exist, but may change.
         """
         self._end.close()
-        self._leave()
-
-    def _leave(self) -> None:
         self.ring_buffer.close()
-        self._finalizer.detach()
+        self._disown()
 
-    def __enter__(self) -> Self:
-        self._end.check()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
+    def _end_block(self, has_failed: bool) -> None:
+        if has_failed:
+            self._abandon()
+            self.ring_buffer.close()
         else:
-            self._end.abandon()  # unannounced: looks like a death to the peers
-            self._leave()
+            self.close()
+
+    def _check(self) -> None:
+        self._end.check()
 
     def __repr__(self) -> str:
         role = "writer" if self.is_writer else "reader"

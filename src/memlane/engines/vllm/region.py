@@ -131,7 +131,7 @@ class SharedOffloadRegion(memlane.SharedOffloadRegion):
     @property
     def base_tensor(self) -> torch.Tensor:
         """The whole region as int8."""
-        self._check_usable()
+        self._check()
         base: torch.Tensor = self._base
         return base
 
