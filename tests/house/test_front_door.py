@@ -80,6 +80,13 @@ def test_named_files_exist() -> None:
             assert (ROOT / path).exists(), f"{document.name} names {path}"
 
 
+def test_code_blocks_end() -> None:
+    """A block that is opened is closed: an open one takes in the rest of its page."""
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        fences = re.findall(r"^ *```", document.read_text(), re.MULTILINE)
+        assert len(fences) % 2 == 0, f"a code block of {document.relative_to(ROOT)} is open"
+
+
 def test_links_lead_somewhere() -> None:
     """A link to a file, or to a heading in it, has a target."""
     for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
