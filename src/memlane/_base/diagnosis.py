@@ -119,7 +119,7 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
     "wrong_process": (
         WrongProcess,
         "this object was opened in the parent process, before the fork; only close() may be "
-        "called here. Make a new end in the child",
+        "called here. Create or attach a new one in the child",
     ),
     "concurrent_use": (
         ConcurrentUse,

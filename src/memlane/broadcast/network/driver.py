@@ -176,7 +176,7 @@ class NetworkEnd(ABC):
         if self._generation != fork_generation():
             raise WrongProcess(
                 "this object was opened in the parent process, before the fork; only close() may "
-                "be called here. Make a new end in the child"
+                "be called here. Create or attach a new one in the child"
             )
         if self._closing or self._closed:
             raise SystemExit if is_left_behind() else Closed("this queue is closed")
@@ -204,7 +204,7 @@ class NetworkEnd(ABC):
         """Runs before each call."""
         self.check()
         if self.lock._is_owned():  # type: ignore[attr-defined]
-            raise ConcurrentUse("a signal handler may not use an end whose call it interrupts")
+            raise ConcurrentUse("a signal handler may not use a queue whose call it interrupts")
 
     def _end_call(self) -> None:
         """Runs after each call: finishes closing the end if it was closed meanwhile."""
