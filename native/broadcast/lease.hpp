@@ -47,8 +47,8 @@ public:
         : ring_(ring), mark_(mark), reader_(reader), memory_(std::move(memory)), offset_(offset), bytes_(bytes) {
         Leases& all = Leases::all();
         const std::lock_guard guard(all.mutex);
-        // The last lease of the range dropped its copies, but who locks memory, or makes it present, copies pages that
-        // nobody uses, too. No fork comes between, whose copies for this lease would be dropped as well.
+        // The previous lease of this range dropped its copies, but mlock() and prefaulting also copy pages that nobody
+        // uses. The mutex keeps forks out: the pages that a fork copies for this lease must not be dropped here.
         if (!memory_->drop_copies(offset_, bytes_)) os::throw_errno("cannot drop the copies in a message's memory");
         all.alive.insert(this);
         SYNC_STORE(lease);

@@ -116,8 +116,8 @@ public:
         return extents_.has_any() || (extents_.warm_bytes() > 0 && is_idle());
     }
 
-    // Call it before every message, if has_extents(): after a large message
-    // there may never be another one, which would reclaim the space.
+    // Call it before every message, if has_extents(): another large message, which would reclaim the space of the last
+    // one, may never come.
     void tend(bool is_large) {
         const bool is_any_over = reclaim();
         if (!is_large && (is_idle() || (is_any_over && !os::is_half_free(segment_->file())))) extents_.trim(segment_->file());
@@ -157,7 +157,8 @@ public:
         }
         return latest > 0 ? std::optional(latest) : std::nullopt;  // 0: none has ever attached
     }
-    // True once the last look has found that for a second: a writer that is about to end as its readers did sends less long.
+    // True if, at the last look, all readers had been gone for a second. A writer that ends together with its readers stops
+    // sending before that.
     bool is_deserted() const noexcept { return is_deserted_; }
 
     // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.

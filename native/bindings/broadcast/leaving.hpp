@@ -1,4 +1,5 @@
-// How an end of a ring leaves its segment. What nobody needs goes at once; what the survivors need, with the last of them.
+// How an end of a ring leaves its segment. Memory that no surviving array or view needs is freed at once, the rest with the
+// last of them.
 #pragma once
 
 #include <memory>

@@ -28,7 +28,7 @@ using Claim = broadcast::RingWriter::Claim;
 
 class RingWriter : public End<RingWriter, broadcast::RingWriter> {
 public:
-    // `has_others`: there are readers that this ring does not know.
+    // `has_others`: the queue has readers that are not of this ring, so it does not warn when all of its own have left.
     RingWriter(const RingSegment& ring, std::vector<std::int64_t> ranks, const nb::object& codec, std::uint64_t pool_bytes,
            bool has_others)
         : End(ring.segment(), std::move(ranks), ring.geometry(), ring.reserved(), pool_bytes),

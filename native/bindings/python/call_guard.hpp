@@ -1,4 +1,4 @@
-// One call at a time: a second call is refused, and does not wait; whoever closes an end waits for the call under way.
+// One call at a time: a second call is refused and does not wait; closing waits for the call under way.
 //
 // Everything but the futex word is read and written only with the GIL held. Written in C++, because a signal
 // handler may raise between any two steps of Python: the call would then never end, and no other could begin.

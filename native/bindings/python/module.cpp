@@ -1,4 +1,4 @@
-// memlane._native: registers what this folder has, then what the folders above it have.
+// memlane._native: registers the classes and functions of this folder, then those of the other folders of native/bindings.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -1,4 +1,4 @@
-// memlane._native.sync_hooks, in test builds only: which sync points this process passes, and its death at one of them.
+// memlane._native.sync_hooks, in test builds only: counts the sync points that this process passes, or kills it at one.
 //
 // A process names the stage it is in; passages are counted by stage and point. A death is the kernel's SIGKILL,
 // raised by the process itself right before the step, so nothing of it runs afterwards. Just before that it writes the

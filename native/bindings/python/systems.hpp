@@ -1,4 +1,4 @@
-// One function for each folder above this one, which registers its part of memlane._native.
+// One function for each source file of the other folders of native/bindings, which registers its part of memlane._native.
 #pragma once
 
 #include <nanobind/nanobind.h>

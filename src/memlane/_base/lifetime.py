@@ -111,7 +111,7 @@ def note_exit() -> None:
 
 def is_left_behind() -> bool:
     """Whether the interpreter exits, and this is a daemon thread of the application. Its queues are
-    closed under it, which is no error to report: SystemExit ends it without a word."""
+    closed under it, which is no error to report: SystemExit ends it silently."""
     if not _is_exiting:
         return False
     thread = threading.current_thread()

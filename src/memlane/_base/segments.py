@@ -79,7 +79,7 @@ def check_memory(need: int, root: str = "/", *others: tuple[int, str]) -> None:
 def memory_refusal(
     need: int, root: str = "/", *others: tuple[int, str], spare: int = 0
 ) -> ShmExhausted | None:
-    """The error of `check_memory` if `need` bytes cannot be had, with `spare` bytes left then.
+    """The error of `check_memory` if taking `need` bytes would leave less than `spare`, else None.
 
     The bindings call this for the extents of large messages.
     """

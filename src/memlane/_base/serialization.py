@@ -36,7 +36,7 @@ class Codec(Protocol):
 
 
 def _msgpack() -> tuple[Callable[[object], bytes], Callable[[bytes], Any]]:
-    from msgspec import msgpack  # as slow to import as memlane, and not every process has a queue
+    from msgspec import msgpack  # imported late: not every process has a queue
 
     return msgpack.Encoder().encode, msgpack.Decoder().decode
 

@@ -159,8 +159,11 @@ class LocalWriter(LocalEnd[RingWriter]):
         *,
         has_others: bool,
     ) -> None:
-        """Creates a segment and its writer's end; leaves neither behind if it raises. `has_others`:
-        it is not for its owner alone to say that nobody reads any more."""
+        """Creates a segment and its writer's end; leaves neither behind if it raises.
+
+        `has_others`: the queue has readers that are not of this ring, so this end does not warn
+        when all of its own have left.
+        """
         segment = RingSegment.create(
             geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
         )

@@ -20,8 +20,8 @@ class Starting:
     """The `watch` of a wait until all have attached, whose `is_set` it calls.
 
     Args:
-        attached: returns the pids, of this pid namespace, of all that have ever attached. What
-            becomes of those is the wait's concern.
+        attached: returns the pids, of this pid namespace, of all that have ever attached; the
+            wait itself reports their deaths.
         processes: objects with `pid`, or pids, of this pid namespace.
     """
 
@@ -49,7 +49,7 @@ class Starting:
         self._stack.close()
 
     def wake(self, poller: select.poll) -> None:
-        """Makes the end of a process wake who sleeps on `poller`."""
+        """Makes the end of a process wake the thread that sleeps on `poller`."""
         for descriptor in self._watched:
             poller.register(descriptor, select.POLLIN)
         self._pollers.append(poller)

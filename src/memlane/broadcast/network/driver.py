@@ -79,7 +79,7 @@ class NetworkEnd(ABC):
         self.lock = threading.RLock()
         self.turn = CallGuard(self._begin_call, self._end_call)
         self._closing = self._announce = self._closed = self._is_freed = False
-        self._deadline = NEVER  # of the last words
+        self._deadline = NEVER  # of close()
         self._ends_itself = False  # the thread closes this end, because nobody else can
         self._was_closed_here = False  # inside of `locked`
         self._ender = 0  # the thread that ends this end
