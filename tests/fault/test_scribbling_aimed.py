@@ -77,7 +77,7 @@ OF_QUEUE: dict[str, tuple[Any, str, int]] = {
     "offset of an extent": (LARGE, "msgpack", DESCRIPTOR + 24),
     "offset of an extent with frames": (MANY, "pickle", DESCRIPTOR + 24),
     "bytes of an extent": (MANY, "pickle", DESCRIPTOR + 32),
-    "turn": (ARRAYS, "pickle", DESCRIPTOR + 0),
+    "lap": (ARRAYS, "pickle", DESCRIPTOR + 0),
     "number of frames": (ARRAYS, "pickle", 0),
     "bytes of the stream": (ARRAYS, "pickle", 8),
     "bytes of a frame": (ARRAYS, "pickle", 16),

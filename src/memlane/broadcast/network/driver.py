@@ -67,7 +67,7 @@ class NetworkEnd(ABC):
     """An end with a transport of its own.
 
     Attributes:
-        turn: held around every call; admits one at a time.
+        guard: held around every call; admits one at a time.
         lock: held around every use of the transport and the session; see `locked`.
     """
 
@@ -77,7 +77,7 @@ class NetworkEnd(ABC):
     def __init__(self, name: str) -> None:
         self._generation = fork_generation()
         self.lock = threading.RLock()
-        self.turn = CallGuard(self._begin_call, self._end_call)
+        self.guard = CallGuard(self._begin_call, self._end_call)
         self._closing = self._announce = self._closed = self._is_freed = False
         self._deadline = NEVER  # of close()
         self._ends_itself = False  # the thread closes this end, because nobody else can
@@ -230,7 +230,7 @@ class NetworkEnd(ABC):
             os.eventfd_write(self._closing_event, 1)
             self._closing = True
         me = threading.get_ident()
-        if me in (self.turn.thread, self._ender):
+        if me in (self.guard.thread, self._ender):
             return  # in a signal handler: the interrupted call closes it
         if me == self._thread.ident:
             self._ends_itself = True  # in a finalizer: nothing else refers to this end any more
@@ -239,7 +239,7 @@ class NetworkEnd(ABC):
             self._was_closed_here = True
             return
         # At interpreter exit, another thread may be in a call that never returns.
-        self.turn.finish(None if self._announce else 1.0)
+        self.guard.finish(None if self._announce else 1.0)
 
     def _finish(self) -> None:
         """Ends the thread and frees everything. No call may be in progress."""
@@ -327,9 +327,9 @@ class NetworkEnd(ABC):
         except BaseException as error:  # it would go unnoticed otherwise
             self._broken = error
             logger.exception("the thread of a remote end failed")
-        # If a call or another thread holds the turn, it closes this end.
+        # If a call or another thread holds the guard, it closes this end.
         if self._ends_itself:
-            self.turn.finish(0)
+            self.guard.finish(0)
 
     @abstractmethod
     def _serve(self) -> None:

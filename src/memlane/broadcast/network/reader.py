@@ -145,7 +145,7 @@ class NetworkReader(NetworkEnd):
 
     def receive_by(self, deadline: Deadline, cancel: threading.Event | None) -> Any:
         """As `receive`, for a call that may have begun on another end."""
-        with self.turn:
+        with self.guard:
             if self._kept is None:
                 self.take(deadline, cancel, keeps=True)
             elif self.session.is_next(self._kept):  # a handler raised while it was taken
@@ -325,7 +325,7 @@ class NetworkReader(NetworkEnd):
             )
 
         self._asked_at = 0.0
-        with self.turn:
+        with self.guard:
             self.wait(ready, deadline, missing, stall_line=line)
 
     def _ask(self) -> None:
@@ -427,7 +427,7 @@ class NetworkReader(NetworkEnd):
 
     def hear(self) -> None:
         """Receives what the writer has sent; messages stay in the inbox."""
-        with self.turn, self.lock:
+        with self.guard, self.lock:
             self._hear()
 
     def ask_who_is_absent(self) -> None:
@@ -460,13 +460,13 @@ class NetworkReader(NetworkEnd):
             shown = self.session.ring
             return self.session.is_behind or shown is None or shown.name != ring.name
 
-        with self.turn:
+        with self.guard:
             self._until(is_seen, deadline)
         return self.session.is_behind
 
     def go_alone(self, taken: int, nbytes: int = 0) -> None:
         """Requests a stream of its own from message `taken` on; `nbytes` were taken before it."""
-        with self.turn, self.lock:
+        with self.guard, self.lock:
             with suppress(MemoryError):  # of a message that is asked for again
                 self._hear()  # frames that came while it did not listen
             self.session.read_alone(taken, time.monotonic(), nbytes)
@@ -475,5 +475,5 @@ class NetworkReader(NetworkEnd):
     def until_welcome(self, deadline: Deadline) -> None:
         """Waits for WELCOME, or for something to take: the writer may have closed or died since."""
         s = self.session
-        with self.turn:
+        with self.guard:
             self._until(lambda: s.is_welcome or s.is_ended or bool(s.inbox), deadline)

@@ -192,7 +192,7 @@ class Relay:
                     if native.wait_until_read(native.position - self._behind, ACK_DELAY):
                         continue
             try:
-                with self.stream.turn:
+                with self.stream.guard:
                     message = self.stream.take(Deadline(pause), self)
             except TimedOut:
                 continue

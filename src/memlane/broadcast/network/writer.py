@@ -141,7 +141,7 @@ class NetworkWriter(NetworkEnd):
     def send(self, obj: Any, timeout: float | None) -> None:
         deadline = NEVER if timeout is None else Deadline(timeout)
         encoder = self._encoder
-        with self.turn:
+        with self.guard:
             self._begin()
             try:
                 size = encoder.encode(obj)
@@ -174,7 +174,7 @@ class NetworkWriter(NetworkEnd):
         self, local: LocalWriter, owner: object, timeout: float | None
     ) -> Iterator[memoryview]:
         deadline = Deadline(timeout)
-        with self.turn:
+        with self.guard:
             self._begin()
             self._reserve(0, deadline)
             self._stage(raw_piece(self.session.epoch, self.session.next), 0)
@@ -235,7 +235,7 @@ class NetworkWriter(NetworkEnd):
     def _recover(self) -> None:
         """Recovers if a signal handler has raised while a message was sent or frames were read."""
         with self.lock:
-            is_on_its_way = self._stages and self.turn.thread != 0
+            is_on_its_way = self._stages and self.guard.thread != 0
             if self.session.is_staged and not is_on_its_way:
                 self._was_interrupted = True
                 self.session.settle(self.position)
@@ -460,7 +460,7 @@ class NetworkWriter(NetworkEnd):
 
     def wait_until_ready(self, timeout: float | None, starting: Starting | None = None) -> None:
         deadline = Deadline(timeout)
-        with self.turn:
+        with self.guard:
             self._begin()
             self._wait(
                 lambda: not self.session.count_absent(),
@@ -471,7 +471,7 @@ class NetworkWriter(NetworkEnd):
             )
         if self._local is not None:
             self._local.native.wait_until_ready(deadline.left(), starting)
-        with self.turn, self.lock:  # at once: the thread, which would, ends when this end closes
+        with self.guard, self.lock:  # now: the thread would do it, but ends with close()
             self._announce_ready()
             self._flush()
 
@@ -527,7 +527,7 @@ class NetworkWriter(NetworkEnd):
         if self._local is not None and self._is_local(rank):
             self._local.release_reader(rank)
             return
-        with self.turn, self.lock:
+        with self.guard, self.lock:
             self.session.release(rank, time.monotonic())
 
     def _is_local(self, rank: int | None) -> bool:
