@@ -204,7 +204,9 @@ class NetworkWriter(NetworkEnd):
     def _begin(self) -> None:
         """Begins a call that sends."""
         if self._was_interrupted or self._stages:
-            self._stages = False
+            with self.lock:
+                self._was_interrupted = True  # a signal handler may raise before _recover() is over
+                self._stages = False
             self._recover()
 
     def _stage(self, pieces: Sequence[Piece], size: int) -> None:
