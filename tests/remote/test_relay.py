@@ -398,7 +398,7 @@ def test_writer_closes_before_everybody_came() -> None:
         closing = Aside(writer.close)
         for reading in [Aside(list, reader) for reader in readers]:
             assert reading.result() == list(range(10))
-        with refuses(TimedOut, match=r"reader 2 \(never attached\)$"):
+        with refuses(TimedOut, match=r"reader 2 \(never attached\) did not confirm"):
             closing.result()
 
 
