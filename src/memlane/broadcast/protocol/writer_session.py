@@ -329,6 +329,8 @@ class WriterSession:
                 peer.apply(Event.STOPPED_READING if is_own else Event.REPORTED_CLOSED, now)
         if teller.via is not None and teller.is_here:
             teller.say(self._frame(What.SEEN))
+        elif teller.via is not None and teller.is_absent and teller.route is not None:
+            self._reject(teller.route)  # its HELLO was interrupted: it greets again when it is back
         elif teller.via is not None:
             teller.say(self._frame(What.REFUSED, body=admission.declared_dead(teller)))
         return is_news
