@@ -23,20 +23,23 @@ namespace memlane::broadcast {
 // Call it when no other process holds the segment. Lent arrays have been copied by now. Spared are
 //   - the ring, if anything refers to its mapping, or a slot was never claimed: a process that knows only the
 //     documented part may be reading in its place, and that part is all that it can see;
-//   - what a view shows, unless the message has been overwritten since;
+//   - what a view shows that an end has left behind, unless the message has been overwritten since;
 //   - all extents, if a lent page could not be copied.
 inline void give_back_file(const os::FileDescriptor& file, const Ring& ring, const core::ParticipantSlot* slots,
                            std::uint64_t ring_bytes) {
     using Range = std::pair<std::uint64_t, std::uint64_t>;  // begin and end
     const RingGeometry& g = ring.geometry();
-    if (core::load_acquire(slots[0].state) == core::SlotState::absent) return;  // given back already
+    core::SlotState writer{};
+    // Not through the mapping: touching a page that was given back would take space, or raise SIGBUS.
+    os::read_at(file, &writer, sizeof writer, ring.offset_of(&slots[0].state));
+    if (writer == core::SlotState::absent) return;  // given back already
     const std::uint64_t end = os::facts_of(file).bytes;
     std::vector<Range> spared;
     bool is_ring_used = false;
     for (std::uint64_t i = 0; i < 1 + g.n_reader; ++i) {
         const std::uint32_t views = core::load_relaxed(slots[i].views);
         is_ring_used |= core::load_acquire(slots[i].state) == core::SlotState::absent || (views & core::kViewsOfRing) != 0;
-        if (i == 0 || (views & ~core::kViewsOfRing) == 0) continue;
+        if (i == 0 || (views & core::kViewsLeft) == 0) continue;
         const std::uint64_t next = core::load_relaxed(slots[i].position);
         for (std::uint64_t age = std::min(next, g.max_chunks); age > 0; --age) {
             const std::uint64_t chunk = ring.chunk_at(next - age);
@@ -60,13 +63,14 @@ inline void give_back_file(const os::FileDescriptor& file, const Ring& ring, con
     }
 }
 
-// The file of an end that has left, kept open by the arrays and views that it left behind.
+// The file of an end that has left, kept open by the arrays and views that it left behind. Maps the ring once more,
+// because the ring's own mapping may be what keeps it.
 class LeftFile {
 public:
-    LeftFile(const core::Segment& segment, const Ring& ring)
+    LeftFile(const core::Segment& segment, const Ring& ring, const core::ParticipantSlot* slots)
         : file_(os::reopen(segment.file())),
-          ring_(ring),
-          slots_(segment.section<core::ParticipantSlot>(core::Section::participants)),
+          ring_(ring.in(std::make_shared<os::Mapping>(file_, segment.bytes()))),
+          slots_(reinterpret_cast<const core::ParticipantSlot*>(ring_.data(0) + ring.offset_of(slots))),
           ring_bytes_(segment.bytes()) {}
 
     // True once there is nothing left to do.

@@ -72,20 +72,34 @@ public:
         core::wake_always(is_writer() ? &ring_.waits().published : &ring_.waits().consumed);
     }
 
-    // Call it before the lock is dropped: shows the last end to leave that the ring's mapping is still referred to here.
+    // Call it before the lock is dropped: shows the last end to leave what is still referred to here.
     void mark_survivors() noexcept {
-        std::size_t expected = 2;  // the segment and this end
-        {
-            Leases& all = Leases::all();
-            const std::lock_guard guard(all.mutex);
-            for (const Lease* lease : all.alive) expected += lease->ring().is_same_memory(ring_) ? 1 : 0;
-        }
         core::ParticipantSlot& own = participants_.slot(slot_);
-        if (ring_.holders() > expected) core::store_relaxed(own.views, core::load_relaxed(own.views) | core::kViewsOfRing);
+        std::uint32_t views = core::load_relaxed(own.views);
+        if (views != 0) views |= core::kViewsLeft;
+        if (is_ring_kept()) views |= core::kViewsOfRing;
+        core::store_relaxed(own.views, views);
+    }
+
+    // Keeps the file open for what survives this end, the last of which then closes it. Call it before the segment is left.
+    void keep_file() noexcept {
+        try {
+            if (is_ring_kept()) segment_->mapping()->keep(left_);
+            if (left_.use_count() > 1) *left_ = std::make_shared<LeftFile>(*segment_, ring_, &participants_.slot(0));
+        } catch (const std::exception&) {  // no descriptor or memory: the space goes with the last of them
+        }
+    }
+    // Call it once the segment is left.
+    void note_file() noexcept {
+        try {
+            if (*left_) note_left_file(*left_);
+        } catch (const std::exception&) {  // as above
+        }
     }
 
     // Call it when no other process holds the segment.
-    void give_back_file() const noexcept {
+    void give_back_file() noexcept {
+        left_->reset();
         try {
             broadcast::give_back_file(segment_->file(), ring_, &participants_.slot(0), segment_->bytes());
         } catch (const std::exception&) {  // then it goes with the last reference
@@ -105,6 +119,13 @@ protected:
           slot_(slot) {}
 
     bool is_writer() const noexcept { return slot_ == kWriterSlot; }
+    bool is_ring_kept() const noexcept {
+        std::size_t expected = 2;  // the segment and this end
+        Leases& all = Leases::all();
+        const std::lock_guard guard(all.mutex);
+        for (const Lease* lease : all.alive) expected += lease->ring().is_same_memory(ring_) ? 1 : 0;
+        return ring_.holders() > expected;
+    }
     bool has_writer_closed() const noexcept { return participants_.state(kWriterSlot) == core::SlotState::closed; }
 
     std::shared_ptr<core::Segment> segment_;
@@ -114,6 +135,8 @@ protected:
     core::Spinner spinner_;
     os::Nanoseconds last_look_ = 0;  // when the peers' liveness was last checked
     std::uint64_t position_;
+    // Shared with all mappings of the file that may survive this end.
+    const std::shared_ptr<std::shared_ptr<LeftFile>> left_ = std::make_shared<std::shared_ptr<LeftFile>>();
 
 private:
     const std::size_t slot_;

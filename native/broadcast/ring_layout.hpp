@@ -25,6 +25,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <type_traits>
+#include <utility>
 
 #include "core/layout.hpp"
 #include "core/segment.hpp"
@@ -102,7 +104,25 @@ public:
           descriptors_(segment.section<ChunkDescriptor>(core::Section::chunk_descriptors)),
           leases_(segment.section<std::uint8_t>(core::Section::extent_leases)) {}
 
+    // The same ring in another mapping, which begins with it.
+    Ring in(std::shared_ptr<os::Mapping> other) const noexcept {
+        Ring moved = *this;
+        const auto move = [&](auto*& at) {
+            at = reinterpret_cast<std::remove_reference_t<decltype(at)>>(other->base() + offset_of(at));
+        };
+        move(moved.waits_);
+        move(moved.parked_);
+        move(moved.descriptors_);
+        move(moved.leases_);
+        moved.mapping_ = std::move(other);
+        return moved;
+    }
+
     const RingGeometry& geometry() const noexcept { return geometry_; }
+    // Where something of the ring lies in its file.
+    std::uint64_t offset_of(const void* at) const noexcept {
+        return static_cast<std::uint64_t>(static_cast<const std::byte*>(at) - mapping_->base());
+    }
     std::uint64_t chunk_at(std::uint64_t position) const noexcept { return position % geometry_.max_chunks; }
     std::uint64_t lap_at(std::uint64_t position) const noexcept { return position / geometry_.max_chunks + 1; }
 

@@ -145,23 +145,11 @@ public:
     // Call it before the slot is left.
     void own_leases() noexcept { broadcast::own_leases(ring_, reader_); }
 
-    // The file, if arrays or views survive this end; null without a descriptor for it. Call it before the segment is left.
-    std::shared_ptr<LeftFile> left_file() const noexcept {
-        const bool is_kept = (lent_ && lent_.use_count() > 1) || (shown_ && shown_.use_count() > 1);
-        try {
-            return is_kept ? std::make_shared<LeftFile>(*segment_, ring_) : nullptr;
-        } catch (const std::exception&) {
-            return nullptr;
-        }
-    }
-    // The last of them frees it.
-    void keep_with_survivors(const std::shared_ptr<LeftFile>& file) noexcept {
-        if (lent_) lent_->keep(file);
-        if (shown_) shown_->keep(file);
-        try {
-            note_left_file(file);
-        } catch (const std::exception&) {  // no memory for the note
-        }
+    // As RingEnd's, once nothing but arrays and views refers to the mappings.
+    void keep_file() noexcept {
+        lent_.reset();
+        shown_.reset();
+        RingEnd::keep_file();
     }
 
     // Gives back the chunk that a sample of that position kept.
@@ -209,6 +197,7 @@ private:
             const std::uint64_t bytes = std::max(end, shown_ ? 2 * shown_->bytes() : g.metadata_offset());
             shown_ = segment_->with_memory(
                 bytes, [&] { return std::make_shared<os::Mapping>(segment_->file(), bytes, 0, os::Mapping::Access::read); });
+            shown_->keep(left_);
         }
         return Location{shown_, shown_->base() + begin};
     }
@@ -225,6 +214,7 @@ private:
             if (!lent_ || lent_->bytes() < at + bytes) {
                 const std::uint64_t window = std::max(at + bytes, lent_ ? 2 * lent_->bytes() : kLentWindow);
                 lent_ = std::make_shared<os::PrivateMapping>(segment_->file(), window, begin);
+                lent_->keep(left_);
             }
             return std::make_unique<Lease>(ring_, d.lease - 1, reader_, lent_, at, bytes);
         } catch (const std::system_error&) {

@@ -96,15 +96,17 @@ struct ParticipantSlot {
     std::uint64_t position;          // messages published or consumed
     std::int64_t last_progress_ns;   // CLOCK_MONOTONIC, as of its last tick
     SlotActivity activity;
-    std::uint32_t views;  // chunks kept because something still refers to them; and kViewsOfRing
+    std::uint32_t views;  // chunks kept because something still refers to them; and the bits below
     std::uint64_t bytes;
     std::uint64_t waits;   // calls that had to wait
     std::uint64_t spills;  // messages written to an extent
     std::int64_t views_since_ns;  // when the oldest view was taken; on the same clock
     std::uint64_t reserved_3;
 };
-// In `views` of a participant that has left: something in its process still refers to the mapping of the ring.
+// In `views` of a participant that has left, and was not killed: something in its process still refers to the mapping of
+// the ring, or to the chunks that are counted.
 inline constexpr std::uint32_t kViewsOfRing = 1u << 31;
+inline constexpr std::uint32_t kViewsLeft = 1u << 30;
 static_assert(sizeof(ParticipantSlot) == 128);
 static_assert(offsetof(ParticipantSlot, absent_elsewhere) == 44);
 static_assert(offsetof(ParticipantSlot, position) == 64);

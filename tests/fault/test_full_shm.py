@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ from tests.support.queues import (
     segments,
     start_reader,
     start_writer,
+    sweep,
 )
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
@@ -325,6 +326,121 @@ def views_that_spare_no_more_than_they_show(_link: Link) -> None:
     views.clear()
     gc.collect()
     assert used() == 0
+
+
+def kept_view(reader: MessageQueue) -> Any:
+    """The next array as a view that outlives its block."""
+    kept = []
+    with refuses(ViewInUse), reader.dequeue_view() as view:
+        kept.append(view[1:])
+    return kept[0]
+
+
+def kept_chunk(reader: MessageQueue) -> Any:
+    """The next chunk as a memoryview that outlives its block."""
+    kept = []
+    with refuses(ViewInUse), reader.acquire_read() as chunk:
+        kept.append(chunk[1:])
+    return kept[0]
+
+
+def any_kept_view_of_killed_ends(_link: Link) -> None:
+    """The space goes whatever keeps the file: a mapping that the reader has replaced since by a
+    larger one, or the ring's own."""
+    for keep in (kept_view, kept_chunk):
+        writer = start_writer(max_chunk_bytes=64 << 10)
+        reader = MessageQueue.create_from_handle(writer.greeting, 0)
+        writer.call("enqueue", np.full(50 << 10, 7, np.uint8))
+        writer.call("wait_until_ready")
+        kept = keep(reader)
+        writer.call("enqueue", np.ones(16 * MIB, np.uint8))
+        with reader.dequeue_view() as large:
+            assert large.all()
+        del large
+        reader.close()
+        writer.peer.kill()
+        assert used() > 16 * MIB
+        sweep()
+        assert used() < MIB
+        assert 7 in bytes(kept)
+        del kept
+        gc.collect()
+        assert used() == 0
+
+
+def kept_chunk_of_a_writer(_link: Link) -> None:
+    """A writer that has closed gives the space back at its next call, once its readers are
+    killed."""
+    writer = MessageQueue(1, 1, max_chunk_bytes=4096)
+    doomed = start_reader(writer.export_handle())
+    writer.wait_until_ready()
+    writer.enqueue(np.ones(16 * MIB, np.uint8))
+    with refuses(ViewInUse), writer.acquire_write() as chunk:
+        kept = chunk[1:]
+    del chunk
+    writer.close()
+    doomed.peer.kill()
+    assert used() > 16 * MIB
+    sweep()
+    assert used() < MIB
+    del kept
+    gc.collect()
+    assert used() == 0
+
+
+def view_in_a_block(link: Link, handle: Handle) -> None:
+    """Role: reads by a view until it is killed."""
+    with MessageQueue.create_from_handle(handle, 0) as reader, reader.dequeue_view() as view:
+        link.tell(view.all())
+        link.hear()
+
+
+def views_of_a_killed_reader(_link: Link) -> None:
+    """What it showed is given back with everything else: nobody sees it any more."""
+    with MessageQueue(2, 2, max_chunk_bytes=4096) as writer:
+        viewing = start(view_in_a_block, writer.export_handle(0))
+        with MessageQueue.create_from_handle(writer.export_handle(1), 1) as reader:
+            writer.enqueue(np.ones(16 * MIB, np.uint8))
+            writer.enqueue(np.ones(4 * MIB, np.uint8))
+            reader.dequeue()
+            kept = reader.dequeue()
+            assert viewing.hear()
+            viewing.kill()
+    assert used() < MIB
+    assert kept.all()
+
+
+def lent_array(link: Link, handle: Handle, rank: int) -> None:
+    """Role: keeps an array after its queue is closed; then tries to create a segment."""
+    with MessageQueue.create_from_handle(handle, rank) as reader:
+        kept = reader.dequeue()
+    link.tell()
+    link.hear()
+    with suppress(ShmExhausted):
+        sweep()
+    assert kept.all()
+    link.tell()
+    link.hear()
+
+
+def space_that_another_process_gave_back(_link: Link) -> None:
+    """Of two processes with an array of killed ends, the second one finds that nothing is left to
+    do, and touches nothing: the file system may be full by then."""
+    writer = start_writer(2, max_chunk_bytes=4096)
+    keeping = [start(lent_array, writer.greeting, rank) for rank in range(2)]
+    writer.call("enqueue", np.ones(4 * MIB, np.uint8))
+    writer.call("wait_until_ready")
+    for peer in keeping:
+        peer.hear()
+    writer.peer.kill()
+    for number, peer in enumerate(keeping):
+        with full() if number else nullcontext():
+            peer.tell()
+            peer.hear()
+        assert used() < MIB
+    for peer in keeping:
+        peer.tell()
+        peer.result()
 
 
 def never_claimed_slot(_link: Link) -> None:
@@ -649,6 +765,10 @@ def look_at_whole_chunk(_link: Link, how: str) -> str:
         (one_kept_array_of_killed_ends, "64m"),
         (views_that_survive_all_ends, "64m"),
         (views_that_spare_no_more_than_they_show, "64m"),
+        (any_kept_view_of_killed_ends, "64m"),
+        (kept_chunk_of_a_writer, "64m"),
+        (views_of_a_killed_reader, "64m"),
+        (space_that_another_process_gave_back, "64m"),
         (never_claimed_slot, "64m"),
         (foreign_reader_that_goes_on, "64m"),
         (limit_of_file_sizes, "64m"),

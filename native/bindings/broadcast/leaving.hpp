@@ -11,17 +11,12 @@ namespace memlane::bindings {
 
 template <class Core>
 void leave_ring(std::shared_ptr<Core> core, core::Segment& segment) {
-    std::shared_ptr<broadcast::LeftFile> left;
     if (segment.is_own()) {
         core->mark_survivors();
-        if constexpr (requires { core->left_file(); }) left = core->left_file();
+        core->keep_file();
     }
-    segment.abandon([&] {
-        core->give_back_file();
-        left.reset();
-    });
-    if constexpr (requires { core->left_file(); })
-        if (left) core->keep_with_survivors(left);
+    segment.abandon([&] { core->give_back_file(); });
+    core->note_file();
     core.reset();
     broadcast::look_at_left_files();
 }

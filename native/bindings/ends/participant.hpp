@@ -47,7 +47,7 @@ struct Sighting {
           position(core::load_relaxed(participants.slot(at).position)),
           last_progress(core::load_relaxed(participants.slot(at).last_progress_ns)),
           is_waiting(core::load_relaxed(participants.slot(at).activity) == core::SlotActivity::waiting),
-          views(core::load_relaxed(participants.slot(at).views) & ~core::kViewsOfRing),
+          views(core::load_relaxed(participants.slot(at).views) & ~(core::kViewsOfRing | core::kViewsLeft)),
           views_since(core::load_relaxed(participants.slot(at).views_since_ns)) {}
 
     // State, pid, position, last progress, is waiting, views, since when, seen when, and whether the pid is of this pid
