@@ -457,6 +457,24 @@ def test_a_released_place_is_free_for_another_rank(is_exported: bool) -> None:
             reader.close()
 
 
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_released_reader_takes_no_other_place(is_taken: bool) -> None:
+    """Whether or not its own was taken meanwhile: the other places are for those that the writer
+    waits for."""
+    with remote_writer(3) as writer:
+        handle = writer.export_handle()
+        writer.release_reader(1)
+        writer.enqueue("first")
+        readers = [MessageQueue.create_from_handle(handle, 7)] if is_taken else []
+        with refuses(RankTaken, match="reader 1 was released before it attached"):
+            MessageQueue.create_from_handle(handle, 1)
+        readers += [MessageQueue.create_from_handle(handle, rank) for rank in (0, 2)]
+        writer.wait_until_ready(PATIENCE)
+        assert [reader.dequeue(PATIENCE) for reader in readers] == ["first"] * len(readers)
+        for reader in readers:
+            reader.close()
+
+
 def test_a_released_place_whose_messages_are_gone() -> None:
     """A reader that would miss messages is refused, and the queue continues."""
     with remote_writer(2) as writer:

@@ -41,9 +41,9 @@ def refusal(places: Places, peer: Peer, hello: Hello, outbox: Outbox) -> Refused
                 f"reader {rank} cannot attach: its place was taken by pid {other.pid} at "
                 f"{other.address}, which is {state}",
             )
+    if places.was_released(rank):  # all places are meant for others
+        return Refused("place_taken", f"reader {rank} was released before it attached")
     if peer.life is Life.VACANT:
-        if peer.rank == rank:
-            return Refused("place_taken", f"reader {rank} was released before it attached")
         if not outbox.can_resume_at(0, 0):
             why = f"reader {peer.rank} was released, and its place cannot be had any more: messages"
             return Refused("place_taken", f"{why} that all others have read are gone")

@@ -40,6 +40,7 @@ class Places:
         self._local_ranks = local_ranks
         self.peers = [Peer(place, rank) for place, rank in enumerate(islice(usual, number))]
         self._by_route: dict[bytes, Peer] = {}
+        self._released: set[int] = set()  # ranks, before they attached
 
     # Who is where -----------------------------------------------------------------------------
 
@@ -76,6 +77,10 @@ class Places:
         """Who has, or had, that rank."""
         return [peer for peer in self.peers if peer.rank == rank and peer.session]
 
+    def was_released(self, rank: int) -> bool:
+        """Was that rank released before it attached?"""
+        return rank in self._released
+
     def owners(self) -> str:
         """Whose the places are, and how to free one, as text."""
         text = names_of([peer.owner for peer in self.peers])
@@ -95,6 +100,7 @@ class Places:
         if not free:
             vacant = next((peer for peer in self.peers if peer.life is Life.VACANT), None)
             if vacant is not None and may_reopen:
+                self._released.discard(rank)
                 vacant.reopen(rank)
                 return vacant
             raise InvalidArgument(
@@ -102,6 +108,7 @@ class Places:
                 f"belong to {self.owners()}"
             )
         found = next((peer for peer in free if peer.place == usual), free[-1])
+        self._released.discard(rank)
         found.keep_for(rank)
         return found
 
@@ -111,8 +118,14 @@ class Places:
             if other is not chosen and other.rank == rank:
                 other.keep_for(None)
 
-    def to_release(self, rank: int) -> Peer:
-        """The place to release if the application goes on without that rank."""
+    def release(self, rank: int, now: float) -> None:
+        """The application goes on without that rank."""
+        peer = self._to_release(rank)
+        if not peer.session:
+            self._released.add(rank)
+        peer.release(rank, now)
+
+    def _to_release(self, rank: int) -> Peer:
         usual = usual_place(rank, self._local_ranks)
         found = [peer for peer in self.peers if peer.rank == rank] or [
             peer for peer in self.peers if peer.rank is None and peer.place == usual

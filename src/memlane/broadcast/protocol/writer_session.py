@@ -549,7 +549,7 @@ class WriterSession:
         """Stops waiting for that reader. If it had not begun to attach, another rank may take its
         place as long as all messages are still here."""
         number = integer("rank", rank)
-        self._places.to_release(number).release(number, now)
+        self._places.release(number, now)
         self._outbox.drop_taken()
 
     # Places -----------------------------------------------------------------------------------
