@@ -159,6 +159,9 @@ def test_what_is_no_process() -> None:
             writer.wait_until_ready(processes=["1"])
         with refuses(ValueError, match="at least 1"):
             writer.wait_until_ready(processes=[0])
+        for number in (2**31, 2**70):
+            with refuses(ValueError, match="at most 2147483647"):
+                writer.wait_until_ready(processes=[number])
     with remote_queue(1, 1) as (_, readers):
         for reader in readers:
             with refuses(Unsupported, match="only the writer"):

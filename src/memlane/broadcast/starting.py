@@ -15,6 +15,8 @@ from memlane.errors import InvalidArgument, InvalidType, ReaderDied, system_faul
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
+_LARGEST_PID = 2**31 - 1
+
 
 class Starting:
     """The `watch` of a wait until all have attached, whose `is_set` it calls.
@@ -73,7 +75,7 @@ def _pid_of(process: Any) -> int:
     if pid is None:
         raise InvalidArgument(f"{process!r} has no pid: start it before you wait for it")
     try:
-        return integer_from("the pid of a process", pid, 1)
+        return integer_from("the pid of a process", pid, 1, _LARGEST_PID)
     except InvalidType:
         raise InvalidType(
             f"processes must be objects with a pid, or pids, not {type(process).__name__}"
