@@ -326,7 +326,7 @@ class NetworkEnd(ABC):
                 self._serve()
         except BaseException as error:  # it would go unnoticed otherwise
             self._broken = error
-            logger.exception("the thread of a remote end failed")
+            logger.exception("memlane's network thread failed")
         # If a call or another thread holds the guard, it closes this end.
         if self._ends_itself:
             self.guard.finish(0)
