@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -115,6 +116,34 @@ def test_a_handler_raises_when_the_ring_has_a_message(monkeypatch: pytest.Monkey
             waits.result()
         for far in (local, remote):
             far.call("close")
+
+
+def test_a_handler_raises_again_before_the_next_call_recovers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message that the ring has reaches remote readers all the same, before later ones."""
+    with remote_queue(1, 1) as (writer, readers):
+        end, caller = cast("Any", writer._writer), threading.current_thread()
+        recover, is_armed = end._recover, True
+
+        def interrupted() -> None:
+            if threading.current_thread() is caller:  # the end's own thread would recover first
+                if is_armed:
+                    raise Alarm
+                recover()
+
+        monkeypatch.setattr(end, "_recover", interrupted)
+        monkeypatch.setattr(end, "_publish", interrupt)
+        with pytest.raises(Alarm):
+            writer.enqueue("message")
+        monkeypatch.delattr(end, "_publish")
+        with pytest.raises(Alarm):
+            writer.enqueue("never sent")
+        is_armed = False
+        writer.enqueue("last")
+        for reader in readers:
+            assert [*iter(partial(reader.dequeue, PATIENCE), "last")] == ["message"]
+        monkeypatch.undo()
 
 
 def test_a_handler_raises_when_a_look_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
