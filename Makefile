@@ -38,14 +38,24 @@ check: $(VENV)/.tools
 
 # On two cores four at once, as many tests wait; the longest first.
 test: $(VENV)/.tools
-	$(MAKE) --no-print-directory -j4 --output-sync=line test-remote test-fault test-crash test-engines test-examples test-sessions \
+	$(MAKE) --no-print-directory -j4 --output-sync=line test-remote-queues test-remote-others test-fault test-crash test-engines test-examples test-sessions \
 	    native-test test-local fuzz-test test-unit test-property test-house test-docs
 
 # One folder of tests, with a /dev/shm of its own.
 test-%: $(VENV)/.tools
 	tests/own_shm.sh $(PY) -m pytest -q tests/$*
 
-test-fault test-remote test-crash: hooks
+# Those with sockets take the longest, so they are two.
+REMOTE := $(wildcard tests/remote/test_remote_*.py)
+test-remote: test-remote-queues test-remote-others
+
+test-remote-queues: $(VENV)/.tools hooks
+	tests/own_shm.sh $(PY) -m pytest -q $(REMOTE)
+
+test-remote-others: $(VENV)/.tools hooks
+	tests/own_shm.sh $(PY) -m pytest -q tests/remote $(REMOTE:%=--ignore=%)
+
+test-fault test-crash: hooks
 
 test-engines: engines-sources
 
