@@ -162,5 +162,5 @@ def test_writer_that_closes_before_all_is_read() -> None:
         assert "read" not in str(told.value)
         assert list(reader) == ["unread"]
         reader.close()
-        with refuses(TimedOut, match=r"reader 1 \(never attached\)$"):
+        with refuses(TimedOut, match=r"but reader 1 \(never attached\) did not"):
             closing.result()

@@ -37,9 +37,12 @@ void bind_end(nb::class_<Bound>& end) {
 
 }  // namespace
 
-void bind_broadcast(nb::module_& m) {
-    broadcast::Leases::all();  // installs its fork handler: no thread can fork beside the import
+void install_fork_handlers() {
+    os::ClosedInChildren::all();
+    broadcast::Leases::all();  // no thread can fork beside the import
+}
 
+void bind_broadcast(nb::module_& m) {
     nb::class_<RingGeometry>(m, "RingGeometry", "The numbers that determine the layout of a ring.")
         .def(nb::init<std::uint64_t, std::uint64_t, std::uint64_t>(), "n_reader"_a, "max_chunk_bytes"_a, "max_chunks"_a)
         .def_ro("n_reader", &RingGeometry::n_reader)

@@ -27,7 +27,7 @@ NB_MODULE(_native, m) {
     // Objects alive when the interpreter ends are the user's (a queue in a global, a daemon thread): no leak to report.
     nb::set_leak_warnings(false);
     nb::register_exception_translator(bindings::translate);
-    os::ClosedInChildren::all();  // installs its fork handler, as bind_broadcast does that of leases
+    bindings::install_fork_handlers();
     bindings::bind_installed(m);
     bindings::bind_buffers(m);
     bindings::bind_buffer_pool(m);

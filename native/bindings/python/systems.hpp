@@ -1,9 +1,12 @@
-// One function for each source file of the other folders of native/bindings, which registers its part of memlane._native.
+// What each source file of the other folders of native/bindings does for memlane._native.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace memlane::bindings {
+
+// Before anything is registered: an import that fails there can be repeated.
+void install_fork_handlers();
 
 void bind_messages(nanobind::module_& m);
 void bind_ends(nanobind::module_& m);
