@@ -233,8 +233,8 @@ class World:
             alone = self.now if reader.no_line_since is None else reader.no_line_since
             lost = self.peers[reader.rank].lost_since
             is_hello_lost = reader.no_line_since is not None or reader.hello_was_dropped
-            if reader.is_stopped and is_hello_lost and lost is not None:
-                alone = lost  # it cannot send another one
+            if is_hello_lost and lost is not None and (reader.is_stopped or self.delay > 0):
+                alone = lost  # it cannot send another one, or that one is still under way
             is_long = self.now - min(cut, alone) >= BOUND / 2 - 1e-9
             reader.was_unreachable |= is_long and not self.is_writer_stopped
             self._look_for_writer(reader, cut)
