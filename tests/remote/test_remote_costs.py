@@ -33,6 +33,7 @@ def attached(context: "zmq.Context[zmq.Socket[bytes]]", handle: Handle, number: 
     dealer = dealer_of(context, handle, handle.remote_reader_keys[0], handle.remote_server_key)
     dealer.disable_monitor()
     dealer.set(zmq.SNDTIMEO, 200)
+    dealer.set(zmq.RCVTIMEO, 1000)  # its connection may be shut without an answer
     with suppress(zmq.Again):
         dealer.send(hello(handle, number=number))
     return dealer
