@@ -145,3 +145,17 @@ def test_a_death_that_is_interrupted() -> None:
             finally:
                 sys.setprofile(None)
             world.settle()
+
+
+def test_readers_of_one_host_that_an_interrupted_writer_greets() -> None:
+    """At whatever moment of a HELLO: all attach, and none is told that it is dead."""
+    for moment in range(1, 300):
+        world = Interrupted([0, 0])
+        for reader in world.readers:
+            world.read(reader)
+        sys.setprofile(After(moment))
+        try:
+            world.write()
+        finally:
+            sys.setprofile(None)
+        world.settle()
