@@ -7,7 +7,7 @@ apart. Under each figure stand the machine, the date and the command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,22 @@ def _color(name: str, names: list[str], look: Look) -> str:
     return OTHERS[others.index(name) % len(OTHERS)][look.index]
 
 
-def _order(names: list[str]) -> list[str]:
-    """memlane last, so that its line is on top."""
-    return sorted(names, key=lambda name: name.startswith("memlane"))
+def _lines(sleeps: Mapping[str, bool], look: Look) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and how their lines look; memlane last, so that its line is on top."""
+    names = list(sleeps)
+    for name in sorted(names, key=lambda name: name.startswith("memlane")):
+        yield (
+            name,
+            {
+                "color": _color(name, names, look),
+                "linewidth": 2.6 if name in MEMLANE else 1.5,
+                "linestyle": "-" if sleeps[name] else (0, (4, 2)),
+            },
+        )
 
 
-def _style(name: str, sleeps: bool) -> dict[str, Any]:
-    is_ours = name in MEMLANE
-    return {"linewidth": 2.6 if is_ours else 1.5, "linestyle": "-" if sleeps else (0, (4, 2))}
+def _sleeps(peers: Mapping[str, Any]) -> dict[str, bool]:
+    return {name: peer["sleeps"] for name, peer in peers.items()}
 
 
 # The figures --------------------------------------------------------------------------------------
@@ -77,24 +85,21 @@ def _style(name: str, sleeps: bool) -> dict[str, Any]:
 
 def idle(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     axes = figure.subplots()
-    names = list(raw["peers"])
-    for name in _order(names):
-        peer = raw["peers"][name]
-        at, cores = zip(*peer["samples"], strict=True)
-        color = _color(name, names, look)
-        axes.plot(at, cores, color=color, label=name, **_style(name, peer["sleeps"]))
+    for name, line in _lines(_sleeps(raw["peers"]), look):
+        at, cores = zip(*raw["peers"][name]["samples"], strict=True)
+        axes.plot(at, cores, label=name, **line)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, None)
-    _label(axes, "seconds; one message every 4 s", "cores in use by 4 waiting readers")
+    every = f"seconds; one message every {raw['every']:g} s"
+    _label(axes, every, f"cores in use by {raw['readers']} waiting readers")
     _title(figure, f"What waiting costs: CPU of {raw['readers']} readers of a nearly idle queue")
     _legend(axes, look, "outside right upper")
 
 
 def deaths(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     axes = figure.subplots()
-    names = list(raw["peers"])
     silent = []
-    for name in _order(names):
+    for name, line in _lines(_sleeps(raw["peers"]), look):
         peer = raw["peers"][name]
         if not peer["seconds"]:
             silent.append(name)
@@ -103,8 +108,7 @@ def deaths(raw: dict[str, Any], figure: Figure, look: Look) -> None:
         share = 100 * np.arange(1, len(found) + 1) / raw["kills"]
         says = "names the pid" if peer["names_the_pid"] else "does not say who died"
         label = f"{name} ({says})"
-        color = _color(name, names, look)
-        axes.step(found, share, color=color, label=label, **_style(name, peer["sleeps"]))
+        axes.step(found, share, label=label, **line)
     axes.set_xscale("log")
     axes.set_xlim(1e-4, raw["limit"])
     ticks = (1e-4, 1e-3, 1e-2, 0.1, 1, 10)
@@ -127,14 +131,11 @@ def deaths(raw: dict[str, Any], figure: Figure, look: Look) -> None:
 
 def leftovers(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     axes = figure.subplots()
-    names = list(raw["subjects"])
-    for name in _order(names):
+    for name, line in _lines(dict.fromkeys(raw["subjects"], True), look):
         files = raw["subjects"][name]["files"]
-        color = _color(name, names, look)
-        axes.plot(range(1, len(files) + 1), files, color=color, **_style(name, True))
         taken = raw["subjects"][name]["bytes"][-1]
         text = f"{name}: {files[-1]} file{'s' * (files[-1] != 1)}, {taken / 2**20:,.1f} MiB"
-        axes.plot([], [], color=color, label=text, **_style(name, True))
+        axes.plot(range(1, len(files) + 1), files, label=text, **line)
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, raw["kills"])
@@ -145,12 +146,9 @@ def leftovers(raw: dict[str, Any], figure: Figure, look: Look) -> None:
 
 def tail(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     axes = figure.subplots()
-    names = list(raw["peers"])
     places = [-np.log10(1 - percent / 100) for percent in raw["percentiles"]]
-    for name in _order(names):
-        peer = raw["peers"][name]
-        color = _color(name, names, look)
-        axes.plot(places, peer["samples"], color=color, label=name, **_style(name, peer["sleeps"]))
+    for name, line in _lines(_sleeps(raw["peers"]), look):
+        axes.plot(places, raw["peers"][name]["samples"], label=name, **line)
     shown = (50, 90, 99, 99.9, 99.99)
     axes.set_xticks([-np.log10(1 - p / 100) for p in shown], [f"p{p:g}" for p in shown])
     axes.set_xlim(0, 4)
@@ -164,14 +162,14 @@ def tail(raw: dict[str, Any], figure: Figure, look: Look) -> None:
 def sizes(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     both = figure.subplots(1, len(raw["messages_s"]), sharey=True)
     for axes, (readers, peers) in zip(both, raw["messages_s"].items(), strict=True):
-        names = list(peers)
-        for name in _order(names):
+        sleeps = {name: raw["sleeps"][name] for name in peers}
+        for name, line in _lines(sleeps, look):
             nbytes = np.array([int(size) for size in peers[name]])
             rates = np.array(list(peers[name].values()))
             spread = np.percentile(rates, (0, 50, 100), axis=1) * nbytes / 1e9
-            color, style = _color(name, names, look), _style(name, raw["sleeps"][name])
-            axes.fill_between(nbytes, spread[0], spread[2], color=color, alpha=0.15, linewidth=0)
-            axes.plot(nbytes, spread[1], color=color, label=name, **style)
+            around = {"color": line["color"], "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(nbytes, spread[0], spread[2], **around)
+            axes.plot(nbytes, spread[1], label=name, **line)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks([2**10, 2**15, 2**20, 2**26], ["1 KiB", "32 KiB", "1 MiB", "64 MiB"])

@@ -62,6 +62,17 @@ def ending_process(seconds: float) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
 
 
+def it_is_named(end: MessageQueue, process: "subprocess.Popen[bytes]", given: object) -> None:
+    """The wait of `end` that was given that process raises within the bound of its end."""
+    waiting = Aside(end.wait_until_ready, PATIENCE, processes=[given]).until_blocked()
+    process.wait()
+    ended = time.monotonic()
+    with refuses(ReaderDied, match=rf"process {process.pid} died before it attached") as e:
+        waiting.result()
+    assert waiting.ended - ended < BOUND
+    assert (e.value.rank, e.value.pid) == (None, process.pid)
+
+
 @pytest.mark.parametrize(("local", "remote", "missing"), [(0, 2, 1), (2, 1, 1), (1, 2, 2)])
 def test_process_that_ends_before_it_attaches_to_a_queue_over_the_network(
     local: int, remote: int, missing: int
@@ -72,14 +83,7 @@ def test_process_that_ends_before_it_attaches_to_a_queue_over_the_network(
             handle = writer.export_handle(rank)
             stack.callback(MessageQueue.create_from_handle(handle, rank).close)
         with ending_process(0.5) as process:
-            waiting = Aside(writer.wait_until_ready, PATIENCE, processes=[process])
-            waiting.until_blocked()
-            process.wait()
-            ended = time.monotonic()
-            with refuses(ReaderDied, match=rf"process {process.pid} died before it attached") as e:
-                waiting.result()
-            assert waiting.ended - ended < BOUND
-            assert (e.value.rank, e.value.pid) == (None, process.pid)
+            it_is_named(writer, process, process)
         with refuses(ReaderDied):  # it has been reaped by now
             writer.wait_until_ready(timeout=PATIENCE, processes=[process.pid])
 
@@ -111,14 +115,7 @@ def test_process_that_ends_before_it_attaches(form: Callable[[Any], Any]) -> Non
     with MessageQueue(2, 2, None, 64, 2) as writer:
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
         with ending_process(0.5) as process:
-            waiting = Aside(first.wait_until_ready, PATIENCE, processes=[form(process)])
-            waiting.until_blocked()
-            process.wait()
-            ended = time.monotonic()
-            with refuses(ReaderDied, match=rf"process {process.pid} died before it attached") as e:
-                waiting.result()
-            assert waiting.ended - ended < BOUND
-            assert (e.value.rank, e.value.pid) == (None, process.pid)
+            it_is_named(first, process, form(process))
         with refuses(ReaderDied) as e:  # it has been reaped by now
             writer.wait_until_ready(timeout=PATIENCE, processes=iter([form(process)]))
         assert e.value.pid == process.pid

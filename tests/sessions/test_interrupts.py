@@ -57,8 +57,19 @@ def _apart() -> Iterator[None]:
     """For what a thread of its own does, which no signal interrupts: relays, connection events."""
     handler = sys.getprofile()
     sys.setprofile(None)
-    yield
-    sys.setprofile(handler)
+    try:
+        yield
+    finally:
+        sys.setprofile(handler)
+
+
+@contextmanager
+def _raising(moment: int) -> Iterator[None]:
+    sys.setprofile(After(moment))
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 class Interrupted(World):
@@ -139,11 +150,8 @@ def test_a_death_that_is_interrupted() -> None:
             assert not world.writer.count_absent()
             for reader in world.readers:
                 world.kill(reader)
-            sys.setprofile(After(moment))
-            try:
+            with _raising(moment):
                 world.write()
-            finally:
-                sys.setprofile(None)
             world.settle()
 
 
@@ -153,9 +161,6 @@ def test_readers_of_one_host_that_an_interrupted_writer_greets() -> None:
         world = Interrupted([0, 0])
         for reader in world.readers:
             world.read(reader)
-        sys.setprofile(After(moment))
-        try:
+        with _raising(moment):
             world.write()
-        finally:
-            sys.setprofile(None)
         world.settle()

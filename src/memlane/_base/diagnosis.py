@@ -172,9 +172,9 @@ def participant(end: End, slot: int) -> Participant:
 
 def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> MemlaneError | SystemExit:
     """The exception for the failure `what` of `end`; `slot` is the peer concerned."""
+    if is_left_behind():
+        return SystemExit()
     match what:
-        case "closed" if is_left_behind():
-            return SystemExit()
         case "timed_out":
             return TimedOut(Awaited(end, f"timed out after {timeout} s waiting for "), timeout)
         case "not_ready":

@@ -155,7 +155,7 @@ class NetworkReader(NetworkEnd):
                 value = decode(self._kept, self._codec)  # type: ignore[arg-type]
             except MemoryError as error:
                 raise no_memory() from error
-            except Exception:
+            except Exception:  # the message's fault, so it counts as read; an interrupt keeps it
                 self._kept = None
                 raise
             self._kept = None

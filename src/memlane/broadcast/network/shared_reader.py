@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import failure, participant
-from memlane._base.lifetime import is_left_behind, undone_by
+from memlane._base.lifetime import undone_by
 from memlane.broadcast.local import LocalReader, ViewBlock
 from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.network.relay import Relay, ring_handle
@@ -283,8 +283,6 @@ class RelayingReader(SharedReader):
         return False  # that is for the other readers of the ring
 
     def _go_on(self, error: MemlaneError) -> NetworkReader:
-        if is_left_behind():
-            raise SystemExit  # as `NetworkEnd.check` does
         if not self._relay.has_failed:  # the stream has ended as well
             raise self._stream.session.failure or error from None
         return super()._go_on(error)

@@ -288,12 +288,12 @@ class NetworkWriter(NetworkEnd):
     def _flush(self) -> None:
         """Sends what is due. A frame whose sending was interrupted is sent again."""
         session = self.session
-        was_torn, self._was_interrupted = self._was_interrupted, True
+        before, self._was_interrupted = self._was_interrupted, True
         self._send(session.frames_due())
         while session.unwanted:
             self.transport.shut(session.unwanted[0])
             session.unwanted.popleft()
-        self._was_interrupted = was_torn
+        self._was_interrupted = before
 
     def _send(self, due: Iterable[Due]) -> None:
         session, send = self.session, self.transport.send
