@@ -131,7 +131,8 @@ def resident() -> int:
 def run(beside: Callable[[MessageQueue], list[Peer]]) -> tuple[float, list[float]]:
     """By how much the writer's memory has grown, in bytes for each 0.1 s in which its process got
     no time; and the delays of the other reader."""
-    with remote_writer(2, remote_window_bytes=4 << 20) as writer:
+    # A window that one who reads nothing cannot fill before the end, or it would stop the others.
+    with remote_writer(2, remote_window=100_000, remote_window_bytes=4 << 20) as writer:
         reader = start(measuring, writer.export_handle(0))
         reader.hear()
         others = beside(writer)
@@ -140,7 +141,7 @@ def run(beside: Callable[[MessageQueue], list[Peer]]) -> tuple[float, list[float
         end = now + SECONDS
         while now < end:
             try:
-                writer.enqueue((time.monotonic(), bytes(1000)), 0.05)
+                writer.enqueue((time.monotonic(), bytes(100)), 0.05)
             except ReaderDied as death:
                 writer.release_reader(death.rank)
             except TimeoutError:
