@@ -269,15 +269,15 @@ class MessageQueue(Owned):
         return self.dequeue()
 
     def statistics(self) -> QueueStatistics:
-        """Counters of this end and the state of every reader (a remote reader: its own only).
+        """Counters of this process and the state of every reader (a remote reader: its own only).
 
         Raises:
-            Closed: this end was closed.
+            Closed: this queue was closed.
         """
         return self._end.statistics()
 
     def close(self, timeout: float | None = None) -> None:
-        """Closes this end and tells the peers. Idempotent, from any thread.
+        """Closes the queue in this process and tells the peers. Idempotent, from any thread.
 
         A writer waits until remote readers have everything, at most `timeout` seconds, and at most
         `remote_liveness` without progress. Then it raises `TimedOut`, which names the live readers
@@ -323,7 +323,7 @@ class MessageQueue(Owned):
         Raises:
             WrongRole: this is a reader.
             InvalidArgument: the queue has no such reader.
-            Closed: this end was closed.
+            Closed: this queue was closed.
         """
         writer = self._must_be_writer("export_handle")
         writer.check()
@@ -342,7 +342,7 @@ class MessageQueue(Owned):
                 names the readers that keep arrays or views.
             InvalidType: msgpack lacks its type, or it cannot be pickled; then the error is also of
                 the type that pickle raised, such as `pickle.PicklingError`.
-            Closed: this end was closed.
+            Closed: this queue was closed.
 
         If it raises, nothing was sent. A message that is sent a second or more after every reader
         has closed logs a warning, once.
@@ -397,7 +397,7 @@ class MessageQueue(Owned):
             Cancelled: `cancel` was set (noticed within 100 ms).
             WriterDied: after all its messages. ReaderGivenUp: it goes on without this reader.
             WriterClosed: the writer has closed, and everything has been read.
-            Closed: this end was closed.
+            Closed: this queue was closed.
             ViewInUse: a view of an older message still holds the next message's chunk.
             OutOfMemory: there is no memory for the message; the next call gets it again, as after
                 a KeyboardInterrupt or SystemExit.

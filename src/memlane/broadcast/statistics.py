@@ -43,8 +43,8 @@ class QueueStatistics:
     """One end of a queue, and all its readers.
 
     Attributes:
-        role: of this end.
-        rank: of this end; None for the writer.
+        role: of this process.
+        rank: of this process; None for the writer.
         pid: of this process.
         messages: number published by this writer, or taken by this reader.
         bytes: of those messages, as encoded.

@@ -45,8 +45,8 @@ class StoreStatistics:
     """A storage, as one of its ends sees it.
 
     Attributes:
-        role: of this end.
-        rank: of this end; None for the writer.
+        role: of this process.
+        rank: of this process; None for the writer.
         pid: of this process.
         writer_pid: of the writer.
         writer_state: running, stopped, dead, closed or unknown.

@@ -328,7 +328,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
 
         Readers that closed or died count as done. The table decides; the count in the first 4
         bytes of `buf` is used for bytes that are not an object in the table. Raises
-        `Closed` if this end was closed.
+        `Closed` if this storage was closed.
         """
         references = self.writer_flag.get(id)
         if references is None:
@@ -338,7 +338,7 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
     # Everybody ------------------------------------------------------------------------------
 
     def handle(self) -> ShmObjectStorageHandle:
-        """The handle with which readers attach; raises `Closed` if this end was closed."""
+        """The handle with which readers attach; raises `Closed` if this storage was closed."""
         self._end.check()
         sizes = self.max_object_size, self.n_readers
         ring = self.ring_buffer.handle()
@@ -348,12 +348,12 @@ class SingleWriterShmObjectStorage(ObjectReads, Owned):
         """Counters, and the state of every reader; makes a few system calls per reader.
 
         Raises:
-            Closed: this end was closed.
+            Closed: this storage was closed.
         """
         return store_statistics(self._end)
 
     def close(self) -> None:
-        """Closes this end and its ring, and tells the peers. Idempotent.
+        """Closes the storage in this process, and its ring, and tells the peers. Idempotent.
 
         A closed reader no longer blocks eviction. Attached readers can still read what a closed
         writer stored. Memory stays mapped while views of it exist, but may change.
