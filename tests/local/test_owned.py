@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -44,3 +46,25 @@ def test_none_is_copied(name: str) -> None:
         for send in (pickle.dumps, copy.copy):
             with refuses(InvalidType, match="cannot be pickled or copied: "):
                 send(owner)
+
+
+INTERRUPTED = """
+from memlane._base.lifetime import Owned
+
+class Left(Owned): ...
+
+def interrupted():
+    raise KeyboardInterrupt
+
+left = Left(), Left(), Left()
+for owner, abandon in zip(left, (lambda: print("first"), interrupted, lambda: print("last"))):
+    owner._own(abandon)
+"""
+
+
+def test_an_interrupt_at_exit_leaves_none_behind() -> None:
+    """The newest goes first, and the others go although a handler raises in one."""
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
+    )
+    assert run.stdout == "last\nfirst\n", run.stderr

@@ -5,6 +5,7 @@ latency of another reader counts, too: beside the same run with as many processe
 as the attack keeps busy.
 """
 
+import faulthandler
 import itertools
 import os
 import time
@@ -92,6 +93,7 @@ ATTACKS = {
 
 def attacking(link: Link, handle: Handle, name: str, seconds: float) -> int:
     """Does that for so long; returns how often."""
+    faulthandler.dump_traceback_later(seconds + 60, exit=True)  # if it hangs, it says where
     with zmq.Context() as context:
         context.set(zmq.MAX_SOCKETS, 4096)
         dealer = attached(context, handle)

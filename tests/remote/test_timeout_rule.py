@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import zmq
 
 import memlane
 from memlane import InvalidArgument, InvalidType, MessageQueue, TimedOut
+from memlane._base.deadline import seconds_of
 from memlane.groups import TcpGroup, collectives_of
 from memlane.offload.region import _wait_for_file_size
 from memlane.testing import kill
@@ -327,3 +329,8 @@ def test_the_longest_timeouts_wait(name: str) -> None:
                 calling.until_blocked()
                 release()
             calling.result()
+
+
+def test_a_signaling_nan_is_refused_like_any_other() -> None:
+    with refuses(InvalidArgument, match="not NaN"):
+        seconds_of(Decimal("sNaN"))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from math import inf, isnan, ldexp
+from math import inf, isnan, ldexp, nan
 
 from memlane.errors import InvalidArgument, InvalidType
 
@@ -30,6 +30,8 @@ def seconds_of(timeout: float | None) -> float:
         raise InvalidType(f"timeout must be a number of seconds or None, not {kind}") from None
     except OverflowError:  # an integer beyond all floats
         return inf if timeout > 0 else 0.0
+    except ValueError:  # a decimal that is a signaling NaN
+        seconds = nan
     if isnan(seconds):
         raise InvalidArgument("timeout must be a number of seconds or None, not NaN")
     return max(seconds, 0.0)

@@ -172,7 +172,7 @@ def participant(end: End, slot: int) -> Participant:
 
 def failure(end: RingEnd, what: str, slot: int, timeout: float | None) -> MemlaneError | SystemExit:
     """The exception for the failure `what` of `end`; `slot` is the peer concerned."""
-    if is_left_behind():
+    if what in ("closed", "peer_died") and is_left_behind():  # the exit has closed both ends
         return SystemExit()
     match what:
         case "timed_out":

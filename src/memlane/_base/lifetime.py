@@ -96,8 +96,9 @@ def _come_before_multiprocessing() -> None:
 
 def _abandon_all() -> None:
     note_exit()
-    for finalizer in reversed(list(_finalizers.values())):
-        finalizer()
+    with ExitStack() as stack:  # the newest first, and all, even if a signal handler raises in one
+        for finalizer in list(_finalizers.values()):
+            stack.callback(finalizer)
 
 
 _is_exiting = False
