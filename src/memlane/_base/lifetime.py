@@ -47,7 +47,8 @@ class Owned:
         with undone_by(abandon):  # a signal handler may raise, and the first import takes long
             _come_before_multiprocessing()
             self._finalizer = weakref.finalize(self, abandon)
-            _finalizers[self] = self._finalizer
+            self._finalizer.atexit = False  # `_abandon_all` does it, before multiprocessing joins
+            _owners[self] = None
 
     def _disown(self) -> None:
         """Everything was given back."""
@@ -81,13 +82,11 @@ class Owned:
         raise InvalidType(f"a {name} cannot be pickled or copied: {self._instead_of_pickling}")
 
 
-_finalizers: weakref.WeakKeyDictionary[object, weakref.finalize[[], Any]] = (
-    weakref.WeakKeyDictionary()
-)
+_owners: weakref.WeakKeyDictionary[Owned, None] = weakref.WeakKeyDictionary()  # by age
 
 
 def _come_before_multiprocessing() -> None:
-    if not _finalizers:
+    if not _owners:
         import multiprocessing.util  # noqa: F401 - registers its function now, before ours
 
         atexit.unregister(_abandon_all)
@@ -97,8 +96,8 @@ def _come_before_multiprocessing() -> None:
 def _abandon_all() -> None:
     note_exit()
     with ExitStack() as stack:  # the newest first, and all, even if a signal handler raises in one
-        for finalizer in list(_finalizers.values()):
-            stack.callback(finalizer)
+        for owner in list(_owners):
+            stack.callback(owner._abandon)
 
 
 _is_exiting = False
