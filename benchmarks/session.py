@@ -25,7 +25,10 @@ class Hung(Exception):
 
 
 class Workspace:
-    """The folder and the name prefix of everything that peers create; removed at the end."""
+    """The folder and the name prefix of everything that peers create; removed at the end.
+
+    Inside the block it is the folder of temporary files: vLLM's queue leaves its sockets there.
+    """
 
     def __init__(self) -> None:
         for stale in (*SHM.glob(f"{PREFIX}*_*"), *TMP.glob(f"{PREFIX}*_*")):
@@ -48,9 +51,11 @@ class Workspace:
             path.unlink()
 
     def __enter__(self) -> Self:
+        self._before, tempfile.tempdir = tempfile.tempdir, str(self.folder)
         return self
 
     def __exit__(self, *_: object) -> None:
+        tempfile.tempdir = self._before
         self._remove(self.folder)
         for path in SHM.glob(f"{self.prefix}*"):
             self._remove(path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
@@ -114,7 +113,6 @@ def measure() -> dict[str, Any]:
         with Workspace() as workspace:
 
             def make(channel: type[Channel] = channel, workspace: Workspace = workspace) -> Channel:
-                tempfile.tempdir = str(workspace.folder)  # for sockets that vLLM leaves
                 place = workspace.folder, workspace.prefix, workspace.new_name()
                 return channel(Setting(DICT, 1, *place))
 

@@ -45,6 +45,7 @@ public:
         };
         const auto all_here = [&] { return is_stopping() || has_writer_closed() || !is_anybody_absent(); };
         core::Spinner spinner(count, os::usable_cores());
+        const core::Waiting waiting(participants_.slot(slot_), core::SlotActivity::attaching);
         const core::WaitResult result =
             core::wait_until({&segment_->header().membership}, spinner, deadline, all_here,
                              [&](core::LookReason reason) { return find_dead() || look(reason); });
@@ -54,6 +55,12 @@ public:
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         if (is_anybody_absent()) return {core::Status::peer_closed, kWriterSlot};
         return {core::Status::ok};
+    }
+
+    // For observers.
+    void show(core::SlotActivity activity) noexcept { core::show(participants_.slot(slot_), activity); }
+    void show_rank(std::int64_t rank) noexcept {
+        core::store_relaxed(participants_.slot(slot_).rank, 1 + static_cast<std::uint32_t>(rank));
     }
 
     // Ends a wait in another thread; later waits end at once.

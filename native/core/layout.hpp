@@ -18,9 +18,10 @@ namespace memlane::core {
 inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", little-endian
 // Major: raise it for what a process of an earlier version would get wrong; such a segment cannot be used. 3: a ring's
 // writer gives space of chunks back (RingWaits::given_back), so a reader that does not look at that count would touch
-// pages without space. Minor: raise it for fields in reserved bytes that may be ignored.
+// pages without space. Minor: raise it for fields in reserved bytes that may be ignored. 1: rank, waiting_since_ns and
+// the activities beyond `waiting`, for observers.
 inline constexpr std::uint32_t kLayoutMajor = 3;
-inline constexpr std::uint32_t kLayoutMinor = 0;
+inline constexpr std::uint32_t kLayoutMinor = 1;
 inline constexpr std::uint64_t kUnderstoodFeatures = 0;
 
 inline constexpr std::size_t kPage = 4096;
@@ -81,11 +82,13 @@ static_assert(offsetof(SegmentHeader, sections) == 256);
 // A participant's slot: its identity in the first 64 bytes, counters in the second. Only the process that holds the
 // slot's lock writes to it. The two are on separate cache lines because peers poll the first.
 enum class SlotState : std::uint32_t { absent = 0, attached = 1, closed = 2, released = 3 };
-enum class SlotActivity : std::uint32_t { elsewhere = 0, waiting = 1 };
+// What its process does in memlane. waiting: for a message, or for a free chunk. attaching: in wait_until_ready.
+// in_block: between the two ends of acquire_read or acquire_write.
+enum class SlotActivity : std::uint32_t { elsewhere = 0, waiting = 1, attaching = 2, in_block = 3 };
 
 struct ParticipantSlot {
     SlotState state;
-    std::uint32_t reserved_0;
+    std::uint32_t rank;  // 1 + a reader's rank; 0: none, or unknown
     std::uint64_t pid;
     std::uint64_t start_ticks;
     std::uint64_t pid_namespace;
@@ -101,7 +104,7 @@ struct ParticipantSlot {
     std::uint64_t waits;   // calls that had to wait
     std::uint64_t spills;  // messages written to an extent
     std::int64_t views_since_ns;  // when the oldest view was taken; on the same clock
-    std::uint64_t reserved_3;
+    std::int64_t activity_since_ns;  // on the same clock; 0 while elsewhere
 };
 // In `views` of a participant that has left, and was not killed: something in its process still refers to the mapping of
 // the ring, or to the chunks that are counted.

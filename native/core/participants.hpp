@@ -23,16 +23,22 @@ inline Presence to_presence(SlotState state) noexcept {
     }
 }
 
-// Counts a wait of the slot's owner, and shows it in the slot until it ends, even if a signal handler raises.
+// What the slot's owner does, for observers: two relaxed stores and a coarse clock.
+inline void show(ParticipantSlot& slot, SlotActivity activity) noexcept {
+    store_relaxed<std::int64_t>(slot.activity_since_ns, activity == SlotActivity::elsewhere ? 0 : os::tick_now());
+    store_relaxed(slot.activity, activity);
+}
+
+// Shows a wait of the slot's owner until it ends, even if a signal handler raises.
 class Waiting {
 public:
-    explicit Waiting(ParticipantSlot& slot) noexcept : slot_(slot) {
-        add_single_writer<std::uint64_t>(slot_.waits, 1);
-        store_relaxed(slot_.activity, SlotActivity::waiting);
+    explicit Waiting(ParticipantSlot& slot, SlotActivity activity = SlotActivity::waiting) noexcept : slot_(slot) {
+        if (activity == SlotActivity::waiting) add_single_writer<std::uint64_t>(slot_.waits, 1);
+        show(slot_, activity);
     }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
-    ~Waiting() { store_relaxed(slot_.activity, SlotActivity::elsewhere); }
+    ~Waiting() { show(slot_, SlotActivity::elsewhere); }
 
 private:
     ParticipantSlot& slot_;
@@ -54,6 +60,7 @@ public:
         store_relaxed(s.start_ticks, who.start_ticks);
         store_relaxed(s.pid_namespace, who.pid_namespace);
         store_relaxed(s.last_progress_ns, os::tick_now());
+        show(s, SlotActivity::elsewhere);  // a dead predecessor may have left another
         set_state(i, SlotState::attached);
     }
 

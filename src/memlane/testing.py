@@ -8,7 +8,6 @@ def clean():
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
 import os
@@ -16,19 +15,16 @@ import select
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import INTERVAL_SETTINGS
 from memlane.broadcast.queue import MessageQueue
-from memlane.errors import InvalidArgument, TimedOut, system_fault
+from memlane.errors import InvalidArgument, TimedOut
+from memlane.inspect import Segment, segments
 
 __all__ = ["Segment", "kill", "local_queue", "no_leaks", "segments", "stalls", "stopped"]
 
-_FOLDER = "/dev/shm"
-_PREFIXES = ("memlane-", "vllm_offload_")
-_REGION = "memlane"  # with MEMLANE_VLLM=region the name is a folder's, and this is the file in it
 _INTERVAL = INTERVAL_SETTINGS[0]
 
 
@@ -49,88 +45,6 @@ def local_queue(
         ]
         writer.wait_until_ready(timeout=10)
         yield writer, readers
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A segment: of a queue, ring or store, or an offload region with the default prefix, also of
-    vLLM on memlane (`NAME.mmap/memlane`).
-
-    Attributes:
-        name: the file's name in /dev/shm, even if it has been removed already.
-        is_named: whether the name is still in /dev/shm.
-        pids: processes of this user, in this pid namespace, that have it open.
-    """
-
-    name: str
-    is_named: bool
-    pids: tuple[int, ...]
-
-
-def segments() -> list[Segment]:
-    """All of this user's segments, sorted by name. Reads the descriptors of all processes.
-
-    Where /dev/shm may not be listed (mode 1733), only those that a process has open.
-
-    Raises:
-        SystemFault: there is no /dev/shm, or no /proc, which shows who has segments open.
-    """
-    named = set(_named())
-    holders: dict[str, set[int]] = {name: set() for name in named}
-    device = os.stat(_FOLDER).st_dev
-    for pid, link in _descriptors():
-        with suppress(OSError):  # closed meanwhile
-            target = os.readlink(link)
-            name = _name_in(target.removesuffix(" (deleted)"))
-            if name is None:
-                continue
-            file = os.stat(link)
-            if file.st_uid == os.geteuid() and file.st_dev == device:  # else of another container
-                holders.setdefault(name, set()).add(pid)
-                if not target.endswith(" (deleted)"):
-                    named.add(name)
-    return [
-        Segment(name, name in named, tuple(sorted(pids))) for name, pids in sorted(holders.items())
-    ]
-
-
-def _named() -> Iterator[str]:
-    """The names in /dev/shm that are this user's; of a region in a folder, the folder's until the
-    region is in it."""
-    try:
-        with os.scandir(_FOLDER) as entries:
-            names = [entry.name for entry in entries]
-    except PermissionError:
-        return
-    except OSError as error:
-        raise system_fault(error.errno or 0, f"cannot list {_FOLDER}") from None
-    for name in names:
-        for place in (f"{name}/{_REGION}", name):
-            path = f"{_FOLDER}/{place}"
-            with suppress(OSError):  # removed meanwhile, no folder, or another user's
-                if _name_in(path) is not None and os.lstat(path).st_uid == os.geteuid():
-                    yield place
-                    break
-
-
-def _descriptors() -> Iterator[tuple[int, str]]:
-    """(pid, path) of each descriptor of the processes whose descriptors this user may see."""
-    if not os.path.exists("/proc/self/fd"):
-        raise system_fault(errno.ENOENT, "cannot list the processes in /proc; mount it")
-    with os.scandir("/proc") as processes:
-        pids = [int(process.name) for process in processes if process.name.isdecimal()]
-    for pid in pids:
-        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as links:  # ended, or not ours
-            yield from [(pid, link.path) for link in links]
-
-
-def _name_in(path: str) -> str | None:
-    """What a segment at `path` is called; None if it is nowhere where segments are."""
-    name = path.removeprefix(f"{_FOLDER}/")
-    file, _, inner = name.partition("/")
-    if name == path or not file.startswith(_PREFIXES) or inner not in ("", _REGION):
-        return None
-    return name
 
 
 @contextmanager
@@ -204,9 +118,10 @@ def stopped(pid: int) -> Iterator[None]:
 def stalls(after: float) -> Iterator[list[str]]:
     """Collects, during the block, this process's warnings about waits longer than `after` seconds.
 
-    Each begins with the process to blame: `reader 3 (pid 4711, stopped, ...) kept the writer
-    waiting`. They are collected even if the logging configuration would drop them, unless logging
-    is disabled altogether (`logging.disable`).
+    Each names the process to blame first among those that are waited for: `writer (pid 4700)
+    blocked for 0.5 s: no free chunk; waiting for reader 3 (pid 4711, stopped, ...)`. They are
+    collected even if the logging configuration would drop them, unless logging is disabled
+    altogether (`logging.disable`).
 
     Raises:
         InvalidArgument: `after` is not a positive number.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import memlane
+from memlane import inspect as looking
 from memlane import testing
 from memlane.groups import TcpGroup
 from tests.docs.manual import ROOT
@@ -17,6 +18,7 @@ from tests.docs.manual import ROOT
 API = sorted((ROOT / "docs/reference/api").glob("*.md"))
 NAMED = [getattr(memlane, name) for name in memlane.__all__ if name != "__version__"]
 HELPERS = [getattr(testing, name) for name in testing.__all__]
+HELPERS += [getattr(looking, name) for name in looking.__all__]
 
 # What a parameter's name says of its unit, and the words by which a docstring says it.
 UNITS = {
@@ -35,7 +37,8 @@ def test_every_public_name_has_a_place() -> None:
     """The pages of the API reference name everything that can be imported."""
     shown = set(re.findall(r"auto\w+:: ([\w.]+)", "".join(page.read_text() for page in API)))
     wanted = {f"memlane.{name}" for name in memlane.__all__ if name != "__version__"}
-    wanted |= {f"memlane.testing.{name}" for name in testing.__all__}
+    wanted |= {f"memlane.testing.{name}" for name in set(testing.__all__) - set(looking.__all__)}
+    wanted |= {f"memlane.inspect.{name}" for name in looking.__all__}
     assert not wanted - shown
 
 

@@ -116,8 +116,8 @@ def test_log_names_who_is_awaited(
     monkeypatch.setattr(stores, "SLICE", 2 * PATIENCE)
     with caplog.at_level(logging.WARNING, "memlane"), groups_of(kind, 3) as groups:
         calls = [Aside(in_the_same_node_as, group, 0, timeout=PATIENCE) for group in groups[:2]]
-        begin = "rank 2 kept rank 0 of the group"
-        until(lambda: any(line.startswith(begin) for line in caplog.messages), begin)
+        due = "collective call; waiting for rank 2"
+        until(lambda: any(due in line for line in caplog.messages), due)
         calls.append(Aside(in_the_same_node_as, groups[2], 0, timeout=PATIENCE))
         assert [call.result() for call in calls] == [[True] * 3] * 3
 

@@ -132,7 +132,7 @@ def test_the_warning_names_the_culprit() -> None:
         with stalls(0.15) as lines, refuses(TimeoutError):
             writer.enqueue(2, timeout=0.4)
         assert lines
-        assert lines[0].startswith("reader 0 (pid ")
+        assert "; waiting for reader 0 (pid " in lines[0]
         assert f"at {HERE}:" in lines[0]
         assert "1 behind" in lines[0]
         assert "No available shared memory broadcast block" in lines[0]

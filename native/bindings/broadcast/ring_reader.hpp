@@ -121,6 +121,7 @@ private:
         nb::object view = view_of(nb::cast(Buffer(lease, sample.chunk(), bytes, false)));
         sample.keep(bytes);  // last: a failure before this has taken nothing
         open_ = lease;
+        core().show(core::SlotActivity::in_block);
         return view;
     }
 
@@ -129,6 +130,7 @@ private:
         const auto lease = std::exchange(open_, std::nullopt);
         if (is_closed()) return;  // closed inside the block: given back with everything else
         const Call call(*this);
+        core().show(core::SlotActivity::elsewhere);
         if (!lease->expired()) raise_failure(self(), "read_view_in_use");
     }
 

@@ -128,6 +128,7 @@ private:
         const auto lease = std::make_shared<std::shared_ptr<os::Mapping>>(core().segment().mapping());
         nb::object view = view_of(nb::cast(Buffer(lease, claim->chunk(), g.max_chunk_bytes, false)));
         open_.emplace(std::move(*claim), lease);  // last: a failure before this leaves no block to be ended
+        core().show(core::SlotActivity::in_block);
         return view;
     }
 
@@ -136,6 +137,7 @@ private:
         auto block = *std::exchange(open_, std::nullopt);
         if (is_closed() && !publish) return;  // closed inside the block, which then failed: nothing to take back
         const Call call(*this);
+        core().show(core::SlotActivity::elsewhere);
         refused_ = block.second;
         if (!publish) return;
         if (!refused_.expired()) raise_failure(self(), "write_view_in_use");

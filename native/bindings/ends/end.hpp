@@ -102,6 +102,7 @@ public:
     End(std::shared_ptr<core::Segment> segment, std::vector<std::int64_t> ranks, Args&&... args)
         : segment_(std::move(segment)), ranks_(std::move(ranks)) {
         core_ = std::make_shared<Core>(segment_, std::forward<Args>(args)...);
+        if (core_->slot() != Core::kWriterSlot) core_->show_rank(ranks_[core_->slot() - 1]);
     }
     End(const End&) = delete;
     End& operator=(const End&) = delete;

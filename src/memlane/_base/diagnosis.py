@@ -400,6 +400,21 @@ def deserted(ranks: Sequence[int], seconds: float) -> str:
     )
 
 
+VLLM_WORDS = " [No available shared memory broadcast block]"  # users of vLLM search for them
+
+
+def blocked(who: str, waited: float, reason: str, awaited: object) -> str:
+    """The line about a wait of this process: who waits, how long, what for, and for whom.
+
+    `reason` may end with VLLM_WORDS, which then end the line.
+    """
+    words = VLLM_WORDS if reason.endswith(VLLM_WORDS) else ""
+    return (
+        f"{who} (pid {os.getpid()}) blocked for {waited:.1f} s: {reason.removesuffix(words)}; "
+        f"waiting for {awaited}{words}"
+    )
+
+
 def report(end: RingEnd, wait: str, waited: float) -> None:
     """Logs one line about a wait of `end` that has lasted `waited` seconds so far."""
     warn("%s", _line(end, wait, waited))
@@ -408,20 +423,17 @@ def report(end: RingEnd, wait: str, waited: float) -> None:
 def _line(end: RingEnd, wait: str, waited: float) -> str:
     match wait:
         case "chunk":
-            return (
-                f"{Awaited(end)} kept the writer (pid {os.getpid()}) "
-                f"waiting for {waited:.1f} s: No available shared memory broadcast block"
-            )
+            return blocked("writer", waited, f"no free chunk{VLLM_WORDS}", Awaited(end))
         case "ready":
-            return (
-                f"{names_of(absent_readers(end))} kept pid {os.getpid()} waiting for "
-                f"{waited:.1f} s: not all readers have attached to the queue"
-            )
+            reason = "not all readers have attached to the queue"
+            return blocked(role_of(end), waited, reason, names_of(absent_readers(end)))
         case _:
-            rank = end.ranks[end.slot - 1]
-            return (
-                f"{Awaited(end)} kept reader {rank} (pid {os.getpid()}) waiting for {waited:.1f} s"
-            )
+            return blocked(role_of(end), waited, "no new message", Awaited(end))
+
+
+def role_of(end: RingEnd) -> str:
+    """`writer`, or `reader` and its rank."""
+    return f"reader {end.ranks[end.slot - 1]}" if isinstance(end, RingReader) else "writer"
 
 
 install(

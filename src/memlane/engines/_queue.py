@@ -6,7 +6,6 @@ Holds only what engines call beyond memlane's API; the queue itself is `memlane.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch.distributed as dist
 
 import memlane
-from memlane._base.diagnosis import warning_interval
+from memlane._base.diagnosis import VLLM_WORDS, blocked, warning_interval
 from memlane._base.naming import names_of
 from memlane.engines._switching import Engine
 from memlane.errors import InvalidArgument, InvalidType, RankTaken, ReaderDied, WriterDied
@@ -208,8 +207,4 @@ class _Wait:
             f"{now - (who.last_progress or now):.1f} s ago)"
             for who in workers
         ]
-        logger.warning(
-            "%s kept pid %d waiting for an answer for %.1f s: No available shared memory broadcast "
-            "block",
-            *(names_of(names), os.getpid(), waited),
-        )
+        logger.warning("%s", blocked("executor", waited, f"no answer{VLLM_WORDS}", names_of(names)))

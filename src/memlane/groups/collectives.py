@@ -7,12 +7,11 @@ for a rank that has failed.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memlane._base.diagnosis import Stall
+from memlane._base.diagnosis import Stall, blocked
 from memlane.errors import GroupFailed, RankMissing
 
 if TYPE_CHECKING:
@@ -29,12 +28,9 @@ Outcome = dict[str, Any]
 
 def stall_of(rank: int, missing: Callable[[], Sequence[int]]) -> Stall:
     """Reports a wait of `rank` for the ranks that `missing` returns."""
-    return Stall(
-        lambda waited: (
-            f"{text_of_ranks(missing())} kept rank {rank} of the group (pid {os.getpid()}) waiting "
-            f"for {waited:.1f} s: not all ranks have joined the collective call"
-        )
-    )
+    reason = "not all ranks have joined the collective call"
+    who = f"rank {rank} of the group"
+    return Stall(lambda waited: blocked(who, waited, reason, text_of_ranks(missing())))
 
 
 def text_of_ranks(ranks: Sequence[int]) -> str:

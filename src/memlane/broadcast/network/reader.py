@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import NEVER, Deadline
-from memlane._base.diagnosis import no_memory
+from memlane._base.diagnosis import blocked, no_memory
 from memlane._base.naming import names_of
 from memlane._base.serialization import codec_of
 from memlane._net.contexts import need_curve
@@ -127,8 +127,7 @@ class NetworkReader(NetworkEnd):
             return None
 
         def line(waited: float) -> str:
-            who = f"{self.writer()} kept reader {self.rank} (pid {os.getpid()})"
-            return f"{who} waiting for {waited:.1f} s: it has not attached"
+            return blocked(f"reader {self.rank}", waited, "not attached yet", self.writer())
 
         self.wait(ready, deadline, self.writer, stall_line=line)
 
@@ -273,10 +272,7 @@ class NetworkReader(NetworkEnd):
         """What the log says of a long wait; nothing while connected, as the queue may be idle."""
         if self.session.is_connected:
             return None
-        return (
-            f"{self.writer()} kept reader {self.rank} (pid {os.getpid()}) waiting for "
-            f"{waited:.1f} s"
-        )
+        return blocked(f"reader {self.rank}", waited, "no new message", self.writer())
 
     def statistics(self) -> QueueStatistics:
         """Lists this reader only: it knows nothing of the others."""
@@ -319,10 +315,8 @@ class NetworkReader(NetworkEnd):
             return None
 
         def line(waited: float) -> str:
-            return (
-                f"{missing()} kept pid {os.getpid()} waiting for {waited:.1f} s: not all readers "
-                f"have attached to the queue"
-            )
+            reason = "not all readers have attached to the queue"
+            return blocked(f"reader {self.rank}", waited, reason, missing())
 
         self._asked_at = 0.0
         with self.guard:

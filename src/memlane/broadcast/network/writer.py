@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import NEVER, Deadline
-from memlane._base.diagnosis import deserted
+from memlane._base.diagnosis import VLLM_WORDS, blocked, deserted
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
@@ -197,7 +197,7 @@ class NetworkWriter(NetworkEnd):
             lambda: self.session.has_room(size),
             deadline,
             lambda: names_of(self.session.in_the_way(size, time.monotonic())),
-            ": No available shared memory broadcast block",
+            f"the window of a remote reader is full{VLLM_WORDS}",
         )
         return True
 
@@ -424,7 +424,7 @@ class NetworkWriter(NetworkEnd):
         is_ready: Callable[[], bool],
         deadline: Deadline,
         who: Callable[[], str],
-        words: str,
+        reason: str,
         starting: Starting | None = None,
     ) -> None:
         """Waits until `is_ready` holds; raises if a reader dies, or a process of `starting`."""
@@ -445,7 +445,7 @@ class NetworkWriter(NetworkEnd):
             return None
 
         def line(waited: float) -> str:
-            return f"{who()} kept the writer (pid {os.getpid()}) waiting for {waited:.1f} s{words}"
+            return blocked("writer", waited, reason, who())
 
         self.wait(ready, deadline, who, stall_line=line, poller=poller)
 
@@ -468,7 +468,7 @@ class NetworkWriter(NetworkEnd):
                 lambda: not self.session.count_absent(),
                 deadline,
                 lambda: names_of(self.session.absent_texts(self._absent_here(), time.monotonic())),
-                ": not all readers have attached to the queue",
+                "not all readers have attached to the queue",
                 starting,
             )
         if self._local is not None:
@@ -550,7 +550,7 @@ class NetworkWriter(NetworkEnd):
 
         def line(waited: float) -> str:
             names = names_of(session.texts(session.unfinished(), time.monotonic()))
-            return f"{names} kept close() waiting for {waited:.1f} s: messages are unread"
+            return blocked("close() of the writer", waited, "messages are unread", names)
 
         poller = self._full_poller
         poller.unregister(self._closing_event)

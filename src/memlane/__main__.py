@@ -1,0 +1,33 @@
+"""`memlane` and `python -m memlane`: the command line, or how to install what it needs."""
+
+from __future__ import annotations
+
+import sys
+
+_NEEDS = ("rich", "typer")  # of the extra `cli`
+
+
+def main() -> None:
+    """Runs the command line.
+
+    Without the extra only `doctor` runs, plain; everything else names the extra and exits with 2.
+    """
+    try:
+        from memlane.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDS:
+            raise
+        if sys.argv[1:2] == ["doctor"]:
+            from memlane.cli.plain import doctor
+
+            sys.exit(doctor(sys.argv[2:]))
+        print(
+            f"memlane: the command line needs {error.name}; run: pip install 'memlane[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    app(prog_name="memlane")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The commands and their options; each is implemented in a module of its own.
+
+Exit codes: 0; 1 if somebody is stuck (`stuck`) or something will hurt (`doctor`); 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+import memlane
+from memlane.errors import MemlaneError
+
+app = typer.Typer(
+    help="Shows memlane's segments in shared memory, who holds them, and who is stuck.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def fail(text: str) -> typer.Exit:
+    """Writes one line to standard error; to be raised."""
+    print(f"memlane: {text}", file=sys.stderr)
+    return typer.Exit(2)
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"memlane {memlane.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("ls")
+def list_segments(json: AsJson = False) -> None:
+    """List the segments of this user: one row each."""
+    from memlane.cli import listing
+
+    try:
+        listing.run(json)
+    except MemlaneError as error:
+        raise fail(str(error)) from None
+
+
+@app.command()
+def top(
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two looks.", min=0.2, max=3600)
+    ] = 2.0,
+) -> None:
+    """Show the segments live; q ends it."""
+    from memlane.cli import live
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise fail("top needs a terminal; use `memlane ls`")
+    try:
+        live.run(interval)
+    except MemlaneError as error:
+        raise fail(str(error)) from None
+
+
+@app.command()
+def clean(
+    yes: Annotated[bool, typer.Option("--yes", help="Remove what is shown.")] = False,
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="Also what engines left that is not memlane's.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Show what dead processes left in /dev/shm; with --yes, remove it."""
+    from memlane.cli import cleaning
+
+    try:
+        cleaning.run(yes, foreign, json)
+    except MemlaneError as error:
+        raise fail(str(error)) from None
+
+
+@app.command("stuck")
+def who_is_stuck(
+    pid: Annotated[int | None, typer.Argument(help="Only waits of or for this process.")] = None,
+    after: Annotated[
+        float, typer.Option(help="Seconds that a wait must have lasted.", min=0.0)
+    ] = 1.0,
+    dump: Annotated[
+        Literal["none", "suspects", "all"], typer.Option(help="Whose Python stacks to take.")
+    ] = "suspects",
+    no_stacks: Annotated[bool, typer.Option("--no-stacks", help="As --dump none.")] = False,
+    watch: Annotated[
+        float | None, typer.Option(help="Look again every so many seconds.", min=0.1)
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="With --watch: a command for each new finding, JSON on its input."),
+    ] = None,
+    geometry: Annotated[
+        str | None,
+        typer.Option(
+            help="CHUNK_BYTES,READERS,CHUNKS of an engine's own rings, if the guess fails."
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Name who waits, for whom, and what that process does. Exit code 1 if somebody is stuck."""
+    from memlane.cli import sticking
+    from memlane.inspect.foreign import geometry_of
+
+    if run is not None and watch is None:
+        raise fail("--run needs --watch")
+    if pid is not None:
+        _check_pid(pid)
+    try:
+        asked = sticking.Asked(
+            pid,
+            after,
+            "none" if no_stacks else dump,
+            None if geometry is None else geometry_of(geometry),
+            json,
+        )
+        if watch is None:
+            raise typer.Exit(sticking.look(asked))
+        sticking.watch(asked, watch, run)
+    except MemlaneError as error:
+        raise fail(str(error)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def _check_pid(pid: int) -> None:
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        raise fail(f"there is no process {pid}") from None
+    if owner != os.geteuid() and os.geteuid() != 0:
+        raise fail(f"process {pid} is another user's")
+
+
+@app.command()
+def doctor(json: AsJson = False) -> None:
+    """Say what of this machine will hurt, and what cures it. Exit code 1 if something will."""
+    from memlane.cli import plain
+
+    raise typer.Exit(plain.doctor(["--json"] if json else []))

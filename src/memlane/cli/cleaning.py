@@ -1,0 +1,48 @@
+"""`memlane clean`: what dead processes left, shown first and removed only with --yes.
+
+Memlane's own segments are dead if nobody holds a lock on them, whatever their age and pids. Files
+of other programs have no such lock: they count as unused if no process has them open or mapped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from memlane import _native
+from memlane.cli import foreign_files, show
+from memlane.inspect import leftovers
+
+_COLUMNS = [("LEFTOVER", "left"), ("KIND", "left"), ("BYTES", "right")]
+
+
+def run(removes: bool, with_foreign: bool, as_json: bool) -> None:
+    own = leftovers()
+    unused, kept = foreign_files.unused() if with_foreign else ([], [])
+    removed: list[str] = []
+    if removes:
+        removed = [*_native.sweep_dead_segments(), *foreign_files.remove(unused)]
+    if as_json:
+        show.print_json(
+            {
+                "leftovers": [{"name": one.name, "bytes": one.used} for one in own],
+                "foreign": [asdict(one) for one in unused],
+                "kept": [asdict(one) for one in kept],
+                "removed": removed,
+            }
+        )
+        return
+    console = show.console()
+    rows = [
+        *([show.short_name(one.name), one.kind, show.nbytes(one.used)] for one in own),
+        *([one.name, "foreign", show.nbytes(one.bytes)] for one in unused),
+    ]
+    if rows:
+        console.print(show.table(_COLUMNS, rows, console.width))
+    else:
+        console.print("nothing was left by dead processes")
+    for one in kept:
+        console.print(f"kept {one.name}: {one.reason}")
+    if removes:
+        console.print(f"removed {len(removed)}")
+    elif rows:
+        console.print("`memlane clean --yes` removes these")

@@ -1,0 +1,116 @@
+"""`memlane ls`: a row for each segment. Two looks, a moment apart, give the rates."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from typing import Any
+
+from memlane.cli import show
+from memlane.inspect import Segment, segments
+from memlane.inspect.segment import FOLDER
+
+_APART = 0.2  # seconds
+
+COLUMNS = [
+    ("SEGMENT", "left"),
+    ("KIND", "left"),
+    ("SIZE", "right"),
+    ("USED", "right"),
+    ("HOLDERS", "left"),
+    ("READERS", "right"),
+    ("MSG/S", "right"),
+    ("AGE", "right"),
+    ("STATE", "left"),
+]
+
+
+class Rates:
+    """Messages a second of each queue, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[float, int]] = {}
+
+    def of(self, seen: list[Segment], now: float) -> dict[str, float]:
+        """Those of queues that were seen before, by name; objects put, of stores."""
+        found = {}
+        for segment in seen:
+            count = messages(segment)
+            if count is None:
+                continue
+            if segment.name in self._before:
+                at, before = self._before[segment.name]
+                found[segment.name] = max(0.0, (count - before) / max(now - at, 1e-3))
+            self._before[segment.name] = (now, count)
+        return found
+
+
+def messages(segment: Segment) -> int | None:
+    """How many the writer has published; objects put, of a store."""
+    if segment.kind == "store":
+        return segment.counters["puts"]
+    if segment.kind == "queue" and segment.participants:
+        return segment.participants[0].position
+    return None
+
+
+def row(segment: Segment, per_second: float | None, now: float) -> list[str]:
+    """The cells of COLUMNS."""
+    return [
+        show.short_name(segment.name),
+        segment.kind,
+        show.nbytes(segment.size),
+        show.nbytes(segment.used),
+        show.holders(segment),
+        show.readers(segment),
+        show.rate(per_second),
+        show.duration(max(0.0, now - segment.created)),
+        show.state(segment),
+    ]
+
+
+def shm() -> dict[str, int]:
+    """Bytes of /dev/shm."""
+    facts = os.statvfs(FOLDER)
+    total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+    return {"total": total, "used": total - facts.f_bfree * facts.f_frsize, "free": free}
+
+
+def shm_line() -> str:
+    sizes = {what: show.nbytes(count) for what, count in shm().items()}
+    return f"{FOLDER}: {sizes['total']} total, {sizes['used']} used, {sizes['free']} free"
+
+
+def as_json(segment: Segment, per_second: float | None) -> dict[str, Any]:
+    """Bytes and seconds; times of participants become seconds ago."""
+    now = time.monotonic()
+    made = asdict(segment)
+    made["messages_per_second"] = per_second
+    made["age"] = max(0.0, time.time() - made.pop("created"))
+    for who in made["participants"]:
+        for name in ("last_progress", "activity_since", "views_since"):
+            who[name] = None if who[name] is None else max(0.0, now - who[name])
+        since = who.pop("activity_since")
+        who["waiting_since"] = since if who["activity"] in ("waiting", "attaching") else None
+    return made
+
+
+def run(as_json_text: bool) -> None:
+    rates = Rates()
+    rates.of(segments(), time.monotonic())
+    time.sleep(_APART)
+    seen = segments()
+    per_second = rates.of(seen, time.monotonic())
+    if as_json_text:
+        listed = [as_json(segment, per_second.get(segment.name)) for segment in seen]
+        show.print_json({"segments": listed, "shm": shm()})
+        return
+    console = show.console()
+    if seen:
+        now = time.time()
+        rows = [row(segment, per_second.get(segment.name), now) for segment in seen]
+        console.print(show.table(COLUMNS, rows, console.width))
+    else:
+        console.print("no segments of this user")
+    console.print(shm_line())

@@ -1,0 +1,138 @@
+"""`memlane top`: `ls`, live, with the lag of each reader and the waits of the moment."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from memlane.cli import show
+from memlane.cli.listing import Rates, messages, shm_line
+from memlane.inspect import Segment, segments
+
+_COLUMNS = [
+    ("SEGMENT", "left"),
+    ("KIND", "left"),
+    ("HOLDERS", "left"),
+    ("MSG/S", "right"),
+    ("LAG", "right"),
+    ("WAITS", "right"),
+    ("EXTENTS", "right"),
+    ("LENT", "right"),
+    ("HITS", "right"),
+    ("STATE", "left"),
+]
+_KEYS = "q quit   s sort   f filter by kind   + - interval"
+_KINDS = ("", "queue", "store", "region", "ring")
+
+
+def _lag(segment: Segment) -> int:
+    return max((who.behind for who in segment.participants), default=0)
+
+
+_SORTS: dict[str, Callable[[Segment, float], tuple[float, str]]] = {
+    "name": lambda segment, rate: (0, segment.name),
+    "rate": lambda segment, rate: (-rate, segment.name),
+    "lag": lambda segment, rate: (-_lag(segment), segment.name),
+    "size": lambda segment, rate: (-segment.used, segment.name),
+}
+
+
+class View:
+    """What is shown: the order, the filter, and the rates from look to look."""
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+        self._sorts = list(_SORTS)
+        self._kinds = list(_KINDS)
+        self._rates = Rates()
+
+    def press(self, key: str) -> bool:
+        """Returns whether the key ends the display."""
+        match key:
+            case "q" | "\x03" | "\x04":
+                return True
+            case "s":
+                self._sorts.append(self._sorts.pop(0))
+            case "f":
+                self._kinds.append(self._kinds.pop(0))
+            case "+":
+                self.interval = min(60.0, self.interval * 2)
+            case "-":
+                self.interval = max(0.25, self.interval / 2)
+        return False
+
+    def draw(self, width: int) -> Group:
+        """One look at all segments."""
+        seen = segments()
+        rates = self._rates.of(seen, time.monotonic())
+        kind = self._kinds[0]
+        order = _SORTS[self._sorts[0]]
+        shown = [segment for segment in seen if kind in ("", segment.kind)]
+        shown.sort(key=lambda segment: order(segment, rates.get(segment.name, 0.0)))
+        rows = [_row(segment, rates.get(segment.name)) for segment in shown]
+        filtered = f", only {kind}" if kind else ""
+        title = f"{shm_line()}; every {self.interval:g} s, by {self._sorts[0]}{filtered}"
+        return Group(Text(title), show.table(_COLUMNS, rows, width), Text(_KEYS, style="dim"))
+
+
+def _row(segment: Segment, per_second: float | None) -> list[str]:
+    people = segment.participants
+    readers = [who for who in people if who.role == "reader"]
+    lags = ",".join(str(who.behind) for who in readers[:8]) + (",..." if len(readers) > 8 else "")
+    is_queue = segment.kind == "queue"
+    return [
+        show.short_name(segment.name),
+        segment.kind,
+        show.holders(segment),
+        show.rate(per_second),
+        lags if is_queue else "",
+        str(sum(who.activity == "waiting" for who in people)) if is_queue else "",
+        str(people[0].extents) if is_queue and people else "",
+        str(sum(who.views for who in people)) if people and segment.kind != "region" else "",
+        _hits(segment),
+        show.state(segment),
+    ]
+
+
+def _hits(segment: Segment) -> str:
+    """Part of a store's puts that found their object stored already."""
+    puts = messages(segment) if segment.kind == "store" else None
+    if puts is None:
+        return ""
+    hits = segment.counters["hits"]
+    return f"{hits / max(1, hits + puts):.0%}"
+
+
+@contextmanager
+def _keys() -> Iterator[int]:
+    """Standard input, key by key."""
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+    tty.setcbreak(file)
+    try:
+        yield file
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def run(interval: float) -> None:
+    view = View(interval)
+    console = Console(highlight=False)
+    with _keys() as file, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(view.draw(console.width), refresh=True)
+            if not select.select([file], [], [], view.interval)[0]:
+                continue
+            keys = os.read(file, 64).decode(errors="replace")
+            if not keys or any(view.press(key) for key in keys):
+                return

@@ -1,0 +1,164 @@
+"""How the command line writes things: sizes, durations, processes, tables that fit the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from memlane.inspect import processes
+from memlane.inspect.segment import Participant, Segment
+
+_PIPED_WIDTH = 200  # a pipe has no width: lines are then not broken
+_LEAST = 10  # a name is not shortened to less
+_HASH = 10  # characters of a generated name that are shown where space is short
+
+
+def console() -> Console:
+    """Standard output; plain text without colours if it is piped."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, color_system=None, width=_PIPED_WIDTH)
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def nbytes(count: float) -> str:
+    """
+    >>> nbytes(0), nbytes(4096), nbytes(168_100_000), nbytes(13.2e9)
+    ('0', '4.0K', '160M', '12G')
+    """
+    if count < 1024:
+        return f"{count:.0f}"
+    for unit in "KMGT":
+        count /= 1024
+        if count < 1024 or unit == "T":
+            break
+    return f"{count:.1f}{unit}" if count < 10 else f"{count:.0f}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.25), duration(7.04), duration(150), duration(7500), duration(200_000)
+    ('0.2s', '7.0s', '2m', '2h', '2d')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    for limit, size, unit in ((3600, 60, "m"), (172_800, 3600, "h"), (float("inf"), 86_400, "d")):
+        if seconds < limit:
+            return f"{int(seconds / size)}{unit}"
+    return ""
+
+
+def rate(per_second: float | None) -> str:
+    """
+    >>> rate(None), rate(0), rate(0.5), rate(1234), rate(2_500_000)
+    ('', '0', '0.5', '1.2k', '2.5M')
+    """
+    if per_second is None:
+        return ""
+    if per_second < 1000:
+        return f"{per_second:.1f}".removesuffix(".0")
+    if per_second < 1e6:
+        return f"{per_second / 1e3:.1f}k"
+    return f"{per_second / 1e6:.1f}M"
+
+
+def short_name(name: str) -> str:
+    """A generated name is told apart by its first digits.
+
+    >>> short_name("memlane-00112233445566778899aabbccddeeff"), short_name("images")
+    ('memlane-0011223344', 'images')
+    """
+    prefix, dash, digits = name.partition("-")
+    if (prefix, len(digits)) == ("memlane", 32):
+        return f"{prefix}{dash}{digits[:_HASH]}"
+    return name
+
+
+def name(pid: int | None) -> str:
+    """Title, or program and script, never arguments; empty if it has ended, or there is none."""
+    return "" if pid is None else processes.name_of(pid)
+
+
+def process(pid: int) -> str:
+    """Pid and title, or program and script, never arguments."""
+    return f"{pid} {processes.name_of(pid)}".rstrip()
+
+
+def holders(segment: Segment) -> str:
+    """The writer's process, else the first that holds it, and how many more."""
+    pids = list(segment.pids)
+    first = next((who.pid for who in segment.participants[:1] if who.pid in pids), None)
+    if first is None:
+        first = pids[0] if pids else None
+    if first is None:
+        return "nobody"
+    more = f" +{len(pids) - 1}" if len(pids) > 1 else ""
+    return f"{process(first)}{more}"
+
+
+def readers(segment: Segment) -> str:
+    """Attached of expected; a region's holders."""
+    if segment.kind == "region":
+        return str(len(segment.participants))
+    expected = [who for who in segment.participants if who.role == "reader"]
+    attached = [who for who in expected if who.state not in ("absent", "closed", "dead")]
+    return f"{len(attached)}/{len(expected)}" if expected else ""
+
+
+def state(segment: Segment) -> str:
+    """The worst first, in a word or two."""
+    if segment.is_leftover:
+        return "leftover"
+    if segment.problem is not None:
+        return "unreadable"
+    for what in ("dead", "stopped"):
+        count = sum(who.state == what for who in segment.participants)
+        if count:
+            return f"{count} {what}"
+    if any(_is_missing(who) for who in segment.participants):
+        return "attaching"
+    if not segment.pids:
+        return "not held"
+    return "" if segment.is_named else "no name"
+
+
+def _is_missing(who: Participant) -> bool:
+    return who.state == "absent"
+
+
+def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], width: int) -> Text:
+    """A line for each row, never wider than `width`: long names are shortened, numbers never.
+
+    Args:
+        columns: title, and `left` or `right`; those of the left are text, which may be shortened.
+    """
+    titles = [title for title, _ in columns]
+    widths = [max(map(len, cells)) for cells in zip(titles, *rows, strict=True)]
+    names = [number for number, (_, side) in enumerate(columns) if side == "left"]
+    while (excess := sum(widths) + len(widths) - 1 - width) > 0:
+        widest = max(names, key=lambda number: widths[number])
+        if widths[widest] <= _LEAST:
+            break
+        others = [widths[number] for number in names if number != widest]
+        widths[widest] -= max(1, min(excess, widths[widest] - max([*others, _LEAST])))
+    lines = Text(no_wrap=True, overflow="crop")
+    for number, cells in enumerate([titles, *rows]):
+        placed = zip(cells, widths, columns, strict=True)
+        line = " ".join(_cell(cell, wide, side) for cell, wide, (_, side) in placed).rstrip()
+        lines.append(line + "\n" * (number < len(rows)), style="" if number else "bold")
+    return lines
+
+
+def _cell(text: str, width: int, side: str) -> str:
+    if len(text) > width:
+        text = text[: width - 1] + "…"
+    return text.rjust(width) if side == "right" else text.ljust(width)

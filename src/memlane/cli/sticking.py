@@ -1,0 +1,232 @@
+"""`memlane stuck`: who waits for whom, for how long, and what the awaited process is doing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+
+from memlane.cli import show
+from memlane.inspect import Participant, Wait, foreign, segments, stuck
+from memlane.inspect.foreign import ForeignWait, Geometry
+from memlane.inspect.stacks import NoStack, Stack, stack
+from memlane.inspect.waits import describe
+
+_SHOWN = 6  # frames of a stack; JSON has them all
+
+Key = tuple[object, ...]
+Dump = Literal["none", "suspects", "all"]
+Stacks = dict[int, Stack | NoStack]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options say.
+
+    Attributes:
+        pid: only waits in which this process takes part; None for all.
+        after: seconds that a wait must have lasted; so long are rings of other engines watched.
+        dump: whose stacks to take.
+        geometry: of rings of other engines, instead of a guess.
+        prints_json: one object instead of text.
+    """
+
+    pid: int | None
+    after: float
+    dump: Dump
+    geometry: Geometry | None
+    prints_json: bool
+
+
+class Look:
+    """What one look has found: the waits, the stacks of suspects, and what cannot be decided."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.own = [wait for wait in stuck(asked.after) if asked.pid in (None, *_pids(wait))]
+        take = _no_stack if asked.dump == "none" else stack
+        seen, self.notes = foreign.stuck(asked.after, take, asked.geometry)
+        self.foreign = [wait for wait in seen if asked.pid in (None, *_foreign_pids(wait))]
+        self.stacks = _stacks_of(self.own, asked.dump)
+        self.now = time.monotonic()
+
+    def found(self) -> Iterator[tuple[Key, dict[str, Any], list[str]]]:
+        """For each wait: what tells it from others, its JSON, and its lines."""
+        for wait in self.own:
+            key = (wait.segment, wait.waiter.pid, wait.waiter.activity_since)
+            yield key, self._json(wait), self._lines(wait)
+        for other in self.foreign:
+            pids = tuple(who.pid for who in other.awaited)
+            yield (other.segment, other.reason, pids), _foreign_json(other), _foreign_lines(other)
+
+    def _json(self, wait: Wait) -> dict[str, Any]:
+        """Seconds instead of times; a stack as a list of lines, the innermost first."""
+        return {
+            "segment": wait.segment,
+            "waiter": self._participant(wait.waiter),
+            "seconds": wait.seconds,
+            "reason": wait.reason,
+            "awaited": [self._participant(who) for who in wait.awaited],
+            "absent_elsewhere": wait.absent_elsewhere,
+            "advice": wait.advice,
+        }
+
+    def _participant(self, who: Participant) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "role": who.role,
+            "rank": who.rank,
+            "pid": who.pid,
+            "name": show.name(who.pid),
+            "state": who.state,
+            "activity": who.activity,
+            "behind": who.behind,
+            "waiting_since": None if who.activity_since is None else self.now - who.activity_since,
+            "last_progress": None if who.last_progress is None else self.now - who.last_progress,
+            "views": who.views,
+        }
+        seen = None if who.pid is None else self.stacks.get(who.pid)
+        if isinstance(seen, Stack):
+            made["stack"] = [
+                {"thread": thread.name, "frames": [str(frame) for frame in thread.frames]}
+                for thread in seen.threads
+            ]
+        elif seen is not None:
+            made["no_stack"] = seen.reason
+        return made
+
+    def _lines(self, wait: Wait) -> list[str]:
+        """The wait, those that are waited for with their stacks, and the advice."""
+        who = wait.waiter
+        name = who.role if who.rank is None else f"{who.role} {who.rank}"
+        made = [
+            f"{name} (pid {who.pid}{_titled(who.pid)}) of {show.short_name(wait.segment)} "
+            f"blocked for {wait.seconds:.1f} s: {wait.reason}"
+        ]
+        for awaited in wait.awaited:
+            made.append(f"  waits for {describe(awaited, self.now)}{_titled(awaited.pid)}")
+            seen = None if awaited.pid is None else self.stacks.get(awaited.pid)
+            if isinstance(seen, NoStack):
+                made.append(f"    no stack: {seen.reason}")
+            elif seen is not None:
+                made += _frames([str(frame) for frame in seen.main])
+        if wait.absent_elsewhere:
+            made.append(f"  waits for {wait.absent_elsewhere} readers on other hosts")
+        return [*made, f"  {wait.advice}"]
+
+
+def _pids(wait: Wait) -> Iterator[int | None]:
+    yield wait.waiter.pid
+    for who in wait.awaited:
+        yield who.pid
+
+
+def _foreign_pids(wait: ForeignWait) -> Iterator[int | None]:
+    if wait.waiter is not None:
+        yield wait.waiter[0]
+    for who in wait.awaited:
+        yield who.pid
+
+
+def _no_stack(pid: int) -> NoStack:
+    return NoStack("--dump none was asked for")
+
+
+def _stacks_of(waits: Iterable[Wait], dump: Dump) -> Stacks:
+    """By pid. Of the suspects: those that live, but not those that wait for somebody else."""
+    if dump == "none":
+        return {}
+    pids = {who.pid for wait in waits for who in wait.awaited if _is_suspect(who)}
+    if dump == "all":
+        names = {wait.segment for wait in waits}
+        for segment in segments():
+            if segment.name in names:
+                pids.update(who.pid for who in segment.participants)
+    return {pid: stack(pid) for pid in sorted(pid for pid in pids if pid is not None)}
+
+
+def _is_suspect(who: Participant) -> bool:
+    is_waiting = who.activity in ("waiting", "attaching") and who.state != "stopped"
+    return who.state in ("running", "stopped") and not is_waiting
+
+
+def _titled(pid: int | None) -> str:
+    title = show.name(pid)
+    return f" {title}" if title else ""
+
+
+def _frames(frames: Sequence[str]) -> list[str]:
+    made = [f"    {frame}" for frame in frames[:_SHOWN]]
+    if len(frames) > _SHOWN:
+        made.append(f"    and {len(frames) - _SHOWN} callers")
+    return made
+
+
+def _foreign_json(wait: ForeignWait) -> dict[str, Any]:
+    made = asdict(wait)
+    if wait.waiter is not None:
+        made["waiter"] = dict(zip(("pid", "name"), wait.waiter, strict=True))
+    return made
+
+
+def _foreign_lines(wait: ForeignWait) -> list[str]:
+    who = "somebody" if wait.waiter is None else f"pid {wait.waiter[0]} {wait.waiter[1]}"
+    made = [
+        f"{who} waits in {wait.segment}, an engine's own ring: {wait.reason}, unchanged while "
+        f"watched, {wait.watched:g} s"
+    ]
+    for suspect in wait.awaited:
+        if suspect.pid is None:
+            made.append(f"  waits for reader {suspect.reader}, which nobody is any more")
+            continue
+        reader = "" if suspect.reader is None else f"probably reader {suspect.reader}: "
+        unread = f", {suspect.unread} chunks unread" if suspect.unread else ""
+        made.append(
+            f"  waits for {reader}pid {suspect.pid} {suspect.title} ({suspect.state}{unread})"
+        )
+        if suspect.no_stack is not None:
+            made.append(f"    no stack: {suspect.no_stack}")
+        made += _frames(suspect.frames)
+    return [*made, f"  {wait.advice}"]
+
+
+def look(asked: Asked) -> int:
+    """One look, printed; returns the exit code."""
+    seen = Look(asked)
+    found = list(seen.found())
+    if asked.prints_json:
+        answer = {"stuck": [made for _, made, _ in found], "undecided": seen.notes}
+        show.print_json(answer)
+        return int(bool(found))
+    console = show.console()
+    for _, _, lines in found:
+        _print(console, lines)
+    for note in seen.notes:
+        _print(console, [note])
+    if not found:
+        console.print(f"nobody has waited for longer than {asked.after:g} s")
+    return int(bool(found))
+
+
+def _print(console: Console, lines: Sequence[str]) -> None:
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def watch(asked: Asked, every: float, command: str | None) -> None:
+    """Looks again every so many seconds until it is interrupted. `command`, in a shell, runs once
+    for each new wait, its JSON on standard input."""
+    known: set[Key] = set()
+    console = show.console()
+    while True:
+        found = {key: (made, lines) for key, made, lines in Look(asked).found()}
+        for key in found.keys() - known:
+            made, lines = found[key]
+            text = json.dumps(made)
+            _print(console, [text] if asked.prints_json else lines)
+            if command is not None:
+                subprocess.run(command, shell=True, input=text.encode())
+        known = set(found)
+        time.sleep(every)

@@ -1,0 +1,407 @@
+"""Who is stuck in an engine that has a ring of its own: stock vLLM, SGLang, and what copied them.
+
+Their ring lies in a `psm_*` file and says little: a flag `written` and a flag for each reader of
+each chunk, no pids and no times. So it is watched for a while, and two cases are told apart:
+
+* the ring is full: the flags say which reader has not read, and nothing changes while watched;
+* everything is read: the one who waits then waits for an answer, and only stacks say for whose.
+
+Which process is which reader is an inference, from process titles or else from the order in which
+the processes were started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from memlane.errors import InvalidArgument
+from memlane.inspect import processes
+from memlane.inspect.processes import State
+from memlane.inspect.segment import FOLDER
+from memlane.inspect.stacks import Frame, NoStack, Stack
+
+_PREFIX = "psm_"
+_MIB = 1 << 20
+_MOST_READERS = 4096
+_CHUNKS_VARIABLE = "VLLM_MQ_MAX_CHUNK_BYTES_MB"
+# (bytes of a chunk, chunks) as engines of today create their rings.
+_KNOWN = ((16 * _MIB, 10), (10 * _MIB, 10), (24 * _MIB, 10), (4 * _MIB, 6))
+_ARENA = (256 * _MIB, 8)  # vLLM 0.33's memory for tensors: the same flags, and no ring
+
+_RING_FILES = ("shm_broadcast.py",)
+_READING = ("dequeue", "acquire_read")
+_LOOP = "worker_busy_loop"  # of vLLM's workers: a read in it waits for the next step
+_WORKER = re.compile(r"Worker(?:_[A-Z]+\d+)*?_(?:TP)?(\d+)")
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of a ring: bytes of a chunk, readers, chunks."""
+
+    chunk_bytes: int
+    n_reader: int
+    max_chunks: int
+
+    @property
+    def size(self) -> int:
+        return (self.chunk_bytes + 1 + self.n_reader) * self.max_chunks
+
+
+def geometry_of(text: str) -> Geometry:
+    """What a user says: `CHUNK_BYTES,READERS,CHUNKS`.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    match = re.fullmatch(r"(\d+),(\d+),(\d+)", text)
+    if match is None or 0 in (numbers := [int(number) for number in match.groups()]):
+        raise InvalidArgument(f"a geometry is CHUNK_BYTES,READERS,CHUNKS, not {text!r}")
+    return Geometry(*numbers)
+
+
+def candidates(size: int, environment: Mapping[str, str] = os.environ) -> list[Geometry]:
+    """The rings that a file of this size can be, those that engines of today create first."""
+    chunk, chunks = _ARENA
+    if _fits(size, chunk, chunks) is not None:
+        return []
+    known = list(_KNOWN)
+    with suppress(ValueError):
+        known.insert(0, (int(environment.get(_CHUNKS_VARIABLE, "")) * _MIB, 10))
+    for chunks in (10, 6):  # chunks of whole MiB
+        known.append((size // chunks // _MIB * _MIB, chunks))
+    found = [_fits(size, chunk, chunks) for chunk, chunks in known if chunk > 0]
+    return list(dict.fromkeys(geometry for geometry in found if geometry is not None))
+
+
+def _fits(size: int, chunk: int, chunks: int) -> Geometry | None:
+    n_reader = size // chunks - chunk - 1
+    if size % chunks or not 1 <= n_reader <= _MOST_READERS:
+        return None
+    return Geometry(chunk, n_reader, chunks)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """All flags of a ring at one moment: for each chunk `written` and who has read it."""
+
+    written: tuple[bool, ...]
+    read: tuple[tuple[bool, ...], ...]
+
+    @property
+    def is_full(self) -> bool:
+        """Every chunk has a message that somebody has not read."""
+        return all(self.written) and not any(all(readers) for readers in self.read)
+
+    @property
+    def is_read(self) -> bool:
+        """Everybody has read everything that was written."""
+        pairs = zip(self.written, self.read, strict=True)
+        return all(all(readers) for written, readers in pairs if written)
+
+    def unread(self, reader: int) -> int:
+        """Chunks with a message that this reader has not read."""
+        pairs = zip(self.written, self.read, strict=True)
+        return sum(written and not readers[reader] for written, readers in pairs)
+
+
+def flags_in(data: bytes, geometry: Geometry) -> Flags | None:
+    """None if a byte is neither 0 nor 1: then these are no flags."""
+    if len(data) != (1 + geometry.n_reader) * geometry.max_chunks or data.strip(b"\0\1"):
+        return None
+    rows = [
+        data[at : at + 1 + geometry.n_reader] for at in range(0, len(data), 1 + geometry.n_reader)
+    ]
+    read = tuple(tuple(flag == 1 for flag in row[1:]) for row in rows)
+    return Flags(tuple(row[0] == 1 for row in rows), read)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring that processes have mapped, as it was watched.
+
+    Attributes:
+        name: of its file in /dev/shm.
+        geometry: as guessed from its size and flags, or given.
+        pids: the processes that map it.
+        flags: as they are; None if they changed while watched.
+    """
+
+    name: str
+    geometry: Geometry
+    pids: tuple[int, ...]
+    flags: Flags | None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that maps a ring, and what it does."""
+
+    pid: int
+    title: str
+    state: State
+    started: int  # clock ticks
+    stack: Stack | NoStack
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A process that is waited for.
+
+    Attributes:
+        reader: its index, or None if it is waited for as a writer.
+        pid: None if nobody maps the ring for that reader any more.
+        title: of the process.
+        state: of the process.
+        unread: chunks that it has not read.
+        frames: of its main thread, the innermost first.
+        no_stack: why there are none.
+    """
+
+    reader: int | None
+    pid: int | None
+    title: str
+    state: State
+    unread: int
+    frames: tuple[str, ...] = ()
+    no_stack: str | None = None
+
+
+@dataclass(frozen=True)
+class ForeignWait:
+    """Somebody waits in an engine's own ring.
+
+    Attributes:
+        segment: the file's name.
+        reason: `no free chunk`, or `no answer`.
+        waiter: pid and title of who waits, as far as it can be told.
+        watched: seconds for which nothing changed.
+        awaited: for whom.
+        advice: what to do, in one sentence.
+    """
+
+    segment: str
+    reason: str
+    waiter: tuple[int, str] | None
+    watched: float
+    awaited: tuple[Suspect, ...]
+    advice: str
+
+
+# Looking ----------------------------------------------------------------------------------------
+
+
+def stuck(
+    watched: float,
+    stack: Callable[[int], Stack | NoStack],
+    geometry: Geometry | None = None,
+) -> tuple[list[ForeignWait], list[str]]:
+    """Watches the rings of this user's engines; the waits, and what cannot be decided.
+
+    Args:
+        watched: seconds between the two looks.
+        stack: of a process; called only if nothing changes while watched.
+        geometry: of all rings of that size, instead of a guess.
+    """
+    before = _rings(geometry)
+    if not before:
+        return [], []
+    time.sleep(watched)
+    after = {ring.name: ring for ring in _rings(geometry)}
+    rings = [
+        Ring(ring.name, ring.geometry, after[ring.name].pids, ring.flags)
+        for ring in before
+        if ring.name in after and after[ring.name].flags == ring.flags
+    ]
+    by_pid: dict[int, Process] = {}
+    for pid in sorted({pid for ring in rings for pid in ring.pids}):
+        ticks = processes.start_ticks(pid)
+        if ticks is not None:
+            title, state = processes.name_of(pid), processes.state(pid)
+            by_pid[pid] = Process(pid, title, state, ticks, stack(pid))
+    return decide(rings, by_pid, watched)
+
+
+def _rings(geometry: Geometry | None) -> list[Ring]:
+    """Of this user, with their flags of now."""
+    found: dict[str, set[int]] = {}
+    paths: dict[str, str] = {}
+    for path, holder in processes.holders_in(FOLDER):
+        name = path.removesuffix(" (deleted)").removeprefix(f"{FOLDER}/")
+        if name.startswith(_PREFIX) and holder.is_mapped:
+            found.setdefault(name, set()).add(holder.pid)
+            if name not in paths or "/fd/" in holder.path:
+                paths[name] = path if not path.endswith(" (deleted)") else holder.path
+    rings = []
+    for name, pids in sorted(found.items()):
+        with suppress(OSError):  # gone, or not ours
+            if (ring := _ring(name, paths[name], sorted(pids), geometry)) is not None:
+                rings.append(ring)
+    return rings
+
+
+def _ring(name: str, path: str, pids: Sequence[int], given: Geometry | None) -> Ring | None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(file)
+        if facts.st_uid != os.geteuid():
+            return None
+        choices = candidates(facts.st_size)
+        if given is not None and given.size == facts.st_size:
+            choices = [given]
+        # As many readers as there are processes beside the writer is the likeliest.
+        choices.sort(key=lambda choice: choice.n_reader != len(pids) - 1)
+        for choice in choices:
+            start = choice.chunk_bytes * choice.max_chunks
+            flags = flags_in(os.pread(file, facts.st_size - start, start), choice)
+            if flags is not None:
+                return Ring(name, choice, tuple(pids), flags)
+    finally:
+        os.close(file)
+    return None
+
+
+# Deciding ---------------------------------------------------------------------------------------
+
+
+def decide(
+    rings: Iterable[Ring], by_pid: Mapping[int, Process], watched: float
+) -> tuple[list[ForeignWait], list[str]]:
+    """The waits in rings that did not change while watched, and what cannot be decided."""
+    waits: list[ForeignWait] = []
+    notes: list[str] = []
+    quiet: list[Ring] = []
+    for ring in rings:
+        if ring.flags is not None and ring.flags.is_full:
+            waits.append(_full(ring, ring.flags, by_pid, watched))
+        elif ring.flags is not None and ring.flags.is_read:
+            quiet.append(ring)
+    blamed = {who.pid for wait in waits for who in wait.awaited}
+    for names, pids in _groups(quiet):
+        if blamed & pids:
+            continue
+        group = [by_pid[pid] for pid in sorted(pids) if pid in by_pid]
+        missing = next((who.stack for who in group if isinstance(who.stack, NoStack)), None)
+        wait = _answer(names[0], group, watched)
+        if wait is not None:
+            waits.append(wait)
+        elif missing is not None:
+            notes.append(
+                f"{', '.join(names)}: everything is read, so only stacks can say whether an answer "
+                f"is awaited ({missing.reason})"
+            )
+    return waits, notes
+
+
+def _groups(rings: Iterable[Ring]) -> list[tuple[list[str], set[int]]]:
+    """(names, pids) of rings that belong together because a process maps both."""
+    groups: list[tuple[list[str], set[int]]] = []
+    for ring in rings:
+        names, pids = [ring.name], set(ring.pids)
+        for group in [group for group in groups if group[1] & pids]:
+            groups.remove(group)
+            names, pids = group[0] + names, group[1] | pids
+        groups.append((names, pids))
+    return groups
+
+
+def _full(ring: Ring, flags: Flags, by_pid: Mapping[int, Process], watched: float) -> ForeignWait:
+    """The writer waits for whoever has read least."""
+    counts = [flags.unread(reader) for reader in range(ring.geometry.n_reader)]
+    behind = [reader for reader, count in enumerate(counts) if count == max(counts)]
+    group = [by_pid[pid] for pid in ring.pids if pid in by_pid]
+    writer, readers = _places(group, ring.geometry.n_reader, behind)
+    awaited = tuple(_suspect(readers.get(reader), reader, counts[reader]) for reader in behind)
+    gone = [who.reader for who in awaited if who.pid is None]
+    if gone:
+        advice = f"Nobody maps this ring for reader {gone[0]} any more: restart the engine."
+    else:
+        advice = _advice(awaited[0])
+    waiter = None if writer is None else (writer.pid, writer.title)
+    return ForeignWait(ring.name, "no free chunk", waiter, watched, awaited, advice)
+
+
+def _places(
+    group: Sequence[Process], n_reader: int, behind: Sequence[int]
+) -> tuple[Process | None, dict[int, Process]]:
+    """Who writes, and who is which reader: by the titles of workers, else by the order of start."""
+    titled = {index: who for who in group if (index := _index_in(who.title)) is not None}
+    if titled:
+        writer = next((who for who in group if _index_in(who.title) is None), None)
+        return writer, titled
+    first, rest = None, sorted(group, key=lambda who: (who.started, who.pid))
+    if rest:
+        first, *rest = rest
+    lost = n_reader - len(rest)
+    # Whoever is gone cannot have read: if that explains who is behind, the others are the rest.
+    places = [reader for reader in range(n_reader) if lost != len(behind) or reader not in behind]
+    return first, dict(zip(places, rest, strict=False))
+
+
+def _index_in(title: str) -> int | None:
+    match = _WORKER.search(title)
+    return None if match is None else int(match[1])
+
+
+def _suspect(who: Process | None, reader: int | None, unread: int) -> Suspect:
+    if who is None:
+        return Suspect(reader, None, "", "dead", unread)
+    if isinstance(who.stack, NoStack):
+        return Suspect(reader, who.pid, who.title, who.state, unread, (), who.stack.reason)
+    frames = tuple(str(frame) for frame in who.stack.main)
+    return Suspect(reader, who.pid, who.title, who.state, unread, frames)
+
+
+def _answer(name: str, group: Sequence[Process], watched: float) -> ForeignWait | None:
+    """Somebody reads, not as a worker between two steps, and others do not: those are to answer."""
+    asking = [who for who in group if _reads(who) and not _is_idle_worker(who)]
+    busy = [who for who in group if not isinstance(who.stack, NoStack) and not _reads(who)]
+    if not asking or not busy:
+        return None
+    busy.sort(key=lambda who: (who.state != "stopped", who.pid))
+    awaited = tuple(_suspect(who, _index_in(who.title), 0) for who in busy)
+    return ForeignWait(
+        name,
+        "no answer",
+        (asking[0].pid, asking[0].title),
+        watched,
+        awaited,
+        _advice(awaited[0]),
+    )
+
+
+def _reads(who: Process) -> bool:
+    """Whether a thread is in a read of a ring."""
+    return any(_is_read(thread) for thread in _stacks(who))
+
+
+def _is_idle_worker(who: Process) -> bool:
+    """Whether its only reads are those that wait for the next step."""
+    return all(
+        any(frame.name.rpartition(".")[2] == _LOOP for frame in thread)
+        for thread in _stacks(who)
+        if _is_read(thread)
+    )
+
+
+def _stacks(who: Process) -> list[tuple[Frame, ...]]:
+    if isinstance(who.stack, NoStack):
+        return []
+    return [thread.frames for thread in who.stack.threads]
+
+
+def _is_read(frames: Sequence[Frame]) -> bool:
+    return any(
+        frame.name.rpartition(".")[2] in _READING and os.path.basename(frame.file) in _RING_FILES
+        for frame in frames
+    )
+
+
+def _advice(who: Suspect) -> str:
+    if who.state == "stopped":
+        return f"Process {who.pid} is stopped: `kill -CONT {who.pid}` resumes it."
+    return f"Process {who.pid} is the likely culprit: its stack says where it is."

@@ -1,0 +1,247 @@
+"""The bytes of a segment, as docs/reference/layout.md specifies them, read by pread only.
+
+Nothing is mapped: touching a hole of a mapped file would allocate a page. Every number comes from
+memory that other processes write, so offsets and counts are checked before they are used.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+PAGE = 4096
+MAJOR = 3
+MAGIC = b"MEMLANE1"
+
+_HEADER_BYTES = 1024
+_START = struct.Struct("<8sIIQQ16s")
+_SYSTEM = struct.Struct("<II4Q")
+_SYSTEM_AT = 64
+_SECTION = struct.Struct("<IIQQQ")
+_SECTIONS_AT = 256
+_MAX_SECTIONS = 24
+_BLOCK = 1 << 20
+
+PARTICIPANTS, STORE_FACTS, OBJECT_TABLE = 1, 5, 6
+_SYSTEMS = {1: "queue", 2: "store"}
+
+_SLOT = struct.Struct("<IIQQQ12xI16xQqIIQQQqq")
+_FACTS = struct.Struct("<QQQ32xQQQQQQ")
+_MAX_SLOTS = 1 << 20
+_VIEWS = (1 << 30) - 1  # the bits above mark what has survived an end
+
+Activity = Literal["elsewhere", "waiting", "attaching", "in_block", "unknown"]
+_ACTIVITIES: dict[int, Activity] = {0: "elsewhere", 1: "waiting", 2: "attaching", 3: "in_block"}
+_STATES = {0: "absent", 1: "attached", 2: "closed", 3: "released"}
+
+
+class Unreadable(Exception):
+    """What a file contains instead of a segment of this version."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """A segment's header: which system it belongs to, its geometry, and where its sections are."""
+
+    kind: str
+    major: int
+    minor: int
+    offset: int
+    end: int
+    geometry: tuple[int, int, int, int]
+    sections: dict[int, tuple[int, int, int]]  # kind: (bytes of an element, offset, elements)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a participant's slot says. Times in nanoseconds of CLOCK_MONOTONIC; 0: none."""
+
+    state: str
+    rank: int | None
+    pid: int
+    start_ticks: int
+    pid_namespace: int
+    absent_elsewhere: int
+    position: int
+    last_progress: int
+    activity: Activity
+    views: int
+    bytes: int
+    waits: int
+    extents: int
+    views_since: int
+    activity_since: int
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """A store's counters."""
+
+    n_readers: int
+    max_objects: int
+    max_object_size: int
+    puts: int
+    hits: int
+    evictions: int
+    objects: int
+    bytes: int
+
+
+def header_of(file: int) -> Header | None:
+    """The header, wherever it is; None if there is none. Reads the pages that have space, the last
+    first: only extents lie behind the header.
+
+    Raises:
+        Unreadable: the segment is of another layout version, or damaged.
+    """
+    for begin, end in reversed(list(_data_of(file))):
+        for block in range(begin + (end - 1 - begin) // _BLOCK * _BLOCK, begin - 1, -_BLOCK):
+            data = os.pread(file, min(_BLOCK, end - block), block)
+            for at in range((len(data) - 1) // PAGE * PAGE, -1, -PAGE):
+                if data.startswith(MAGIC, at) and (found := _parsed(file, block + at)) is not None:
+                    return found
+    return None
+
+
+def _data_of(file: int) -> Iterator[tuple[int, int]]:
+    """The parts of the file that have space, in whole pages."""
+    at, size = 0, os.fstat(file).st_size
+    while at < size:
+        try:
+            begin = os.lseek(file, at, os.SEEK_DATA)
+        except OSError:  # only a hole is left
+            return
+        at = os.lseek(file, begin, os.SEEK_HOLE)
+        yield begin // PAGE * PAGE, at
+
+
+def _parsed(file: int, offset: int) -> Header | None:
+    data = os.pread(file, _HEADER_BYTES, offset)
+    if len(data) < _HEADER_BYTES:
+        return None
+    _, major, minor, own, end, _ = _START.unpack_from(data)
+    if own != offset:  # a message that looks like one
+        return None
+    if major != MAJOR:
+        raise Unreadable(f"layout version {major}; this memlane reads {MAJOR}")
+    system, count, *geometry = _SYSTEM.unpack_from(data, _SYSTEM_AT)
+    size = os.fstat(file).st_size
+    sections = {}
+    for number in range(min(count, _MAX_SECTIONS)):
+        kind, stride, at, elements, _ = _SECTION.unpack_from(data, _SECTIONS_AT + 32 * number)
+        if at + stride * elements > size:
+            raise Unreadable("a damaged section directory, or truncated")
+        sections[kind] = (stride, at, elements)
+    if system not in _SYSTEMS:
+        raise Unreadable(f"system {system} is unknown to this memlane")
+    kind = _SYSTEMS[system]
+    if kind == "store" and OBJECT_TABLE not in sections:
+        kind = "ring"
+    first, second, third, fourth = geometry
+    return Header(kind, major, minor, offset, end, (first, second, third, fourth), sections)
+
+
+def slots_of(file: int, header: Header) -> list[Slot]:
+    """All participants' slots, the writer's first.
+
+    Raises:
+        Unreadable: the segment is damaged.
+    """
+    if PARTICIPANTS not in header.sections:
+        return []
+    stride, at, count = header.sections[PARTICIPANTS]
+    if stride != _SLOT.size or count > _MAX_SLOTS:
+        raise Unreadable("a damaged section directory")
+    data = os.pread(file, stride * count, at)
+    if len(data) < stride * count:
+        raise Unreadable("truncated")
+    return [_slot(*fields) for fields in _SLOT.iter_unpack(data)]
+
+
+def _slot(
+    state: int,
+    rank: int,
+    pid: int,
+    ticks: int,
+    namespace: int,
+    absent: int,
+    position: int,
+    progress: int,
+    activity: int,
+    views: int,
+    nbytes: int,
+    waits: int,
+    extents: int,
+    views_since: int,
+    activity_since: int,
+) -> Slot:
+    return Slot(
+        _STATES.get(state, "unknown"),
+        rank - 1 if rank else None,
+        pid,
+        ticks,
+        namespace,
+        absent,
+        position,
+        progress,
+        _ACTIVITIES.get(activity, "unknown"),
+        views & _VIEWS,
+        nbytes,
+        waits,
+        extents,
+        views_since,
+        activity_since,
+    )
+
+
+def store_of(file: int, header: Header) -> StoreFacts | None:
+    """A store's counters; None if the segment is none."""
+    if STORE_FACTS not in header.sections:
+        return None
+    _, at, _ = header.sections[STORE_FACTS]
+    data = os.pread(file, _FACTS.size, at)
+    if len(data) < _FACTS.size:
+        raise Unreadable("truncated")
+    n, objects, size, _, *counters = _FACTS.unpack(data)
+    return StoreFacts(n, objects, size, *counters)
+
+
+def blockers_of(file: int, header: Header) -> list[tuple[int, int]]:
+    """(objects pinned, objects of which reads are owed) for each slot of a store.
+
+    Those are what keeps the writer from reusing the space of an object.
+    """
+    if OBJECT_TABLE not in header.sections:
+        return []
+    stride, at, count = header.sections[OBJECT_TABLE]
+    slots = header.sections[PARTICIPANTS][2]
+    if stride < 64 + 8 * slots:
+        raise Unreadable("a damaged section directory")
+    pinned, owed = [0] * slots, [0] * slots
+    entries = max(1, _BLOCK // stride)
+    for first in range(0, count, entries):
+        data = os.pread(file, stride * min(entries, count - first), at + first * stride)
+        for entry in range(0, len(data) - stride + 1, stride):
+            stamp, _, _, references = struct.unpack_from("<QQQI", data, entry)
+            if not stamp & 1 << 32:
+                continue
+            usage = struct.unpack_from(f"<{2 * slots}I", data, entry + 64)
+            for slot in range(slots):
+                pinned[slot] += usage[2 * slot + 1] > 0
+                owed[slot] += slot > 0 and usage[2 * slot] < references
+    return list(zip(pinned, owed, strict=True))
+
+
+def flags_of(file: int, header: Header, position: int) -> tuple[bool, list[bool]]:
+    """(written, whether each reader has read it) of the chunk of the message at `position`."""
+    n_reader, chunk_bytes, chunks, _ = header.geometry
+    if not chunks:
+        raise Unreadable("a ring without chunks")
+    at = chunk_bytes * chunks + position % chunks * (1 + n_reader)
+    data = os.pread(file, 1 + n_reader, at)
+    if len(data) < 1 + n_reader:
+        raise Unreadable("truncated")
+    return data[0] == 1, [flag == 1 for flag in data[1:]]

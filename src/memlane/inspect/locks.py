@@ -1,0 +1,89 @@
+"""The locks of a segment, looked at without taking one: who lives, and what a region is."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+
+LOCK_BASE = 1 << 62  # beyond the end of every file
+_LOCK_SPAN = 1 << 32
+_F_OFD_GETLK = 36
+_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
+
+# A region's, as native/offload/region_layout.hpp has them.
+_PID_SPAN = 1 << 23
+_MEMBERS = LOCK_BASE + (1 << 40)
+_MOST_MEMBERS = 1 << 16
+_NUMBERS = LOCK_BASE + (1 << 61)
+_NUMBER_SPAN = 1 << 59
+
+
+def _locked(file: int, start: int, length: int) -> tuple[int, int] | None:
+    """(start, length) of a lock that another description holds within the range."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    try:
+        kind, _, begin, held, _ = _FLOCK.unpack(fcntl.fcntl(file, _F_OFD_GETLK, asked))
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # a file system without such locks
+            return None
+        raise
+    return None if kind == fcntl.F_UNLCK else (begin, held)
+
+
+def is_slot_held(file: int, slot: int) -> bool:
+    """Whether the participant in that slot lives."""
+    return _locked(file, LOCK_BASE + slot, 1) is not None
+
+
+def is_held(file: int) -> bool:
+    """Whether any process uses the segment, as a participant or otherwise."""
+    return _locked(file, LOCK_BASE, _LOCK_SPAN) is not None
+
+
+@dataclass(frozen=True)
+class RegionLocks:
+    """What the holders of an offload region have agreed on.
+
+    Attributes:
+        total_bytes, blocks, row_bytes, cell_bytes: as in `SharedOffloadRegion`.
+        holders: their pids, in the order in which they joined.
+    """
+
+    total_bytes: int
+    blocks: int
+    row_bytes: int
+    cell_bytes: int
+    holders: tuple[int, ...]
+
+
+def region_of(file: int) -> RegionLocks | None:
+    """The region that a file is; None if no process holds one in it."""
+    numbers = []
+    for field in range(4):
+        start = _NUMBERS + field * _NUMBER_SPAN
+        # The last field ends where signed offsets do.
+        found = _locked(file, start, _NUMBER_SPAN - (field == 3))
+        if found is None or found[0] != start:
+            return None
+        numbers.append(found[1])
+    members = _locks_in(file, _MEMBERS, _MEMBERS + _MOST_MEMBERS * _PID_SPAN)
+    total, blocks, row, cell = numbers
+    return RegionLocks(total, blocks, row, cell, tuple(pid for _, pid in members))
+
+
+def _locks_in(file: int, start: int, end: int) -> list[tuple[int, int]]:
+    """(start, length) of all locks that begin in the range, by their start.
+
+    The kernel names any of them, so what lies on its two sides is asked for again.
+    """
+    if start >= end or (found := _locked(file, start, end - start)) is None:
+        return []
+    begin, length = found
+    return [
+        *_locks_in(file, start, begin),
+        *([found] if start <= begin else []),
+        *_locks_in(file, begin + length, end),
+    ]

@@ -1,0 +1,148 @@
+"""What /proc shows of a process: whether it lives, how it is called, which files it holds.
+
+Everything here is about one moment: a process may end while it is looked at, which is no error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+State = Literal["running", "stopped", "dead", "unknown"]
+
+_INTERPRETERS = ("python", "pypy", "sh", "bash", "dash", "node", "perl", "ruby")
+_STATES: dict[str, State] = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that has a file open or mapped.
+
+    Attributes:
+        pid: of the process.
+        path: leads to the open file, even if its name is removed: `/proc/PID/fd/N`, or
+            `/proc/PID/map_files/RANGE` of a file that is only mapped.
+        is_open, is_mapped: which of the two.
+    """
+
+    pid: int
+    path: str
+    is_open: bool
+    is_mapped: bool
+
+
+def pids() -> list[int]:
+    """All processes of this pid namespace, ascending. Empty without /proc."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def is_readable(pid: int) -> bool:
+    """Whether this user may see which files the process holds."""
+    return os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK) and os.access(
+        f"/proc/{pid}/maps", os.R_OK
+    )
+
+
+def state(pid: int) -> State:
+    """As the kernel says; `unknown` if /proc may not be read."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return "dead"
+    except (OSError, UnicodeDecodeError):
+        return "unknown"
+    return _STATES.get(stat.rpartition(") ")[2][:1], "running")
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process was started, in clock ticks since boot; None if it has ended."""
+    with suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(stat.rpartition(b") ")[2].split()[19])
+    return None
+
+
+def boot_time() -> float:
+    """When this machine was started, in seconds since 1970."""
+    with suppress(OSError, ValueError), open("/proc/stat") as lines:
+        for line in lines:
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    return 0.0
+
+
+def name_of(pid: int) -> str:
+    """A title that the process gave itself, or its program, and script or module if it is an
+    interpreter: never its arguments, where keys may stand. Empty if it has ended."""
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        if line:
+            return _name_in(line)
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    return ""
+
+
+def _name_in(line: str) -> str:
+    """
+    >>> _name_in("/usr/bin/python3.11\\0-u\\0serve.py\\0--key=secret\\0")
+    'python3.11 serve.py'
+    >>> _name_in("VLLM::Worker_TP1\\0\\0\\0")
+    'VLLM::Worker_TP1'
+    """
+    arguments = line.rstrip("\0").split("\0")
+    if len(arguments) == 1:
+        # A title that was set over the arguments, as setproctitle does; its first word only if
+        # it looks like a command line.
+        title = arguments[0]
+        return os.path.basename(title.split()[0]) if title.startswith(("/", "-")) else title[:64]
+    program = os.path.basename(arguments[0])
+    if not program.startswith(_INTERPRETERS):
+        return program
+    rest = iter(arguments[1:])
+    for argument in rest:
+        if argument == "-m":
+            return f"{program} -m {next(rest, '')}".rstrip()
+        if argument in ("-X", "-W"):
+            next(rest, None)
+        elif argument.startswith("-c"):
+            return f"{program} -c"
+        elif not argument.startswith("-"):
+            return f"{program} {os.path.basename(argument)}"
+    return program
+
+
+def holders_in(folder: str) -> Iterator[tuple[str, Holder]]:
+    """(path as the kernel has it, holder) of each file of `folder` that a process has open or
+    mapped. A removed file's path ends in ` (deleted)`. What this user may not see is left out."""
+    for pid in pids():
+        seen: set[str] = set()
+        mapped = set(_mapped(pid, folder))
+        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as links:
+            for link in links:
+                with suppress(OSError):  # closed meanwhile
+                    path = os.readlink(link.path)
+                    if path.startswith(f"{folder}/") and path not in seen:
+                        seen.add(path)
+                        is_mapped = any(path == found for found, _ in mapped)
+                        yield path, Holder(pid, link.path, True, is_mapped)
+        for path, span in mapped:
+            if path not in seen:
+                seen.add(path)
+                yield path, Holder(pid, f"/proc/{pid}/map_files/{span}", False, True)
+
+
+def _mapped(pid: int, folder: str) -> Iterator[tuple[str, str]]:
+    """(path, range of addresses) of each mapping of a file of `folder`."""
+    with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as lines:
+        for line in lines:
+            fields = line.rstrip("\n").split(None, 5)
+            if len(fields) == 6 and fields[5].startswith(f"{folder}/"):
+                yield fields[5], fields[0]

@@ -1,0 +1,381 @@
+"""Which segments there are, who holds them, and what they say."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from memlane.errors import system_fault
+from memlane.inspect import layout, locks, processes
+from memlane.inspect.layout import Activity, Header, Slot, Unreadable
+from memlane.inspect.processes import Holder
+
+FOLDER = "/dev/shm"
+_PREFIX = "memlane-"
+_REGION_PREFIX = "vllm_offload_"
+_REGION_FILE = "memlane"  # in a folder of that name, with MEMLANE_VLLM=region
+
+Kind = Literal["queue", "ring", "store", "region", "unknown"]
+State = Literal["absent", "running", "stopped", "dead", "closed", "unknown"]
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A process in its slot of a segment. Times are on the clock of `time.monotonic()`.
+
+    Attributes:
+        role: `writer`, `reader`, or `holder` of an offload region.
+        rank: a queue's reader's, as in its handle; a store's reader's number; else None.
+        pid: None while absent.
+        started: when its process was started, in seconds since 1970, or None.
+        state: `dead` if nobody holds its lock; `closed` also after `release_reader`; `unknown` if
+            it lives where /proc does not show it (another pid namespace).
+        position: messages published or taken.
+        behind: published messages that it has not taken; of a writer 0.
+        last_progress: time of its last message, or of attaching or closing; None if unknown.
+        activity: `waiting` for a message or for a free chunk, `attaching` in `wait_until_ready`,
+            `in_block` of `acquire_read` or `acquire_write`, or `elsewhere`: not in memlane.
+        activity_since: when that began; None while elsewhere, or unknown.
+        views: chunks or objects that it keeps for views.
+        views_since: when it took the oldest of them, or None.
+        bytes: of its messages, as encoded.
+        waits: calls that had to wait.
+        extents: messages of a writer that did not fit a chunk.
+        pinned: objects of a store that it reads now, or keeps views of.
+        owed: stored objects that it has not read as often as they were put.
+    """
+
+    role: Literal["writer", "reader", "holder"]
+    rank: int | None
+    pid: int | None
+    started: float | None
+    state: State
+    position: int = 0
+    behind: int = 0
+    last_progress: float | None = None
+    activity: Activity = "elsewhere"
+    activity_since: float | None = None
+    views: int = 0
+    views_since: float | None = None
+    bytes: int = 0
+    waits: int = 0
+    extents: int = 0
+    pinned: int = 0
+    owed: int = 0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment: of a queue, a ring of bytes, a store, or an offload region.
+
+    Attributes:
+        name: the file's name in /dev/shm, even if it has been removed already; of a region of vLLM
+            on memlane `NAME.mmap/memlane`.
+        kind: `unknown` if its bytes cannot be read; `problem` then says why.
+        is_named: whether the name is still in /dev/shm.
+        is_leftover: it is named, and no process holds it: its processes have died.
+        pids: processes of this user, in this pid namespace, that have it open.
+        keepers: those that only have it mapped: arrays or views that outlive their queue.
+        size: bytes of the file.
+        used: bytes of /dev/shm that it takes.
+        created: when its size was last set, in seconds since 1970.
+        geometry: `n_reader`, `max_chunk_bytes`, `max_chunks` of a queue; `data_buffer_size`,
+            `max_object_size`, `max_objects` of a store; `total_bytes`, `blocks`, `row_bytes`,
+            `cell_bytes` of a region.
+        counters: of a store: `objects`, `object_bytes`, `puts`, `hits`, `evictions`.
+        absent_elsewhere: readers on other hosts that have not attached.
+        participants: the writer first, then all readers; the holders of a region.
+        problem: why the segment cannot be read, or None.
+    """
+
+    name: str
+    kind: Kind
+    is_named: bool
+    is_leftover: bool
+    pids: tuple[int, ...]
+    keepers: tuple[int, ...]
+    size: int
+    used: int
+    created: float
+    geometry: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    absent_elsewhere: int = 0
+    participants: tuple[Participant, ...] = ()
+    problem: str | None = None
+
+
+@dataclass
+class Found:
+    """A file that may be a segment: its names, a path that leads to it, and who holds it."""
+
+    path: str
+    names: set[str]
+    is_named: bool
+    pids: set[int]
+    keepers: set[int]
+
+
+def segments() -> list[Segment]:
+    """All of this user's segments, sorted by name.
+
+    Where /dev/shm may not be listed (mode 1733), only those that a process has open. Reads the
+    files and /proc; takes no lock and changes nothing.
+
+    Raises:
+        SystemFault: there is no /dev/shm, or no /proc, which shows who has segments open.
+    """
+    seen = []
+    for found in files():
+        with opened(found) as file:
+            if file is not None and (segment := look(file, found)) is not None:
+                seen.append(segment)
+    return sorted(seen, key=lambda segment: segment.name)
+
+
+def leftovers() -> list[Segment]:
+    """The segments that dead processes left; `memlane clean` and the next creation remove them.
+
+    Raises:
+        SystemFault: as `segments`.
+    """
+    return [segment for segment in segments() if segment.is_leftover]
+
+
+def files() -> list[Found]:
+    """The files of /dev/shm that may be segments, one for each file, whatever its names."""
+    if not os.path.exists("/proc/self/fd"):
+        raise system_fault(errno.ENOENT, "cannot list the processes in /proc; mount it")
+    found: dict[int, Found] = {}
+    for name in _named():
+        path = f"{FOLDER}/{name}"
+        with suppress(OSError):  # removed meanwhile
+            entry = found.setdefault(os.lstat(path).st_ino, Found(path, set(), True, set(), set()))
+            entry.names.add(name)
+    device = os.stat(FOLDER).st_dev
+    for path, holder in processes.holders_in(FOLDER):
+        with suppress(OSError):  # closed meanwhile
+            file = _stat_of(holder)
+            if not _is_ours(file) or file.st_dev != device:  # else of another container
+                continue
+            name = path.removesuffix(" (deleted)").removeprefix(f"{FOLDER}/")
+            entry = found.setdefault(file.st_ino, Found(holder.path, set(), False, set(), set()))
+            (entry.pids if holder.is_open else entry.keepers).add(holder.pid)
+            entry.names.add(name)
+            entry.is_named |= not path.endswith(" (deleted)")
+    return list(found.values())
+
+
+def _stat_of(holder: Holder) -> os.stat_result:
+    return os.stat(holder.path)
+
+
+def _is_ours(file: os.stat_result) -> bool:
+    return stat.S_ISREG(file.st_mode) and file.st_uid == os.geteuid()
+
+
+def _is_empty_folder(name: str) -> bool:
+    """Of a region that is not in it yet, or no more."""
+    facts = os.lstat(f"{FOLDER}/{name}")
+    is_folder = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+    return is_folder and name.startswith(_REGION_PREFIX)
+
+
+def _named() -> Iterator[str]:
+    """The files in /dev/shm that are this user's; of a region in a folder, the one in it, or the
+    folder."""
+    try:
+        with os.scandir(FOLDER) as entries:
+            names = [entry.name for entry in entries]
+    except PermissionError:
+        return
+    except OSError as error:
+        raise system_fault(error.errno or 0, f"cannot list {FOLDER}") from None
+    for name in names:
+        for place in (name, f"{name}/{_REGION_FILE}"):
+            with suppress(OSError):  # removed meanwhile, or no such folder
+                if _is_ours(os.lstat(f"{FOLDER}/{place}")):
+                    yield place
+                    break
+        else:
+            with suppress(OSError):
+                if _is_empty_folder(name):
+                    yield name
+
+
+@contextmanager
+def opened(found: Found) -> Iterator[int | None]:
+    """A descriptor for reading; None if the file is gone."""
+    try:
+        file = os.open(found.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def look(file: int, found: Found) -> Segment | None:
+    """What the file is; None if it is no segment."""
+    facts = os.fstat(file)
+    # A name that the creator chose, else memlane's own; `#7` is of a file that never had one.
+    name = min(found.names, key=lambda name: (name[:1] == "#", name.startswith(_PREFIX), name))
+    if not stat.S_ISDIR(facts.st_mode) and not _is_ours(facts):
+        return None
+
+    def segment(kind: Kind, is_held: bool, **more: object) -> Segment:
+        return Segment(
+            name,
+            kind,
+            found.is_named,
+            found.is_named and not is_held and kind != "region",
+            tuple(sorted(found.pids)),
+            tuple(sorted(found.keepers)),
+            facts.st_size,
+            facts.st_blocks * 512,
+            facts.st_mtime,
+            **more,  # type: ignore[arg-type]
+        )
+
+    region = None if stat.S_ISDIR(facts.st_mode) else locks.region_of(file)
+    if region is not None:
+        geometry = {
+            "total_bytes": region.total_bytes,
+            "blocks": region.blocks,
+            "row_bytes": region.row_bytes,
+            "cell_bytes": region.cell_bytes,
+        }
+        return segment(
+            "region", True, geometry=geometry, participants=tuple(map(_holder, region.holders))
+        )
+    is_held = stat.S_ISREG(facts.st_mode) and locks.is_held(file)
+    if not is_held and not any(each.startswith(_PREFIX) for each in found.names):
+        return segment("region", False) if name.startswith(_REGION_PREFIX) else None
+    try:
+        if not is_held and not found.is_named:
+            return segment("unknown", False, problem="closed; arrays or views keep it")
+        header = layout.header_of(file)
+        if header is None:
+            return segment("unknown", is_held, problem="no header: it is being created, or damaged")
+        store = layout.store_of(file, header)
+        return segment(
+            header.kind,  # type: ignore[arg-type]
+            is_held,
+            geometry=_geometry(header, store),
+            counters=_counters(store),
+            participants=_participants(file, header),
+            absent_elsewhere=next(
+                (slot.absent_elsewhere for slot in layout.slots_of(file, header)[:1]), 0
+            ),
+        )
+    except Unreadable as error:
+        return segment("unknown", is_held, problem=str(error))
+
+
+def _geometry(header: Header, store: layout.StoreFacts | None) -> dict[str, int]:
+    if header.kind == "queue":
+        names = ("n_reader", "max_chunk_bytes", "max_chunks")
+        return dict(zip(names, header.geometry[:3], strict=True))
+    if store is None:
+        return {"data_buffer_size": header.geometry[0]}
+    return {
+        "data_buffer_size": header.geometry[0],
+        "max_object_size": store.max_object_size,
+        "max_objects": store.max_objects,
+    }
+
+
+def _counters(store: layout.StoreFacts | None) -> dict[str, int]:
+    if store is None:
+        return {}
+    return {
+        "objects": store.objects,
+        "object_bytes": store.bytes,
+        "puts": store.puts,
+        "hits": store.hits,
+        "evictions": store.evictions,
+    }
+
+
+def _participants(file: int, header: Header) -> tuple[Participant, ...]:
+    slots = layout.slots_of(file, header)
+    blockers = layout.blockers_of(file, header)
+    return tuple(
+        _participant(file, header, number, slot, slots[0], blockers)
+        for number, slot in enumerate(slots)
+    )
+
+
+def _participant(
+    file: int,
+    header: Header,
+    number: int,
+    slot: Slot,
+    writer: Slot,
+    blockers: list[tuple[int, int]],
+) -> Participant:
+    rank = slot.rank
+    if number and rank is None:
+        rank = number - 1
+    pinned, owed = blockers[number] if blockers else (0, 0)
+    is_absent = slot.state == "absent"
+    is_of_queue = header.kind == "queue" and number > 0 and slot.state == "attached"
+    return Participant(
+        "reader" if number else "writer",
+        rank if number else None,
+        None if is_absent else slot.pid,
+        None if is_absent else _started(slot),
+        _state(file, number, slot),
+        slot.position,
+        max(0, writer.position - slot.position) if is_of_queue else 0,
+        None if is_absent else slot.last_progress / 1e9,
+        slot.activity,
+        slot.activity_since / 1e9 if slot.activity_since else None,
+        slot.views,
+        slot.views_since / 1e9 if slot.views and slot.views_since else None,
+        slot.bytes,
+        slot.waits,
+        slot.extents,
+        pinned,
+        owed,
+    )
+
+
+def _state(file: int, number: int, slot: Slot) -> State:
+    """The lock decides who lives; /proc says only whether that process runs."""
+    if slot.state == "absent":
+        return "absent"
+    if slot.state != "attached":
+        return "closed" if slot.state in ("closed", "released") else "unknown"
+    if not locks.is_slot_held(file, number):
+        return "dead"
+    if not _is_of_here(slot) or processes.start_ticks(slot.pid) != slot.start_ticks:
+        return "unknown"
+    state = processes.state(slot.pid)
+    return "unknown" if state == "dead" else state
+
+
+def _is_of_here(slot: Slot) -> bool:
+    return slot.pid_namespace in (0, os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _started(slot: Slot) -> float | None:
+    if not slot.start_ticks:
+        return None
+    return processes.boot_time() + slot.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _holder(pid: int) -> Participant:
+    ticks = processes.start_ticks(pid)
+    started = None
+    if ticks is not None:
+        started = processes.boot_time() + ticks / os.sysconf("SC_CLK_TCK")
+    state = processes.state(pid)
+    # The lock is held, so a pid that is not seen is of another namespace.
+    return Participant("holder", None, pid, started, "unknown" if state == "dead" else state)

@@ -1,0 +1,187 @@
+"""The command line as a person, a pipe or a probe runs it: real processes, a real terminal."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import memlane
+from memlane import MessageQueue, ShmRingBuffer
+from tests.examples.demo import terminal, without_codes
+from tests.support import PATIENCE
+from tests.support.queues import (
+    fill,
+    name_in,
+    path_of,
+    queue_of,
+    segments,
+    start_reader,
+    start_writer,
+    sweep,
+)
+
+MEMLANE = [sys.executable, "-m", "memlane"]
+
+
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*MEMLANE, *arguments],
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def found(*arguments: str, code: int = 0) -> Any:
+    done = run(*arguments, "--json")
+    assert (done.returncode, done.stderr) == (code, ""), done
+    return json.loads(done.stdout)
+
+
+def without(*modules: str) -> list[str]:
+    """`memlane` where these modules are not installed."""
+    return [
+        sys.executable,
+        "-c",
+        f"import sys; sys.modules.update(dict.fromkeys({modules!r})); "
+        "from memlane.__main__ import main; main()",
+    ]
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"memlane {memlane.__version__}\n"
+
+
+def test_ls_shows_a_queue() -> None:
+    """One JSON object, in bytes and seconds."""
+    with MessageQueue(2, 2, max_chunk_bytes=64, max_chunks=4) as writer:
+        reader = start_reader(writer.export_handle(1), 1)
+        writer.enqueue(1)
+        listed = found("ls")
+        assert set(listed) == {"segments", "shm"}
+        assert listed["shm"]["total"] >= listed["shm"]["used"] > 0
+        (segment,) = [one for one in listed["segments"] if one["name"] == path_of(writer).name]
+        assert (segment["kind"], segment["is_leftover"]) == ("queue", False)
+        assert [(who["role"], who["rank"], who["pid"]) for who in segment["participants"]] == [
+            ("writer", None, os.getpid()),
+            ("reader", 0, None),
+            ("reader", 1, reader.pid),
+        ]
+        assert segment["participants"][2]["behind"] == 1
+        reader.peer.kill()
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_ls_fits_the_terminal(columns: int) -> None:
+    """A row for each segment, and no line is broken."""
+    with (
+        queue_of(3) as (writer, _),
+        terminal("ls", module="memlane", size=(columns, 40)) as screen,
+    ):
+        assert screen.until_end() == 0
+        lines = without_codes(screen.shown).splitlines()
+        assert max(map(len, lines)) <= columns
+        (row,) = [line for line in lines if name_in(writer.handle)[8:14] in line]
+        assert "queue" in row
+        assert "3/3" in row
+
+
+def test_ls_is_plain_when_piped() -> None:
+    """No colours, no codes, no frames that a script must skip."""
+    with queue_of(1) as (writer, _):
+        done = run("ls")
+        assert "\x1b" not in done.stdout
+        assert name_in(writer.handle)[8:16] in done.stdout
+
+
+def test_arguments_of_a_process_are_never_shown() -> None:
+    """Keys stand there."""
+    script = "import memlane, sys; q = memlane.MessageQueue(1, 1); print(1, flush=True); input()"
+    command = [sys.executable, "-c", script, "--api-key=s3cr3t"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "1\n"
+        done = run("ls")
+        assert f"{other.pid} python" in done.stdout
+        assert "s3cr3t" not in done.stdout
+        other.communicate("")
+
+
+def test_top_ends_with_q() -> None:
+    """And leaves the terminal as it was."""
+    with (
+        queue_of(1) as (writer, _),
+        terminal("top", "--interval", "0.2", module="memlane") as screen,
+    ):
+        screen.until_shown(name_in(writer.handle)[8:14])
+        screen.type(b"s")
+        screen.until_shown("by rate")
+        screen.type(b"q")
+        assert screen.until_end() == 0
+        assert not screen.is_cursor_hidden
+
+
+def test_top_needs_a_terminal() -> None:
+    done = run("top")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "memlane: top needs a terminal; use `memlane ls`\n"
+
+
+def test_clean_shows_first_and_removes_with_yes() -> None:
+    """What a killed process left; a living one's stays."""
+    writer = start_writer()
+    alive = ShmRingBuffer(1, 64, 1)
+    left, kept = name_in(writer.greeting), path_of(alive).name
+    writer.peer.kill()
+    try:
+        assert left in [one["name"] for one in found("clean")["leftovers"]]
+        assert left in segments()
+        assert left in found("clean", "--yes")["removed"]
+        assert left not in segments()
+        assert kept in segments()
+    finally:
+        alive.close()
+
+
+@pytest.mark.parametrize("arguments", [["ls", "--what"], ["stuck", "--after", "soon"], ["fly"]])
+def test_bad_input_is_a_line(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_extra_a_command_names_it() -> None:
+    done = subprocess.run(
+        [*without("typer"), "ls"], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'memlane[cli]'" in done.stderr
+
+
+def test_stuck_names_the_stopped_reader() -> None:
+    """Rank, pid and state; exit code 1. Nobody is stuck once it runs again."""
+    writer = start_writer(1, max_chunks=2)
+    reader = start_reader(writer.greeting)
+    reader.peer.stop()
+    writer.call(fill)
+    writer.begin("enqueue", 1, timeout=PATIENCE).until_blocked()
+    name = name_in(writer.greeting)
+    text = ""
+    for _ in range(50):
+        done = run("stuck", "--after", "0.2", "--no-stacks")
+        text = done.stdout
+        if name[8:18] in text:
+            break
+    assert done.returncode == 1
+    assert re.search(rf"reader 0 \(pid {reader.pid}, stopped, 2 behind", text)
+    assert f"kill -CONT {reader.pid}" in text
+    for process in (reader, writer):
+        process.peer.kill()
+    sweep()
