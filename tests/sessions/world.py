@@ -237,6 +237,7 @@ class World:
                 alone = lost  # it cannot send another one, or that one is still under way
             is_long = self.now - min(cut, alone) >= BOUND / 2 - 1e-9
             reader.was_unreachable |= is_long and not self.is_writer_stopped
+            reader.was_unreachable |= self.now - cut >= BOUND - 1e-9  # as the kernel says
             self._look_for_writer(reader, cut)
         self.write()
 
