@@ -180,7 +180,7 @@ def test_stuck_names_the_stopped_reader() -> None:
         if name[8:18] in text:
             break
     assert done.returncode == 1
-    assert re.search(rf"reader 0 \(pid {reader.pid}, stopped, 2 behind", text)
+    assert re.search(rf"reader 0 \(pid {reader.pid} .*, stopped, 2 behind", text)
     assert f"kill -CONT {reader.pid}" in text
     for process in (reader, writer):
         process.peer.kill()

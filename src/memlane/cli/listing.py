@@ -11,7 +11,7 @@ from memlane.cli import show
 from memlane.inspect import Segment, segments
 from memlane.inspect.segment import FOLDER
 
-_APART = 0.2  # seconds
+_APART = 0.1  # seconds
 
 COLUMNS = [
     ("SEGMENT", "left"),

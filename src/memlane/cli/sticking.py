@@ -107,7 +107,7 @@ class Look:
             f"blocked for {wait.seconds:.1f} s: {wait.reason}"
         ]
         for awaited in wait.awaited:
-            made.append(f"  waits for {describe(awaited, self.now)}{_titled(awaited.pid)}")
+            made.append(f"  waits for {describe(awaited, self.now, show.name(awaited.pid))}")
             seen = None if awaited.pid is None else self.stacks.get(awaited.pid)
             if isinstance(seen, NoStack):
                 made.append(f"    no stack: {seen.reason}")
@@ -180,7 +180,9 @@ def _foreign_lines(wait: ForeignWait) -> list[str]:
     ]
     for suspect in wait.awaited:
         if suspect.pid is None:
-            made.append(f"  waits for reader {suspect.reader}, which nobody is any more")
+            made.append(
+                f"  waits for reader {suspect.reader} (gone, {suspect.unread} chunks unread)"
+            )
             continue
         reader = "" if suspect.reader is None else f"probably reader {suspect.reader}: "
         unread = f", {suspect.unread} chunks unread" if suspect.unread else ""

@@ -153,12 +153,13 @@ def _advice(awaited: Sequence[Participant]) -> str:
     return f"Process {who.pid} computes, or is blocked elsewhere: its stack says where."
 
 
-def describe(who: Participant, now: float) -> str:
-    """One participant in words: `reader 2 (pid 9, stopped, 10 behind, last progress 5.0 s ago)`."""
+def describe(who: Participant, now: float, title: str = "") -> str:
+    """One participant in words: `reader 2 (pid 9 serve.py, stopped, 10 behind, last progress 5.0 s
+    ago)`."""
     name = who.role if who.rank is None else f"{who.role} {who.rank}"
     if who.pid is None:
         return f"{name} (never attached)"
-    words = [f"pid {who.pid}", who.state]
+    words = [f"pid {who.pid} {title}".rstrip(), who.state]
     if who.behind:
         words.append(f"{who.behind} behind")
     if who.views:
