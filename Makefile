@@ -180,6 +180,7 @@ bench: bench-peers
 figures: bench-peers
 	tests/own_shm.sh $(PY) -m benchmarks.figures
 	$(PY) -m benchmarks.figures.demo
+	$(PY) -m benchmarks.figures.stuck
 
 # What the benchmarks compare with.
 bench-peers: engines-sources native-test

@@ -21,6 +21,7 @@ ALL = [
     "engines.sglang_groups",
     "figures",
     "figures.demo",
+    "figures.stuck",
 ]
 # In the environment of another engine.
 STARTED_BY_OTHERS = {"engines.client", "engines.seer", "engines.sglang_ranks"}

@@ -56,7 +56,8 @@ class Look:
 
     def found(self) -> Iterator[tuple[Key, dict[str, Any], list[str]]]:
         """For each wait: what tells it from others, its JSON, and its lines."""
-        for wait in self.own:
+        # A writer's own wait comes before those of the readers that wait for it in turn.
+        for wait in sorted(self.own, key=lambda wait: (wait.segment, wait.waiter.rank is not None)):
             key = (wait.segment, wait.waiter.pid, wait.waiter.activity_since)
             yield key, self._json(wait), self._lines(wait)
         for other in self.foreign:
@@ -102,6 +103,8 @@ class Look:
         """The wait, those that are waited for with their stacks, and the advice."""
         who = wait.waiter
         name = who.role if who.rank is None else f"{who.role} {who.rank}"
+        if wait.reason == "no new message" and wait.awaited[0].activity == "waiting":
+            return [f"{name} (pid {who.pid}{_titled(who.pid)}) waits for that writer in turn"]
         made = [
             f"{name} (pid {who.pid}{_titled(who.pid)}) of {show.short_name(wait.segment)} "
             f"blocked for {wait.seconds:.1f} s: {wait.reason}"
