@@ -254,6 +254,7 @@ class World:
         since = self.now if reader.no_writer_since is None else reader.no_writer_since
         is_long = self.now - min(cut, since) >= BOUND / 2 - 1e-9
         reader.writer_was_out |= is_long and not reader.is_stopped
+        reader.writer_was_out |= self.now - cut >= BOUND - 1e-9  # as its kernel says
 
     def _lines_of(self, reader: Reader) -> list[Line]:
         return [line for line in self.lines.values() if line.route[:1] == b"%d" % reader.rank]
@@ -649,6 +650,8 @@ class World:
                     f"{reader.rank}: {self.story()}"
                 )
             is_unexplained = reader.outcome == "WriterDied" and not reader.writer_was_out
+            # A reader that was out of reach for its limit counts as dead, and is owed nothing.
+            is_unexplained &= peer.life is not Life.DEAD
             if self.missed is not None and is_unexplained:
                 is_attaching = reader.ring is not None and not reader.is_behind
                 is_named = peer in self.missed or is_attaching or not self.sent
