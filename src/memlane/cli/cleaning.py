@@ -1,7 +1,7 @@
 """`memlane clean`: what dead processes left, shown first and removed only with --yes.
 
 Memlane's own segments are dead if nobody holds a lock on them, whatever their age and pids. Files
-of other programs have no such lock: they count as unused if no process has them open or mapped.
+of other programs have no such lock: `foreign_files` says when those count as unused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def run(removes: bool, with_foreign: bool, as_json: bool) -> None:
     unused, kept = foreign_files.unused() if with_foreign else ([], [])
     removed: list[str] = []
     if removes:
-        removed = [*_native.sweep_dead_segments(), *foreign_files.remove(unused)]
+        gone, more = foreign_files.remove(unused)
+        removed = [*_native.sweep_dead_segments(), *(one.name for one in gone)]
+        kept += more
     if as_json:
         show.print_json(
             {
@@ -34,7 +36,7 @@ def run(removes: bool, with_foreign: bool, as_json: bool) -> None:
     console = show.console()
     rows = [
         *([show.short_name(one.name), one.kind, show.nbytes(one.used)] for one in own),
-        *([one.name, "foreign", show.nbytes(one.bytes)] for one in unused),
+        *([one.name, "foreign", show.nbytes(one.used)] for one in unused),
     ]
     if rows:
         console.print(show.table(_COLUMNS, rows, console.width))

@@ -1,136 +1,347 @@
-"""What engines leave in /dev/shm that is not memlane's: files that no process uses any more.
+"""What engines leave in /dev/shm that is not memlane's, and whether a process may still need it.
 
-These files have no locks, so a file is unused only if every process that could hold it can be seen,
-and none has it open or mapped. Files are told apart by device and inode, not by name.
+A file is unused if no process has it open or mapped. /proc shows that for the processes that this
+user may see; where there may be others, the kernel is asked for a lease on the file, which it
+grants only to the one process that has it open, wherever the others are.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import re
+import signal
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from fnmatch import fnmatch
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
+from memlane.errors import system_fault
 from memlane.inspect import processes
 from memlane.inspect.segment import FOLDER
 
-PATTERNS = (
-    "psm_*",
-    "vllm_offload_*",
-    "VLLM_OBJECT_STORAGE_SHM_BUFFER*",
-    "vllm_mm_*",
-    "vllm_ec_*",
-    "sgl_shm_*",
-    "multi_tokenizer_args_*",
-    "sglang_loads_*",
-    "nccl-*",
+PREFIXES = (
+    "psm_",
+    "vllm_offload_",
+    "VLLM_OBJECT_STORAGE_SHM_BUFFER",
+    "vllm_mm_",
+    "vllm_ec_",
+    "sgl_shm_",
+    "multi_tokenizer_args_",
+    "sglang_loads_",
+    "nccl-",
 )
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # its inode, which is fixed
+# One process writes and closes such a file, and another opens it later: unused is not unneeded.
+_HANDED_OVER = re.compile(r"sgl_shm_.*?_(\d+)_|multi_tokenizer_args_(\d+)")
+_FIRST_NAMESPACE = 0xEFFFFFFC  # the kernel's PROC_PID_INIT_INO
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_F_SETSIG = 10
 
-Identity = tuple[int, int]  # device, inode
+Lease = Literal["alone", "shared", "unknown"]
 
 
 @dataclass(frozen=True)
 class Unused:
-    """A file that no process has open or mapped. `bytes`: of /dev/shm that it takes."""
+    """A file that no process has open or mapped.
+
+    Attributes:
+        name: in /dev/shm.
+        path: the same, whole.
+        size: bytes of the file.
+        used: bytes of /dev/shm that it takes.
+        changed: when it was last written to or resized, in seconds since 1970.
+        device, inode: which file it is, whatever its name.
+    """
 
     name: str
-    bytes: int
+    path: str
+    size: int
+    used: int
+    changed: float
     device: int
     inode: int
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A file that may be in use, and why."""
+    """A file that may be in use.
+
+    Attributes:
+        name, path, size, used: as of `Unused`.
+        reason: why it is kept.
+        pids: the processes that are known to have it open or mapped.
+    """
 
     name: str
+    path: str
+    size: int
+    used: int
     reason: str
+    pids: tuple[int, ...] = ()
 
 
-def unused() -> tuple[list[Unused], list[Kept]]:
-    """This user's files of engines in /dev/shm: those that nobody uses, and those that stay."""
-    candidates = list(_candidates())
-    if not candidates:
-        return [], []
-    held, blind = _held()
-    free, kept = [], []
-    for one in candidates:
-        holders = held.get((one.device, one.inode))
-        if holders:
-            pids = ", ".join(map(str, sorted(holders)))
-            kept.append(Kept(one.name, f"in use by pid {pids}"))
-        elif blind:
-            kept.append(Kept(one.name, blind))
+@dataclass(frozen=True)
+class Sight:
+    """What is known of who uses a file.
+
+    Attributes:
+        pids: the processes that have it open or mapped, as far as they can be seen.
+        unseen: processes that could have it open, and do not show their files.
+        hides: /proc does not list the processes of other users, and they could open the file.
+        is_whole: no process of this /dev/shm is in a pid namespace that cannot be seen from here.
+        lease: whether the kernel says that nobody else has it open; `unknown` if it was not asked,
+            or cannot say.
+        creator: for a file that is handed over, the process in its name, if it lives.
+        engine: for a file that is handed over, a process that has an engine's file open.
+    """
+
+    pids: tuple[int, ...] = ()
+    unseen: tuple[int, ...] = ()
+    hides: bool = False
+    is_whole: bool = True
+    lease: Lease = "unknown"
+    creator: int | None = None
+    engine: int | None = None
+
+
+def reason_to_keep(sight: Sight, trusts_view: bool = False) -> str | None:
+    """Why a file may be in use; None if it is unused.
+
+    `trusts_view`: the caller knows that no process in another pid namespace uses it.
+    """
+    if sight.pids:
+        return f"in use by {_named(sight.pids)}"
+    if sight.lease == "shared":
+        return "in use by a process that is not visible from here"
+    if sight.creator is not None:
+        return f"its creator lives (pid {sight.creator}), and may have sent it to another process"
+    if sight.engine is not None:
+        return f"an engine is running (pid {sight.engine}), and may be about to open it"
+    if sight.lease == "alone":
+        return None
+    if sight.unseen:
+        return f"{_named(sight.unseen)} may have it open; root can see that"
+    if sight.hides:
+        return "/proc hides other users' processes, and one may have it open; root can see that"
+    if not sight.is_whole and not trusts_view:
+        return "processes of other containers on this /dev/shm cannot be seen from here"
+    return None
+
+
+def _named(pids: tuple[int, ...]) -> str:
+    more = f" and {len(pids) - 4} more" if len(pids) > 4 else ""
+    return f"pid {', '.join(map(str, pids[:4]))}{more}"
+
+
+# Looking ----------------------------------------------------------------------------------------
+
+
+def unused(*, trusts_view: bool = False) -> tuple[list[Unused], list[Kept]]:
+    """This user's files of engines: those that nobody uses, and those that may be in use.
+
+    Args:
+        trusts_view: remove also what only a process of another container could use, where the
+            kernel cannot say whether one does.
+
+    Raises:
+        SystemFault: /dev/shm cannot be listed, or there is no /proc.
+    """
+    files = list(_files())
+    free: list[Unused] = []
+    kept: list[Kept] = []
+    for file, sight in _sights(files):
+        reason = reason_to_keep(sight, trusts_view)
+        if reason is None:
+            free.append(file)
         else:
-            free.append(one)
+            kept.append(_kept(file, reason, sight.pids))
     return free, kept
 
 
-def remove(files: Iterable[Unused]) -> list[str]:
-    """Unlinks those that are still the same file, and still unused; returns their names."""
-    held, blind = _held()
-    removed = []
-    for one in files:
-        with suppress(OSError):  # gone meanwhile
-            path = f"{FOLDER}/{one.name}"
-            facts = os.lstat(path)
-            identity = (facts.st_dev, facts.st_ino)
-            if identity == (one.device, one.inode) and identity not in held and not blind:
-                os.unlink(path)
-                removed.append(one.name)
-    return removed
+def remove(
+    files: Iterable[Unused], *, trusts_view: bool = False
+) -> tuple[list[Unused], list[Kept]]:
+    """Unlinks those that are still the same file and still unused; (removed, kept).
+
+    Raises:
+        SystemFault: as `unused`.
+    """
+    removed: list[Unused] = []
+    kept: list[Kept] = []
+    for file, sight in _sights(list(files)):
+        reason = reason_to_keep(sight, trusts_view) or _unlink(file)
+        if reason is None:
+            removed.append(file)
+        else:
+            kept.append(_kept(file, reason, sight.pids))
+    return removed, kept
 
 
-def _candidates() -> Iterator[Unused]:
-    with suppress(OSError), os.scandir(FOLDER) as entries:
-        for entry in entries:
-            if not any(fnmatch(entry.name, pattern) for pattern in PATTERNS):
-                continue
-            with suppress(OSError):  # removed meanwhile
-                facts = entry.stat(follow_symlinks=False)
+def _kept(file: Unused, reason: str, pids: tuple[int, ...] = ()) -> Kept:
+    return Kept(file.name, file.path, file.size, file.used, reason, pids)
+
+
+def _files() -> Iterator[Unused]:
+    try:
+        names = sorted(os.listdir(FOLDER))
+    except OSError as error:
+        raise system_fault(error.errno or 0, f"cannot list {FOLDER}") from None
+    for name in names:
+        if name.startswith(PREFIXES):
+            path = f"{FOLDER}/{name}"
+            with suppress(FileNotFoundError):  # removed meanwhile
+                facts = os.lstat(path)
                 if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid():
-                    yield Unused(entry.name, facts.st_blocks * 512, facts.st_dev, facts.st_ino)
+                    yield Unused(
+                        name,
+                        path,
+                        facts.st_size,
+                        facts.st_blocks * 512,
+                        facts.st_mtime,
+                        facts.st_dev,
+                        facts.st_ino,
+                    )
 
 
-def _held() -> tuple[dict[Identity, set[int]], str]:
-    """Who holds which file; and why others might that cannot be seen, or nothing."""
-    held: dict[Identity, set[int]] = {}
-    blind = ""
-    with suppress(OSError):
-        if os.stat("/proc/self/ns/pid").st_ino != _FIRST_PID_NAMESPACE:
-            blind = "processes outside this container cannot be seen, and may use it"
+def _sights(files: list[Unused]) -> Iterator[tuple[Unused, Sight]]:
+    """Each file, and who uses it now."""
+    if not os.path.exists("/proc/self/fd"):
+        raise system_fault(errno.ENOENT, "cannot list the processes in /proc; mount it")
+    holders, unseen = _holders()
+    keys = {(file.device, file.inode) for file in _files()}
+    engine = next((min(pids) for key, pids in holders.items() if key in keys), None)
+    is_hiding, is_whole = _hides(), _is_whole()
+    for file in files:
+        pids = tuple(sorted(holders.get((file.device, file.inode), ())))
+        sight = Sight(
+            pids,
+            tuple(pid for pid, owner in unseen if _could_open(owner, file)),
+            is_hiding,
+            is_whole,
+        )
+        if handed := _HANDED_OVER.match(file.name):
+            creator = int(handed[1] or handed[2])
+            lives = processes.start_ticks(creator) is not None
+            sight = replace(sight, creator=creator if lives else None, engine=engine)
+        # Asked last, because whoever opens the file at that very moment has to wait for the answer.
+        if not pids and reason_to_keep(sight) is not None:
+            sight = replace(sight, lease=_lease_on(file))
+        yield file, sight
+
+
+def _holders() -> tuple[dict[tuple[int, int], set[int]], list[tuple[int, int]]]:
+    """Who has which file open or mapped, by device and inode; and (pid, owner) of the processes
+    that do not show it. A file may have another path there, or none."""
+    holders: dict[tuple[int, int], set[int]] = {}
+    unseen: list[tuple[int, int]] = []
+    device = os.stat(FOLDER).st_dev
     for pid in processes.pids():
-        try:
-            for identity in _files_of(pid):
-                held.setdefault(identity, set()).add(pid)
-        except PermissionError:
-            if _could_hold(pid):
-                blind = f"process {pid} cannot be looked into, and may use it"
-        except OSError:  # it has ended
+        if not processes.is_readable(pid):
+            with suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                if _has_memory(pid):
+                    unseen.append((pid, os.stat(f"/proc/{pid}").st_uid))
             continue
-    return held, blind
+        for key in _held_by(pid):
+            if key[0] == device:
+                holders.setdefault(key, set()).add(pid)
+    return holders, unseen
 
 
-def _could_hold(pid: int) -> bool:
-    """Processes of this user, and of root, may open its files. Kernel threads hold none."""
-    with suppress(OSError):
-        if not os.path.exists(f"/proc/{pid}/exe") and not processes.name_of(pid):
-            return False
-        return os.stat(f"/proc/{pid}").st_uid in (0, os.geteuid())
+def _held_by(pid: int) -> Iterator[tuple[int, int]]:
+    """(device, inode) of each open or mapped file of a process."""
+    with suppress(OSError):  # ended meanwhile
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # closed meanwhile
+                facts = os.stat(f"/proc/{pid}/fd/{number}")
+                yield facts.st_dev, facts.st_ino
+    with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as lines:
+        for line in lines:
+            fields = line.split(None, 5)
+            major, minor = (int(number, 16) for number in fields[3].split(":"))
+            yield os.makedev(major, minor), int(fields[4])
+
+
+def _has_memory(pid: int) -> bool:
+    """Whether it can hold a file: neither a thread of the kernel nor a process that has ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
+    return fields[0] not in "ZX" and not int(fields[6]) & _KERNEL_THREAD
+
+
+def _could_open(owner: int, file: Unused) -> bool:
+    """By the mode of the file; root can open all."""
+    if owner in (0, os.geteuid()):
+        return True
+    with suppress(FileNotFoundError):
+        return bool(os.lstat(file.path).st_mode & 0o077)
     return False
 
 
-def _files_of(pid: int) -> Iterator[Identity]:
-    with os.scandir(f"/proc/{pid}/fd") as links:
-        for link in links:
-            with suppress(FileNotFoundError):
-                facts = link.stat()
-                yield facts.st_dev, facts.st_ino
-    with open(f"/proc/{pid}/maps", "rb") as maps:
-        for line in maps:
-            device, inode = line.split(None, 5)[3:5]
-            major, minor = (int(number, 16) for number in device.split(b":"))
-            yield os.makedev(major, minor), int(inode)
+def _hides() -> bool:
+    """Whether /proc leaves out the processes of other users, root's among them."""
+    return not os.path.exists("/proc/1")
+
+
+def _is_whole() -> bool:
+    """The first pid namespace shows the processes of all others."""
+    with suppress(OSError):  # a kernel without namespaces, or not Linux's own
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
+    return False
+
+
+# The lease --------------------------------------------------------------------------------------
+
+
+def _opened(file: Unused) -> int | None:
+    """A descriptor of that very file; None if the name has another by now, or none."""
+    try:
+        opened = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    facts = os.fstat(opened)
+    if (facts.st_dev, facts.st_ino) == (file.device, file.inode):
+        return opened
+    os.close(opened)
+    return None
+
+
+def _lease_on(file: Unused) -> Lease:
+    """Takes a lease and gives it back at once."""
+    opened = _opened(file)
+    if opened is None:
+        return "unknown"
+    try:
+        return _take_lease(opened)
+    finally:
+        os.close(opened)
+
+
+def _take_lease(opened: int) -> Lease:
+    """The lease lasts until the descriptor is closed."""
+    try:
+        # Whoever opens the file meanwhile makes the kernel send a signal; this one is ignored.
+        fcntl.fcntl(opened, _F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        return "shared" if error.errno == errno.EAGAIN else "unknown"
+    return "alone"
+
+
+def _unlink(file: Unused) -> str | None:
+    """Why it could not be removed. While the name goes, nobody else can open the file."""
+    opened = _opened(file)
+    if opened is None:
+        return "it was removed or replaced meanwhile"
+    try:
+        lease = _take_lease(opened)
+        is_asked_for = lease == "alone" and fcntl.fcntl(opened, fcntl.F_GETLEASE) != fcntl.F_WRLCK
+        if lease == "shared" or is_asked_for:
+            return reason_to_keep(Sight(lease="shared"))
+        os.unlink(file.path)
+    except OSError as error:
+        return f"it cannot be removed: {error.strerror}"
+    finally:
+        os.close(opened)
+    return None
