@@ -225,7 +225,7 @@ def look(file: int, found: Found) -> Segment | None:
     """What the file is; None if it is no segment."""
     facts = os.fstat(file)
     # A name that the creator chose, else memlane's own; `#7` is of a file that never had one.
-    name = min(found.names, key=lambda name: (name[:1] == "#", name.startswith(_PREFIX), name))
+    name = min(found.names, key=lambda name: ("#" in name, name.startswith(_PREFIX), name))
     if not stat.S_ISDIR(facts.st_mode) and not _is_ours(facts):
         return None
 
