@@ -39,6 +39,7 @@ _HANDED_OVER = re.compile(r"sgl_shm_.*?_(\d+)_|multi_tokenizer_args_(\d+)")
 _FIRST_NAMESPACE = 0xEFFFFFFC  # the kernel's PROC_PID_INIT_INO
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _F_SETSIG = 10
+_GONE = "it was removed or replaced meanwhile"
 
 Lease = Literal["alone", "shared", "unknown"]
 
@@ -172,12 +173,23 @@ def remove(
     removed: list[Unused] = []
     kept: list[Kept] = []
     for file, sight in _sights(list(files)):
-        reason = reason_to_keep(sight, trusts_view) or _unlink(file)
+        if _is_gone(file):
+            reason: str | None = _GONE
+        else:
+            reason = reason_to_keep(sight, trusts_view) or _unlink(file)
         if reason is None:
             removed.append(file)
         else:
             kept.append(_kept(file, reason, sight.pids))
     return removed, kept
+
+
+def _is_gone(file: Unused) -> bool:
+    """Whether the name has another file by now, or none."""
+    with suppress(FileNotFoundError):
+        facts = os.lstat(file.path)
+        return (facts.st_dev, facts.st_ino) != (file.device, file.inode)
+    return True
 
 
 def _kept(file: Unused, reason: str, pids: tuple[int, ...] = ()) -> Kept:
@@ -333,7 +345,7 @@ def _unlink(file: Unused) -> str | None:
     """Why it could not be removed. While the name goes, nobody else can open the file."""
     opened = _opened(file)
     if opened is None:
-        return "it was removed or replaced meanwhile"
+        return _GONE
     try:
         lease = _take_lease(opened)
         is_asked_for = lease == "alone" and fcntl.fcntl(opened, fcntl.F_GETLEASE) != fcntl.F_WRLCK
