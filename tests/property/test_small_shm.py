@@ -22,7 +22,8 @@ from tests.support.queues import queue_of
 
 pytestmark = pytest.mark.skipif(bool(unshare_refusal()), reason=unshare_refusal())
 
-EXAMPLES = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 100
+EXAMPLES = int(os.environ.get("MEMLANE_EXAMPLES", "20000")) // 200
+SECONDS = 60 + 4 * EXAMPLES  # one takes 0.2 s on an idle machine
 MIB = 1 << 20
 KIB = 1 << 10
 
@@ -128,6 +129,7 @@ def compare(_link: Link, examples: int) -> None:
     twice_the_space_takes_as_much()
 
 
+@pytest.mark.soak(seconds=SECONDS)
 def test_lending_refuses_nothing() -> None:
     """As long as X would take every message with copies, 2X takes them with lent arrays."""
-    start(compare, EXAMPLES, method="spawn", command=private_shm("64m")).result()
+    start(compare, EXAMPLES, method="spawn", command=private_shm("64m")).result(SECONDS)

@@ -35,7 +35,7 @@ PREFIXES = (
     "nccl-",
 )
 # One process writes and closes such a file, and another opens it later: unused is not unneeded.
-_HANDED_OVER = re.compile(r"sgl_shm_.*?_(\d+)_|multi_tokenizer_args_(\d+)")
+_HANDED_OVER = re.compile(r"sgl_shm_.*?_(\d+)_|multi_tokenizer_args_(\d+)(?!\w)")
 _FIRST_NAMESPACE = 0xEFFFFFFC  # the kernel's PROC_PID_INIT_INO
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _F_SETSIG = 10

@@ -4,7 +4,7 @@ Their ring lies in a `psm_*` file and says little: a flag `written` and a flag f
 each chunk, no pids and no times. So it is watched for a while, and two cases are told apart:
 
 * the ring is full: the flags say which reader has not read, and nothing changes while watched;
-* everything is read: the one who waits then waits for an answer, and only stacks say for whose.
+* it is not: the one who waits then waits for an answer, and only stacks say for whose.
 
 Which process is which reader is an inference, from process titles or else from the order in which
 the processes were started.
@@ -31,12 +31,13 @@ _MOST_READERS = 4096
 _CHUNKS_VARIABLE = "VLLM_MQ_MAX_CHUNK_BYTES_MB"
 # (bytes of a chunk, chunks) as engines of today create their rings.
 _KNOWN = ((16 * _MIB, 10), (10 * _MIB, 10), (24 * _MIB, 10), (4 * _MIB, 6))
+_ANSWERS = ((10 * _MIB, 1), (24 * _MIB, 1))  # (bytes of a chunk, readers): a worker writes
 _ARENA = (256 * _MIB, 8)  # vLLM 0.33's memory for tensors: the same flags, and no ring
 
 _RING_FILES = ("shm_broadcast.py",)
 _READING = ("dequeue", "acquire_read")
 _LOOP = "worker_busy_loop"  # of vLLM's workers: a read in it waits for the next step
-_WORKER = re.compile(r"Worker(?:_[A-Z]+\d+)*?_(?:TP)?(\d+)")
+_WORKER = re.compile(r"Worker((?:_[A-Z]*\d+)+)")
 
 
 @dataclass(frozen=True)
@@ -97,17 +98,6 @@ class Flags:
         """Every chunk has a message that somebody has not read."""
         return all(self.written) and not any(all(readers) for readers in self.read)
 
-    @property
-    def is_read(self) -> bool:
-        """Everybody has read everything that was written."""
-        pairs = zip(self.written, self.read, strict=True)
-        return all(all(readers) for written, readers in pairs if written)
-
-    def unread(self, reader: int) -> int:
-        """Chunks with a message that this reader has not read."""
-        pairs = zip(self.written, self.read, strict=True)
-        return sum(written and not readers[reader] for written, readers in pairs)
-
 
 def flags_in(data: bytes, geometry: Geometry) -> Flags | None:
     """None if a byte is neither 0 nor 1: then these are no flags."""
@@ -128,13 +118,13 @@ class Ring:
         name: of its file in /dev/shm.
         geometry: as guessed from its size and flags, or given.
         pids: the processes that map it.
-        flags: as they are; None if they changed while watched.
+        flags: as they are.
     """
 
     name: str
     geometry: Geometry
     pids: tuple[int, ...]
-    flags: Flags | None
+    flags: Flags
 
 
 @dataclass(frozen=True)
@@ -276,75 +266,98 @@ def decide(
     notes: list[str] = []
     quiet: list[Ring] = []
     for ring in rings:
-        if ring.flags is not None and ring.flags.is_full:
-            waits.append(_full(ring, ring.flags, by_pid, watched))
-        elif ring.flags is not None and ring.flags.is_read:
+        if ring.flags.is_full:
+            waits.append(_full(ring, by_pid, watched))
+        else:
             quiet.append(ring)
     blamed = {who.pid for wait in waits for who in wait.awaited}
-    for names, pids in _groups(quiet):
-        if blamed & pids:
+    for group in _groups(quiet):
+        members = [by_pid[pid] for pid in _pids(group) if pid in by_pid]
+        if blamed & {who.pid for who in members}:
             continue
-        group = [by_pid[pid] for pid in sorted(pids) if pid in by_pid]
-        missing = next((who.stack for who in group if isinstance(who.stack, NoStack)), None)
-        wait = _answer(names[0], group, watched)
+        wait = _answer(group, by_pid, members, watched)
+        missing = next((who.stack for who in members if isinstance(who.stack, NoStack)), None)
         if wait is not None:
             waits.append(wait)
         elif missing is not None:
             notes.append(
-                f"{', '.join(names)}: everything is read, so only stacks can say whether an answer "
-                f"is awaited ({missing.reason})"
+                f"{', '.join(ring.name for ring in group)}: not full, so only stacks can say "
+                f"whether an answer is awaited ({missing.reason})"
             )
     return waits, notes
 
 
-def _groups(rings: Iterable[Ring]) -> list[tuple[list[str], set[int]]]:
-    """(names, pids) of rings that belong together because a process maps both."""
-    groups: list[tuple[list[str], set[int]]] = []
+def _pids(rings: Iterable[Ring]) -> list[int]:
+    return sorted({pid for ring in rings for pid in ring.pids})
+
+
+def _groups(rings: Iterable[Ring]) -> list[list[Ring]]:
+    """Rings that belong together because a process maps both."""
+    groups: list[list[Ring]] = []
     for ring in rings:
-        names, pids = [ring.name], set(ring.pids)
-        for group in [group for group in groups if group[1] & pids]:
-            groups.remove(group)
-            names, pids = group[0] + names, group[1] | pids
-        groups.append((names, pids))
+        joined = [group for group in groups if any(set(ring.pids) & set(o.pids) for o in group)]
+        groups = [group for group in groups if group not in joined]
+        groups.append([*(other for group in joined for other in group), ring])
     return groups
 
 
-def _full(ring: Ring, flags: Flags, by_pid: Mapping[int, Process], watched: float) -> ForeignWait:
+def _counts(ring: Ring) -> list[int]:
+    """For each reader: the chunks with a message that it has not read."""
+    flags = ring.flags
+    return [
+        sum(
+            written and not read[reader]
+            for written, read in zip(flags.written, flags.read, strict=True)
+        )
+        for reader in range(ring.geometry.n_reader)
+    ]
+
+
+def _full(ring: Ring, by_pid: Mapping[int, Process], watched: float) -> ForeignWait:
     """The writer waits for whoever has read least."""
-    counts = [flags.unread(reader) for reader in range(ring.geometry.n_reader)]
+    counts = _counts(ring)
     behind = [reader for reader, count in enumerate(counts) if count == max(counts)]
-    group = [by_pid[pid] for pid in ring.pids if pid in by_pid]
-    writer, readers = _places(group, ring.geometry.n_reader, behind)
+    writer, readers = _places(ring, by_pid, behind)
     awaited = tuple(_suspect(readers.get(reader), reader, counts[reader]) for reader in behind)
-    gone = [who.reader for who in awaited if who.pid is None]
-    if gone:
-        advice = f"Nobody maps this ring for reader {gone[0]} any more: restart the engine."
-    else:
-        advice = _advice(awaited[0])
     waiter = None if writer is None else (writer.pid, writer.title)
-    return ForeignWait(ring.name, "no free chunk", waiter, watched, awaited, advice)
+    gone = next((who for who in awaited if who.pid is None), awaited[0])
+    return ForeignWait(ring.name, "no free chunk", waiter, watched, awaited, _advice(gone))
 
 
 def _places(
-    group: Sequence[Process], n_reader: int, behind: Sequence[int]
+    ring: Ring, by_pid: Mapping[int, Process], behind: Sequence[int]
 ) -> tuple[Process | None, dict[int, Process]]:
     """Who writes, and who is which reader: by the titles of workers, else by the order of start."""
-    titled = {index: who for who in group if (index := _index_in(who.title)) is not None}
-    if titled:
-        writer = next((who for who in group if _index_in(who.title) is None), None)
-        return writer, titled
-    first, rest = None, sorted(group, key=lambda who: (who.started, who.pid))
-    if rest:
-        first, *rest = rest
-    lost = n_reader - len(rest)
+    group = [by_pid[pid] for pid in ring.pids if pid in by_pid]
+    workers = sorted((who for who in group if _ranks_in(who.title)), key=_order)
+    others = sorted((who for who in group if not _ranks_in(who.title)), key=_order)
+    if workers and others and (ring.geometry.chunk_bytes, ring.geometry.n_reader) in _ANSWERS:
+        return workers[0], {0: others[0]}
+    by_rank = {_ranks_in(who.title)[-1]: who for who in workers}
+    if len(by_rank) == len(workers) > 0:
+        if others:
+            return others[0], by_rank
+        return by_rank.get(0), {rank - 1: who for rank, who in by_rank.items() if rank}
+    ordered = [*others[:1], *workers, *others[1:]]
+    first, rest = next(iter(ordered), None), ordered[1:]
+    lost = ring.geometry.n_reader - len(rest)
     # Whoever is gone cannot have read: if that explains who is behind, the others are the rest.
-    places = [reader for reader in range(n_reader) if lost != len(behind) or reader not in behind]
+    readers = range(ring.geometry.n_reader)
+    places = [reader for reader in readers if lost != len(behind) or reader not in behind]
     return first, dict(zip(places, rest, strict=False))
 
 
-def _index_in(title: str) -> int | None:
+def _order(who: Process) -> tuple[tuple[int, ...], int, int]:
+    return _ranks_in(who.title), who.started, who.pid
+
+
+def _ranks_in(title: str) -> tuple[int, ...]:
+    """
+    >>> _ranks_in("VLLM::Worker_PP1_TP0"), _ranks_in("VLLM::Worker_TP1"), _ranks_in("EngineCore")
+    ((1, 0), (1,), ())
+    """
     match = _WORKER.search(title)
-    return None if match is None else int(match[1])
+    return () if match is None else tuple(int(rank) for rank in re.findall(r"\d+", match[1]))
 
 
 def _suspect(who: Process | None, reader: int | None, unread: int) -> Suspect:
@@ -356,21 +369,30 @@ def _suspect(who: Process | None, reader: int | None, unread: int) -> Suspect:
     return Suspect(reader, who.pid, who.title, who.state, unread, frames)
 
 
-def _answer(name: str, group: Sequence[Process], watched: float) -> ForeignWait | None:
+def _answer(
+    rings: Sequence[Ring], by_pid: Mapping[int, Process], members: Sequence[Process], watched: float
+) -> ForeignWait | None:
     """Somebody reads, not as a worker between two steps, and others do not: those are to answer."""
-    asking = [who for who in group if _reads(who) and not _is_idle_worker(who)]
-    busy = [who for who in group if not isinstance(who.stack, NoStack) and not _reads(who)]
-    if not asking or not busy:
-        return None
+    asking = [who for who in members if _reads(who) and not _is_idle_worker(who)]
+    busy = [who for who in members if not isinstance(who.stack, NoStack) and not _reads(who)]
     busy.sort(key=lambda who: (who.state != "stopped", who.pid))
-    awaited = tuple(_suspect(who, _index_in(who.title), 0) for who in busy)
+    broadcast = max(rings, key=lambda ring: (len(ring.pids), ring.geometry.n_reader))
+    counts = dict[int | None, int](enumerate(_counts(broadcast)))
+    behind = [reader for reader, count in counts.items() if count and reader is not None]
+    _, readers = _places(broadcast, by_pid, behind)
+    reader_of = {who.pid: reader for reader, who in readers.items()}
+    awaited = []
+    for who in busy:
+        reader = reader_of.get(who.pid)
+        awaited.append(_suspect(who, reader, counts.get(reader, 0)))
+    awaited += [
+        _suspect(None, reader, counts[reader]) for reader in behind if reader not in readers
+    ]
+    if not asking or not awaited:
+        return None
+    waiter = (asking[0].pid, asking[0].title)
     return ForeignWait(
-        name,
-        "no answer",
-        (asking[0].pid, asking[0].title),
-        watched,
-        awaited,
-        _advice(awaited[0]),
+        rings[0].name, "no answer", waiter, watched, tuple(awaited), _advice(awaited[0])
     )
 
 
@@ -402,6 +424,8 @@ def _is_read(frames: Sequence[Frame]) -> bool:
 
 
 def _advice(who: Suspect) -> str:
+    if who.pid is None:
+        return f"Nobody maps this ring for reader {who.reader} any more: restart the engine."
     if who.state == "stopped":
         return f"Process {who.pid} is stopped: `kill -CONT {who.pid}` resumes it."
     return f"Process {who.pid} is the likely culprit: its stack says where it is."
