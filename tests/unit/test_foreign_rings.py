@@ -194,6 +194,15 @@ def test_who_does_not_answer_is_blamed(unread: int) -> None:
     assert (who.reader, who.pid, who.unread) == (1, SECOND, unread)
 
 
+def test_a_worker_that_was_stopped_between_two_steps_is_blamed() -> None:
+    """It stands in the read in which it would be idle."""
+    stopped = process(SECOND, IDLE, state="stopped")
+    living = by_pid(process(ENGINE, ASKING), process(FIRST, IDLE), stopped)
+    wait = only(decide([broadcast([0, 1]), answers(FIRST)], living, 1.0))
+    assert [(who.reader, who.pid) for who in wait.awaited] == [(1, SECOND)]
+    assert "kill -CONT" in wait.advice
+
+
 def test_a_dead_worker_does_not_answer() -> None:
     living = by_pid(process(ENGINE, ASKING), process(FIRST, IDLE))
     wait = only(decide([broadcast([0, 3], (ENGINE, FIRST)), answers(FIRST)], living, 1.0))

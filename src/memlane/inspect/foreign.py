@@ -1,7 +1,8 @@
 """Who is stuck in an engine that has a ring of its own: stock vLLM, SGLang, and what copied them.
 
-Their ring lies in a `psm_*` file and says little: a flag `written` and a flag for each reader of
-each chunk, no pids and no times. So it is watched for a while, and two cases are told apart:
+Their ring lies in a file of shared memory and says little: a flag `written` and a flag for each
+reader of each chunk, no pids and no times. So it is watched for a while, and two cases are told
+apart:
 
 * the ring is full: the flags say which reader has not read, and nothing changes while watched;
 * it is not: the one who waits then waits for an answer, and only stacks say for whose.
@@ -25,7 +26,7 @@ from memlane.inspect.processes import State
 from memlane.inspect.segment import FOLDER
 from memlane.inspect.stacks import Frame, NoStack, Stack
 
-_PREFIX = "psm_"
+_PREFIXES = ("psm_", "sgl_shm_mq_")
 _MIB = 1 << 20
 _MOST_READERS = 4096
 _CHUNKS_VARIABLE = "VLLM_MQ_MAX_CHUNK_BYTES_MB"
@@ -222,7 +223,7 @@ def _rings(geometry: Geometry | None) -> list[Ring]:
     paths: dict[str, str] = {}
     for path, holder in processes.holders_in(FOLDER):
         name = path.removesuffix(" (deleted)").removeprefix(f"{FOLDER}/")
-        if name.startswith(_PREFIX) and holder.is_mapped:
+        if name.startswith(_PREFIXES) and holder.is_mapped:
             found.setdefault(name, set()).add(holder.pid)
             if name not in paths or "/fd/" in holder.path:
                 paths[name] = path if not path.endswith(" (deleted)") else holder.path
@@ -374,7 +375,7 @@ def _answer(
 ) -> ForeignWait | None:
     """Somebody reads, not as a worker between two steps, and others do not: those are to answer."""
     asking = [who for who in members if _reads(who) and not _is_idle_worker(who)]
-    busy = [who for who in members if not isinstance(who.stack, NoStack) and not _reads(who)]
+    busy = [who for who in members if who.state == "stopped" or _is_elsewhere(who)]
     busy.sort(key=lambda who: (who.state != "stopped", who.pid))
     broadcast = max(rings, key=lambda ring: (len(ring.pids), ring.geometry.n_reader))
     counts = dict[int | None, int](enumerate(_counts(broadcast)))
@@ -397,8 +398,12 @@ def _answer(
 
 
 def _reads(who: Process) -> bool:
-    """Whether a thread is in a read of a ring."""
-    return any(_is_read(thread) for thread in _stacks(who))
+    """Whether it runs, and a thread is in a read of a ring."""
+    return who.state != "stopped" and any(_is_read(thread) for thread in _stacks(who))
+
+
+def _is_elsewhere(who: Process) -> bool:
+    return bool(_stacks(who)) and not _reads(who)
 
 
 def _is_idle_worker(who: Process) -> bool:
