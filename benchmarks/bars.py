@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.results import RATES, CellResult
+from memlane.cli.bench.results import RATES, CellResult
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks import plot, report
 from benchmarks.bars import Bar
 from benchmarks.machine import describe
-from benchmarks.results import CellResult, Results
-from benchmarks.session import Workspace
+from memlane.cli.bench.results import CellResult, Results
+from memlane.cli.bench.session import Workspace
 
 RESULTS = Path(__file__).parent / "results"
 

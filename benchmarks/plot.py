@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from benchmarks.results import RATES, CellResult, Results
+from memlane.cli.bench.results import RATES, CellResult, Results
 
 # Payload, readers, measure, title, unit.
 Panel = tuple[str, int, str, str, str]

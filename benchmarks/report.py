@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import Bar
-from benchmarks.results import CellResult, Figures, Results
+from memlane.cli.bench.results import CellResult, Figures, Results
 
 # Title, measure, unit.
 Column = tuple[str, str, str]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.bars import Bar, against, missing
 from benchmarks.broadcast.peers import PEERS
-from benchmarks.results import CellResult, Results
+from memlane.cli.bench.results import CellResult, Results
 
 COPY = "memlane"
 VIEW = "memlane view"

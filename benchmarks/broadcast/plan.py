@@ -5,47 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.broadcast.board import STAMPS
-from benchmarks.broadcast.payloads import KIB, MIB, PAYLOADS, Payload
+from memlane.cli.bench.board import STAMPS
+from memlane.cli.bench.measure import PAUSE, Cell
+from memlane.cli.bench.payloads import KIB, MIB, PAYLOADS, Payload
 
 IDLE_READERS = 4
-PAUSE = 0.001
 IDLE_SECONDS = 3.0
 READERS = (1, 2, 4, 8)
-# What a peer may have in flight to all readers; without a high-water mark it would take more.
-IN_FLIGHT_BYTES = 512 * MIB
-# At most this many tensors are sent back to back.
-TENSORS = 24
 # Between two paced tensors: a step of an engine that receives images.
 TENSOR_PAUSE = 0.02
 
 # The numbers of readers in the default run; other payloads are measured with 1 and 4.
 DEFAULT_READERS = {"dict": READERS, "array-1m": READERS}
 QUICK = {"dict": (1, 4), "array-1m": (1, 4), "array-64m": (4,)}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One payload and number of readers; messages and seconds are those of one peer's turn."""
-
-    payload: Payload
-    readers: int
-    paced: int
-    round_trips: int
-    seconds: float
-    idle_seconds: float
-    pause: float
-
-    @property
-    def most(self) -> int:
-        """Messages that may be in flight. Peers that carry tensors limit themselves."""
-        if self.payload.is_tensor:
-            return TENSORS
-        return max(3, IN_FLIGHT_BYTES // (self.payload.bytes * self.readers))
-
-    def burst(self, messages_per_second: float) -> int:
-        """How many messages back to back fill the turn, within what may be in flight."""
-        return max(3, min(int(self.seconds * messages_per_second), self.most))
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.broadcast.channel import Channel, Peer, Setting
-from benchmarks.broadcast.peers.memlane_queue import Copy
 from benchmarks.command import say
 from benchmarks.figures.peers import DICT, dict_peers
 from benchmarks.figures.victims import Victims
-from benchmarks.session import Workspace
 from memlane import MessageQueue
+from memlane.cli.bench.channel import Channel, Peer, Setting
+from memlane.cli.bench.peers.memlane_queue import Copy
+from memlane.cli.bench.session import Workspace
 
 KILLS = 200
 MOST_SECONDS = 5.0

@@ -15,21 +15,22 @@ from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
-from benchmarks.broadcast.channel import SLACK, Channel, Setting
-from benchmarks.broadcast.peers import iceoryx, vllm_queue
-from benchmarks.broadcast.peers.memlane_queue import Copy
+from benchmarks.broadcast.peers import vllm_stubbed
 from benchmarks.command import say
 from benchmarks.figures.peers import DICT
 from benchmarks.figures.victims import Victims
-from benchmarks.session import SHM, Workspace
 from memlane import SingleWriterShmObjectStorage, SingleWriterShmRingBuffer
+from memlane.cli.bench.channel import SLACK, Channel, Setting
+from memlane.cli.bench.peers import iceoryx
+from memlane.cli.bench.peers.memlane_queue import Copy
+from memlane.cli.bench.session import SHM, Workspace
 
 KILLS = 1000
 TRIES = 5
 STORE_BYTES = 64 << 20
 
 
-class VllmAsShipped(vllm_queue.Default):
+class VllmAsShipped(vllm_stubbed.Default):
     """Without the benchmarks' own removal of its names."""
 
     def ready(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.broadcast.channel import Peer, Setting
-from benchmarks.broadcast.payloads import BY_NAME
 from benchmarks.broadcast.peers import PEERS
-from benchmarks.broadcast.worker import writer_main
 from benchmarks.command import say
-from benchmarks.session import Session, Workspace
+from memlane.cli.bench.channel import Peer, Setting
+from memlane.cli.bench.payloads import BY_NAME
+from memlane.cli.bench.session import Session, Workspace
+from memlane.cli.bench.worker import writer_main
 
 DICT = BY_NAME["dict"]
 

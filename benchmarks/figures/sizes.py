@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.broadcast.floor import Floor
-from benchmarks.broadcast.measure import run_cell
-from benchmarks.broadcast.payloads import KIB, MIB, Payload
 from benchmarks.broadcast.peers import PEERS
-from benchmarks.broadcast.plan import PAUSE, Cell
 from benchmarks.command import say
-from benchmarks.session import Workspace
+from memlane.cli.bench.measure import PAUSE, Cell, run_cell
+from memlane.cli.bench.payloads import KIB, MIB, Payload
+from memlane.cli.bench.session import Workspace
 
 SIZES = (256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 READERS = (1, 4)
@@ -29,12 +27,11 @@ def _payload(nbytes: int) -> Payload:
 def measure() -> dict[str, Any]:
     found: dict[str, dict[str, dict[int, list[float]]]] = {}
     with Workspace() as workspace:
-        floor = Floor(workspace.folder)
         for readers in READERS:
             for nbytes in SIZES:
                 say(f"  {readers} readers, {nbytes} bytes")
                 cell = Cell(_payload(nbytes), readers, 2, 0, 0.1, 0.0, PAUSE)
-                result = run_cell(cell, ROUNDS, PEERS, floor, workspace, say)
+                result = run_cell(cell, ROUNDS, PEERS, workspace, say)
                 for name, figures in result.peers.items():
                     rates = found.setdefault(str(readers), {}).setdefault(name, {})
                     rates[nbytes] = [round(rate, 1) for rate in figures.rounds["messages_s"]]

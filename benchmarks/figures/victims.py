@@ -9,8 +9,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.broadcast.channel import Channel
-from benchmarks.processes import FORK
+from memlane.cli.bench.channel import Channel
+from memlane.cli.bench.processes import FORK
 
 SECONDS = 30.0
 

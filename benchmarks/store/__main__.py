@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks import command, needs
-from benchmarks.results import CellResult
-from benchmarks.session import Workspace
 from benchmarks.store import bars
 from benchmarks.store.measure import run_cell
 from benchmarks.store.payloads import BY_NAME, PAYLOADS
 from benchmarks.store.peers import PEERS
 from benchmarks.store.shown import COLUMNS, PANELS
+from memlane.cli.bench.results import CellResult
+from memlane.cli.bench.session import Workspace
 
 READERS = (1, 4)
 ROUNDS = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.bars import Bar, against, missing
-from benchmarks.results import CellResult, Results
+from memlane.cli.bench.results import CellResult, Results
 
 MINE = "memlane"
 FLOOR = ["memcpy"]

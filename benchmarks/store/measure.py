@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from benchmarks.results import CellResult, Figures
-from benchmarks.session import Session, Workspace
 from benchmarks.store.channel import Peer, Setting
 from benchmarks.store.payloads import Payload
 from benchmarks.store.worker import writer_main
-from benchmarks.turns import Say, Turns
+from memlane.cli.bench.results import CellResult, Figures
+from memlane.cli.bench.session import Session, Workspace
+from memlane.cli.bench.turns import Say, Turns
 
 TIMEOUT = 60.0
 SLICES = 5  # in a peer's turn

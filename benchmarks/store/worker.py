@@ -13,9 +13,9 @@ from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.processes import FORK, follow, lead
 from benchmarks.store.channel import Channel, Peer, Setting
 from benchmarks.store.payloads import check, is_stamped, stamp
+from memlane.cli.bench.processes import FORK, follow, lead
 
 Item = tuple[Any, int]  # an object's place and number
 

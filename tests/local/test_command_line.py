@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +164,26 @@ def test_without_the_extra_a_command_names_it() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'memlane[cli]'" in done.stderr
+
+
+def test_bench_measures_peers_in_one_run(tmp_path: Path) -> None:
+    """A row for each that is installed, the same in the picture; nothing is left behind."""
+    picture = tmp_path / "bench.svg"
+    before = segments()
+    done = run("bench", "-o", str(picture))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    rows = {line.split("  ")[0]: re.findall(r"[\d.,]+", line) for line in done.stdout.splitlines()}
+    for name in ("memlane", "Pipe", "pyzmq"):
+        assert len(rows[name]) == 5, done.stdout
+    drawn = picture.read_text().replace("&#160;", " ")
+    assert all(figure in drawn for figure in rows["memlane"])
+    assert segments() == before
+
+
+def test_bench_measures_nothing_if_the_picture_cannot_be_written(tmp_path: Path) -> None:
+    done = run("bench", "-o", str(tmp_path / "none/bench.svg"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("memlane: cannot write ")
 
 
 def test_stuck_names_the_stopped_reader() -> None:

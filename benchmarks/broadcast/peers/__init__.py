@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.broadcast.channel import Peer
-from benchmarks.broadcast.peers import (
-    fifo,
-    iceoryx,
-    known_design,
-    memlane_queue,
-    pipe,
-    semaphores,
-    vllm_queue,
-    zeromq,
-)
+from benchmarks.broadcast.peers import fifo, known_design, semaphores, vllm_stubbed
+from memlane.cli.bench.channel import Peer
+from memlane.cli.bench.peers import iceoryx, memlane_queue, pipe, zeromq
 
 PEERS: tuple[Peer, ...] = (
     *memlane_queue.PEERS,
@@ -22,5 +14,5 @@ PEERS: tuple[Peer, ...] = (
     *fifo.PEERS,
     *semaphores.PEERS,
     *iceoryx.PEERS,
-    *vllm_queue.PEERS,
+    *vllm_stubbed.PEERS,
 )

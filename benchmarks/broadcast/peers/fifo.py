@@ -7,8 +7,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.broadcast.channel import SLACK, Channel, Peer, Setting
-from benchmarks.broadcast.payloads import MIB, Payload
+from memlane.cli.bench.channel import SLACK, Channel, Peer, Setting
+from memlane.cli.bench.payloads import MIB, Payload
 
 # Capacity of each reader's queue: this, or two messages if that is more.
 QUEUE_BYTES = 32 * MIB

@@ -13,8 +13,8 @@ import os
 import pickle
 from multiprocessing.shared_memory import SharedMemory
 
-from benchmarks.broadcast.channel import SLACK, Channel, Peer, Setting
-from benchmarks.broadcast.payloads import MIB, Payload
+from memlane.cli.bench.channel import SLACK, Channel, Peer, Setting
+from memlane.cli.bench.payloads import MIB, Payload
 
 CHUNK_BYTES = 10 * MIB
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 from multiprocessing.shared_memory import SharedMemory
 
-from benchmarks import frames
-from benchmarks.broadcast.channel import SLACK, Channel, Peer, Setting
-from benchmarks.broadcast.payloads import Payload
+from memlane.cli.bench import frames
+from memlane.cli.bench.channel import SLACK, Channel, Peer, Setting
+from memlane.cli.bench.payloads import Payload
 
 FORK = multiprocessing.get_context("fork")
 

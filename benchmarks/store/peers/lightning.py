@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import frames
 from benchmarks.store.channel import Channel, Peer
 from benchmarks.store.payloads import to_arrays, to_tensors
 from memlane import MsgpackSerde
+from memlane.cli.bench import frames
 
 HAS_LMDB = find_spec("lmdb") is not None
 

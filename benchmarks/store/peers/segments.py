@@ -11,9 +11,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
-from benchmarks import frames
 from benchmarks.store.channel import Channel, Peer
 from benchmarks.store.payloads import to_arrays, to_tensors
+from memlane.cli.bench import frames
 
 
 class Segments(Channel):

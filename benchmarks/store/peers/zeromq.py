@@ -11,9 +11,9 @@ from typing import Any
 
 import zmq
 
-from benchmarks import frames
 from benchmarks.store.channel import Channel, Peer
 from benchmarks.store.payloads import to_arrays, to_tensors
+from memlane.cli.bench import frames
 
 
 class Push(Channel):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -156,3 +157,19 @@ def doctor(json: AsJson = False) -> None:
     from memlane.cli import plain
 
     raise typer.Exit(plain.doctor(["--json"] if json else []))
+
+
+@app.command()
+def bench(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also draw the table into this SVG file.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Measure a queue beside pipes, ZeroMQ and what else is installed: a quarter of a minute."""
+    from memlane.cli import benching
+
+    try:
+        benching.run(output, json)
+    except MemlaneError as error:
+        raise fail(str(error)) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.processes import FORK
+from memlane.cli.bench.processes import FORK
 
 SHM = Path("/dev/shm")
 TMP = Path(tempfile.gettempdir())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 
-from benchmarks.broadcast.channel import Channel, Peer
-from benchmarks.broadcast.payloads import Payload
+from memlane.cli.bench.channel import Channel, Peer
+from memlane.cli.bench.payloads import Payload
 
 
 class Pipes(Channel):

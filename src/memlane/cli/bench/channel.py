@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.broadcast.payloads import MIB, Payload
+from memlane.cli.bench.payloads import MIB, Payload
 
 # How many messages a ring's writer may be ahead of the slowest reader, the same for all rings:
 # memlane's default, and as many large messages as a user would provide memory for.

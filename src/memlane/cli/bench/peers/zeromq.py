@@ -10,9 +10,9 @@ import pickle
 
 import zmq
 
-from benchmarks import frames
-from benchmarks.broadcast.channel import Channel, Peer
-from benchmarks.broadcast.payloads import Payload
+from memlane.cli.bench import frames
+from memlane.cli.bench.channel import Channel, Peer
+from memlane.cli.bench.payloads import Payload
 
 # From this size on, messages are passed by reference, as the library's manual advises.
 BY_REFERENCE = 64 * 1024

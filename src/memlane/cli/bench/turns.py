@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from benchmarks.results import CellResult, Figures
+from memlane.cli.bench.results import CellResult, Figures
 
 Say = Callable[[str], None]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import frames
-from benchmarks.broadcast.channel import SLACK, Channel, Peer
-from benchmarks.broadcast.payloads import Payload
+from memlane.cli.bench import frames
+from memlane.cli.bench.channel import SLACK, Channel, Peer
+from memlane.cli.bench.payloads import Payload
 
 MAX_PORTS = 16
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import cast
 
-from benchmarks.broadcast.channel import SLACK, Channel, Peer
-from benchmarks.broadcast.payloads import MIB, Payload
 from memlane import Handle, MessageQueue
+from memlane.cli.bench.channel import SLACK, Channel, Peer
+from memlane.cli.bench.payloads import MIB, Payload
 
 DEFAULT_CHUNK_BYTES = 10 * MIB
 TIMEOUT = 30.0
@@ -26,8 +27,7 @@ class Copy(Channel):
         return self.queue.export_handle()
 
     def open_reader(self, rank: int, token: object) -> None:
-        assert isinstance(token, Handle)
-        self.queue = MessageQueue.create_from_handle(token, rank)
+        self.queue = MessageQueue.create_from_handle(cast(Handle, token), rank)
 
     def ready(self) -> None:
         self.queue.wait_until_ready(TIMEOUT)

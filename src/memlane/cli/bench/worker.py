@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
-from benchmarks.broadcast.board import Board
-from benchmarks.broadcast.channel import Channel, Peer, Setting
-from benchmarks.broadcast.payloads import same
-from benchmarks.processes import FORK, follow, lead
+from memlane.cli.bench.board import Board
+from memlane.cli.bench.channel import Channel, Peer, Setting
+from memlane.cli.bench.payloads import same
+from memlane.cli.bench.processes import FORK, follow, lead
 
 SETTLE = 0.15
 
@@ -216,8 +217,7 @@ def writer_main(peer: Peer, setting: Setting, has_back: bool, orders: Connection
                 target=follow, args=(_Reader(channel, back, board, rank), there, orders)
             )
             process.start()
-            assert process.pid is not None
-            readers.append((process.pid, here))
+            readers.append((cast(int, process.pid), here))
         writer.start(readers, has_back)
         return writer
 
