@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from memlane.inspect.processes import holders_in
+from memlane._base.processes import holders_in
 from memlane.inspect.stacks import NoStack, stack
 from tests.engines import sources
 from tests.engines.running import ROOT

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from memlane import InvalidArgument
+from memlane._base.processes import State
 from memlane.inspect.foreign import (
     Flags,
     ForeignWait,
@@ -16,7 +17,6 @@ from memlane.inspect.foreign import (
     flags_in,
     geometry_of,
 )
-from memlane.inspect.processes import State
 from memlane.inspect.stacks import Frame, NoStack, Stack, Thread
 
 MIB = 1 << 20

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from memlane._base import processes
 from memlane.errors import system_fault
-from memlane.inspect import processes
 from memlane.inspect.segment import FOLDER
 
 PREFIXES = (
@@ -256,24 +256,10 @@ def _holders() -> tuple[dict[tuple[int, int], set[int]], list[tuple[int, int]]]:
                 if _has_memory(pid):
                     unseen.append((pid, os.stat(f"/proc/{pid}").st_uid))
             continue
-        for key in _held_by(pid):
+        for key in processes.files_of(pid):
             if key[0] == device:
                 holders.setdefault(key, set()).add(pid)
     return holders, unseen
-
-
-def _held_by(pid: int) -> Iterator[tuple[int, int]]:
-    """(device, inode) of each open or mapped file of a process."""
-    with suppress(OSError):  # ended meanwhile
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):  # closed meanwhile
-                facts = os.stat(f"/proc/{pid}/fd/{number}")
-                yield facts.st_dev, facts.st_ino
-    with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as lines:
-        for line in lines:
-            fields = line.split(None, 5)
-            major, minor = (int(number, 16) for number in fields[3].split(":"))
-            yield os.makedev(major, minor), int(fields[4])
 
 
 def _has_memory(pid: int) -> bool:

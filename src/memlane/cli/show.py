@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from memlane.inspect import processes
+from memlane._base import processes
 from memlane.inspect.segment import Participant, Segment
 
 _PIPED_WIDTH = 200  # a pipe has no width: lines are then not broken

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from memlane._base import processes
+from memlane._base.processes import State
 from memlane.errors import InvalidArgument
-from memlane.inspect import processes
-from memlane.inspect.processes import State
 from memlane.inspect.segment import FOLDER
 from memlane.inspect.stacks import Frame, NoStack, Stack
 

@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from memlane._base import processes
+from memlane._base.processes import Holder
 from memlane.errors import system_fault
-from memlane.inspect import layout, locks, processes
+from memlane.inspect import layout, locks
 from memlane.inspect.layout import Activity, Header, Slot, Unreadable
-from memlane.inspect.processes import Holder
 
 FOLDER = "/dev/shm"
 _PREFIX = "memlane-"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memlane.inspect import processes
+from memlane._base import processes
 
 _TIMEOUT = 5.0
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")

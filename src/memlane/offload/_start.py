@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memlane._base import processes
 from memlane._base.deadline import NEVER, Deadline
 from memlane._base.naming import shown
 from memlane._base.segments import check_space
 from memlane._native import Population, RegionFile
 from memlane.errors import SegmentRefused, TimedOut
 from memlane.offload import _pages
-from memlane.offload._holders import holders_of
 
 Progress = Callable[[int, int], object]
 _SLICE = 0.1
@@ -136,7 +136,7 @@ def _enter(file: RegionFile, plan: Plan) -> str:
 
 
 def _in_use(plan: Plan) -> SegmentRefused:
-    who = holders_of(plan.path) or "a process that is not visible from here"
+    who = processes.holders_of(plan.path) or "a process that is not visible from here"
     return SegmentRefused(
         f"{plan.shown} is in use by {who}, but not as a region of memlane: it belongs to another "
         f"implementation. End that process, or choose another instance_id"

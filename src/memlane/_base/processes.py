@@ -119,6 +119,32 @@ def _name_in(line: str) -> str:
     return program
 
 
+def files_of(pid: int) -> Iterator[tuple[int, int]]:
+    """(device, inode) of each open or mapped file of a process, as far as this user may see it."""
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as links:
+        for link in links:
+            with suppress(OSError):  # closed meanwhile
+                file = link.stat()
+                yield file.st_dev, file.st_ino
+    with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as lines:
+        for line in lines:
+            device, inode = line.split(None, 5)[3:5]
+            major, minor = (int(number, 16) for number in device.split(":"))
+            yield os.makedev(major, minor), int(inode)
+
+
+def holders_of(path: str) -> str:
+    """Pids and names of those that have the file open or mapped, for an error's text; empty if this
+    process sees none: those of other users and other pid namespaces it cannot see."""
+    try:
+        file = os.stat(path)
+    except OSError:
+        return ""
+    key = (file.st_dev, file.st_ino)
+    holders = [pid for pid in pids() if key in files_of(pid)]
+    return ", ".join(f"pid {pid} ({name_of(pid)})" for pid in holders)
+
+
 def holders_in(folder: str) -> Iterator[tuple[str, Holder]]:
     """(path as the kernel has it, holder) of each file of `folder` that a process has open or
     mapped. A removed file's path ends in ` (deleted)`. What this user may not see is left out."""
