@@ -175,6 +175,7 @@ bench: bench-peers
 	$(PY) -m benchmarks.offload.startup
 	$(PY) -m benchmarks.offload.moving
 	$(PY) -m benchmarks.remote
+	$(PY) -m benchmarks.watching
 
 # The pictures of the README and the manual, measured anew: half an hour. `engine` needs what `make engines` sets up.
 figures: bench-peers

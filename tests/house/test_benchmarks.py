@@ -16,6 +16,7 @@ ALL = [
     "remote",
     "remote.relayed",
     "remote.scale",
+    "watching",
     "engines",
     "engines.ray",
     "engines.sglang_groups",

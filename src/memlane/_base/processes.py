@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Literal
 
 State = Literal["running", "stopped", "dead", "unknown"]
@@ -51,25 +51,38 @@ def is_readable(pid: int) -> bool:
     )
 
 
-def state(pid: int) -> State:
-    """As the kernel says; `unknown` if /proc may not be read."""
+def status(pid: int) -> tuple[State, int | None]:
+    """Its state, `unknown` if /proc may not be read; and when it was started, in clock ticks since
+    boot, or None."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return "dead"
-    except (OSError, UnicodeDecodeError):
-        return "unknown"
-    return _STATES.get(stat.rpartition(") ")[2][:1], "running")
+        stat = _read(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError):
+        return "dead", None
+    except OSError:
+        return "unknown", None
+    fields = stat.rpartition(b") ")[2].split()
+    return _STATES.get(fields[0].decode(), "running"), int(fields[19])
+
+
+def state(pid: int) -> State:
+    return status(pid)[0]
 
 
 def start_ticks(pid: int) -> int | None:
     """When the process was started, in clock ticks since boot; None if it has ended."""
-    with suppress(OSError, ValueError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(stat.rpartition(b") ")[2].split()[19])
-    return None
+    return status(pid)[1]
 
 
+def _read(path: str) -> bytes:
+    """The start of a small file, without the layers of `open`."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
+
+
+@cache
 def boot_time() -> float:
     """When this machine was started, in seconds since 1970."""
     with suppress(OSError, ValueError), open("/proc/stat") as lines:
@@ -83,10 +96,10 @@ def name_of(pid: int) -> str:
     """A title that the process gave itself, or its program, and script or module if it is an
     interpreter: never its arguments, where keys may stand. Empty if it has ended."""
     with suppress(OSError):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        line = _read(f"/proc/{pid}/cmdline").decode(errors="replace")
         if line:
             return _name_in(line)
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        return _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
     return ""
 
 

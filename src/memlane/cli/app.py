@@ -50,10 +50,14 @@ def _options(
 @app.command("ls")
 def list_segments(json: AsJson = False) -> None:
     """List the segments of this user: one row each."""
-    from memlane.cli import listing
+    from memlane.cli.rates import Rates
 
     try:
-        listing.run(json)
+        rates = Rates()
+        rates.first()
+        from memlane.cli import listing
+
+        listing.run(rates, json)
     except MemlaneError as error:
         raise fail(str(error)) from None
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memlane.cli import show
+from memlane.cli.rates import Rates
 from memlane.inspect import Segment, segments
 from memlane.inspect.segment import FOLDER
 
@@ -24,35 +25,6 @@ COLUMNS = [
     ("AGE", "right"),
     ("STATE", "left"),
 ]
-
-
-class Rates:
-    """Messages a second of each queue, from one look to the next."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, tuple[float, int]] = {}
-
-    def of(self, seen: list[Segment], now: float) -> dict[str, float]:
-        """Those of queues that were seen before, by name; objects put, of stores."""
-        found = {}
-        for segment in seen:
-            count = messages(segment)
-            if count is None:
-                continue
-            if segment.name in self._before:
-                at, before = self._before[segment.name]
-                found[segment.name] = max(0.0, (count - before) / max(now - at, 1e-3))
-            self._before[segment.name] = (now, count)
-        return found
-
-
-def messages(segment: Segment) -> int | None:
-    """How many the writer has published; objects put, of a store."""
-    if segment.kind == "store":
-        return segment.counters["puts"]
-    if segment.kind == "queue" and segment.participants:
-        return segment.participants[0].position
-    return None
 
 
 def row(segment: Segment, per_second: float | None, now: float) -> list[str]:
@@ -96,10 +68,9 @@ def as_json(segment: Segment, per_second: float | None) -> dict[str, Any]:
     return made
 
 
-def run(as_json_text: bool) -> None:
-    rates = Rates()
-    rates.of(segments(), time.monotonic())
-    time.sleep(_APART)
+def run(rates: Rates, as_json_text: bool) -> None:
+    """`rates` has had its first look."""
+    rates.rest(_APART)
     seen = segments()
     per_second = rates.of(seen, time.monotonic())
     if as_json_text:

@@ -16,7 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from memlane.cli import show
-from memlane.cli.listing import Rates, messages, shm_line
+from memlane.cli.listing import shm_line
+from memlane.cli.rates import Rates, messages
 from memlane.inspect import Segment, segments
 
 _COLUMNS = [

@@ -210,10 +210,9 @@ def stuck(
     ]
     by_pid: dict[int, Process] = {}
     for pid in sorted({pid for ring in rings for pid in ring.pids}):
-        ticks = processes.start_ticks(pid)
+        state, ticks = processes.status(pid)
         if ticks is not None:
-            title, state = processes.name_of(pid), processes.state(pid)
-            by_pid[pid] = Process(pid, title, state, ticks, stack(pid))
+            by_pid[pid] = Process(pid, processes.name_of(pid), state, ticks, stack(pid))
     return decide(rings, by_pid, watched)
 
 

@@ -356,10 +356,10 @@ def _state(file: int, number: int, slot: Slot) -> State:
         return "closed" if slot.state in ("closed", "released") else "unknown"
     if not locks.is_slot_held(file, number):
         return "dead"
-    if not _is_of_here(slot) or processes.start_ticks(slot.pid) != slot.start_ticks:
+    state, start_ticks = processes.status(slot.pid)
+    if not _is_of_here(slot) or start_ticks != slot.start_ticks or state == "dead":
         return "unknown"
-    state = processes.state(slot.pid)
-    return "unknown" if state == "dead" else state
+    return state
 
 
 def _is_of_here(slot: Slot) -> bool:
@@ -373,10 +373,9 @@ def _started(slot: Slot) -> float | None:
 
 
 def _holder(pid: int) -> Participant:
-    ticks = processes.start_ticks(pid)
+    state, ticks = processes.status(pid)
     started = None
     if ticks is not None:
         started = processes.boot_time() + ticks / os.sysconf("SC_CLK_TCK")
-    state = processes.state(pid)
     # The lock is held, so a pid that is not seen is of another namespace.
     return Participant("holder", None, pid, started, "unknown" if state == "dead" else state)
