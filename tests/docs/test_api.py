@@ -11,7 +11,7 @@ import pytest
 
 import memlane
 from memlane import inspect as looking
-from memlane import testing
+from memlane import testing, tiers
 from memlane.groups import TcpGroup
 from tests.docs.manual import ROOT
 
@@ -19,6 +19,7 @@ API = sorted((ROOT / "docs/reference/api").glob("*.md"))
 NAMED = [getattr(memlane, name) for name in memlane.__all__ if name != "__version__"]
 HELPERS = [getattr(testing, name) for name in testing.__all__]
 HELPERS += [getattr(looking, name) for name in looking.__all__]
+HELPERS += [getattr(tiers, name) for name in tiers.__all__]
 
 # What a parameter's name says of its unit, and the words by which a docstring says it.
 UNITS = {
@@ -39,6 +40,7 @@ def test_every_public_name_has_a_place() -> None:
     wanted = {f"memlane.{name}" for name in memlane.__all__ if name != "__version__"}
     wanted |= {f"memlane.testing.{name}" for name in set(testing.__all__) - set(looking.__all__)}
     wanted |= {f"memlane.inspect.{name}" for name in looking.__all__}
+    wanted |= {f"memlane.tiers.{name}" for name in tiers.__all__}
     assert not wanted - shown
 
 

@@ -36,7 +36,7 @@ def texts() -> dict[str, str]:
     """Each template, without surrounding spaces, with a place where it stands."""
     found: dict[str, str] = {}
     for path in sorted(ROOT.glob("src/memlane/**/*.py")):
-        if path.parent.name == "cli":
+        if "cli" in path.parts or path.name == "replay.py":
             continue  # what commands show, and complain of in their own words
         for line, text in _python(path.read_text(), path.name == "errors.py"):
             found.setdefault(text, f"{path.relative_to(ROOT)}:{line}")

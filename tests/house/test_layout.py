@@ -20,6 +20,7 @@ MAY_INCLUDE = {
     "broadcast": {"broadcast", "core", "os"},
     "store": {"store", "core", "os"},
     "offload": {"offload", "core", "os"},
+    "tiers": {"tiers", "core", "os"},
     "bindings/python": {"bindings/python", "core", "os"},
     "bindings/messages": {"bindings/messages", "bindings/python", "broadcast", "core", "os"},
     "bindings/ends": {"bindings/ends", "bindings/python", "core", "os"},
@@ -32,6 +33,7 @@ MAY_INCLUDE = {
         *("store", "core", "os"),
     },
     "bindings/offload": {"bindings/offload", "bindings/python", "offload", "core", "os"},
+    "bindings/tiers": {"bindings/tiers", "bindings/python", "tiers", "core", "os"},
 }
 
 

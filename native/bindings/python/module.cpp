@@ -39,6 +39,7 @@ NB_MODULE(_native, m) {
     bindings::bind_store(m);
     bindings::bind_offload(m);
     bindings::bind_copy_blocks(m);
+    bindings::bind_tiers(m);
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);
 #endif

@@ -1,0 +1,91 @@
+// Blocks by the 64-bit hash of their key: open addressing, linear probing, no tombstones.
+//
+// The table holds block numbers only, four bytes each; the keys stand in an array by block. At most half of the table is
+// used, so a look-up touches one cache line of it, rarely two.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace memlane::tiers {
+
+using Key = std::uint64_t;    // a hash: its low bits choose the place
+using Block = std::uint32_t;  // a number below the capacity
+inline constexpr Block kNoBlock = 0xFFFF'FFFF;
+
+// Spreads the bits of a number, so that it can be a Key.
+constexpr Key mixed(std::uint64_t number) noexcept {  // splitmix64's
+    number += 0x9E37'79B9'7F4A'7C15;
+    number = (number ^ (number >> 30)) * 0xBF58'476D'1CE4'E5B9;
+    number = (number ^ (number >> 27)) * 0x94D0'49BB'1331'11EB;
+    return number ^ (number >> 31);
+}
+
+class BlockMap {
+public:
+    BlockMap() : table_(16, kNoBlock) {}
+
+    Block find(Key key) const noexcept { return table_[place(key)]; }
+    Key key_of(Block block) const noexcept { return keys_[block]; }
+
+    // Neither the key nor the block is there yet.
+    void insert(Key key, Block block) {
+        if (block >= keys_.size()) keys_.resize(block + 1);
+        if (2 * (size_ + 1) > table_.size()) grow();
+        keys_[block] = key;
+        table_[place(key)] = block;
+        ++size_;
+    }
+
+    // Returns its block; kNoBlock if the key was not there.
+    Block remove(Key key) noexcept {
+        std::size_t hole = place(key);
+        const Block removed = table_[hole];
+        if (removed == kNoBlock) return removed;
+        // What could not stand nearer to its home because of this one moves up.
+        for (std::size_t at = after(hole); table_[at] != kNoBlock; at = after(at)) {
+            const std::size_t wanted = home(keys_[table_[at]]);
+            if (((at - wanted) & mask()) >= ((at - hole) & mask())) table_[std::exchange(hole, at)] = table_[at];
+        }
+        table_[hole] = kNoBlock;
+        --size_;
+        return removed;
+    }
+
+    void prefetch(Key key) const noexcept { __builtin_prefetch(&table_[home(key)]); }
+    void prefetch_key(Block block) const noexcept { __builtin_prefetch(&keys_[block]); }
+    // The block of the key, if no other key is in its place.
+    Block likely(Key key) const noexcept { return table_[home(key)]; }
+
+    void clear() {
+        table_.assign(table_.size(), kNoBlock);
+        size_ = 0;
+    }
+
+private:
+    std::size_t mask() const noexcept { return table_.size() - 1; }
+    std::size_t home(Key key) const noexcept { return key & mask(); }
+    std::size_t after(std::size_t at) const noexcept { return (at + 1) & mask(); }
+
+    // Where the key is, or would be.
+    std::size_t place(Key key) const noexcept {
+        std::size_t at = home(key);
+        while (table_[at] != kNoBlock && keys_[table_[at]] != key) at = after(at);
+        return at;
+    }
+
+    void grow() {
+        const std::vector<Block> old = std::exchange(table_, std::vector<Block>(2 * table_.size(), kNoBlock));
+        for (const Block block : old)
+            if (block != kNoBlock) table_[place(keys_[block])] = block;
+    }
+
+    std::vector<Block> table_;
+    std::vector<Key> keys_;  // by block
+    std::size_t size_ = 0;
+};
+
+}  // namespace memlane::tiers

@@ -1,0 +1,218 @@
+// Which key is in which block: pins, reservations, eviction. No memory, only numbers. One thread at a time.
+//
+//   state      in the index  in the policy  pinned
+//   free       no            no             no
+//   reserved   yes, unseen   no             no        until it is committed or given back
+//   stored     yes           yes            0 or more
+//   forgotten  no            no             1 or more then free
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tiers/block_lists.hpp"
+#include "tiers/block_map.hpp"
+#include "tiers/key_store.hpp"
+#include "tiers/policies.hpp"
+#include "tiers/tuned.hpp"
+#include "tiers/tuner_feed.hpp"
+
+namespace memlane::tiers {
+
+struct PoolStatistics {
+    std::uint64_t accesses = 0, hits = 0, prefix_hits = 0;
+    std::uint64_t stored = 0, evicted = 0, declined = 0;
+    std::uint32_t used = 0, reserved = 0, pinned = 0;  // blocks, now
+};
+
+class BlockPool {
+public:
+    struct Asked {
+        Key hash;
+        KeyStore::Bytes bytes;
+    };
+
+    // `tuner`: of a tuned policy, which it feeds.
+    BlockPool(std::uint32_t blocks, std::unique_ptr<Policy> policy, std::unique_ptr<TunerFeed> tuner)
+        : policy_(std::move(policy)), tuner_(std::move(tuner)), keys_(blocks), states_(blocks), pins_(blocks) {
+        for (Block block = blocks; block-- > 0;) free_.push_back(block);
+    }
+
+    // Each key is accessed, the last first, so that the heads of prefixes outlive their tails. Pins the blocks of the
+    // leading run of keys that are stored.
+    std::vector<Block> pin(std::span<const Asked> asked) {
+        const std::vector<Block> blocks = access(asked);
+        std::vector<Block> run;
+        for (const Block block : blocks) {
+            if (block == kNoBlock) break;
+            if (pins_[block]++ == 0) ++counts_.pinned;
+            run.push_back(block);
+        }
+        counts_.prefix_hits += run.size();
+        return run;
+    }
+
+    // They were pinned.
+    void unpin(std::span<const Block> blocks) {
+        for (const Block block : blocks) {
+            if (--pins_[block] > 0) continue;
+            --counts_.pinned;
+            if (states_[block] == State::kForgotten) {
+                free(block);
+            } else {
+                policy_->unpinned(block);
+            }
+        }
+    }
+
+    // As an access, without a pin.
+    void touch(std::span<const Asked> asked) { access(asked); }
+
+    struct Reserved {
+        std::vector<Block> blocks;         // by key; kNoBlock: skipped
+        std::vector<std::string> evicted;  // keys
+    };
+
+    // A block for each key that is not there, as far as they fit: the first keys first.
+    Reserved reserve(std::span<const Asked> asked) {
+        Reserved made;
+        made.blocks.reserve(asked.size());
+        admissions_.resize(pins_.size());
+        for (const Asked& key : asked) made.blocks.push_back(reserve_one(key, made.evicted));
+        return made;
+    }
+
+    // Those whose mask is true are stored from now on; the others are free again. They were reserved together; the last is
+    // stored first.
+    void commit(std::span<const Block> blocks, std::span<const bool> mask) {
+        for (std::size_t at = blocks.size(); at-- > 0;) {
+            const Block block = blocks[at];
+            --counts_.reserved;
+            if (states_[block] == State::kForgotten || !mask[at]) {
+                if (states_[block] != State::kForgotten) index_.remove(index_.key_of(block));
+                free(block);
+                continue;
+            }
+            states_[block] = State::kStored;
+            policy_->insert(index_.key_of(block), block, admissions_[block]);
+            ++counts_.stored;
+        }
+    }
+
+    // Whatever is pinned or reserved stays with its holder, but is not found any more.
+    void forget(std::span<const Asked> asked) {
+        for (const Asked& key : asked) {
+            if (const Block block = find(key); block != kNoBlock) drop(block);
+        }
+    }
+
+    void clear() {
+        for (Block block = 0; block < states_.size(); ++block) {
+            if (states_[block] == State::kStored || states_[block] == State::kReserved) drop(block);
+        }
+        policy_->clear();
+    }
+
+    PoolStatistics statistics() const noexcept {
+        PoolStatistics now = counts_;
+        now.used = static_cast<std::uint32_t>(states_.size() - free_.size());
+        return now;
+    }
+
+    std::uint32_t blocks() const noexcept { return static_cast<std::uint32_t>(states_.size()); }
+    TunerFeed* tuner() const noexcept { return tuner_.get(); }
+
+private:
+    enum class State : std::uint8_t { kFree, kReserved, kStored, kForgotten };
+
+    // Reserved or stored. A key whose hash is another's is not there.
+    Block find(const Asked& key) const noexcept {
+        const Block block = index_.find(key.hash);
+        return block != kNoBlock && keys_.is(block, key.bytes) ? block : kNoBlock;
+    }
+
+    std::vector<Block> access(std::span<const Asked> asked) {
+        std::vector<Block> blocks(asked.size());
+        std::vector<Key> seen(tuner_ ? asked.size() : 0);
+        constexpr std::size_t kAhead = 8;  // memory is asked for so many keys before it is read
+        for (std::size_t at = 0; at < asked.size(); ++at) {
+            if (at + 2 * kAhead < asked.size()) index_.prefetch(asked[at + 2 * kAhead].hash);
+            if (at + kAhead < asked.size()) prefetch(index_.likely(asked[at + kAhead].hash));
+            const Block block = find(asked[at]);
+            blocks[at] = block != kNoBlock && states_[block] == State::kStored ? block : kNoBlock;
+        }
+        for (std::size_t at = asked.size(); at-- > 0;) {
+            if (tuner_) seen[asked.size() - 1 - at] = asked[at].hash;
+            if (blocks[at] == kNoBlock) continue;
+            policy_->touch(blocks[at]);
+            ++counts_.hits;
+        }
+        counts_.accesses += asked.size();
+        if (tuner_) tuner_->accessed(seen);
+        return blocks;
+    }
+
+    void prefetch(Block block) const noexcept {
+        if (block == kNoBlock) return;
+        index_.prefetch_key(block);
+        keys_.prefetch(block);
+        __builtin_prefetch(&states_[block]);
+    }
+
+    Block reserve_one(const Asked& key, std::vector<std::string>& evicted) {
+        if (index_.find(key.hash) != kNoBlock) return kNoBlock;
+        const Admission admission = policy_->admit(key.hash);
+        if (admission == Admission::kDeclined) {
+            ++counts_.declined;
+            return kNoBlock;
+        }
+        Block block;
+        if (!free_.empty()) {
+            block = free_.back();
+            free_.pop_back();
+        } else {
+            block = policy_->victim(admission, pins_);
+            if (block == kNoBlock) return kNoBlock;
+            const KeyStore::Bytes old = keys_.of(block);
+            evicted.emplace_back(reinterpret_cast<const char*>(old.data()), old.size());
+            index_.remove(index_.key_of(block));
+            ++counts_.evicted;
+        }
+        keys_.set(block, key.bytes);
+        index_.insert(key.hash, block);
+        states_[block] = State::kReserved;
+        admissions_[block] = admission;
+        ++counts_.reserved;
+        return block;
+    }
+
+    void drop(Block block) {
+        index_.remove(index_.key_of(block));
+        if (states_[block] == State::kStored) {
+            policy_->remove(block);
+            if (pins_[block] == 0) return free(block);
+        }
+        states_[block] = State::kForgotten;
+    }
+
+    void free(Block block) {
+        states_[block] = State::kFree;
+        free_.push_back(block);
+    }
+
+    std::unique_ptr<Policy> policy_;
+    std::unique_ptr<TunerFeed> tuner_;
+    BlockMap index_;
+    KeyStore keys_;
+    std::vector<State> states_;
+    std::vector<std::uint32_t> pins_;
+    std::vector<Admission> admissions_;  // of reserved blocks
+    std::vector<Block> free_;
+    PoolStatistics counts_;
+};
+
+}  // namespace memlane::tiers

@@ -1,0 +1,64 @@
+// The keys of blocks that were evicted not long ago: a FIFO of at most `most` keys, with a look-up by key.
+//
+// Some 30 bytes a key, allocated as keys come.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tiers/block_lists.hpp"
+#include "tiers/block_map.hpp"
+
+namespace memlane::tiers {
+
+class GhostList {
+public:
+    explicit GhostList(std::uint64_t most) : most_(most) {}
+
+    std::uint32_t size() const noexcept { return lists_.size(kUsed); }
+
+    // Newest; the oldest goes if there are too many. A key that is there already becomes the newest.
+    void push(Key key) {
+        if (most_ == 0) return;
+        Block place = map_.remove(key);
+        if (place == kNoBlock) place = lists_.oldest(kUnused, {});
+        if (place == kNoBlock && size() == most_) map_.remove(map_.key_of(place = lists_.oldest(kUsed, {})));
+        if (place == kNoBlock) {
+            lists_.push(kUsed, place = lists_.add());
+            pushed_.push_back(0);
+        } else {
+            lists_.move(kUsed, place);
+        }
+        pushed_[place] = ++pushes_;
+        map_.insert(key, place);
+    }
+
+    // It leaves. Returns how many keys have been pushed since; kAbsent if it was not there.
+    static constexpr std::uint32_t kAbsent = 0xFFFF'FFFF;
+    std::uint32_t take(Key key) noexcept {
+        const Block place = map_.remove(key);
+        if (place == kNoBlock) return kAbsent;
+        lists_.move(kUnused, place);
+        return pushes_ - pushed_[place];
+    }
+
+    void drop_oldest() noexcept {
+        const Block place = lists_.oldest(kUsed, {});
+        if (place != kNoBlock) take(map_.key_of(place));
+    }
+
+    void clear() noexcept {
+        while (size() > 0) drop_oldest();
+    }
+
+private:
+    static constexpr BlockLists::List kUsed = 0, kUnused = 1;
+
+    std::uint64_t most_;
+    BlockLists lists_{0, 2};
+    std::vector<std::uint32_t> pushed_;  // by place, the number of its push, modulo 2**32
+    std::uint32_t pushes_ = 0;
+    BlockMap map_;
+};
+
+}  // namespace memlane::tiers

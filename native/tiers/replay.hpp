@@ -1,0 +1,61 @@
+// A policy on a trace of requests, from empty: no pins, no pool, nothing left out.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "tiers/policies.hpp"
+#include "tiers/shadow.hpp"
+#include "tiers/tuned.hpp"
+
+namespace memlane::tiers {
+
+class Replay {
+public:
+    struct Counts {
+        std::uint64_t requests = 0, accesses = 0, hits = 0, prefix_hits = 0, stores = 0;
+    };
+
+    Replay(const std::string& policy, std::uint32_t blocks) {
+        if (policy == "tuned") {
+            tuner_ = std::make_unique<Tuner>(blocks);
+            cache_.emplace(std::make_unique<Tuned>(blocks, tuner_->choice()), blocks);
+        } else {
+            cache_.emplace(policy_named(policy, blocks), blocks);
+        }
+    }
+
+    // The leading run that is there is counted first; then each id is accessed once, the last first.
+    void request(std::span<const std::int64_t> ids) {
+        ++counts_.requests;
+        for (const std::int64_t id : ids) {
+            if (!cache_->has(key_of(id))) break;
+            ++counts_.prefix_hits;
+        }
+        for (std::size_t at = ids.size(); at-- > 0;) {
+            const Key key = key_of(ids[at]);
+            if (tuner_) tuner_->accessed(key);
+            counts_.hits += cache_->access(key);
+        }
+        counts_.accesses += ids.size();
+    }
+
+    Counts counts() const noexcept {
+        Counts now = counts_;
+        now.stores = cache_->stores();
+        return now;
+    }
+
+private:
+    static Key key_of(std::int64_t id) noexcept { return mixed(static_cast<std::uint64_t>(id)); }
+
+    std::unique_ptr<Tuner> tuner_;
+    std::optional<Shadow> cache_;
+    Counts counts_;
+};
+
+}  // namespace memlane::tiers

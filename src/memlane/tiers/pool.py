@@ -1,0 +1,264 @@
+"""Which key is in which block: pins, reservations, eviction; no memory, only numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from memlane import _native
+from memlane._base.arguments import integer_from
+from memlane.errors import InvalidArgument, InvalidType, WrongProcess
+
+PolicyName = Literal["lru", "arc", "s3fifo", "tuned"]
+Ids = npt.NDArray[np.int32]
+_MOST_BLOCKS = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class PoolStatistics:
+    """Of a pool since it was made, and now.
+
+    Attributes:
+        policy: its name.
+        blocks: the capacity.
+        used: blocks that are stored, reserved, or forgotten and still pinned.
+        reserved, pinned: blocks, now.
+        accesses: keys that `pin` and `touch` were asked for.
+        hits: accesses to keys that were stored.
+        misses: the others.
+        prefix_hits: of `pin`, keys of which all keys before them were stored, too.
+        stored: blocks that were committed.
+        evicted: blocks that made room for others.
+        declined: keys that the policy did not want to be stored.
+    """
+
+    policy: PolicyName
+    blocks: int
+    used: int
+    reserved: int
+    pinned: int
+    accesses: int
+    hits: int
+    prefix_hits: int
+    stored: int
+    evicted: int
+    declined: int
+
+    @property
+    def misses(self) -> int:
+        """Accesses to keys that were not stored."""
+        return self.accesses - self.hits
+
+
+class BlockPool:
+    """Assigns the blocks of a cache to keys.
+
+    It has no memory of its own: blocks are numbers, for the rows of a region or of any other
+    buffer. It belongs to one process; its threads take turns. A key is 1 to 255 bytes, a digest as
+    a rule. A call with n keys costs one call into native code, and some 50 ns a key.
+
+        with pool.pin(keys) as pin:          # what is there stays while it is read
+            read(pin.ids)
+        with pool.reserve(pin.missing) as new:
+            new.commit(write(new.keys, new.ids))
+
+    Policies are `lru`; `arc` (Megiddo and Modha, FAST '03); `s3fifo` (Yang et al., SOSP '23); and
+    `tuned`: a segment on probation, a protected segment and a list of keys that were evicted, whose
+    sizes are chosen while it runs, by what caches of other sizes, of LRU and of ARC would have hit.
+    A thread counts that, beside the calls. It may decline keys that nobody has asked for before.
+    """
+
+    def __init__(self, blocks: int, policy: PolicyName = "tuned") -> None:
+        """Args:
+            blocks: the capacity.
+            policy: which block is evicted.
+
+        Raises:
+            InvalidType, InvalidArgument: for an argument that is none.
+        """
+        count = integer_from("blocks", blocks, 1, _MOST_BLOCKS)
+        if policy not in get_args(PolicyName):
+            names = ", ".join(get_args(PolicyName))
+            raise InvalidArgument(f"policy must be one of {names}, not {policy!r}")
+        self._policy: PolicyName = policy
+        self._generation = _native.fork_generation()
+        self._native = _native.BlockPool(count, policy)
+
+    def pin(self, keys: Sequence[bytes]) -> Pin:
+        """Pins the blocks of the leading run of keys that are stored: they are not evicted until
+        the pin is released. Counts as an access of every key, the last first, so that of a prefix
+        the end goes before the start.
+
+        Raises:
+            InvalidType, InvalidArgument: a key is not bytes, or too long; nothing has changed.
+            WrongProcess: in a forked child.
+        """
+        asked = list(keys)
+        return Pin(self, asked, self._own().pin(asked))
+
+    def reserve(self, keys: Sequence[bytes]) -> Reservation:
+        """Reserves a block for each key that has none, evicting others as long as some are neither
+        pinned nor reserved: for as many keys as fit, the first ones first. Nobody finds such a
+        block before it is committed.
+
+        Raises:
+            InvalidType, InvalidArgument, WrongProcess: as `pin`.
+        """
+        asked = list(keys)
+        blocks, evicted = self._own().reserve(asked)
+        return Reservation(self, asked, np.frombuffer(blocks, np.int32), evicted)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Counts as an access of every key, the last first.
+
+        Raises:
+            InvalidType, InvalidArgument, WrongProcess: as `pin`.
+        """
+        self._own().touch(list(keys))
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Nobody finds these keys any more. A block that is pinned or reserved is free when its
+        holder has released it.
+
+        Raises:
+            InvalidType, InvalidArgument, WrongProcess: as `pin`.
+        """
+        self._own().forget(list(keys))
+
+    def clear(self) -> None:
+        """Forgets all keys, and what the policy knows of earlier ones.
+
+        Raises:
+            WrongProcess: as `pin`.
+        """
+        self._own().clear()
+
+    def statistics(self) -> PoolStatistics:
+        """Counts since the pool was made, and how its blocks are used now.
+
+        Raises:
+            WrongProcess: as `pin`.
+        """
+        return PoolStatistics(policy=self._policy, **self._own().statistics())
+
+    def _own(self) -> _native.BlockPool:
+        if self._generation != _native.fork_generation():
+            raise WrongProcess("this pool belongs to the process that made it")
+        return self._native
+
+    def _release(self, blocks: bytes) -> None:
+        """In a forked child there is nothing to release."""
+        if self._generation == _native.fork_generation():
+            self._native.unpin(blocks)
+
+    def _end(self, blocks: bytes, mask: bytes) -> None:
+        if self._generation == _native.fork_generation():
+            self._native.commit(blocks, mask)
+
+
+class Pin:
+    """Blocks that are not evicted for now. A context manager; leaving it releases them, as does
+    dropping the last reference.
+
+    Attributes:
+        ids: int32, the blocks of the first keys, in their order.
+        missing: the other keys, from the first that was not stored.
+    """
+
+    ids: Ids
+    missing: list[bytes]
+
+    def __init__(self, pool: BlockPool, keys: list[bytes], blocks: bytes) -> None:
+        self._pool = pool
+        self._blocks = blocks
+        self.ids = np.frombuffer(blocks, np.int32)
+        self.missing = keys[len(self.ids) :]
+
+    def release(self) -> None:
+        """Ends the pin. Never raises; calling it again does nothing."""
+        blocks, self._blocks = self._blocks, b""
+        self._pool._release(blocks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_blocks", b""):
+            self.release()
+
+
+class Reservation:
+    """Blocks for keys that are being stored. A context manager; leaving it without a commit gives
+    them back, as does dropping the last reference.
+
+    Attributes:
+        keys: those that have a block now, in the order in which they were asked for.
+        ids: int32, their blocks.
+        skipped: the others: stored or reserved already, declined by the policy, or without room.
+        evicted: the keys whose blocks these were.
+    """
+
+    keys: list[bytes]
+    ids: Ids
+    skipped: list[bytes]
+    evicted: list[bytes]
+
+    def __init__(
+        self, pool: BlockPool, keys: list[bytes], blocks: Ids, evicted: list[bytes]
+    ) -> None:
+        self._pool = pool
+        is_reserved = blocks >= 0
+        self.ids = blocks[is_reserved]
+        self.keys = [key for key, has in zip(keys, is_reserved, strict=True) if has]
+        self.skipped = [key for key, has in zip(keys, is_reserved, strict=True) if not has]
+        self.evicted = evicted
+        self._is_open = True
+
+    def commit(self, ok: npt.ArrayLike | None = None) -> None:
+        """Publishes the blocks; once only.
+
+        Args:
+            ok: a bool for each key of `keys`: False gives its block back. None: all are published.
+
+        Raises:
+            InvalidArgument: it was committed or given back already, or `ok` has another length.
+            InvalidType: `ok` is not an array of bools.
+            WrongProcess: in a forked child.
+        """
+        mask = np.ones(len(self.ids), np.bool_) if ok is None else np.asarray(ok)
+        if mask.dtype != np.bool_ and mask.size:
+            raise InvalidType(f"ok must be an array of bools, not of {mask.dtype}")
+        if mask.shape != self.ids.shape:
+            raise InvalidArgument(f"ok must have {len(self.ids)} values, not shape {mask.shape}")
+        if not self._is_open:
+            raise InvalidArgument("this reservation has been committed or given back already")
+        self._pool._own()
+        self._close(mask)
+
+    def _close(self, mask: npt.NDArray[np.bool_]) -> None:
+        self._is_open = False
+        self._pool._end(self.ids.tobytes(), mask.astype(np.bool_).tobytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._give_back()
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_open", False):
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._is_open:
+            self._close(np.zeros(len(self.ids), np.bool_))
