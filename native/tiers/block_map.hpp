@@ -1,7 +1,7 @@
 // Blocks by the 64-bit hash of their key: open addressing, linear probing, no tombstones.
 //
-// The table holds block numbers only, four bytes each; the keys stand in an array by block. At most half of the table is
-// used, so a look-up touches one cache line of it, rarely two.
+// The table holds block numbers and the low half of each key; the keys stand in an array by block. At most half of the
+// table is used, so a look-up touches one cache line of it, rarely two.
 #pragma once
 
 #include <bit>
@@ -12,7 +12,7 @@
 
 namespace memlane::tiers {
 
-using Key = std::uint64_t;    // a hash: its low bits choose the place
+using Key = std::uint64_t;    // a hash: its low half chooses the place
 using Block = std::uint32_t;  // a number below the capacity
 inline constexpr Block kNoBlock = 0xFFFF'FFFF;
 
@@ -26,9 +26,9 @@ constexpr Key mixed(std::uint64_t number) noexcept {  // splitmix64's
 
 class BlockMap {
 public:
-    BlockMap() : table_(16, kNoBlock) {}
+    BlockMap() : table_(16) {}
 
-    Block find(Key key) const noexcept { return table_[place(key)]; }
+    Block find(Key key) const noexcept { return table_[place(key)].block; }
     Key key_of(Block block) const noexcept { return keys_[block]; }
 
     // Neither the key nor the block is there yet.
@@ -36,54 +36,60 @@ public:
         if (block >= keys_.size()) keys_.resize(block + 1);
         if (2 * (size_ + 1) > table_.size()) grow();
         keys_[block] = key;
-        table_[place(key)] = block;
+        table_[place(key)] = {block, low(key)};
         ++size_;
     }
 
     // Returns its block; kNoBlock if the key was not there.
     Block remove(Key key) noexcept {
         std::size_t hole = place(key);
-        const Block removed = table_[hole];
+        const Block removed = table_[hole].block;
         if (removed == kNoBlock) return removed;
         // What could not stand nearer to its home because of this one moves up.
-        for (std::size_t at = after(hole); table_[at] != kNoBlock; at = after(at)) {
-            const std::size_t wanted = home(keys_[table_[at]]);
+        for (std::size_t at = after(hole); table_[at].block != kNoBlock; at = after(at)) {
+            const std::size_t wanted = table_[at].low & mask();
             if (((at - wanted) & mask()) >= ((at - hole) & mask())) table_[std::exchange(hole, at)] = table_[at];
         }
-        table_[hole] = kNoBlock;
+        table_[hole] = Entry{};
         --size_;
         return removed;
     }
 
-    void prefetch(Key key) const noexcept { __builtin_prefetch(&table_[home(key)]); }
+    void prefetch(Key key) const noexcept { __builtin_prefetch(&table_[low(key) & mask()]); }
     void prefetch_key(Block block) const noexcept { __builtin_prefetch(&keys_[block]); }
     // The block of the key, if no other key is in its place.
-    Block likely(Key key) const noexcept { return table_[home(key)]; }
+    Block likely(Key key) const noexcept { return table_[low(key) & mask()].block; }
 
     void clear() {
-        table_.assign(table_.size(), kNoBlock);
+        table_.assign(table_.size(), Entry{});
         size_ = 0;
     }
 
 private:
+    struct Entry {
+        Block block = kNoBlock;
+        std::uint32_t low = 0;  // of the key
+    };
+
+    static std::uint32_t low(Key key) noexcept { return static_cast<std::uint32_t>(key); }
     std::size_t mask() const noexcept { return table_.size() - 1; }
-    std::size_t home(Key key) const noexcept { return key & mask(); }
     std::size_t after(std::size_t at) const noexcept { return (at + 1) & mask(); }
 
     // Where the key is, or would be.
     std::size_t place(Key key) const noexcept {
-        std::size_t at = home(key);
-        while (table_[at] != kNoBlock && keys_[table_[at]] != key) at = after(at);
+        std::size_t at = low(key) & mask();
+        for (; table_[at].block != kNoBlock; at = after(at))
+            if (table_[at].low == low(key) && keys_[table_[at].block] == key) break;
         return at;
     }
 
     void grow() {
-        const std::vector<Block> old = std::exchange(table_, std::vector<Block>(2 * table_.size(), kNoBlock));
-        for (const Block block : old)
-            if (block != kNoBlock) table_[place(keys_[block])] = block;
+        const std::vector<Entry> old = std::exchange(table_, std::vector<Entry>(2 * table_.size()));
+        for (const Entry& entry : old)
+            if (entry.block != kNoBlock) table_[place(keys_[entry.block])] = entry;
     }
 
-    std::vector<Block> table_;
+    std::vector<Entry> table_;
     std::vector<Key> keys_;  // by block
     std::size_t size_ = 0;
 };

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -72,18 +71,18 @@ public:
     // As an access, without a pin.
     void touch(std::span<const Asked> asked) { access(asked); }
 
-    struct Reserved {
-        std::vector<Block> blocks;         // by key; kNoBlock: skipped
-        std::vector<std::string> evicted;  // keys
-    };
-
-    // A block for each key that is not there, as far as they fit: the first keys first.
-    Reserved reserve(std::span<const Asked> asked) {
-        Reserved made;
-        made.blocks.reserve(asked.size());
+    // A block for each key that is not there, as far as they fit, the first keys first; kNoBlock for those that are skipped.
+    // `evicted` is called with the bytes of each key that makes room.
+    template <class Evicted>
+    std::vector<Block> reserve(std::span<const Asked> asked, const Evicted& evicted) {
+        std::vector<Block> blocks;
+        blocks.reserve(asked.size());
         admissions_.resize(pins_.size());
-        for (const Asked& key : asked) made.blocks.push_back(reserve_one(key, made.evicted));
-        return made;
+        for (std::size_t at = 0; at < asked.size(); ++at) {
+            if (at + kAhead < asked.size()) index_.prefetch(asked[at + kAhead].hash);
+            blocks.push_back(reserve_one(asked[at], evicted));
+        }
+        return blocks;
     }
 
     // Those whose mask is true are stored from now on; the others are free again. They were reserved together; the last is
@@ -127,6 +126,8 @@ public:
     TunerFeed* tuner() const noexcept { return tuner_.get(); }
 
 private:
+    static constexpr std::size_t kAhead = 8;  // memory is asked for so many keys before it is read
+
     enum class State : std::uint8_t { kFree, kReserved, kStored, kForgotten };
 
     // Reserved or stored. A key whose hash is another's is not there.
@@ -138,7 +139,6 @@ private:
     std::vector<Block> access(std::span<const Asked> asked) {
         std::vector<Block> blocks(asked.size());
         std::vector<Key> seen(tuner_ ? asked.size() : 0);
-        constexpr std::size_t kAhead = 8;  // memory is asked for so many keys before it is read
         for (std::size_t at = 0; at < asked.size(); ++at) {
             if (at + 2 * kAhead < asked.size()) index_.prefetch(asked[at + 2 * kAhead].hash);
             if (at + kAhead < asked.size()) prefetch(index_.likely(asked[at + kAhead].hash));
@@ -163,7 +163,8 @@ private:
         __builtin_prefetch(&states_[block]);
     }
 
-    Block reserve_one(const Asked& key, std::vector<std::string>& evicted) {
+    template <class Evicted>
+    Block reserve_one(const Asked& key, const Evicted& evicted) {
         if (index_.find(key.hash) != kNoBlock) return kNoBlock;
         const Admission admission = policy_->admit(key.hash);
         if (admission == Admission::kDeclined) {
@@ -177,8 +178,7 @@ private:
         } else {
             block = policy_->victim(admission, pins_);
             if (block == kNoBlock) return kNoBlock;
-            const KeyStore::Bytes old = keys_.of(block);
-            evicted.emplace_back(reinterpret_cast<const char*>(old.data()), old.size());
+            evicted(keys_.of(block));
             index_.remove(index_.key_of(block));
             ++counts_.evicted;
         }

@@ -108,10 +108,11 @@ void bind_tiers(nb::module_& m) {
             "reserve",
             [](BlockPool& pool, nb::handle keys) {
                 const AskedKeys asked(keys);
-                const BlockPool::Reserved made = pool.reserve(asked.asked());
                 nb::typed<nb::list, nb::bytes> evicted;
-                for (const std::string& key : made.evicted) evicted.append(nb::bytes(key.data(), key.size()));
-                return std::pair(as_bytes(made.blocks), evicted);
+                const auto blocks = pool.reserve(asked.asked(), [&](tiers::KeyStore::Bytes key) {
+                    evicted.append(nb::bytes(key.data(), key.size()));
+                });
+                return std::pair(as_bytes(blocks), evicted);
             },
             "keys"_a, "The block of each key, -1 if it was skipped; and the keys that were evicted.")
         .def(
