@@ -1,0 +1,127 @@
+// The pool of blocks: random calls beside a plain index, with every policy; and that eviction passes pinned blocks once.
+// Under ThreadSanitizer: the thread that feeds a tuner beside the calls.
+#include "tiers/block_pool.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+
+using namespace memlane::tiers;
+
+namespace {
+
+struct Keys {
+    std::vector<std::string> texts;
+    std::vector<BlockPool::Asked> asked;
+
+    explicit Keys(const std::vector<std::uint64_t>& numbers) {
+        for (const std::uint64_t number : numbers) texts.push_back("key " + std::to_string(number));
+        for (std::size_t at = 0; at < numbers.size(); ++at)
+            asked.push_back({mixed(numbers[at]), std::as_bytes(std::span(texts[at]))});
+    }
+};
+
+std::unique_ptr<BlockPool> make(const std::string& policy, std::uint32_t blocks) {
+    if (policy != "tuned") return std::make_unique<BlockPool>(blocks, policy_named(policy, blocks), nullptr);
+    auto feed = std::make_unique<TunerFeed>(blocks);
+    auto tuned = std::make_unique<Tuned>(blocks, feed->choice());
+    return std::make_unique<BlockPool>(blocks, std::move(tuned), std::move(feed));
+}
+
+// Stores what it can; returns the block of each number that was stored.
+std::map<std::uint64_t, Block> store(BlockPool& pool, const std::vector<std::uint64_t>& numbers,
+                                     std::map<std::string, Block>& index) {
+    const Keys keys(numbers);
+    const std::vector<Block> blocks = pool.reserve(keys.asked, [&](KeyStore::Bytes key) {
+        CHECK(index.erase({reinterpret_cast<const char*>(key.data()), key.size()}) == 1);
+    });
+    std::vector<Block> reserved;
+    std::map<std::uint64_t, Block> stored;
+    for (std::size_t at = 0; at < numbers.size(); ++at) {
+        if (blocks[at] == kNoBlock) continue;
+        reserved.push_back(blocks[at]);
+        stored[numbers[at]] = index[keys.texts[at]] = blocks[at];
+    }
+    const std::unique_ptr<bool[]> all(new bool[reserved.size() + 1]);
+    std::memset(all.get(), 1, reserved.size() + 1);
+    pool.commit(reserved, {all.get(), reserved.size()});
+    return stored;
+}
+
+void random_calls(const std::string& policy, std::uint64_t seed) {
+    constexpr std::uint32_t blocks = 50;
+    const auto pool = make(policy, blocks);
+    std::mt19937_64 draw(seed);
+    std::map<std::string, Block> index;
+    std::vector<std::vector<Block>> pins;
+    for (int step = 0; step < 3000; ++step) {
+        std::vector<std::uint64_t> numbers(draw() % 8);
+        for (std::uint64_t& number : numbers) number = draw() % (draw() % 4 == 0 ? 1000 : 60);
+        const Keys keys(numbers);
+        switch (draw() % 8) {
+            case 0:
+                pool->forget(keys.asked);
+                for (const std::string& text : keys.texts) index.erase(text);
+                break;
+            case 1:
+                if (!pins.empty()) {
+                    pool->unpin(pins.back());
+                    pins.pop_back();
+                }
+                break;
+            case 2:
+            case 3: {
+                const std::vector<Block> run = pool->pin(keys.asked);
+                for (std::size_t at = 0; at < run.size(); ++at) CHECK(index.at(keys.texts[at]) == run[at]);
+                CHECK(run.size() == keys.texts.size() || !index.contains(keys.texts[run.size()]));
+                if (pins.size() < 4) {
+                    pins.push_back(run);
+                } else {
+                    pool->unpin(run);
+                }
+                break;
+            }
+            default: {
+                const auto stored = store(*pool, numbers, index);
+                for (const auto& pinned : pins)
+                    for (const auto& [number, block] : stored)
+                        CHECK(std::find(pinned.begin(), pinned.end(), block) == pinned.end());
+            }
+        }
+        CHECK(pool->statistics().used <= blocks);
+    }
+    if (TunerFeed* const feed = pool->tuner()) feed->settle();
+}
+
+// 90 % pinned: each eviction takes the same time.
+void pinned_blocks_are_passed_once() {
+    constexpr std::uint32_t blocks = 100'000;
+    const auto pool = make("lru", blocks);
+    std::map<std::string, Block> index;
+    std::vector<std::uint64_t> numbers(blocks);
+    for (std::uint32_t at = 0; at < blocks; ++at) numbers[at] = at;
+    store(*pool, numbers, index);
+    numbers.resize(blocks / 10 * 9);
+    const Keys keys(numbers);
+    CHECK(pool->pin(keys.asked).size() == numbers.size());
+    const auto start = std::chrono::steady_clock::now();
+    for (std::uint64_t number = blocks; number < 2 * blocks; ++number) CHECK(store(*pool, {number}, index).size() == 1);
+    // Passing all of the pinned blocks each time would take minutes.
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+}
+
+}  // namespace
+
+int main() {
+    for (const char* const policy : {"lru", "arc", "s3fifo", "tuned"})
+        for (std::uint64_t seed = 0; seed < 10; ++seed) random_calls(policy, seed);
+    pinned_blocks_are_passed_once();
+    return 0;
+}
