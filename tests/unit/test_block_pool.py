@@ -206,6 +206,18 @@ def test_a_bad_key_changes_nothing(
     assert pool.statistics() == before
 
 
+def test_a_subclass_of_bytes_is_its_bytes(pool: BlockPool) -> None:
+    """No code of its own runs."""
+
+    class Odd(bytes):
+        def __hash__(self) -> int:
+            raise AssertionError
+
+    store(pool, 1)
+    with pool.pin([Odd(b"key 1")]) as pin:
+        assert len(pin.ids) == 1
+
+
 def test_keys_of_any_length_are_told_apart(pool: BlockPool) -> None:
     """Also if they begin alike."""
     asked = [b"k", b"k" * 20, b"k" * 36, b"k\0", b"k" * 255]

@@ -45,7 +45,8 @@ public:
                                                         " bytes, not " + std::to_string(size));
             }
             const auto* const data = reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(key));
-            asked_.push_back({tiers::mixed(static_cast<std::uint64_t>(PyObject_Hash(key))), {data, size}});
+            // Of bytes themselves, whatever a subclass says: no Python code runs here.
+            asked_.push_back({tiers::mixed(static_cast<std::uint64_t>(PyBytes_Type.tp_hash(key))), {data, size}});
         }
     }
 

@@ -101,7 +101,7 @@ def _print(
         console.print()
         for why in dict.fromkeys(left_out.values()):
             names = ", ".join(name for name, reason in left_out.items() if reason == why)
-            console.print(f"without {names}: {why}", markup=False, soft_wrap=True)
+            console.print(f"without {names}: {why}", markup=False)
 
 
 def _figure(results: list[CellResult], name: str, column: Column) -> str | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 
 from memlane.cli.doctor import Finding, report
@@ -34,5 +37,15 @@ def doctor(arguments: Sequence[str]) -> int:
     if arguments:
         print(json.dumps(found.as_json(), indent=2))
     else:
-        print("\n".join(lines(found.findings)))
+        versions = ", ".join(f"{name} {text}" for name, text in found.versions.items())
+        for line in [*lines(found.findings), f"ok    versions: {versions}"]:
+            print(_wrapped(line))
     return exit_code(found.findings)
+
+
+def _wrapped(line: str) -> str:
+    """On a terminal, between words; a cure is one line, to be copied."""
+    if not sys.stdout.isatty() or line.startswith("      "):
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, subsequent_indent=" " * 6, break_on_hyphens=False)
