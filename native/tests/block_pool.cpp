@@ -28,13 +28,6 @@ struct Keys {
     }
 };
 
-std::unique_ptr<BlockPool> make(const std::string& policy, std::uint32_t blocks) {
-    if (policy != "tuned") return std::make_unique<BlockPool>(blocks, policy_named(policy, blocks), nullptr);
-    auto feed = std::make_unique<TunerFeed>(blocks);
-    auto tuned = std::make_unique<Tuned>(blocks, feed->choice());
-    return std::make_unique<BlockPool>(blocks, std::move(tuned), std::move(feed));
-}
-
 // Stores what it can; returns the block of each number that was stored.
 std::map<std::uint64_t, Block> store(BlockPool& pool, const std::vector<std::uint64_t>& numbers,
                                      std::map<std::string, Block>& index) {
@@ -57,7 +50,7 @@ std::map<std::uint64_t, Block> store(BlockPool& pool, const std::vector<std::uin
 
 void random_calls(const std::string& policy, std::uint64_t seed) {
     constexpr std::uint32_t blocks = 50;
-    const auto pool = make(policy, blocks);
+    BlockPool pool(blocks, policy);
     std::mt19937_64 draw(seed);
     std::map<std::string, Block> index;
     std::vector<std::vector<Block>> pins;
@@ -67,52 +60,52 @@ void random_calls(const std::string& policy, std::uint64_t seed) {
         const Keys keys(numbers);
         switch (draw() % 8) {
             case 0:
-                pool->forget(keys.asked);
+                pool.forget(keys.asked);
                 for (const std::string& text : keys.texts) index.erase(text);
                 break;
             case 1:
                 if (!pins.empty()) {
-                    pool->unpin(pins.back());
+                    pool.unpin(pins.back());
                     pins.pop_back();
                 }
                 break;
             case 2:
             case 3: {
-                const std::vector<Block> run = pool->pin(keys.asked);
+                const std::vector<Block> run = pool.pin(keys.asked);
                 for (std::size_t at = 0; at < run.size(); ++at) CHECK(index.at(keys.texts[at]) == run[at]);
                 CHECK(run.size() == keys.texts.size() || !index.contains(keys.texts[run.size()]));
                 if (pins.size() < 4) {
                     pins.push_back(run);
                 } else {
-                    pool->unpin(run);
+                    pool.unpin(run);
                 }
                 break;
             }
             default: {
-                const auto stored = store(*pool, numbers, index);
+                const auto stored = store(pool, numbers, index);
                 for (const auto& pinned : pins)
                     for (const auto& [number, block] : stored)
                         CHECK(std::find(pinned.begin(), pinned.end(), block) == pinned.end());
             }
         }
-        CHECK(pool->statistics().used <= blocks);
+        CHECK(pool.statistics().used <= blocks);
     }
-    if (TunerFeed* const feed = pool->tuner()) feed->settle();
+    if (TunerFeed* const feed = pool.tuner()) feed->settle();
 }
 
 // 90 % pinned: each eviction takes the same time.
 void pinned_blocks_are_passed_once() {
     constexpr std::uint32_t blocks = 100'000;
-    const auto pool = make("lru", blocks);
+    BlockPool pool(blocks, "lru");
     std::map<std::string, Block> index;
     std::vector<std::uint64_t> numbers(blocks);
     for (std::uint32_t at = 0; at < blocks; ++at) numbers[at] = at;
-    store(*pool, numbers, index);
+    store(pool, numbers, index);
     numbers.resize(blocks / 10 * 9);
     const Keys keys(numbers);
-    CHECK(pool->pin(keys.asked).size() == numbers.size());
+    CHECK(pool.pin(keys.asked).size() == numbers.size());
     const auto start = std::chrono::steady_clock::now();
-    for (std::uint64_t number = blocks; number < 2 * blocks; ++number) CHECK(store(*pool, {number}, index).size() == 1);
+    for (std::uint64_t number = blocks; number < 2 * blocks; ++number) CHECK(store(pool, {number}, index).size() == 1);
     // Passing all of the pinned blocks each time would take minutes.
     CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }

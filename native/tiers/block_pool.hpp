@@ -7,9 +7,12 @@
 //   forgotten  no            no             1 or more then free
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,6 +20,7 @@
 #include "tiers/block_map.hpp"
 #include "tiers/key_store.hpp"
 #include "tiers/policies.hpp"
+#include "tiers/replay.hpp"
 #include "tiers/tuned.hpp"
 #include "tiers/tuner_feed.hpp"
 
@@ -35,9 +39,14 @@ public:
         KeyStore::Bytes bytes;
     };
 
-    // `tuner`: of a tuned policy, which it feeds.
-    BlockPool(std::uint32_t blocks, std::unique_ptr<Policy> policy, std::unique_ptr<TunerFeed> tuner)
-        : policy_(std::move(policy)), tuner_(std::move(tuner)), keys_(blocks), states_(blocks), pins_(blocks) {
+    BlockPool(std::uint32_t blocks, const std::string& policy)
+        : name_(policy), keys_(blocks), states_(blocks), pins_(blocks) {
+        if (policy == "tuned") {
+            tuner_ = std::make_unique<TunerFeed>(blocks);
+            policy_ = std::make_unique<Tuned>(blocks, tuner_->choice());
+        } else {
+            policy_ = policy_named(policy, blocks);
+        }
         for (Block block = blocks; block-- > 0;) free_.push_back(block);
     }
 
@@ -122,6 +131,11 @@ public:
         return now;
     }
 
+    // What a pool with so many blocks more counts, from empty, since it was first asked for. Costs time in each access.
+    Replay::Counts forecast(std::uint32_t more) {
+        return forecasts_.try_emplace(more, name_, blocks() + more).first->second.counts();
+    }
+
     std::uint32_t blocks() const noexcept { return static_cast<std::uint32_t>(states_.size()); }
     TunerFeed* tuner() const noexcept { return tuner_.get(); }
 
@@ -138,7 +152,6 @@ private:
 
     std::vector<Block> access(std::span<const Asked> asked) {
         std::vector<Block> blocks(asked.size());
-        std::vector<Key> seen(tuner_ ? asked.size() : 0);
         for (std::size_t at = 0; at < asked.size(); ++at) {
             if (at + 2 * kAhead < asked.size()) index_.prefetch(asked[at + 2 * kAhead].hash);
             if (at + kAhead < asked.size()) prefetch(index_.likely(asked[at + kAhead].hash));
@@ -146,14 +159,21 @@ private:
             blocks[at] = block != kNoBlock && states_[block] == State::kStored ? block : kNoBlock;
         }
         for (std::size_t at = asked.size(); at-- > 0;) {
-            if (tuner_) seen[asked.size() - 1 - at] = asked[at].hash;
             if (blocks[at] == kNoBlock) continue;
             policy_->touch(blocks[at]);
             ++counts_.hits;
         }
         counts_.accesses += asked.size();
-        if (tuner_) tuner_->accessed(seen);
+        if (tuner_ || !forecasts_.empty()) watch(asked);
         return blocks;
+    }
+
+    void watch(std::span<const Asked> asked) {
+        std::vector<Key> keys(asked.size());
+        std::transform(asked.begin(), asked.end(), keys.begin(), [](const Asked& key) { return key.hash; });
+        for (auto& [more, replay] : forecasts_) replay.request(keys);
+        std::reverse(keys.begin(), keys.end());
+        if (tuner_) tuner_->accessed(keys);
     }
 
     void prefetch(Block block) const noexcept {
@@ -204,8 +224,10 @@ private:
         free_.push_back(block);
     }
 
-    std::unique_ptr<Policy> policy_;
+    std::string name_;  // of the policy
     std::unique_ptr<TunerFeed> tuner_;
+    std::unique_ptr<Policy> policy_;
+    std::map<std::uint32_t, Replay> forecasts_;  // by how many blocks more
     BlockMap index_;
     KeyStore keys_;
     std::vector<State> states_;

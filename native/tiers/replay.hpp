@@ -29,19 +29,18 @@ public:
         }
     }
 
-    // The leading run that is there is counted first; then each id is accessed once, the last first.
-    void request(std::span<const std::int64_t> ids) {
+    // The leading run that is there is counted first; then each key is accessed once, the last first.
+    void request(std::span<const Key> keys) {
         ++counts_.requests;
-        for (const std::int64_t id : ids) {
-            if (!cache_->has(key_of(id))) break;
+        for (const Key key : keys) {
+            if (!cache_->has(key)) break;
             ++counts_.prefix_hits;
         }
-        for (std::size_t at = ids.size(); at-- > 0;) {
-            const Key key = key_of(ids[at]);
-            if (tuner_) tuner_->accessed(key);
-            counts_.hits += cache_->access(key);
+        for (std::size_t at = keys.size(); at-- > 0;) {
+            if (tuner_) tuner_->accessed(keys[at]);
+            counts_.hits += cache_->access(keys[at]);
         }
-        counts_.accesses += ids.size();
+        counts_.accesses += keys.size();
     }
 
     Counts counts() const noexcept {
@@ -51,8 +50,6 @@ public:
     }
 
 private:
-    static Key key_of(std::int64_t id) noexcept { return mixed(static_cast<std::uint64_t>(id)); }
-
     std::unique_ptr<Tuner> tuner_;
     std::optional<Shadow> cache_;
     Counts counts_;

@@ -191,6 +191,23 @@ def test_a_tuned_pool_learns_to_decline() -> None:
     assert pool.statistics().hits > 0.8 * 59 * 150
 
 
+def test_a_forecast_says_what_more_blocks_would_hit() -> None:
+    """Ten keys in turn: nothing of them stays in eight blocks, and all in ten."""
+    pool = BlockPool(8, "lru")
+    assert pool.forecast(0).accesses == pool.forecast(2).accesses == 0
+    for _ in range(5):
+        for number in range(10):
+            pool.touch(keys(number))
+    assert (pool.forecast(0).accesses, pool.forecast(0).hits) == (50, 0)
+    assert (pool.forecast(2).hits, pool.forecast(2).prefix_hits) == (40, 40)
+
+
+@pytest.mark.parametrize("more", [-1, 1.5, 1 << 31, True])
+def test_a_bad_forecast(pool: BlockPool, more: Any) -> None:
+    with pytest.raises((InvalidArgument, InvalidType), match="more_blocks"):
+        pool.forecast(more)
+
+
 @pytest.mark.parametrize(
     ("asked", "error"),
     [(["text"], InvalidType), ([b""], InvalidArgument), ([b"x" * 256], InvalidArgument)],

@@ -67,14 +67,17 @@ std::vector<tiers::Block> blocks_in(const nb::bytes& bytes) {
     return blocks;
 }
 
-std::unique_ptr<tiers::BlockPool> make_pool(std::uint32_t blocks, const std::string& policy) {
-    if (policy != "tuned") return std::make_unique<tiers::BlockPool>(blocks, tiers::policy_named(policy, blocks), nullptr);
-    auto feed = std::make_unique<tiers::TunerFeed>(blocks);
-    auto tuned = std::make_unique<tiers::Tuned>(blocks, feed->choice());
-    return std::make_unique<tiers::BlockPool>(blocks, std::move(tuned), std::move(feed));
-}
-
 using Counted = nb::typed<nb::dict, nb::str, nb::int_>;
+
+Counted counted(const tiers::Replay::Counts& counts) {
+    Counted made;
+    made["requests"] = counts.requests;
+    made["accesses"] = counts.accesses;
+    made["hits"] = counts.hits;
+    made["prefix_hits"] = counts.prefix_hits;
+    made["stores"] = counts.stores;
+    return made;
+}
 
 Counted statistics(const tiers::BlockPool& pool) {
     const tiers::PoolStatistics counts = pool.statistics();
@@ -97,11 +100,7 @@ Counted statistics(const tiers::BlockPool& pool) {
 void bind_tiers(nb::module_& m) {
     using tiers::BlockPool;
     nb::class_<BlockPool>(m, "BlockPool", "Which key is in which block; `memlane.tiers.BlockPool` checks its arguments.")
-        .def("__init__",
-             [](nb::pointer_and_handle<BlockPool> self, std::uint32_t blocks, const std::string& policy) {
-                 new (self.p) BlockPool(std::move(*make_pool(blocks, policy)));
-             },
-             "blocks"_a, "policy"_a)
+        .def(nb::init<std::uint32_t, const std::string&>(), "blocks"_a, "policy"_a)
         .def("pin", [](BlockPool& pool, nb::handle keys) { return as_bytes(pool.pin(AskedKeys(keys).asked())); }, "keys"_a)
         .def("unpin", [](BlockPool& pool, const nb::bytes& blocks) { pool.unpin(blocks_in(blocks)); }, "blocks"_a)
         .def("touch", [](BlockPool& pool, nb::handle keys) { pool.touch(AskedKeys(keys).asked()); }, "keys"_a)
@@ -126,6 +125,9 @@ void bind_tiers(nb::module_& m) {
         .def("forget", [](BlockPool& pool, nb::handle keys) { pool.forget(AskedKeys(keys).asked()); }, "keys"_a)
         .def("clear", &BlockPool::clear)
         .def("statistics", &statistics)
+        .def(
+            "forecast", [](BlockPool& pool, std::uint32_t more) { return counted(pool.forecast(more)); }, "more_blocks"_a,
+            "Counts of a pool with so many blocks more, since it was first asked for.")
         .def("settle", [](BlockPool& pool) {
             if (tiers::TunerFeed* const feed = pool.tuner()) without_gil([&] { feed->settle(); });
         });
@@ -135,17 +137,13 @@ void bind_tiers(nb::module_& m) {
         .def(nb::init<const std::string&, std::uint32_t>(), "policy"_a, "blocks"_a)
         .def(
             "request",
-            [](Replay& replay, const std::vector<std::int64_t>& ids) { without_gil([&] { replay.request(ids); }); }, "ids"_a)
-        .def("counts", [](const Replay& replay) {
-            const Replay::Counts counts = replay.counts();
-            Counted made;
-            made["requests"] = counts.requests;
-            made["accesses"] = counts.accesses;
-            made["hits"] = counts.hits;
-            made["prefix_hits"] = counts.prefix_hits;
-            made["stores"] = counts.stores;
-            return made;
-        });
+            [](Replay& replay, const std::vector<std::int64_t>& ids) {
+                std::vector<tiers::Key> keys;
+                for (const std::int64_t id : ids) keys.push_back(tiers::mixed(static_cast<std::uint64_t>(id)));
+                without_gil([&] { replay.request(keys); });
+            },
+            "ids"_a)
+        .def("counts", [](const Replay& replay) { return counted(replay.counts()); });
 }
 
 }  // namespace memlane::bindings

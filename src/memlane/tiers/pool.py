@@ -55,6 +55,21 @@ class PoolStatistics:
         return self.accesses - self.hits
 
 
+@dataclass(frozen=True)
+class Forecast:
+    """Counts of a pool of another capacity.
+
+    Attributes:
+        accesses: keys that were asked for.
+        hits: those that it would have had.
+        prefix_hits: of these, those with all keys before them.
+    """
+
+    accesses: int
+    hits: int
+    prefix_hits: int
+
+
 class BlockPool:
     """Assigns the blocks of a cache to keys.
 
@@ -145,6 +160,23 @@ class BlockPool:
             WrongProcess: as `pin`.
         """
         return PoolStatistics(policy=self._policy, **self._own().statistics())
+
+    def forecast(self, more_blocks: int) -> Forecast:
+        """What a pool with so many blocks more would have hit since this was first asked for that
+        number: the first answer is zero. It begins empty, and keeps every access from then on,
+        which costs up to 0.4 us a key (`tuned`: 2 us).
+
+        Args:
+            more_blocks: beyond the capacity; 0 for what this pool itself hits from empty.
+
+        Raises:
+            InvalidType, InvalidArgument: `more_blocks` is no number of blocks.
+            WrongProcess: as `pin`.
+        """
+        capacity = _MOST_BLOCKS - self._own().statistics()["blocks"]
+        more = integer_from("more_blocks", more_blocks, 0, capacity)
+        counts = self._own().forecast(more)
+        return Forecast(counts["accesses"], counts["hits"], counts["prefix_hits"])
 
     def _own(self) -> _native.BlockPool:
         if self._generation != _native.fork_generation():
