@@ -50,6 +50,12 @@ public:
         for (Block block = blocks; block-- > 0;) free_.push_back(block);
     }
 
+    // With a policy of the user's; there is no forecast then.
+    BlockPool(std::uint32_t blocks, std::unique_ptr<Policy> policy)
+        : policy_(std::move(policy)), keys_(blocks), states_(blocks), pins_(blocks) {
+        for (Block block = blocks; block-- > 0;) free_.push_back(block);
+    }
+
     // Each key is accessed, the last first, so that the heads of prefixes outlive their tails. Pins the blocks of the
     // leading run of keys that are stored.
     std::vector<Block> pin(std::span<const Asked> asked) {
@@ -87,9 +93,15 @@ public:
         std::vector<Block> blocks;
         blocks.reserve(asked.size());
         admissions_.resize(pins_.size());
-        for (std::size_t at = 0; at < asked.size(); ++at) {
-            if (at + kAhead < asked.size()) index_.prefetch(asked[at + kAhead].hash);
-            blocks.push_back(reserve_one(asked[at], evicted));
+        try {
+            for (std::size_t at = 0; at < asked.size(); ++at) {
+                if (at + kAhead < asked.size()) index_.prefetch(asked[at + kAhead].hash);
+                blocks.push_back(reserve_one(asked[at], evicted));
+            }
+        } catch (...) {
+            for (const Block block : blocks)
+                if (block != kNoBlock) give_back(block);
+            throw;
         }
         return blocks;
     }
@@ -99,30 +111,41 @@ public:
     void commit(std::span<const Block> blocks, std::span<const bool> mask) {
         for (std::size_t at = blocks.size(); at-- > 0;) {
             const Block block = blocks[at];
-            --counts_.reserved;
             if (states_[block] == State::kForgotten || !mask[at]) {
-                if (states_[block] != State::kForgotten) index_.remove(index_.key_of(block));
-                free(block);
+                give_back(block);
                 continue;
             }
+            --counts_.reserved;
             states_[block] = State::kStored;
             policy_->insert(index_.key_of(block), block, admissions_[block]);
             ++counts_.stored;
         }
     }
 
+    // They were reserved together, and none is stored.
+    void give_back(std::span<const Block> blocks) {
+        for (const Block block : blocks) give_back(block);
+    }
+
     // Whatever is pinned or reserved stays with its holder, but is not found any more.
     void forget(std::span<const Asked> asked) {
         for (const Asked& key : asked) {
-            if (const Block block = find(key); block != kNoBlock) drop(block);
+            const Block block = find(key);
+            if (block == kNoBlock) continue;
+            if (states_[block] == State::kStored) {
+                policy_->remove(block);
+            } else {
+                policy_->give_back(block);
+            }
+            drop(block);
         }
     }
 
     void clear() {
+        policy_->clear();
         for (Block block = 0; block < states_.size(); ++block) {
             if (states_[block] == State::kStored || states_[block] == State::kReserved) drop(block);
         }
-        policy_->clear();
     }
 
     PoolStatistics statistics() const noexcept {
@@ -134,6 +157,15 @@ public:
     // What a pool with so many blocks more counts, from empty, since it was first asked for. Costs time in each access.
     Replay::Counts forecast(std::uint32_t more) {
         return forecasts_.try_emplace(more, name_, blocks() + more).first->second.counts();
+    }
+
+    KeyStore::Bytes key_of(Block block) const noexcept { return keys_.of(block); }
+    bool is_pinned(Block block) const noexcept { return pins_[block] > 0; }
+
+    // Of a stored key; kNoBlock if it is not there.
+    Block stored(const Asked& key) const noexcept {
+        const Block block = find(key);
+        return block != kNoBlock && states_[block] == State::kStored ? block : kNoBlock;
     }
 
     std::uint32_t blocks() const noexcept { return static_cast<std::uint32_t>(states_.size()); }
@@ -155,8 +187,7 @@ private:
         for (std::size_t at = 0; at < asked.size(); ++at) {
             if (at + 2 * kAhead < asked.size()) index_.prefetch(asked[at + 2 * kAhead].hash);
             if (at + kAhead < asked.size()) prefetch(index_.likely(asked[at + kAhead].hash));
-            const Block block = find(asked[at]);
-            blocks[at] = block != kNoBlock && states_[block] == State::kStored ? block : kNoBlock;
+            blocks[at] = stored(asked[at]);
         }
         for (std::size_t at = asked.size(); at-- > 0;) {
             if (blocks[at] == kNoBlock) continue;
@@ -186,7 +217,7 @@ private:
     template <class Evicted>
     Block reserve_one(const Asked& key, const Evicted& evicted) {
         if (index_.find(key.hash) != kNoBlock) return kNoBlock;
-        const Admission admission = policy_->admit(key.hash);
+        const Admission admission = policy_->admit(key.hash, key.bytes);
         if (admission == Admission::kDeclined) {
             ++counts_.declined;
             return kNoBlock;
@@ -207,16 +238,36 @@ private:
         states_[block] = State::kReserved;
         admissions_[block] = admission;
         ++counts_.reserved;
-        return block;
+        bool is_wanted = false;
+        try {
+            is_wanted = policy_->reserve(block);
+        } catch (...) {
+            release(block);
+            throw;
+        }
+        if (is_wanted) return block;
+        ++counts_.declined;
+        release(block);
+        return kNoBlock;
     }
 
+    // The policy has forgotten it.
     void drop(Block block) {
         index_.remove(index_.key_of(block));
-        if (states_[block] == State::kStored) {
-            policy_->remove(block);
-            if (pins_[block] == 0) return free(block);
-        }
+        if (states_[block] == State::kStored && pins_[block] == 0) return free(block);
         states_[block] = State::kForgotten;
+    }
+
+    void give_back(Block block) {
+        if (states_[block] == State::kReserved) policy_->give_back(block);
+        release(block);
+    }
+
+    // A reserved block, which the policy does not know.
+    void release(Block block) {
+        if (states_[block] == State::kReserved) index_.remove(index_.key_of(block));
+        --counts_.reserved;
+        free(block);
     }
 
     void free(Block block) {

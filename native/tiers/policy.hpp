@@ -3,9 +3,13 @@
 //   an access            accessed(key)
 //   a hit               touch(block)
 //   a miss to store     a = admit(key); if the pool is full, victim(a, pins), which leaves; insert(key, block, a)
+//
+// A policy of the user's needs the keys themselves, hears of a block when it is reserved, and may throw where it says so.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "tiers/block_lists.hpp"
 #include "tiers/block_map.hpp"
@@ -24,13 +28,20 @@ class Policy {
 public:
     virtual ~Policy() = default;
 
+    // May throw.
     virtual void touch(Block block) = 0;
 
     // Of a key that is not there. Learns from the miss.
     virtual Admission admit(Key key) = 0;
+    virtual Admission admit(Key key, std::span<const std::byte> /*bytes*/) { return admit(key); }
 
-    // The block to evict for it; the policy forgets the block. kNoBlock if all are pinned.
+    // The block to evict for it; the policy forgets the block. kNoBlock if all are pinned. May throw.
     virtual Block victim(Admission incoming, Pins pins) = 0;
+
+    // The block is reserved for that key, and may come back without having been inserted. False: declined after all.
+    // May throw.
+    virtual bool reserve(Block /*block*/) { return true; }
+    virtual void give_back(Block /*block*/) {}
 
     // The block is not in the policy.
     virtual void insert(Key key, Block block, Admission admission) = 0;
@@ -41,6 +52,7 @@ public:
     // The last pin of a block that the policy has is gone.
     virtual void unpinned(Block block) = 0;
 
+    // May throw.
     virtual void clear() = 0;
 };
 

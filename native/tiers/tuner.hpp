@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -54,12 +53,12 @@ public:
     static constexpr std::uint32_t kWhole = 50'000;
     // A hit counts half after so many accesses, as a multiple of the capacity. Another candidate must have had so many more
     // hits. Shorter memories and smaller margins change their minds too often, at 2 to 5 % of the hits.
-    static constexpr double kHalfLife = 20, kMargin = 0.02;
+    static constexpr double kHalfLife = 20, kMargin = 0.02, kLn2 = 0.6931471805599453;
 
     explicit Tuner(std::uint32_t blocks)
         : size_(std::min(blocks, kWhole)),
-          sampled_(static_cast<std::uint64_t>(std::ldexp(static_cast<double>(size_) / blocks, 32))),
-          keeps_(std::exp2(-1.0 / (kHalfLife * size_))) {
+          sampled_((std::uint64_t{size_} << 32) / blocks),
+          keeps_(1 - kLn2 / (kHalfLife * size_)) {
         for (const Candidate& each : kCandidates) shadows_.emplace_back(policy_of(each), size_);
     }
 

@@ -751,9 +751,13 @@ class BlockPool:
     Which key is in which block; `memlane.tiers.BlockPool` checks its arguments.
     """
 
-    def __init__(self, blocks: int, policy: str) -> None: ...
+    def __init__(self, blocks: int, policy: object) -> None: ...
     def pin(self, keys: object) -> bytes: ...
-    def unpin(self, blocks: bytes) -> None: ...
+    def unpin(self, blocks: bytes) -> None:
+        """
+        Also while another call is under way: a pin may be dropped at any time.
+        """
+
     def touch(self, keys: object) -> None: ...
     def reserve(self, keys: object) -> tuple[bytes, list[bytes]]:
         """
@@ -761,6 +765,11 @@ class BlockPool:
         """
 
     def commit(self, blocks: bytes, mask: bytes) -> None: ...
+    def give_back(self, blocks: bytes) -> None:
+        """
+        What was reserved and will not be committed; also while another call is under way.
+        """
+
     def forget(self, keys: object) -> None: ...
     def clear(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
@@ -768,8 +777,6 @@ class BlockPool:
         """
         Counts of a pool with so many blocks more, since it was first asked for.
         """
-
-    def settle(self) -> None: ...
 
 class Replay:
     """A policy alone, on a trace; `python -m memlane.tiers.replay` runs it."""

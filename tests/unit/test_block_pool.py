@@ -2,13 +2,14 @@
 
 import gc
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from memlane import InvalidArgument, InvalidType, WrongProcess
+from memlane import ConcurrentUse, InvalidArgument, InvalidType, Unsupported, WrongProcess
 from memlane.tiers import BlockPool
 from memlane.tiers.pool import PolicyName
 
@@ -282,3 +283,150 @@ def test_a_forked_child_may_not_use_it(pool: BlockPool) -> None:
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert pool.statistics().pinned == 1
+
+
+class Newest:
+    """Evicts what came last, and declines keys that end in 9."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.keys: list[bytes] = []
+
+    def touch(self, key: bytes) -> None:
+        self.calls.append(f"touch {key!r}")
+
+    def insert(self, key: bytes) -> bool:
+        if key.endswith(b"9"):
+            return False
+        self.keys.append(key)
+        return True
+
+    def evict(self, incoming: bytes, is_free: Callable[[bytes], bool]) -> bytes | None:
+        self.calls.append(f"evict for {incoming!r}")
+        if incoming.endswith(b"9"):
+            return None
+        for key in reversed(self.keys):
+            if is_free(key):
+                self.keys.remove(key)
+                return key
+        return None
+
+    def remove(self, key: bytes) -> None:
+        self.keys.remove(key)
+
+    def clear(self) -> None:
+        self.keys.clear()
+
+
+def test_a_policy_of_the_users_decides() -> None:
+    policy = Newest()
+    pool = BlockPool(2, policy)
+    assert pool.statistics().policy == "Newest"
+    store(pool, 1, 2)
+    with pool.reserve(keys(3, 9)) as new:
+        assert (new.evicted, new.keys, new.skipped) == (keys(2), keys(3), keys(9))
+        new.commit()
+    found(pool, 1)
+    assert policy.calls == ["evict for b'key 3'", "evict for b'key 9'", "touch b'key 1'"]
+
+
+def test_a_policy_of_the_users_hears_what_is_not_stored() -> None:
+    """Given back, forgotten, or cleared."""
+    policy = Newest()
+    pool = BlockPool(4, policy)
+    with pool.reserve(keys(1, 2)) as new:
+        new.commit([True, False])
+    assert policy.keys == keys(1)
+    with pool.reserve(keys(3)):
+        pool.forget(keys(1, 3))
+    assert policy.keys == []
+    store(pool, 4)
+    pool.clear()
+    assert policy.keys == []
+    assert pool.statistics().used == 0
+
+
+def test_what_is_pinned_or_reserved_is_not_free() -> None:
+    """A policy that insists is refused, and nothing has changed."""
+
+    class Stubborn(Newest):
+        def evict(self, incoming: bytes, is_free: Callable[[bytes], bool]) -> bytes | None:
+            assert not any(map(is_free, [*self.keys, b"unknown"]))
+            return self.keys[0]
+
+    pool = BlockPool(2, Stubborn())
+    store(pool, 1)
+    with pool.pin(keys(1)), pool.reserve(keys(2)) as new:
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match="which is not stored, or is pinned"):
+                pool.reserve(keys(3))
+        new.commit()
+    assert len(found(pool, 1, 2)) == 2
+
+
+@pytest.mark.parametrize("call", ["touch", "insert", "evict"])
+def test_an_error_of_a_policy_stores_nothing(call: str) -> None:
+    """It reaches the caller; the pool goes on."""
+
+    def fail(*_: object) -> Any:
+        raise ZeroDivisionError
+
+    policy = Newest()
+    pool = BlockPool(3, policy)
+    store(pool, 1)
+    original = getattr(policy, call)
+    setattr(policy, call, fail)
+    with pytest.raises(ZeroDivisionError):
+        pool.touch(keys(1)) if call == "touch" else pool.reserve(keys(2, 3, 4))
+    setattr(policy, call, original)
+    assert pool.statistics().used == 1
+    assert len(store(pool, 2, 3)) == 2
+
+
+def test_a_policy_may_not_call_its_pool() -> None:
+    class Caller(Newest):
+        pool: BlockPool
+
+        def touch(self, key: bytes) -> None:
+            self.pool.forget([key])
+
+    policy = Caller()
+    pool = policy.pool = BlockPool(2, policy)
+    store(pool, 1)
+    with pytest.raises(ConcurrentUse):
+        pool.pin(keys(1))
+    assert pool.statistics().used == 1
+
+
+def test_a_pin_may_be_dropped_within_a_policy() -> None:
+    """By a finalizer, say: it is released then."""
+
+    class Dropper(Newest):
+        def touch(self, key: bytes) -> None:
+            pins.clear()
+
+    pool = BlockPool(2, Dropper())
+    pins: list[object] = []
+    store(pool, 1)
+    pins.append(pool.pin(keys(1)))
+    found(pool, 1)
+    assert pool.statistics().pinned == 0
+
+
+def test_what_is_no_policy() -> None:
+    with pytest.raises(InvalidType, match=r"a name or a .*Policy, not object"):
+        BlockPool(8, object())  # type: ignore[arg-type]
+    with pytest.raises(Unsupported):
+        BlockPool(8, Newest()).forecast(1)
+
+
+def test_a_pool_and_its_policy_in_a_circle_are_freed() -> None:
+    class Holder(Newest):
+        pool: BlockPool
+
+    policy = Holder()
+    policy.pool = BlockPool(8, policy)
+    gone = weakref.ref(policy)
+    del policy
+    gc.collect()
+    assert gone() is None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self, get_args
+from typing import Literal, Protocol, Self, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from memlane import _native
 from memlane._base.arguments import integer_from
-from memlane.errors import InvalidArgument, InvalidType, WrongProcess
+from memlane.errors import InvalidArgument, InvalidType, Unsupported, WrongProcess
 
 PolicyName = Literal["lru", "arc", "s3fifo", "tuned"]
 Ids = npt.NDArray[np.int32]
@@ -24,7 +24,7 @@ class PoolStatistics:
     """Of a pool since it was made, and now.
 
     Attributes:
-        policy: its name.
+        policy: its name, or that of its class.
         blocks: the capacity.
         used: blocks that are stored, reserved, or forgotten and still pinned.
         reserved, pinned: blocks, now.
@@ -37,7 +37,7 @@ class PoolStatistics:
         declined: keys that the policy did not want to be stored.
     """
 
-    policy: PolicyName
+    policy: str
     blocks: int
     used: int
     reserved: int
@@ -70,6 +70,40 @@ class Forecast:
     prefix_hits: int
 
 
+@runtime_checkable
+class Policy(Protocol):
+    """Which key goes when a pool is full; called by the pool, which nobody may call meanwhile.
+
+    What it raises reaches the caller of the pool, and the call has stored nothing; but an error of
+    `remove` is reported as one of a finalizer. A key that `evict` returns is forgotten, without a
+    call of `remove`.
+    """
+
+    def touch(self, key: bytes) -> None:
+        """A stored key was asked for. What it raises reaches the caller."""
+
+    def insert(self, key: bytes) -> bool:
+        """A block is about to be reserved for the key. False: it is declined. Where the pool is
+        full `evict` is asked first, and declines by None. What it raises reaches the caller."""
+        ...
+
+    def evict(self, incoming: bytes, is_free: Callable[[bytes], bool]) -> bytes | None:
+        """The key that makes room for `incoming`; None: none does.
+
+        Args:
+            incoming: the key that needs a block.
+            is_free: whether a key is stored and not pinned. To return another one raises
+                `InvalidArgument`.
+        """
+        ...
+
+    def remove(self, key: bytes) -> None:
+        """The key is forgotten, or was not stored after all. Must not raise."""
+
+    def clear(self) -> None:
+        """All keys are forgotten. What it raises reaches the caller, and nothing is forgotten."""
+
+
 class BlockPool:
     """Assigns the blocks of a cache to keys.
 
@@ -82,25 +116,32 @@ class BlockPool:
         with pool.reserve(pin.missing) as new:
             new.commit(write(new.keys, new.ids))
 
-    Policies are `lru`; `arc` (Megiddo and Modha, FAST '03); `s3fifo` (Yang et al., SOSP '23); and
-    `tuned`: a segment on probation, a protected segment and a list of keys that were evicted, whose
-    sizes are chosen while it runs, by what caches of other sizes, of LRU and of ARC would have hit.
-    A thread counts that, beside the calls. It may decline keys that nobody has asked for before.
+    Policies, beside those of your own (`Policy`), are `lru`; `arc` (Megiddo and Modha, FAST '03);
+    `s3fifo` (Yang et al., SOSP '23); and `tuned`: a segment on probation, a protected segment and a
+    list of keys that were evicted, whose sizes are chosen while it runs, by what caches of other
+    sizes, of LRU and of ARC would have hit. A thread counts that, beside the calls. It may decline
+    keys that nobody has asked for before.
     """
 
-    def __init__(self, blocks: int, policy: PolicyName = "tuned") -> None:
+    def __init__(self, blocks: int, policy: PolicyName | Policy = "tuned") -> None:
         """Args:
             blocks: the capacity.
-            policy: which block is evicted.
+            policy: which block is evicted; a name, or an object that decides.
 
         Raises:
             InvalidType, InvalidArgument: for an argument that is none.
         """
         count = integer_from("blocks", blocks, 1, _MOST_BLOCKS)
-        if policy not in get_args(PolicyName):
-            names = ", ".join(get_args(PolicyName))
-            raise InvalidArgument(f"policy must be one of {names}, not {policy!r}")
-        self._policy: PolicyName = policy
+        if isinstance(policy, str):
+            if policy not in get_args(PolicyName):
+                names = ", ".join(get_args(PolicyName))
+                raise InvalidArgument(f"policy must be one of {names}, not {policy!r}")
+            self._policy = str(policy)
+        else:
+            if not isinstance(policy, Policy):
+                kind = type(policy).__name__
+                raise InvalidType(f"policy must be a name or a memlane.tiers.Policy, not {kind}")
+            self._policy = type(policy).__name__
         self._generation = _native.fork_generation()
         self._native = _native.BlockPool(count, policy)
 
@@ -171,8 +212,11 @@ class BlockPool:
 
         Raises:
             InvalidType, InvalidArgument: `more_blocks` is no number of blocks.
+            Unsupported: the policy is an object.
             WrongProcess: as `pin`.
         """
+        if self._policy not in get_args(PolicyName):
+            raise Unsupported("a pool with a policy of your own has no forecast")
         capacity = _MOST_BLOCKS - self._own().statistics()["blocks"]
         more = integer_from("more_blocks", more_blocks, 0, capacity)
         counts = self._own().forecast(more)
@@ -188,9 +232,9 @@ class BlockPool:
         if self._generation == _native.fork_generation():
             self._native.unpin(blocks)
 
-    def _end(self, blocks: bytes, mask: bytes) -> None:
+    def _give_back(self, blocks: bytes) -> None:
         if self._generation == _native.fork_generation():
-            self._native.commit(blocks, mask)
+            self._native.give_back(blocks)
 
 
 class Pin:
@@ -272,12 +316,8 @@ class Reservation:
             raise InvalidArgument(f"ok must have {len(self.ids)} values, not shape {mask.shape}")
         if not self._is_open:
             raise InvalidArgument("this reservation has been committed or given back already")
-        self._pool._own()
-        self._close(mask)
-
-    def _close(self, mask: npt.NDArray[np.bool_]) -> None:
+        self._pool._own().commit(self.ids.tobytes(), mask.astype(np.bool_).tobytes())
         self._is_open = False
-        self._pool._end(self.ids.tobytes(), mask.astype(np.bool_).tobytes())
 
     def __enter__(self) -> Self:
         return self
@@ -292,5 +332,6 @@ class Reservation:
             self._give_back()
 
     def _give_back(self) -> None:
-        if self._is_open:
-            self._close(np.zeros(len(self.ids), np.bool_))
+        is_open, self._is_open = self._is_open, False
+        if is_open:
+            self._pool._give_back(self.ids.tobytes())
