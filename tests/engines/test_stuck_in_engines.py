@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +23,12 @@ from tests.engines import sources
 from tests.engines.running import ROOT
 from tests.support import PATIENCE
 
-RELEASES = os.environ.get("MEMLANE_STUCK_IN", "0.33").split()
 MEMLANE = [sys.executable, "-m", "memlane", "stuck"]
-of_releases = pytest.mark.parametrize("release", RELEASES)
-
-
-def engine(release: str, name: str) -> AbstractContextManager[list[int]]:
-    """Its queues between processes that are called as its own."""
-    sources.engine(release)
-    command = [sys.executable, "-m", "tests.engines.scenario", release, "stuck_scenarios", name]
-    return started(command, VLLM_HOST_IP="127.0.0.1")
-
-
-def real_vllm(name: str) -> AbstractContextManager[list[int]]:
-    if not (environment.HERE / "venv/vllm-0.32.0").exists():
-        pytest.skip("`make engines` installs a real vLLM")
-    script = str(ROOT / "tests/engines/real_vllm.py")
-    command = [str(environment.PYTHON), script, str(environment.MODEL), name]
-    return started(command, **environment.VARIABLES)
 
 
 @contextmanager
-def started(command: list[str], **variables: str) -> Iterator[list[int]]:
-    """The pids of an engine's core and its workers."""
+def started(command: Sequence[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A process with the engine's own environment; it and what it has started is killed."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "MEMLANE_"))}
     process = subprocess.Popen(
         command,
@@ -56,24 +39,52 @@ def started(command: list[str], **variables: str) -> Iterator[list[int]]:
         text=True,
         start_new_session=True,
     )
-    left: set[str] = set()
     try:
-        assert process.stdout is not None
-        seen = []
-        for line in process.stdout:
-            seen.append(line)
-            if line.startswith("pids: "):
-                pids = [int(pid) for pid in line.split()[1:]]
-                left = {path for path, holder in holders_in("/dev/shm") if holder.pid in pids}
-                yield pids
-                break
-        else:
-            pytest.fail("".join(seen))
+        yield process
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@contextmanager
+def reported(process: subprocess.Popen[str]) -> Iterator[list[int]]:
+    """The pids of its core and its workers; what they leave in /dev/shm is removed."""
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line.startswith("pids: "):
+            break
+    else:
+        pytest.fail("".join(seen))
+    pids = [int(pid) for pid in line.split()[1:]]
+    left = {path for path, holder in holders_in("/dev/shm") if holder.pid in pids}
+    try:
+        yield pids
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pids[0], signal.SIGKILL)
         for path in left:
             Path(path).unlink(missing_ok=True)
+
+
+@contextmanager
+def engine(process: subprocess.Popen[str], name: str) -> Iterator[list[int]]:
+    """Its queues between processes that are called as its own."""
+    assert process.stdin is not None
+    print(name, file=process.stdin, flush=True)
+    with reported(process) as pids:
+        yield pids
+
+
+@contextmanager
+def real_vllm(name: str) -> Iterator[list[int]]:
+    if not (environment.HERE / "venv/vllm-0.32.0").exists():
+        pytest.skip("`make engines` installs a real vLLM")
+    script = str(ROOT / "tests/engines/real_vllm.py")
+    command = [str(environment.PYTHON), script, str(environment.MODEL), name]
+    with started(command, **environment.VARIABLES) as process, reported(process) as pids:
+        yield pids
 
 
 def look(core: int, code: int) -> tuple[list[dict[str, Any]], float]:
@@ -94,57 +105,70 @@ def look(core: int, code: int) -> tuple[list[dict[str, Any]], float]:
             return json.loads(done.stdout)["stuck"], took
 
 
-def needs_stacks(pid: int) -> None:
-    seen = stack(pid)
-    if isinstance(seen, NoStack):
-        pytest.skip(seen.reason)
+def can_trace(pid: int) -> bool:
+    return not isinstance(stack(pid), NoStack)
 
 
-@of_releases
-@pytest.mark.parametrize("name", ["stopped", "killed", "computing"])
-def test_a_full_ring(release: str, name: str) -> None:
+def full_ring(name: str, core: int, second: int) -> None:
     """The second worker has not read."""
-    with engine(release, name) as (core, _, second):
-        (wait,), _ = look(core, 1)
-        (who,) = wait["awaited"]
-        assert (wait["reason"], wait["waiter"]["pid"]) == ("no free chunk", core)
-        if name == "killed":
-            assert (who["reader"], who["pid"], who["state"]) == (1, None, "dead")
-            return
-        state = {"stopped": "stopped", "computing": "running"}[name]
-        assert (who["reader"], who["pid"], who["state"]) == (1, second, state)
-        needs_stacks(second)
+    (wait,), _ = look(core, 1)
+    (who,) = wait["awaited"]
+    assert (wait["reason"], wait["waiter"]["pid"]) == ("no free chunk", core)
+    if name == "killed":
+        assert (who["reader"], who["pid"], who["state"]) == (1, None, "dead")
+        return
+    state = {"stopped": "stopped", "computing": "running"}[name]
+    assert (who["reader"], who["pid"], who["state"]) == (1, second, state)
+    if can_trace(second):
         innermost = {"stopped": "worker_busy_loop", "computing": "forward"}[name]
         assert any(frame.startswith(innermost) for frame in who["frames"]), who
 
 
-@of_releases
-@pytest.mark.parametrize("name", ["hung", "asked_while_stopped"])
-def test_an_answer_that_does_not_come(release: str, name: str) -> None:
+def no_answer(name: str, core: int, second: int) -> None:
     """The flags of a hung worker's engine look like those of an idle one."""
-    with engine(release, name) as (core, _, second):
-        needs_stacks(core)
-        (wait,), _ = look(core, 1)
-        (who,) = wait["awaited"]
-        assert (wait["reason"], wait["waiter"]["pid"]) == ("no answer", core)
-        assert (who["reader"], who["pid"]) == (1, second)
-        assert (who["state"] == "stopped") == (name == "asked_while_stopped")
-        if name == "hung":
-            assert who["frames"][0].startswith("hang ")
+    if not can_trace(core):
+        return
+    (wait,), _ = look(core, 1)
+    (who,) = wait["awaited"]
+    assert (wait["reason"], wait["waiter"]["pid"]) == ("no answer", core)
+    assert (who["reader"], who["pid"]) == (1, second)
+    assert (who["state"] == "stopped") == (name == "asked_while_stopped")
+    if name == "hung":
+        assert who["frames"][0].startswith("hang ")
 
 
-@of_releases
-def test_an_idle_engine(release: str) -> None:
-    """Its workers wait for the next step."""
-    with engine(release, "idle") as (core, *_):
-        assert look(core, 0)[0] == []
+def nobody(name: str, core: int, second: int) -> None:
+    """The workers wait for the next step."""
+    assert look(core, 0)[0] == [], (name, second)
+
+
+CASES = {
+    "stopped": full_ring,
+    "killed": full_ring,
+    "computing": full_ring,
+    "hung": no_answer,
+    "asked_while_stopped": no_answer,
+    "idle": nobody,
+}
+
+
+@pytest.mark.parametrize("release", os.environ.get("MEMLANE_STUCK_IN", "0.33").split())
+def test_the_culprit_is_named(release: str) -> None:
+    """One process imports the release's queues, and forks an engine for each case."""
+    sources.engine(release)
+    scenario = ("tests.engines.scenario", release, "stuck_scenarios", "one_after_another")
+    with started([sys.executable, "-m", *scenario], VLLM_HOST_IP="127.0.0.1") as process:
+        for name, check in CASES.items():
+            with engine(process, name) as (core, _, second):
+                check(name, core, second)
 
 
 @pytest.mark.parametrize("name", ["stopped", "hung"])
 def test_a_worker_of_a_real_vllm(name: str) -> None:
     """Its worker 0 waits for worker 1 in a collective, so both are named, who is stopped first."""
     with real_vllm(name) as (core, _, second):
-        needs_stacks(core)
+        if not can_trace(core):
+            pytest.skip("stacks decide, and may not be read here")
         (wait,), took = look(core, 1)
         assert (wait["reason"], wait["waiter"]["pid"]) == ("no answer", core)
         culprit = next(who for who in wait["awaited"] if who["pid"] == second)
