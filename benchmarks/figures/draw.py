@@ -180,6 +180,13 @@ def sizes(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     _legend(both[0], look, "outside right upper")
 
 
+_OF_ENGINE = {
+    "tokens_per_s": "tokens/s, 20 prompts",
+    "steps_per_s": "steps/s, one sequence",
+    "trickle_cpu_s": "CPU seconds in 20 s, two small requests/s",
+}
+
+
 def engine(raw: dict[str, Any], figure: Figure, look: Look) -> None:
     sides = raw["sides"]
     measures = list(next(iter(sides.values())))
@@ -192,9 +199,9 @@ def engine(raw: dict[str, Any], figure: Figure, look: Look) -> None:
             axes.bar(place, middle, color=color, width=0.6)
             axes.plot([place] * len(values), values, "o", color=look.ink, markersize=3, alpha=0.6)
             text = f"{middle:,.1f}" if middle < 100 else f"{middle:,.0f}"
-            axes.text(place, middle, text, ha="center", va="bottom", color=look.ink)
+            axes.text(place, middle / 2, text, ha="center", va="center", color=look.ink)
         axes.set_xticks(range(len(sides)), list(sides))
-        axes.set_title(measure, fontsize=10, color=look.ink)
+        axes.set_title(_OF_ENGINE[measure], fontsize=10, color=look.ink)
         axes.margins(y=0.15)
     _title(figure, f"A real vLLM {raw['release']} on its own queues and on memlane (dots: rounds)")
 
