@@ -21,7 +21,7 @@ from memlane._net import sockets
 from memlane.broadcast.protocol import frames as wire
 from tests.support import PATIENCE, Link, Peer, start, until
 from tests.support.remote_queues import remote_writer, start_remote_reader
-from tests.support.strangers import dealer_of, hello
+from tests.support.strangers import dealer_of, hello, stop_monitor
 
 SECONDS = float(os.environ.get("MEMLANE_SOAK_ATTACK", "3"))
 pytestmark = pytest.mark.soak(seconds=60 + 6 * SECONDS)
@@ -32,7 +32,7 @@ Socket = "zmq.Socket[bytes]"
 def attached(context: "zmq.Context[zmq.Socket[bytes]]", handle: Handle, number: int = 0) -> Socket:
     """A connection that has said HELLO."""
     dealer = dealer_of(context, handle, handle.remote_reader_keys[0], handle.remote_server_key)
-    dealer.disable_monitor()
+    stop_monitor(dealer)
     dealer.set(zmq.SNDTIMEO, 200)
     dealer.set(zmq.RCVTIMEO, 1000)  # its connection may be shut without an answer
     with suppress(zmq.Again):

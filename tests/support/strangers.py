@@ -125,6 +125,14 @@ def fates_of(one: "zmq.Socket[bytes]", count: int, patience: float = PATIENCE) -
     return fates
 
 
+def stop_monitor(one: "zmq.Socket[bytes]") -> None:
+    """Keeps the monitor's end while it is stopped: libzmq would wait for ever on one that is gone,
+    and pyzmq drops its own first."""
+    monitor = one.get_monitor_socket()
+    one.disable_monitor()
+    monitor.close(0)
+
+
 def replaying(_link: Link, handle: Handle, count: int, frames: list[bytes]) -> int:
     """Connects with a listed key that is in use, and replays another session's frames each time."""
     heard, context = 0, zmq.Context()
@@ -133,7 +141,7 @@ def replaying(_link: Link, handle: Handle, count: int, frames: list[bytes]) -> i
         for frame in frames:
             one.send(frame)
         heard += wire.header_of(one.recv()).what != wire.What.REFUSED
-        one.disable_monitor()
+        stop_monitor(one)
         one.close(0)
     context.term()
     return heard
