@@ -28,7 +28,6 @@ public:
         return blocks() - 1;
     }
 
-    List of(Block block) const noexcept { return blocks_[block].list; }
     std::uint32_t size(List list) const noexcept { return ends_[list].size; }
 
     // The block is in no list.

@@ -2,7 +2,7 @@
 //
 //   state      in the index  in the policy  pinned
 //   free       no            no             no
-//   reserved   yes, unseen   no             no        until it is committed or given back
+//   reserved   yes, unseen   only a user's  no        until it is committed or given back
 //   stored     yes           yes            0 or more
 //   forgotten  no            no             1 or more then free
 #pragma once
@@ -143,6 +143,7 @@ public:
 
     void clear() {
         policy_->clear();
+        for (auto& [more, replay] : forecasts_) replay.forget();
         for (Block block = 0; block < states_.size(); ++block) {
             if (states_[block] == State::kStored || states_[block] == State::kReserved) drop(block);
         }
@@ -233,8 +234,13 @@ private:
             index_.remove(index_.key_of(block));
             ++counts_.evicted;
         }
-        keys_.set(block, key.bytes);
-        index_.insert(key.hash, block);
+        try {
+            keys_.set(block, key.bytes);
+            index_.insert(key.hash, block);
+        } catch (...) {  // no memory
+            free(block);
+            throw;
+        }
         states_[block] = State::kReserved;
         admissions_[block] = admission;
         ++counts_.reserved;

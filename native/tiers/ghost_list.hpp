@@ -24,13 +24,12 @@ public:
         if (place == kNoBlock) place = lists_.oldest(kUnused, {});
         if (place == kNoBlock && size() == most_) map_.remove(map_.key_of(place = lists_.oldest(kUsed, {})));
         if (place == kNoBlock) {
-            lists_.push(kUsed, place = lists_.add());
-            pushed_.push_back(0);
-        } else {
-            lists_.move(kUsed, place);
+            lists_.push(kUnused, place = lists_.add());
+            pushed_.resize(lists_.blocks());
         }
-        pushed_[place] = ++pushes_;
         map_.insert(key, place);
+        lists_.move(kUsed, place);
+        pushed_[place] = ++pushes_;
     }
 
     // It leaves. Returns how many keys have been pushed since; kAbsent if it was not there.

@@ -72,8 +72,8 @@ public:
             recent > 0 && (keeps_no_ghost || recent > target_ || (incoming == Admission::kFrequent && recent == target_));
         const auto [block, list] = oldest_of(lists_, is_recent ? kRecent : kFrequent, is_recent ? kFrequent : kRecent, pins);
         if (block == kNoBlock) return block;
-        lists_.remove(block);
         if (!keeps_no_ghost) ghosts_[list].push(keys_[block]);
+        lists_.remove(block);
         return block;
     }
 
@@ -155,8 +155,8 @@ private:
                 lists_.move(kMain, block);
                 continue;
             }
-            lists_.remove(block);
             ghosts_.push(keys_[block]);
+            lists_.remove(block);
             return block;
         }
         return kNoBlock;
@@ -198,8 +198,8 @@ public:
         const auto [block, list] =
             oldest_of(lists_, is_first ? kProbation : kProtected, is_first ? kProtected : kProbation, pins);
         if (block == kNoBlock) return block;
-        lists_.remove(block);
         ghosts.push(keys_[block]);
+        lists_.remove(block);
         return block;
     }
 

@@ -43,6 +43,9 @@ public:
         counts_.accesses += keys.size();
     }
 
+    // All keys; the counts stay, and what a tuner has chosen.
+    void forget() { cache_->clear(); }
+
     Counts counts() const noexcept {
         Counts now = counts_;
         now.stores = cache_->stores();

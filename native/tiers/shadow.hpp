@@ -37,6 +37,12 @@ public:
         return false;
     }
 
+    void clear() {
+        policy_->clear();
+        map_.clear();
+        used_ = 0;
+    }
+
     std::uint64_t stores() const noexcept { return stores_; }
     const Policy& policy() const noexcept { return *policy_; }
 

@@ -26,7 +26,8 @@ public:
 
     Admission admit(Key key) override {
         const Candidate& chosen = candidate();
-        if (segments_.ghosts.take(key) < std::uint64_t{chosen.ghosts} * blocks_) return Admission::kRecent;
+        const std::uint32_t age = segments_.ghosts.take(key);
+        if (age != GhostList::kAbsent && age < std::uint64_t{chosen.ghosts} * blocks_) return Admission::kRecent;
         if (chosen.kind != Candidate::Kind::kTwoSegment || chosen.share > 0) return Admission::kNew;
         segments_.ghosts.push(key);
         return Admission::kDeclined;

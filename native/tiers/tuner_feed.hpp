@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,7 @@ public:
     // Accesses in their order. If the thread is far behind, these are not seen: the choice comes later.
     void accessed(std::span<const Key> keys) {
         const std::lock_guard lock(state_->mutex);
+        if (state_->has_failed) return;
         std::vector<Key>& pending = state_->pending;
         if (pending.size() < kMostPending) pending.insert(pending.end(), keys.begin(), keys.end());
         if (pending.size() >= kBatch) start();
@@ -47,6 +49,7 @@ private:
         std::condition_variable idle;
         std::vector<Key> pending;
         bool is_fed = false;
+        bool has_failed = false;  // for lack of memory: what was chosen last stays
     };
 
     // With the lock held. Without a thread to be had, the accesses wait for the next call.
@@ -61,8 +64,16 @@ private:
             keys.clear();
             keys.swap(state.pending);
             lock.unlock();
-            for (const Key key : keys) state.tuner.accessed(key);
+            bool is_done = true;
+            try {
+                for (const Key key : keys) state.tuner.accessed(key);
+            } catch (const std::bad_alloc&) {
+                is_done = false;
+            }
             lock.lock();
+            if (is_done) continue;
+            state.has_failed = true;
+            state.pending.clear();
         }
         state.is_fed = false;
         state.idle.notify_all();

@@ -383,6 +383,34 @@ def test_an_error_of_a_policy_stores_nothing(call: str) -> None:
     assert len(store(pool, 2, 3)) == 2
 
 
+def test_is_free_may_be_kept() -> None:
+    """Nothing is free for whoever asks later, also when the pool is gone."""
+    kept: list[Callable[[bytes], bool]] = []
+
+    class Keeper(Newest):
+        def evict(self, incoming: bytes, is_free: Callable[[bytes], bool]) -> bytes | None:
+            kept.append(is_free)
+            assert is_free(self.keys[0])
+            return super().evict(incoming, is_free)
+
+    pool = BlockPool(1, Keeper())
+    store(pool, 1)
+    store(pool, 2)
+    assert not kept[0](*keys(2))
+    del pool
+    gc.collect()
+    assert not kept[0](*keys(2))
+
+
+def test_a_forecast_forgets_what_the_pool_forgets() -> None:
+    pool = BlockPool(8, "lru")
+    pool.forecast(2)
+    pool.touch(keys(1))
+    pool.clear()
+    pool.touch(keys(1))
+    assert (pool.forecast(2).accesses, pool.forecast(2).hits) == (2, 0)
+
+
 def test_a_policy_may_not_call_its_pool() -> None:
     class Caller(Newest):
         pool: BlockPool

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -102,9 +101,16 @@ public:
     }
 
     tiers::Block victim(tiers::Admission, tiers::Pins) override {
-        const nb::object is_free = nb::cpp_function([this](nb::handle key) {
-            const tiers::Block block = find(key);
-            return block != tiers::kNoBlock && !pool_->is_pinned(block);
+        // Whoever keeps the function beyond the call may outlive the pool: no key is free then.
+        const auto here = std::make_shared<const PythonPolicy*>(this);
+        const struct End {
+            const PythonPolicy*& here;
+            ~End() { here = nullptr; }
+        } end{*here};
+        const nb::object is_free = nb::cpp_function([here](nb::handle key) {
+            if (*here == nullptr) return false;
+            const tiers::Block block = (*here)->find(key);
+            return block != tiers::kNoBlock && !(*here)->pool_->is_pinned(block);
         });
         const nb::object evicted = policy_.attr("evict")(incoming_, is_free);
         if (evicted.is_none()) return tiers::kNoBlock;

@@ -77,8 +77,9 @@ def run(output: Path | None, prints_json: bool) -> None:
 
 
 def _check(output: Path) -> None:
-    if output.is_dir() or not os.access(output.parent, os.W_OK):
-        raise InvalidArgument(f"cannot write {output}: not a file in a folder that can be written")
+    place = output if output.exists() else output.parent
+    if output.is_dir() or not os.access(place, os.W_OK):
+        raise InvalidArgument(f"cannot write {output}: no file that can be written, or no folder")
 
 
 def _print(

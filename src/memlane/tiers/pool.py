@@ -92,8 +92,8 @@ class Policy(Protocol):
 
         Args:
             incoming: the key that needs a block.
-            is_free: whether a key is stored and not pinned. To return another one raises
-                `InvalidArgument`.
+            is_free: whether a key is stored and not pinned, until `evict` returns. To return
+                another one raises `InvalidArgument`.
         """
         ...
 
@@ -109,7 +109,8 @@ class BlockPool:
 
     It has no memory of its own: blocks are numbers, for the rows of a region or of any other
     buffer. It belongs to one process; its threads take turns. A key is 1 to 255 bytes, a digest as
-    a rule. A call with n keys costs one call into native code, and some 50 ns a key.
+    a rule. A call with n keys costs one call into native code, and for each key some 50 ns if they
+    were stored in that order, 300 ns if at random.
 
         with pool.pin(keys) as pin:          # what is there stays while it is read
             read(pin.ids)
@@ -187,7 +188,7 @@ class BlockPool:
         self._own().forget(list(keys))
 
     def clear(self) -> None:
-        """Forgets all keys, and what the policy knows of earlier ones.
+        """Forgets all keys, and which were evicted. The sizes that `tuned` has chosen stay.
 
         Raises:
             WrongProcess: as `pin`.
