@@ -17,6 +17,8 @@ public:
 
     std::uint32_t size() const noexcept { return lists_.size(kUsed); }
 
+    void prefetch(Key key) const noexcept { map_.prefetch(key); }
+
     // Newest; the oldest goes if there are too many. A key that is there already becomes the newest.
     void push(Key key) {
         if (most_ == 0) return;
@@ -30,6 +32,8 @@ public:
         map_.insert(key, place);
         lists_.move(kUsed, place);
         pushed_[place] = ++pushes_;
+        // The next key removes the oldest.
+        if (size() == most_) map_.prefetch(map_.key_of(lists_.oldest(kUsed, {})));
     }
 
     // It leaves. Returns how many keys have been pushed since; kAbsent if it was not there.

@@ -49,6 +49,9 @@ public:
     explicit Arc(std::uint32_t blocks)
         : blocks_(blocks), lists_(blocks, 2), keys_(blocks), ghosts_{GhostList(blocks), GhostList(blocks)} {}
 
+    void prefetch(Key key) const noexcept override {
+        for (const GhostList& ghosts : ghosts_) ghosts.prefetch(key);
+    }
     void touch(Block block) override { lists_.move(kFrequent, block); }
 
     Admission admit(Key key) override {
@@ -228,6 +231,7 @@ public:
     TwoSegment(std::uint32_t blocks, double share, std::uint64_t ghosts)
         : declines_(share == 0), probation_(static_cast<std::uint32_t>(share * blocks)), segments_(blocks, ghosts) {}
 
+    void prefetch(Key key) const noexcept override { segments_.ghosts.prefetch(key); }
     void touch(Block block) override { segments_.touch(block); }
 
     Admission admit(Key key) override {

@@ -28,6 +28,9 @@ class Policy {
 public:
     virtual ~Policy() = default;
 
+    // An access to the key follows soon.
+    virtual void prefetch(Key /*key*/) const noexcept {}
+
     // May throw.
     virtual void touch(Block block) = 0;
 

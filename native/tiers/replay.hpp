@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tiers/policies.hpp"
 #include "tiers/shadow.hpp"
@@ -36,10 +37,9 @@ public:
             if (!cache_->has(key)) break;
             ++counts_.prefix_hits;
         }
-        for (std::size_t at = keys.size(); at-- > 0;) {
-            if (tuner_) tuner_->accessed(keys[at]);
-            counts_.hits += cache_->access(keys[at]);
-        }
+        const std::vector<Key> order(keys.rbegin(), keys.rend());
+        for (const Key key : order) counts_.hits += cache_->access(key);
+        if (tuner_) tuner_->accessed(order);
         counts_.accesses += keys.size();
     }
 

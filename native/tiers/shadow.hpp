@@ -16,6 +16,11 @@ public:
 
     bool has(Key key) const noexcept { return map_.find(key) != kNoBlock; }
 
+    void prefetch(Key key) const noexcept {
+        map_.prefetch(key);
+        policy_->prefetch(key);
+    }
+
     // One access: a hit, or a miss that is stored or declined. Returns whether it was a hit.
     bool access(Key key) {
         if (const Block found = map_.find(key); found != kNoBlock) {

@@ -11,7 +11,9 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -62,11 +64,17 @@ public:
         for (const Candidate& each : kCandidates) shadows_.emplace_back(policy_of(each), size_);
     }
 
-    void accessed(Key key) {
-        if ((key >> 32) >= sampled_) return;
+    // Accesses in their order. One shadow after the other sees all of them, so that only its own memory is in the caches;
+    // the choice comes last.
+    void accessed(std::span<const Key> keys) {
+        seen_.clear();
+        std::copy_if(keys.begin(), keys.end(), std::back_inserter(seen_), [&](Key key) { return (key >> 32) < sampled_; });
         std::uint32_t best = chosen_;
         for (std::uint32_t at = 0; at < shadows_.size(); ++at) {
-            scores_[at] = scores_[at] * keeps_ + shadows_[at].access(key);
+            for (std::size_t i = 0; i < seen_.size(); ++i) {
+                if (i + kAhead < seen_.size()) shadows_[at].prefetch(seen_[i + kAhead]);
+                scores_[at] = scores_[at] * keeps_ + shadows_[at].access(seen_[i]);
+            }
             if (scores_[at] > scores_[best]) best = at;
         }
         if (scores_[best] > scores_[chosen_] * (1 + kMargin)) chosen_ = best;
@@ -82,6 +90,8 @@ public:
     std::shared_ptr<const Choice> choice() const noexcept { return choice_; }
 
 private:
+    static constexpr std::size_t kAhead = 6;  // memory is asked for so many keys before it is read
+
     std::unique_ptr<Policy> policy_of(const Candidate& each) const {
         if (each.kind == Candidate::Kind::kLru) return std::make_unique<Lru>(size_);
         if (each.kind == Candidate::Kind::kArc) return std::make_unique<Arc>(size_);
@@ -92,6 +102,7 @@ private:
     std::uint64_t sampled_;  // keys whose upper half is below
     double keeps_;
     std::vector<Shadow> shadows_;
+    std::vector<Key> seen_;  // of one call
     std::array<double, kCandidates.size()> scores_{};
     std::uint32_t chosen_ = 0;
     std::shared_ptr<Choice> choice_ = std::make_shared<Choice>();

@@ -1,4 +1,4 @@
-// Feeds a tuner beside the calls that make the accesses: its shadows take 1 to 2 us an access.
+// Feeds a tuner beside the calls that make the accesses: its shadows take 0.3 to 3 us an access, by their size.
 //
 // A thread runs while there is a batch, and ends: a fork loses none, and whoever drops a pool waits for none.
 #pragma once
@@ -66,7 +66,7 @@ private:
             lock.unlock();
             bool is_done = true;
             try {
-                for (const Key key : keys) state.tuner.accessed(key);
+                state.tuner.accessed(keys);
             } catch (const std::bad_alloc&) {
                 is_done = false;
             }

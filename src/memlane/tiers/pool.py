@@ -206,7 +206,7 @@ class BlockPool:
     def forecast(self, more_blocks: int) -> Forecast:
         """What a pool with so many blocks more would have hit since this was first asked for that
         number: the first answer is zero. It begins empty, and keeps every access from then on,
-        which costs up to 0.4 us a key (`tuned`: 2 us).
+        which costs up to 0.5 us a key (`tuned`: some 3 us).
 
         Args:
             more_blocks: beyond the capacity; 0 for what this pool itself hits from empty.
