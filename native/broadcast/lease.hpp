@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "broadcast/ring_layout.hpp"
@@ -53,6 +54,7 @@ public:
         all.alive.insert(this);
         SYNC_STORE(lease);
         core::store_relaxed<std::uint8_t>(ring_.lease(mark_, reader_), kKept);  // `consume` makes it visible
+        count(bytes_);
     }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
@@ -65,6 +67,7 @@ public:
         if (keeps_extent_ && !is_inherited_ && generation_ == os::fork_generation().load()) {
             SYNC_STORE(drop);
             core::store_release<std::uint8_t>(ring_.lease(mark_, reader_), kNotKept);
+            count(-bytes_);
         }
         memory_->drop_copies(offset_, bytes_);
     }
@@ -74,10 +77,11 @@ public:
     // Makes copies of all pages. From then on the writer may reuse the extent, unless a page cannot be copied.
     void own() noexcept {
         copy();
-        if (is_copied_)
-            keeps_extent_ = false;
-        else if (keeps_extent_)
+        if (is_copied_) {
+            if (std::exchange(keeps_extent_, false)) count(-bytes_);
+        } else if (keeps_extent_) {
             core::store_relaxed<std::uint8_t>(ring_.lease(mark_, reader_), kKeptForGood);  // `leave` makes it visible
+        }
     }
 
     // For a child, which has the memory too. If a page cannot be copied, the extent stays as it is.
@@ -91,6 +95,12 @@ public:
     }
 
 private:
+    // What the extents of the reader's leases take. The caller holds the mutex of all leases.
+    void count(std::uint64_t bytes) const noexcept {
+        std::uint64_t& leased = ring_.slot_of(reader_).leased_bytes;
+        core::store_relaxed(leased, core::load_relaxed(leased) + bytes);
+    }
+
     // Copies only once: the pages are then the reader's own, and later children share them like any other memory.
     void copy() noexcept {
         if (!keeps_extent_ || is_copied_) return;

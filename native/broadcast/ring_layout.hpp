@@ -102,7 +102,8 @@ public:
           waits_(segment.section<RingWaits>(core::Section::ring_waits)),
           parked_(segment.section<std::uint8_t>(core::Section::parked_readers)),
           descriptors_(segment.section<ChunkDescriptor>(core::Section::chunk_descriptors)),
-          leases_(segment.section<std::uint8_t>(core::Section::extent_leases)) {}
+          leases_(segment.section<std::uint8_t>(core::Section::extent_leases)),
+          slots_(segment.section<core::ParticipantSlot>(core::Section::participants)) {}
 
     // The same ring in another mapping, which begins with it.
     Ring in(std::shared_ptr<os::Mapping> other) const noexcept {
@@ -114,6 +115,7 @@ public:
         move(moved.parked_);
         move(moved.descriptors_);
         move(moved.leases_);
+        move(moved.slots_);
         moved.mapping_ = std::move(other);
         return moved;
     }
@@ -135,6 +137,7 @@ public:
     std::uint8_t& lease(std::uint64_t row, std::uint64_t reader) const noexcept {
         return leases_[row * geometry_.n_reader + reader];
     }
+    core::ParticipantSlot& slot_of(std::uint64_t reader) const noexcept { return slots_[1 + reader]; }
     RingWaits& waits() const noexcept { return *waits_; }
     bool is_same_memory(const Ring& other) const noexcept { return mapping_ == other.mapping_; }
     // Copies of this object, and others that keep the memory mapped.
@@ -153,6 +156,7 @@ private:
     std::uint8_t* parked_;
     ChunkDescriptor* descriptors_;
     std::uint8_t* leases_;
+    core::ParticipantSlot* slots_;
 };
 
 }  // namespace memlane::broadcast

@@ -94,7 +94,8 @@ struct ParticipantSlot {
     std::uint64_t pid_namespace;
     std::uint32_t reserved_1[3];
     std::uint32_t absent_elsewhere;  // in the writer's slot: readers on other hosts that have not attached
-    std::uint32_t reserved_2[4];
+    std::uint64_t leased_bytes;  // of extents that leases keep
+    std::uint32_t reserved_2[2];
 
     std::uint64_t position;          // messages published or consumed
     std::int64_t last_progress_ns;   // CLOCK_MONOTONIC, as of its last tick
@@ -112,6 +113,7 @@ inline constexpr std::uint32_t kViewsOfRing = 1u << 31;
 inline constexpr std::uint32_t kViewsLeft = 1u << 30;
 static_assert(sizeof(ParticipantSlot) == 128);
 static_assert(offsetof(ParticipantSlot, absent_elsewhere) == 44);
+static_assert(offsetof(ParticipantSlot, leased_bytes) == 48);
 static_assert(offsetof(ParticipantSlot, position) == 64);
 
 // Lock bytes lie far beyond the end of the file: one per participant, one shared by users that are not participants.

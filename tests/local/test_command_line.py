@@ -129,6 +129,25 @@ def test_top_ends_with_q() -> None:
         assert not screen.is_cursor_hidden
 
 
+def test_top_shows_what_a_name_contains() -> None:
+    with (
+        queue_of(1) as (writer, _),
+        queue_of(1) as (other, _),
+        terminal("top", "--interval", "0.2", module="memlane") as screen,
+    ):
+        wanted, rest = (name_in(each.handle)[8:14] for each in (writer, other))
+        screen.until_shown(rest)
+        screen.type(b"/" + wanted.encode() + b"q\x7f")
+        screen.until_shown(f"name: {wanted}_")
+        frame = screen.until_shown(f"(?s)SEGMENT.*name: {wanted}_")
+        assert f"memlane-{wanted}" in frame
+        assert rest not in frame
+        screen.type(b"\x1b")
+        screen.until_shown(rest)
+        screen.type(b"q")
+        assert screen.until_end() == 0
+
+
 def test_top_needs_a_terminal() -> None:
     done = run("top")
     assert (done.returncode, done.stdout) == (2, "")

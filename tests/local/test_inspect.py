@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from memlane import MessageQueue, ShmRingBuffer, inspect
@@ -113,6 +114,17 @@ def test_a_store() -> None:
         assert (segment.counters["objects"], segment.counters["puts"]) == (2, 2)
         assert [who.owed for who in segment.participants[1:]] == [1, 2]
         assert [who.state for who in segment.participants] == ["running"] * 3
+
+
+def test_memory_that_views_keep() -> None:
+    """Of a queue its chunks, whole, and extents; after the last view it is nobody's again."""
+    with queue_of(1, max_chunk_bytes=8192) as (writer, (reader,)):
+        name = name_in(writer.handle)
+        writer.enqueue(np.zeros(2 << 20, np.uint8))
+        large = reader.dequeue()
+        assert 2 << 20 <= seen(name).participants[1].lent < 3 << 20
+        del large
+        assert seen(name).participants[1].lent == 0
 
 
 def test_a_region() -> None:

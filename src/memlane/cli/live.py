@@ -32,7 +32,7 @@ _COLUMNS = [
     ("HITS", "right"),
     ("STATE", "left"),
 ]
-_KEYS = "q quit   s sort   f filter by kind   + - interval"
+_KEYS = "q quit   s sort   f kind   / name   + - interval"
 _KINDS = ("", "queue", "store", "region", "ring")
 
 
@@ -55,10 +55,15 @@ class View:
         self.interval = interval
         self._sorts = list(_SORTS)
         self._kinds = list(_KINDS)
+        self._name = ""  # shown are those whose names contain it
+        self._is_typing = False
         self._rates = Rates()
 
     def press(self, key: str) -> bool:
         """Returns whether the key ends the display."""
+        if self._is_typing and key not in "\x03\x04":
+            self._type(key)
+            return False
         match key:
             case "q" | "\x03" | "\x04":
                 return True
@@ -66,24 +71,40 @@ class View:
                 self._sorts.append(self._sorts.pop(0))
             case "f":
                 self._kinds.append(self._kinds.pop(0))
+            case "/":
+                self._is_typing = True
             case "+":
                 self.interval = min(60.0, self.interval * 2)
             case "-":
                 self.interval = max(0.25, self.interval / 2)
         return False
 
+    def _type(self, key: str) -> None:
+        match key:
+            case "\r" | "\n":
+                self._is_typing = False
+            case "\x1b":
+                self._is_typing, self._name = False, ""
+            case "\x7f" | "\b":
+                self._name = self._name[:-1]
+            case _ if key.isprintable():
+                self._name += key
+
     def draw(self, width: int) -> Group:
         """One look at all segments."""
         seen = segments()
         rates = self._rates.of(seen, time.monotonic())
-        kind = self._kinds[0]
+        kind, name = self._kinds[0], self._name
         order = _SORTS[self._sorts[0]]
-        shown = [segment for segment in seen if kind in ("", segment.kind)]
+        shown = [each for each in seen if kind in ("", each.kind) and name in each.name]
         shown.sort(key=lambda segment: order(segment, rates.get(segment.name, 0.0)))
         rows = [_row(segment, rates.get(segment.name)) for segment in shown]
         filtered = f", only {kind}" if kind else ""
+        keys = f"name: {name}_   Enter done   Esc all names" if self._is_typing else _KEYS
+        if name and not self._is_typing:
+            keys += f"   name: {name}"
         title = f"{shm_line()}; every {self.interval:g} s, by {self._sorts[0]}{filtered}"
-        return Group(Text(title), show.table(_COLUMNS, rows, width), Text(_KEYS, style="dim"))
+        return Group(Text(title), show.table(_COLUMNS, rows, width), Text(keys, style="dim"))
 
 
 def _row(segment: Segment, per_second: float | None) -> list[str]:
@@ -91,6 +112,7 @@ def _row(segment: Segment, per_second: float | None) -> list[str]:
     readers = [who for who in people if who.role == "reader"]
     lags = ",".join(str(who.behind) for who in readers[:8]) + (",..." if len(readers) > 8 else "")
     is_queue = segment.kind == "queue"
+    lent = sum(who.lent for who in people)
     return [
         show.short_name(segment.name),
         segment.kind,
@@ -99,7 +121,7 @@ def _row(segment: Segment, per_second: float | None) -> list[str]:
         lags if is_queue else "",
         str(sum(who.activity == "waiting" for who in people)) if is_queue else "",
         str(people[0].extents) if is_queue and people else "",
-        str(sum(who.views for who in people)) if people and segment.kind != "region" else "",
+        show.nbytes(lent) if lent else "",
         _hits(segment),
         show.state(segment),
     ]

@@ -28,7 +28,7 @@ _BLOCK = 1 << 20
 PARTICIPANTS, STORE_FACTS, OBJECT_TABLE = 1, 5, 6
 _SYSTEMS = {1: "queue", 2: "store"}
 
-_SLOT = struct.Struct("<IIQQQ12xI16xQqIIQQQqq")
+_SLOT = struct.Struct("<IIQQQ12xIQ8xQqIIQQQqq")
 _FACTS = struct.Struct("<QQQ32xQQQQQQ")
 _MAX_SLOTS = 1 << 20
 _VIEWS = (1 << 30) - 1  # the bits above mark what has survived an end
@@ -65,6 +65,7 @@ class Slot:
     start_ticks: int
     pid_namespace: int
     absent_elsewhere: int
+    leased_bytes: int
     position: int
     last_progress: int
     activity: Activity
@@ -168,6 +169,7 @@ def _slot(
     ticks: int,
     namespace: int,
     absent: int,
+    leased: int,
     position: int,
     progress: int,
     activity: int,
@@ -185,6 +187,7 @@ def _slot(
         ticks,
         namespace,
         absent,
+        leased,
         position,
         progress,
         _ACTIVITIES.get(activity, "unknown"),
@@ -209,8 +212,8 @@ def store_of(file: int, header: Header) -> StoreFacts | None:
     return StoreFacts(n, objects, size, *counters)
 
 
-def blockers_of(file: int, header: Header) -> list[tuple[int, int]]:
-    """(objects pinned, objects of which reads are owed) for each slot of a store.
+def blockers_of(file: int, header: Header) -> list[tuple[int, int, int]]:
+    """(objects pinned, their bytes, objects of which reads are owed) for each slot of a store.
 
     Those are what keeps the writer from reusing the space of an object.
     """
@@ -220,19 +223,21 @@ def blockers_of(file: int, header: Header) -> list[tuple[int, int]]:
     slots = header.sections[PARTICIPANTS][2]
     if stride < 64 + 8 * slots:
         raise Unreadable("a damaged section directory")
-    pinned, owed = [0] * slots, [0] * slots
+    pinned, nbytes, owed = [0] * slots, [0] * slots, [0] * slots
     entries = max(1, _BLOCK // stride)
     for first in range(0, count, entries):
         data = os.pread(file, stride * min(entries, count - first), at + first * stride)
         for entry in range(0, len(data) - stride + 1, stride):
-            stamp, _, _, references = struct.unpack_from("<QQQI", data, entry)
+            stamp, _, size, references = struct.unpack_from("<QQQI", data, entry)
             if not stamp & 1 << 32:
                 continue
             usage = struct.unpack_from(f"<{2 * slots}I", data, entry + 64)
             for slot in range(slots):
-                pinned[slot] += usage[2 * slot + 1] > 0
+                if usage[2 * slot + 1] > 0:
+                    pinned[slot] += 1
+                    nbytes[slot] += size
                 owed[slot] += slot > 0 and usage[2 * slot] < references
-    return list(zip(pinned, owed, strict=True))
+    return list(zip(pinned, nbytes, owed, strict=True))
 
 
 def flags_of(file: int, header: Header, position: int) -> tuple[bool, list[bool]]:

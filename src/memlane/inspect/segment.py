@@ -49,6 +49,8 @@ class Participant:
         extents: messages of a writer that did not fit a chunk.
         pinned: objects of a store that it reads now, or keeps views of.
         owed: stored objects that it has not read as often as they were put.
+        lent: bytes that cannot be reused because of its views: a queue's chunks, whole, and
+            extents; a store's pinned objects.
     """
 
     role: Literal["writer", "reader", "holder"]
@@ -68,6 +70,7 @@ class Participant:
     extents: int = 0
     pinned: int = 0
     owed: int = 0
+    lent: int = 0
 
 
 @dataclass(frozen=True)
@@ -319,12 +322,13 @@ def _participant(
     number: int,
     slot: Slot,
     writer: Slot,
-    blockers: list[tuple[int, int]],
+    blockers: list[tuple[int, int, int]],
 ) -> Participant:
     rank = slot.rank
     if number and rank is None:
         rank = number - 1
-    pinned, owed = blockers[number] if blockers else (0, 0)
+    pinned, pinned_bytes, owed = blockers[number] if blockers else (0, 0, 0)
+    kept = slot.views * header.geometry[1] if header.kind == "queue" else pinned_bytes
     is_absent = slot.state == "absent"
     is_of_queue = header.kind == "queue" and number > 0 and slot.state == "attached"
     return Participant(
@@ -345,6 +349,7 @@ def _participant(
         slot.extents,
         pinned,
         owed,
+        slot.leased_bytes + kept,
     )
 
 
