@@ -63,6 +63,15 @@ public:
         _mm_sfence();
     }
 
+    // At once, of memory that a cache has. Call finish() afterwards.
+    static void add_cached(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+        const std::size_t head = std::min(bytes, (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine);
+        std::memcpy(to, from, head);
+        to += head, from += head, bytes -= head;
+        for (; bytes >= kLine; to += kLine, from += kLine, bytes -= kLine) copy_line(to, from);
+        std::memcpy(to, from, bytes);
+    }
+
 private:
     static constexpr std::size_t kLane = 4096;
     static constexpr std::size_t kLeast = 1024;  // below this the partial lines at both ends cost too much
@@ -114,6 +123,9 @@ inline constexpr bool kCanStream = false;
 class StreamingCopy {
 public:
     void add(std::byte* to, const std::byte* from, std::size_t bytes) noexcept { std::memcpy(to, from, bytes); }
+    static void add_cached(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+        std::memcpy(to, from, bytes);
+    }
     void finish() noexcept {}
 };
 

@@ -3,8 +3,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -189,6 +191,12 @@ inline std::uint64_t total_bytes(const FileDescriptor& file) noexcept {
     struct statvfs s{};
     if (::fstatvfs(file.get(), &s) != 0 || s.f_blocks == 0) return UINT64_MAX;
     return static_cast<std::uint64_t>(s.f_blocks) * s.f_frsize;
+}
+
+// Whether its file system is memory.
+inline bool is_tmpfs(const FileDescriptor& file) noexcept {
+    struct statfs s{};
+    return ::fstatfs(file.get(), &s) == 0 && s.f_type == TMPFS_MAGIC;
 }
 
 inline bool is_half_free(const FileDescriptor& file) noexcept {

@@ -13,10 +13,14 @@
 #include <link.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -151,6 +155,30 @@ int stat(const char* path, struct stat* s) noexcept {
 int fstatvfs(int fd, struct statvfs* s) noexcept {
     BEFORE(fstatvfs, -1);
     return real(fd, s);
+}
+int fstatfs(int fd, struct statfs* s) noexcept {
+    BEFORE(fstatfs, -1);
+    return real(fd, s);
+}
+int eventfd(unsigned count, int flags) noexcept {
+    BEFORE(eventfd, -1);
+    return real(count, flags);
+}
+int timerfd_create(int clock, int flags) noexcept {
+    BEFORE(timerfd_create, -1);
+    return real(clock, flags);
+}
+int timerfd_settime(int fd, int flags, const itimerspec* next, itimerspec* before) noexcept {
+    BEFORE(timerfd_settime, -1);
+    return real(fd, flags, next, before);
+}
+int epoll_create1(int flags) noexcept {
+    BEFORE(epoll_create1, -1);
+    return real(flags);
+}
+int epoll_ctl(int poller, int what, int fd, epoll_event* event) noexcept {
+    BEFORE(epoll_ctl, -1);
+    return real(poller, what, fd, event);
 }
 int linkat(int from_directory, const char* from, int to_directory, const char* to, int flags) noexcept {
     BEFORE(linkat, -1);

@@ -127,6 +127,47 @@ public:
         for (const Block block : blocks) give_back(block);
     }
 
+    // Pins the block of each key that is stored; kNoBlock for the others. An access only if `touches`.
+    std::vector<Block> pin_each(std::span<const Asked> asked, bool touches) {
+        std::vector<Block> blocks;
+        if (touches) {
+            blocks = access(asked);
+        } else {
+            for (const Asked& key : asked) blocks.push_back(stored(key));
+        }
+        for (const Block block : blocks)
+            if (block != kNoBlock && pins_[block]++ == 0) ++counts_.pinned;
+        return blocks;
+    }
+
+    // Keys that were stored in an earlier life, in that order; of a key that comes twice the last counts. `last` are free
+    // blocks to use after all others, the first of them first. The pool is empty.
+    void restore(std::span<const Asked> asked, std::span<const Block> blocks, std::span<const Block> last) {
+        for (std::size_t at = 0; at < asked.size(); ++at) {
+            if (at + kAhead < asked.size()) index_.prefetch(asked[at + kAhead].hash);
+            if (const Block before = index_.find(asked[at].hash); before != kNoBlock) {
+                policy_->remove(before);
+                index_.remove(asked[at].hash);
+                states_[before] = State::kFree;
+            }
+            keys_.set(blocks[at], asked[at].bytes);
+            index_.insert(asked[at].hash, blocks[at]);
+            states_[blocks[at]] = State::kReserved;
+            if (!policy_->reserve(blocks[at])) {
+                index_.remove(asked[at].hash);
+                states_[blocks[at]] = State::kFree;
+                continue;
+            }
+            policy_->insert(asked[at].hash, blocks[at], Admission::kNew);
+            states_[blocks[at]] = State::kStored;
+        }
+        free_.assign(last.rbegin(), last.rend());
+        std::vector<bool> is_last(states_.size());
+        for (const Block block : last) is_last[block] = true;
+        for (auto block = static_cast<Block>(states_.size()); block-- > 0;)
+            if (states_[block] == State::kFree && !is_last[block]) free_.push_back(block);
+    }
+
     // Whatever is pinned or reserved stays with its holder, but is not found any more.
     void forget(std::span<const Asked> asked) {
         for (const Asked& key : asked) {
@@ -167,6 +208,16 @@ public:
     Block stored(const Asked& key) const noexcept {
         const Block block = find(key);
         return block != kNoBlock && states_[block] == State::kStored ? block : kNoBlock;
+    }
+
+    bool has(Block block, KeyStore::Bytes key) const noexcept {
+        return states_[block] == State::kStored && keys_.is(block, key);
+    }
+    // Nobody finds the key any more, if it is that block's.
+    void forget(Block block, KeyStore::Bytes key) {
+        if (!has(block, key)) return;
+        policy_->remove(block);
+        drop(block);
     }
 
     std::uint32_t blocks() const noexcept { return static_cast<std::uint32_t>(states_.size()); }

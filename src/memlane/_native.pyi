@@ -785,6 +785,62 @@ class Replay:
     def request(self, ids: Sequence[int]) -> None: ...
     def counts(self) -> dict[str, int]: ...
 
+def slots_in(capacity: int, row_bytes: int) -> int:
+    """
+    How many slots of a disk tier fit into so many bytes, with their headers.
+    """
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C, as a disk tier computes it."""
+
+class DiskHold:
+    """Blocks that are not evicted; `memlane.tiers.Hold`."""
+
+    def release(self) -> None: ...
+
+class DiskTier:
+    """`memlane.tiers.DiskTier` checks its arguments."""
+
+    def __init__(
+        self,
+        folder: str,
+        opener: str,
+        rows: object,
+        row_bytes: int,
+        slots: int,
+        name_space: bytes,
+        direct: bool,
+        threads: int,
+        policy: object,
+    ) -> None: ...
+    def facts(self) -> dict[str, int]: ...
+    def has(self, keys: object) -> list[bool]: ...
+    def hold(self, keys: object) -> tuple[DiskHold, list[bool]]:
+        """(what holds them, whether each is there)"""
+
+    def store(self, keys: object, rows: bytes, timeout: object) -> int: ...
+    def load(self, keys: object, rows: bytes, timeout: object) -> int: ...
+    def touch(self, keys: object) -> None: ...
+    def forget(self, keys: object) -> int:
+        """0 or an errno."""
+
+    def clear(self) -> None: ...
+    def collect(self) -> bool:
+        """Takes in what the threads have done; whether nothing is under way."""
+
+    def poll(self) -> list[tuple[int, bytes, int, int, int, float]]:
+        """(ticket, a bool for each key, kind of fault, errno, bytes, seconds)"""
+
+    def alerts(self) -> tuple[bool, bool, bool]:
+        """
+        Whether the disk does not answer, is full, and has had blocks that were not what was stored.
+        """
+
+    def fileno(self) -> int: ...
+    def statistics(self) -> dict[str, Any]: ...
+    def close(self) -> bool:
+        """Whether nothing was under way."""
+
 def sweep_dead_segments() -> list[str]:
     """
     Removes the segments of this user that no living process holds; returns their names.

@@ -334,6 +334,19 @@ def _name_of(user: int) -> str:
         return f"uid {user}"
 
 
+class TierInUse(MemlaneError, RuntimeError):
+    """Another tier, of this process or another, has these files open.
+
+    Attributes:
+        pid: its process, as seen in its own pid namespace; 0 if it is unknown.
+    """
+
+    def __init__(self, path: str, pid: int) -> None:
+        self.pid = pid
+        holder = f"process {pid}" if pid else "another process"
+        super().__init__(f"{path} is in use by {holder}; give another opener or path")
+
+
 class SystemFault(MemlaneError, OSError):
     """A system call failed; `errno` says why."""
 

@@ -86,6 +86,8 @@ def test_failures_have_their_texts() -> None:
 @pytest.mark.parametrize("file", PYTHON, ids=lambda p: p.name)
 def test_no_assert_in_the_library(file: Path) -> None:
     """`python -O` removes asserts; checks must stay."""
+    if file.name == "conformance.py":  # tests, for users to run
+        return
     tree = ast.parse(file.read_text())
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
 

@@ -4,6 +4,7 @@ Each is a scenario of `tests.support.failing_calls`; a new system adds its own t
 """
 
 import os
+import tempfile
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from memlane import MessageQueue, SharedOffloadRegion, ShmRingBuffer
 from memlane._native import sweep_dead_segments
 from memlane.groups import TcpGroup
+from memlane.tiers import DiskTier
 from tests.support import Failing
 from tests.support.stores import BytesSerde, Ring, Storage
 
@@ -307,6 +309,41 @@ def tcp_group(failing: Failing) -> None:
 NETWORK = {one.__name__.replace("_", " "): one for one in (remote_writer, remote_reader, tcp_group)}
 """These call libzmq, which ends the process if it finds too little memory."""
 
+ROWS = np.random.default_rng(3).integers(0, 256, (4, 4096), np.uint8)
+KEYS = [bytes([number]) * 32 for number in range(4)]
+
+
+def disk_tier(failing: Failing) -> None:
+    """Opens a tier on a disk, stores, loads, forgets, clears, and opens it again."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = ROWS.copy()
+        with failing("open"):
+            tier = DiskTier(f"{folder}/kv", rows, 1 << 20, policy="lru")
+        with tier:
+            with failing("store"):
+                tier.store(KEYS, range(4))
+                assert tier.drain(30)
+            stored = [done.ok.all() for done in tier.poll()] == [True]
+            rows[:] = 0
+            with failing("load"):
+                tier.load(KEYS, range(4))
+                assert tier.drain(30)
+            loaded = np.flatnonzero(tier.poll()[0].ok)
+            np.testing.assert_array_equal(rows[loaded], ROWS[loaded])
+            with failing("close tier"):
+                tier.close()
+        with failing("open again"):
+            tier = DiskTier(f"{folder}/kv", rows, 1 << 20, policy="lru")
+        with tier:
+            there = [key for key, has in zip(KEYS, tier.has(KEYS), strict=True) if has]
+            assert not stored or len(there) >= len(loaded)
+            with failing("forget"):
+                tier.forget(KEYS[:1])
+            with failing("clear"):
+                tier.clear()
+            assert not any(tier.has(KEYS))
+
+
 SCENARIOS = {
     one.__name__.replace("_", " "): one
     for one in (
@@ -317,6 +354,7 @@ SCENARIOS = {
         large_messages,
         lent_messages,
         late_space,
+        disk_tier,
         queue_statistics,
         sweep,
         byte_ring,

@@ -17,7 +17,8 @@ namespace nb = nanobind;
 // The classes that native code raises or recognises. `install_errors` refuses a table that lacks one of them.
 #define MEMLANE_ERRORS(X) \
     X(MemlaneError) X(InvalidArgument) X(InvalidType) X(Closed) X(WrongProcess) X(ConcurrentUse) X(RankTaken) X(ViewInUse) \
-    X(CorruptMessage) X(LayoutMismatch) X(SegmentMissing) X(SegmentExists) X(SegmentRefused) X(ShmExhausted)
+    X(CorruptMessage) X(LayoutMismatch) X(SegmentMissing) X(SegmentExists) X(SegmentRefused) X(ShmExhausted) \
+    X(TierInUse)
 
 // Each is installed by the module that defines it.
 #define MEMLANE_FUNCTIONS(X) \

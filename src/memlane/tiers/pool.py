@@ -133,16 +133,7 @@ class BlockPool:
             InvalidType, InvalidArgument: for an argument that is none.
         """
         count = integer_from("blocks", blocks, 1, _MOST_BLOCKS)
-        if isinstance(policy, str):
-            if policy not in get_args(PolicyName):
-                names = ", ".join(get_args(PolicyName))
-                raise InvalidArgument(f"policy must be one of {names}, not {policy!r}")
-            self._policy = str(policy)
-        else:
-            if not isinstance(policy, Policy):
-                kind = type(policy).__name__
-                raise InvalidType(f"policy must be a name or a memlane.tiers.Policy, not {kind}")
-            self._policy = type(policy).__name__
+        self._policy = checked_policy(policy)
         self._generation = _native.fork_generation()
         self._native = _native.BlockPool(count, policy)
 
@@ -236,6 +227,23 @@ class BlockPool:
     def _give_back(self, blocks: bytes) -> None:
         if self._generation == _native.fork_generation():
             self._native.give_back(blocks)
+
+
+def checked_policy(policy: PolicyName | Policy) -> str:
+    """Its name.
+
+    Raises:
+        InvalidType, InvalidArgument: it is none.
+    """
+    if isinstance(policy, str):
+        if policy not in get_args(PolicyName):
+            names = ", ".join(get_args(PolicyName))
+            raise InvalidArgument(f"policy must be one of {names}, not {policy!r}")
+        return str(policy)
+    if not isinstance(policy, Policy):
+        kind = type(policy).__name__
+        raise InvalidType(f"policy must be a name or a memlane.tiers.Policy, not {kind}")
+    return type(policy).__name__
 
 
 class Pin:

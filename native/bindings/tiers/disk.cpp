@@ -1,0 +1,317 @@
+// The disk tier, for Python. Row numbers are passed as arrays of int32, as bytes; keys are digests of 24 bytes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/buffer.hpp"
+#include "bindings/python/deadline.hpp"
+#include "bindings/python/failures.hpp"
+#include "bindings/python/gil.hpp"
+#include "bindings/python/systems.hpp"
+#include "bindings/tiers/asked_keys.hpp"
+#include "bindings/tiers/pool_object.hpp"
+#include "os/fork.hpp"
+#include "tiers/disk_tier.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+// What there is of a tier until it is closed. What is under way when it is dropped keeps all of it for ever.
+struct OpenTier {
+    OpenTier(HeldBuffer held, std::unique_ptr<tiers::SlotFile> file, unsigned threads, nb::object policy)
+        : rows(std::make_unique<HeldBuffer>(std::move(held))),
+          pool(static_cast<std::uint32_t>(file->slots()), std::move(policy)),
+          io(std::move(file), static_cast<std::byte*>(rows->data()), threads),
+          tier(io, pool.pool()) {}
+
+    std::unique_ptr<HeldBuffer> rows;  // null: closed
+    PoolObject pool;
+    tiers::DiskIo io;
+    tiers::DiskTier tier;
+};
+
+class DiskObject {
+public:
+    DiskObject(const std::string& folder, const std::string& opener, nb::handle rows, std::uint64_t row_bytes,
+               std::uint64_t slots, const nb::bytes& name_space, bool direct, unsigned threads, nb::object policy) {
+        tiers::Namespace own;
+        std::memcpy(own.data(), name_space.c_str(), own.size());
+        HeldBuffer held(rows, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
+        std::unique_ptr<tiers::SlotFile> file;
+        try {
+            file = without_gil([&] {
+                return std::make_unique<tiers::SlotFile>(folder, opener, row_bytes, slots, own, direct);
+            });
+        } catch (const tiers::PairInUse& error) {
+            raise_error(Error::TierInUse, text_of(error.path), error.pid);
+        }
+        const auto found = without_gil([&] { return file->recover(); });
+        open_ = std::make_shared<OpenTier>(std::move(held), std::move(file), threads, std::move(policy));
+        restore(found);
+    }
+
+    ~DiskObject() {
+        if (open_ == nullptr || (is_here() && open_->io.close())) return;
+        new std::shared_ptr<OpenTier>(std::move(open_));
+    }
+
+    bool is_here() const noexcept { return generation_ == os::fork_generation().load(); }
+
+    OpenTier& open() const {
+        if (!is_here()) raise_error(Error::WrongProcess, nb::str("this tier belongs to the process that opened it"));
+        if (open_ == nullptr) raise_error(Error::Closed, nb::str("this tier was closed"));
+        return *open_;
+    }
+
+    // A call that may enter the policy.
+    template <class Call>
+    auto call(const Call& work) const {
+        OpenTier& opened = open();
+        const std::shared_ptr<OpenTier> kept = open_;  // a policy may close the tier
+        return opened.pool.call([&](tiers::BlockPool&) {
+            struct Wake {
+                OpenTier& opened;
+                ~Wake() {
+                    if (opened.tier.has_done()) opened.io.work().ready().set();
+                }
+            } wake{opened};
+            return work(opened.tier);
+        });
+    }
+
+    std::shared_ptr<OpenTier> shared() const { return open_; }
+
+    // Whether nothing was under way.
+    bool close() {
+        if (open_ == nullptr || !is_here()) return true;
+        const auto kept = open_;
+        kept->tier.collect();
+        if (!kept->tier.is_idle() || !without_gil([&] { return kept->io.close(); })) return false;
+        kept->rows.reset();
+        open_.reset();
+        return true;
+    }
+
+    static int traverse(PyObject* self, visitproc visit, void* arg) noexcept {
+        Py_VISIT(Py_TYPE(self));
+        if (!nb::inst_ready(self)) return 0;
+        const auto* const tier = nb::inst_ptr<DiskObject>(self);
+        if (tier->open_ == nullptr) return 0;
+        Py_VISIT((*tier->open_->rows)->obj);
+        if (const nb::handle policy = tier->open_->pool.policy(); policy.is_valid()) Py_VISIT(policy.ptr());
+        return 0;
+    }
+
+private:
+    void restore(const tiers::SlotFile::Slots& found) {
+        nb::list digests;
+        std::vector<tiers::Block> slots;
+        for (const auto& kept : found.own) {
+            digests.append(nb::bytes(kept.digest.data(), kept.digest.size()));
+            slots.push_back(kept.slot);
+        }
+        const AskedKeys asked(digests);
+        call([&](tiers::DiskTier& tier) { tier.restore(asked.asked(), slots, found.foreign); });
+    }
+
+    std::shared_ptr<OpenTier> open_;  // null: closed
+    const std::uint64_t generation_ = os::fork_generation().load();
+};
+
+// Blocks that are not evicted.
+class HoldObject {
+public:
+    HoldObject(std::shared_ptr<OpenTier> tier, std::vector<tiers::Block> blocks)
+        : tier_(std::move(tier)), blocks_(std::move(blocks)) {}
+    HoldObject(HoldObject&&) = default;
+    ~HoldObject() { release(); }
+
+    void release() noexcept {
+        if (tier_ == nullptr || generation_ != os::fork_generation().load()) return;
+        std::erase(blocks_, tiers::kNoBlock);
+        tier_->tier.release(blocks_);
+        tier_.reset();
+    }
+
+private:
+    std::shared_ptr<OpenTier> tier_;
+    std::vector<tiers::Block> blocks_;
+    std::uint64_t generation_ = os::fork_generation().load();
+};
+
+nb::bytes flags(const std::vector<bool>& ok) {
+    std::string made;
+    for (const bool is_ok : ok) made += static_cast<char>(is_ok);
+    return nb::bytes(made.data(), made.size());
+}
+
+nb::typed<nb::dict, nb::str, nb::int_> facts_of(const tiers::SlotFile& file) {
+    const tiers::OpenedPair& facts = file.facts();
+    nb::typed<nb::dict, nb::str, nb::int_> made;
+    made["slots"] = file.slots();
+    made["slot_bytes"] = file.slot_bytes();
+    made["wanted_slots"] = facts.wanted_slots;
+    made["is_direct"] = file.is_direct();
+    made["is_memory"] = facts.is_memory;
+    made["refused"] = facts.refused;
+    made["was_damaged"] = facts.was_damaged;
+    made["other_row_bytes"] = facts.other_row_bytes;
+    made["dropped_slots"] = facts.dropped_slots;
+    return made;
+}
+
+using Counts = nb::typed<nb::dict, nb::str, nb::any>;
+
+void add_counts(Counts& made, const char* prefix, const tiers::BlockJobs::Counts& counts) {
+    const auto name = [&](const char* what) { return nb::str((std::string(prefix) + what).c_str()); };
+    made[name("errors")] = counts.faults;
+    made[name("corrupt")] = counts.corrupt;
+    made[name("expired")] = counts.expired;
+    made[name("p50")] = static_cast<double>(counts.latencies.quantile(0.5)) / 1e9;
+    made[name("p99")] = static_cast<double>(counts.latencies.quantile(0.99)) / 1e9;
+}
+
+Counts statistics_of(OpenTier& opened) {
+    const tiers::PoolStatistics pool = opened.pool.pool().statistics();
+    const tiers::DiskCounts& counts = opened.tier.counts();
+    const auto now = opened.io.work().statistics();
+    Counts made;
+    made["slots"] = opened.pool.pool().blocks();
+    made["blocks"] = pool.used;
+    made["recovered"] = counts.recovered;
+    made["stored"] = counts.stored;
+    made["loaded"] = counts.loaded;
+    made["missed"] = counts.missed;
+    made["declined"] = pool.declined;
+    made["evicted"] = pool.evicted;
+    made["queue"] = now.waiting;
+    made["stalled"] = opened.tier.is_stalled();
+    add_counts(made, "store_", now.stores);
+    add_counts(made, "load_", now.loads);
+    return made;
+}
+
+}  // namespace
+
+void bind_disk(nb::module_& m) {
+    using tiers::DiskTier;
+    m.def(
+        "slots_in",
+        [](std::uint64_t capacity, std::uint64_t row_bytes) { return tiers::SlotFile::slots_in(capacity, row_bytes); },
+        "capacity"_a, "row_bytes"_a, "How many slots of a disk tier fit into so many bytes, with their headers.");
+    m.def(
+        "crc32c", [](const nb::bytes& data) { return tiers::Crc32c::of(std::as_bytes(std::span(data.c_str(), data.size()))); },
+        "data"_a, "CRC-32C, as a disk tier computes it.");
+
+    nb::class_<HoldObject>(m, "DiskHold", "Blocks that are not evicted; `memlane.tiers.Hold`.")
+        .def("release", &HoldObject::release);
+
+    static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&DiskObject::traverse)}, {0, nullptr}};
+    nb::class_<DiskObject>(m, "DiskTier", nb::type_slots(slots), "`memlane.tiers.DiskTier` checks its arguments.")
+        .def(nb::init<const std::string&, const std::string&, nb::handle, std::uint64_t, std::uint64_t, const nb::bytes&,
+                      bool, unsigned, nb::object>(),
+             "folder"_a, "opener"_a, "rows"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a, "threads"_a, "policy"_a)
+        .def("facts", [](const DiskObject& self) { return facts_of(self.open().io.file()); })
+        .def(
+            "has",
+            [](const DiskObject& self, nb::handle keys) {
+                const AskedKeys asked(keys);
+                const DiskTier& tier = self.open().tier;
+                nb::typed<nb::list, bool> made;
+                for (const auto& key : asked.asked()) made.append(tier.has(key));
+                return made;
+            },
+            "keys"_a)
+        .def(
+            "hold",
+            [](const DiskObject& self, nb::handle keys) {
+                const AskedKeys asked(keys);
+                return self.call([&](DiskTier& tier) {
+                    std::vector<tiers::Block> blocks = tier.hold(asked.asked());
+                    nb::typed<nb::list, bool> there;
+                    for (const tiers::Block block : blocks) there.append(block != tiers::kNoBlock);
+                    using Held = nb::typed<nb::tuple, HoldObject, nb::typed<nb::list, bool>>;
+                    return Held(nb::make_tuple(HoldObject(self.shared(), std::move(blocks)), there));
+                });
+            },
+            "keys"_a, "(what holds them, whether each is there)")
+        .def(
+            "store",
+            [](const DiskObject& self, nb::handle keys, const nb::bytes& rows, nb::handle timeout) {
+                const AskedKeys asked(keys);
+                const os::Deadline deadline = to_deadline(timeout);
+                return self.call([&](DiskTier& tier) { return tier.store(asked.asked(), blocks_in(rows), deadline); });
+            },
+            "keys"_a, "rows"_a, "timeout"_a)
+        .def(
+            "load",
+            [](const DiskObject& self, nb::handle keys, const nb::bytes& rows, nb::handle timeout) {
+                const AskedKeys asked(keys);
+                const os::Deadline deadline = to_deadline(timeout);
+                return self.call([&](DiskTier& tier) { return tier.load(asked.asked(), blocks_in(rows), deadline); });
+            },
+            "keys"_a, "rows"_a, "timeout"_a)
+        .def(
+            "touch",
+            [](const DiskObject& self, nb::handle keys) {
+                const AskedKeys asked(keys);
+                self.call([&](DiskTier& tier) { tier.touch(asked.asked()); });
+            },
+            "keys"_a)
+        .def(
+            "forget",
+            [](const DiskObject& self, nb::handle keys) {
+                const AskedKeys asked(keys);
+                return self.call([&](DiskTier& tier) { return tier.forget(asked.asked()); });
+            },
+            "keys"_a, "0 or an errno.")
+        .def("clear", [](const DiskObject& self) { self.call([](DiskTier& tier) { tier.clear(); }); })
+        .def(
+            "collect",
+            [](const DiskObject& self) {
+                return self.call([](DiskTier& tier) {
+                    tier.collect();
+                    return tier.is_idle();
+                });
+            },
+            "Takes in what the threads have done; whether nothing is under way.")
+        .def(
+            "poll",
+            [](const DiskObject& self) {
+                return self.call([](DiskTier& tier) {
+                    tier.collect();
+                    using Report = nb::typed<nb::tuple, int, nb::bytes, int, int, int, double>;
+                    nb::typed<nb::list, Report> made;
+                    for (const DiskTier::Done& done : tier.take_done())
+                        made.append(nb::make_tuple(done.ticket, flags(done.ok), static_cast<int>(done.fault.kind),
+                                                   done.fault.error, done.bytes, static_cast<double>(done.span) / 1e9));
+                    return made;
+                });
+            },
+            "(ticket, a bool for each key, kind of fault, errno, bytes, seconds)")
+        .def(
+            "alerts",
+            [](const DiskObject& self) {
+                OpenTier& opened = self.open();
+                const auto corrupt = opened.io.work().statistics().loads.corrupt;
+                using Alerts = nb::typed<nb::tuple, bool, bool, bool>;
+                return Alerts(nb::make_tuple(opened.tier.is_stalled(), opened.tier.is_full(), corrupt > 0));
+            },
+            "Whether the disk does not answer, is full, and has had blocks that were not what was stored.")
+        .def("fileno", [](const DiskObject& self) { return self.open().io.work().ready().fd(); })
+        .def("statistics", [](const DiskObject& self) { return statistics_of(self.open()); })
+        .def("close", &DiskObject::close, "Whether nothing was under way.");
+}
+
+}  // namespace memlane::bindings

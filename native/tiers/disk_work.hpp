@@ -1,0 +1,144 @@
+// What the threads of a disk tier and its caller share: the jobs, the rows, the files.
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <span>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/ready_descriptor.hpp"
+#include "os/clock.hpp"
+#include "tiers/block_jobs.hpp"
+#include "tiers/slot_file.hpp"
+
+namespace memlane::tiers {
+
+// Memory for O_DIRECT.
+class Staging {
+public:
+    explicit Staging(std::size_t bytes)
+        : memory_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{SlotFile::kSlotAlignment}))), bytes_(bytes) {}
+    std::byte* data() const noexcept { return memory_.get(); }
+    std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    struct Free {
+        void operator()(std::byte* memory) const noexcept {
+            ::operator delete(memory, std::align_val_t{SlotFile::kSlotAlignment});
+        }
+    };
+    std::unique_ptr<std::byte, Free> memory_;
+    std::size_t bytes_;
+};
+
+class DiskWork {
+public:
+    using Work = BlockJobs::Work;
+
+    DiskWork(SlotFile& file, std::byte* rows) : file_(file), rows_(rows) {}
+
+    SlotFile& file() const noexcept { return file_; }
+    core::ReadyDescriptor& ready() noexcept { return ready_; }
+    std::span<std::byte> row(const Work& work) const noexcept {
+        return {rows_ + std::uint64_t{work.request().row} * file_.row_bytes(), file_.row_bytes()};
+    }
+
+    // The caller's side: one thread at a time.
+
+    BlockJobs::Id submit(Direction direction, std::vector<BlockRequest> requests, os::Deadline deadline) {
+        const std::size_t blocks = requests.size();
+        const std::lock_guard guard(mutex_);
+        ready_.set_at(std::min(jobs_.next_deadline(), deadline));  // the only step that may fail
+        const BlockJobs::Id id = jobs_.submit(direction, std::move(requests), deadline, os::monotonic_now());
+        for (std::size_t i = std::min(blocks, idle_); i > 0; --i) work_.notify_one();
+        return id;
+    }
+
+    std::vector<BlockJobs::Event> poll() {
+        ready_.take();
+        const std::lock_guard guard(mutex_);
+        jobs_.expire(os::monotonic_now());
+        ready_.set_at(jobs_.next_deadline());
+        return jobs_.take_events();
+    }
+
+    // Whether nothing is under way; the threads then end.
+    bool stop() {
+        const std::lock_guard guard(mutex_);
+        if (!jobs_.is_idle()) return false;
+        is_stopping_ = true;
+        work_.notify_all();
+        return true;
+    }
+
+    struct Statistics {
+        std::size_t waiting;
+        BlockJobs::Counts stores, loads;
+    };
+    Statistics statistics() {
+        const std::lock_guard guard(mutex_);
+        return {jobs_.waiting(), jobs_.counts(Direction::store), jobs_.counts(Direction::load)};
+    }
+
+    // The threads' side.
+
+    // Waits for the next block; nullopt: the tier is closing.
+    std::optional<Work> wait() {
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            if (auto next = jobs_.begin()) return next;
+            if (is_stopping_) return std::nullopt;
+            ++idle_;
+            work_.wait(lock);
+            --idle_;
+        }
+    }
+
+    // Adds a piece of a block to its row; false if the block was reported meanwhile.
+    bool copy_in(const Work& work, std::span<std::byte> to, const std::byte* from, std::uint32_t& crc) {
+        {
+            const std::lock_guard guard(mutex_);
+            if (!jobs_.begin_copy(work)) return false;
+        }
+        crc = Crc32c::copy(to.data(), {from, to.size()}, crc);
+        const std::lock_guard guard(mutex_);
+        jobs_.end_copy(work);
+        return true;
+    }
+
+    // A store that was reported as failed must not be found: its header goes before its slot may be another's.
+    void finish(const Work& work, Fault fault) {
+        if (work.direction() == Direction::store && (fault.kind != Fault::Kind::none || is_abandoned(work))) {
+            static_cast<void>(file_.erase(work.request().slot));  // else its checksum fails
+        }
+        const std::lock_guard guard(mutex_);
+        jobs_.finish(work, fault, os::monotonic_now());
+        if (jobs_.has_events()) ready_.set();
+    }
+
+    // Whether it was reported already, as failed: its row may have changed since.
+    bool is_abandoned(const Work& work) {
+        const std::lock_guard guard(mutex_);
+        return jobs_.is_abandoned(work);
+    }
+
+private:
+    SlotFile& file_;
+    std::byte* const rows_;
+    core::ReadyDescriptor ready_;
+    std::mutex mutex_;
+    std::condition_variable work_;  // there is something to do
+    BlockJobs jobs_;
+    std::size_t idle_ = 0;
+    bool is_stopping_ = false;
+};
+
+}  // namespace memlane::tiers

@@ -1,0 +1,329 @@
+// A disk tier's pair of files. OPENER.headers: a page that says what the pair is, then 64 bytes a slot. OPENER.data: the
+// slots, each one row, at multiples of 4096 bytes.
+//
+// There is no journal and no fsync. A header tells the key, and the CRC of the data seeded with it, so that the two may
+// reach the disk in any order, or only one of them: whatever does not fit together is a miss.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/access.hpp"
+#include "core/errors.hpp"
+#include "core/layout.hpp"
+#include "os/file_lock.hpp"
+#include "os/fork.hpp"
+#include "os/process.hpp"
+#include "tiers/block_lists.hpp"
+#include "tiers/crc32c.hpp"
+
+namespace memlane::tiers {
+
+using Digest = std::array<std::byte, 24>;
+using Namespace = std::array<std::byte, 16>;
+
+struct SlotHeader {
+    Digest digest{};
+    Namespace name_space{};
+    std::uint64_t sequence = 0;
+    std::uint32_t bytes = 0;
+    std::uint32_t data_crc = 0;
+    std::uint32_t reserved = 0;
+    std::uint32_t crc = 0;  // of what stands before it
+
+    // What the CRC of the data begins with.
+    std::uint32_t seed() const noexcept {
+        return Crc32c::of(std::as_bytes(std::span(name_space)), Crc32c::of(std::as_bytes(std::span(digest))));
+    }
+    std::uint32_t own_crc() const noexcept {
+        return Crc32c::of(std::as_bytes(std::span(this, 1)).first(offsetof(SlotHeader, crc)));
+    }
+    bool is_valid() const noexcept { return crc == own_crc(); }  // of zeroes it is not zero
+};
+static_assert(sizeof(SlotHeader) == 64);
+
+struct PairHeader {
+    std::array<char, 8> magic{};
+    std::uint32_t version = 0;
+    std::uint32_t crc = 0;  // of what stands behind it
+    std::uint64_t row_bytes = 0;
+    std::uint64_t slots = 0;
+    std::uint64_t first_sequence = 0;  // slots with less are empty
+
+    std::uint32_t own_crc() const noexcept {
+        return Crc32c::of(std::as_bytes(std::span(this, 1)).subspan(offsetof(PairHeader, row_bytes)));
+    }
+};
+static_assert(sizeof(PairHeader) == 40);
+
+// Another process, or another tier of this one, has the pair.
+struct PairInUse : std::runtime_error {
+    PairInUse(std::string file, std::uint64_t holder) : runtime_error(file + " is in use"), path(std::move(file)), pid(holder) {}
+    std::string path;
+    std::uint64_t pid;  // 0: unknown
+};
+
+// What a user should know about the pair that was opened.
+struct OpenedPair {
+    std::uint64_t wanted_slots = 0;  // of the capacity; the disk may have less
+    int refused = 0;                 // the errno of fallocate: the files are sparse; 0: their space is reserved
+    bool is_memory = false;          // a tmpfs
+    bool was_damaged = false;        // its first page was: it begins empty
+    std::uint64_t other_row_bytes = 0;  // of the pair that was there: it begins empty; 0: as ours, or none
+    std::uint64_t dropped_slots = 0;    // at the end, because the capacity is smaller now
+};
+
+class SlotFile {
+public:
+    static constexpr std::uint32_t kVersion = 1;
+    static constexpr std::uint64_t kSlotAlignment = 4096;
+
+    static std::uint64_t slot_bytes_of(std::uint64_t row_bytes) noexcept {
+        return core::align_up(row_bytes, kSlotAlignment);
+    }
+    // How many fit: both files count.
+    static std::uint64_t slots_in(std::uint64_t capacity, std::uint64_t row_bytes) noexcept {
+        return capacity < core::kPage ? 0 : (capacity - core::kPage) / (slot_bytes_of(row_bytes) + sizeof(SlotHeader));
+    }
+
+    SlotFile(const std::string& folder, const std::string& opener, std::uint64_t row_bytes, std::uint64_t slots,
+             const Namespace& name_space, bool direct)
+        : row_bytes_(row_bytes), name_space_(name_space) {
+        const std::string path = folder + "/" + opener;
+        headers_ = opened(path + ".headers", 0);
+        lock(path + ".headers");
+        const std::optional<PairHeader> found = read_pair(path + ".headers");
+        data_ = opened(path + ".data", 0);
+        is_direct_ = direct && try_direct(path + ".data");
+        opened_.is_memory = os::is_tmpfs(data_.file());
+        settle(slots, found);
+    }
+
+    std::uint64_t slots() const noexcept { return pair_.slots; }
+    std::uint64_t row_bytes() const noexcept { return row_bytes_; }
+    std::uint64_t slot_bytes() const noexcept { return slot_bytes_of(row_bytes_); }
+    bool is_direct() const noexcept { return is_direct_; }
+    const OpenedPair& facts() const noexcept { return opened_; }
+    const os::FileDescriptor& data() const noexcept { return data_.file(); }
+    std::uint64_t data_at(Block slot) const noexcept { return std::uint64_t{slot} * slot_bytes(); }
+
+    // A header of this tier for the next store. The CRC of the data is the caller's to set.
+    SlotHeader next_header(const Digest& digest) noexcept {
+        SlotHeader header;
+        header.digest = digest;
+        header.name_space = name_space_;
+        header.sequence = next_sequence_++;
+        header.bytes = static_cast<std::uint32_t>(row_bytes_);
+        return header;
+    }
+
+    // 0 or an errno.
+    int write(Block slot, SlotHeader header) const noexcept {
+        header.crc = header.own_crc();
+        return os::write_at(headers_.file(), &header, sizeof header, header_at(slot));
+    }
+    int erase(Block slot) const noexcept {
+        const SlotHeader none;
+        return os::write_at(headers_.file(), &none, sizeof none, header_at(slot));
+    }
+    // What the slot has under that key; nullopt if it has something else. Throws system_error.
+    std::optional<SlotHeader> read(Block slot, const Digest& digest) const {
+        SlotHeader header;
+        const bool is_there = os::read_at(headers_.file(), &header, sizeof header, header_at(slot));
+        if (!is_there || !is_ours(header) || header.digest != digest) return std::nullopt;
+        return header;
+    }
+
+    // All slots are empty from now on, also those that are being written. Throws system_error.
+    void clear() {
+        const std::uint64_t before = std::exchange(pair_.first_sequence, next_sequence_);
+        try {
+            write_pair();
+        } catch (...) {
+            pair_.first_sequence = before;
+            throw;
+        }
+        first_sequence_.store(next_sequence_);
+    }
+
+    struct Slots {
+        struct Kept {
+            std::uint64_t sequence;
+            Block slot;
+            Digest digest;
+        };
+        std::vector<Kept> own;       // in the order in which they were stored
+        std::vector<Block> foreign;  // of other namespaces, the oldest first
+    };
+
+    // What a restart finds. Call it before the first store. Throws system_error.
+    Slots recover() {
+        Slots found;
+        std::vector<std::pair<std::uint64_t, Block>> foreign;
+        std::vector<SlotHeader> headers(kRecovered);
+        for (std::uint64_t first = 0; first < pair_.slots; first += headers.size()) {
+            const std::uint64_t count = std::min<std::uint64_t>(headers.size(), pair_.slots - first);
+            if (!os::read_at(headers_.file(), headers.data(), count * sizeof(SlotHeader), header_at(first))) break;
+            for (std::uint64_t i = 0; i < count; ++i) {
+                const SlotHeader& header = headers[i];
+                if (!header.is_valid() || header.sequence < pair_.first_sequence || header.bytes != row_bytes_) continue;
+                const auto slot = static_cast<Block>(first + i);
+                next_sequence_ = std::max(next_sequence_, header.sequence + 1);
+                if (header.name_space == name_space_) {
+                    found.own.push_back({header.sequence, slot, header.digest});
+                } else {
+                    foreign.emplace_back(header.sequence, slot);
+                }
+            }
+        }
+        std::ranges::sort(found.own, {}, &Slots::Kept::sequence);
+        std::ranges::sort(foreign);
+        for (const auto& [sequence, slot] : foreign) found.foreign.push_back(slot);
+        return found;
+    }
+
+private:
+    static constexpr std::array<char, 8> kMagic{'M', 'E', 'M', 'L', 'T', 'I', 'E', 'R'};
+    static constexpr std::size_t kRecovered = 1 << 14;   // headers a read
+    static constexpr std::uint64_t kPidAt = 512;         // in the first page; outside of what has a CRC
+    static constexpr os::LockRange kLock{core::kLockBase, 1};
+
+    static std::uint64_t header_at(std::uint64_t slot) noexcept { return core::kPage + slot * sizeof(SlotHeader); }
+
+    bool is_ours(const SlotHeader& header) const noexcept {
+        return header.is_valid() && header.name_space == name_space_ && header.bytes == row_bytes_ &&
+               header.sequence >= first_sequence_.load();
+    }
+
+    static os::OwnFile opened(const std::string& path, int flags) {
+        os::OwnFile file([&] {
+            os::FileDescriptor made = os::try_open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | flags);
+            if (!made.is_open() && errno == ELOOP) throw core::SegmentRefused(path + " is a symbolic link");
+            if (!made.is_open()) os::throw_errno("cannot open " + path);
+            return made;
+        });
+        core::check_owner(path, os::facts_of(file.file()), "give another path or opener");
+        return file;
+    }
+
+    bool try_direct(const std::string& path) {
+        try {
+            data_ = opened(path, O_DIRECT);
+            return true;
+        } catch (const std::system_error& error) {
+            if (error.code().value() == EINVAL) return false;  // the file system cannot
+            throw;
+        }
+    }
+
+    void lock(const std::string& path) {
+        std::uint64_t pid = 0;
+        if (!os::try_lock(headers_.file(), os::LockKind::exclusive, kLock)) {
+            if (!os::read_at(headers_.file(), &pid, sizeof pid, kPidAt)) pid = 0;
+            throw PairInUse(path, pid);
+        }
+    }
+
+    // nullopt: it is new, or damaged.
+    std::optional<PairHeader> read_pair(const std::string& path) {
+        PairHeader found;
+        const std::uint64_t size = os::facts_of(headers_.file()).bytes;
+        if (size == 0) return std::nullopt;
+        const bool is_there = os::read_at(headers_.file(), &found, sizeof found, 0);
+        // A pair that was not finished has zeroes there, and nothing behind it is valid.
+        if (is_there && found.magic == std::array<char, 8>{} && size % sizeof(SlotHeader) == 0) return std::nullopt;
+        if (!is_there || found.magic != kMagic) {
+            throw core::SegmentRefused(path + " exists and is no disk tier's; give another path or opener");
+        }
+        if (found.version != kVersion) {
+            throw core::LayoutMismatch(path + " has format " + std::to_string(found.version) + "; this memlane reads " +
+                                       std::to_string(kVersion) + ". Remove the files, or give another path");
+        }
+        if (found.crc != found.own_crc()) {
+            opened_.was_damaged = true;
+            return std::nullopt;
+        }
+        if (found.row_bytes != row_bytes_) {
+            opened_.other_row_bytes = found.row_bytes;
+            return std::nullopt;
+        }
+        return found;
+    }
+
+    // Sizes both files. The first page is written before slots are dropped, and after slots were added.
+    void settle(std::uint64_t slots, const std::optional<PairHeader>& found) {
+        opened_.wanted_slots = slots;
+        if (!found) {
+            os::resize(headers_.file(), 0);
+            os::resize(data_.file(), 0);
+        }
+        const std::uint64_t own = os::facts_of(data_.file()).allocated;
+        const std::uint64_t free = os::free_bytes(data_.file());
+        const std::uint64_t room = free > UINT64_MAX - own ? UINT64_MAX : free + own;
+        slots = std::min(slots, slots_in(room, row_bytes_));
+        if (slots == 0) os::throw_errno("the disk has no space for a single row of a tier", ENOSPC);
+        pair_ = found.value_or(PairHeader{kMagic, kVersion, 0, row_bytes_, 0, 0});
+        next_sequence_ = pair_.first_sequence;
+        first_sequence_ = pair_.first_sequence;
+        if (pair_.slots > slots) {
+            opened_.dropped_slots = pair_.slots - slots;
+            pair_.slots = slots;
+            write_pair();
+        }
+        os::resize(headers_.file(), header_at(pair_.slots));  // a slot that comes back later is empty
+        pair_.slots = with_space(slots);
+        os::resize(headers_.file(), header_at(pair_.slots));
+        write_pair();
+        const auto pid = static_cast<std::uint64_t>(os::own_pid());
+        static_cast<void>(os::write_at(headers_.file(), &pid, sizeof pid, kPidAt));  // for a message only
+    }
+
+    // Reserves the space of so many slots, or of fewer where the disk has less; returns how many.
+    std::uint64_t with_space(std::uint64_t slots) {
+        constexpr int kTries = 16;
+        for (int tries = 0;; ++tries) {
+            os::resize(data_.file(), slots * slot_bytes());
+            int error = os::reserve(data_.file(), 0, slots * slot_bytes());
+            if (error == 0) error = os::reserve(headers_.file(), 0, header_at(slots));
+            if (error == 0) return slots;
+            const bool is_full = error == ENOSPC || error == EDQUOT;
+            if (!is_full && error != EOPNOTSUPP) os::throw_errno("cannot reserve the space of a tier", error);
+            if (is_full && slots > 1 && tries < kTries) {
+                slots -= std::max<std::uint64_t>(1, slots / 64);  // its own tables need some, too
+                continue;
+            }
+            opened_.refused = error;
+            return slots;
+        }
+    }
+
+    void write_pair() {
+        pair_.crc = pair_.own_crc();
+        if (const int error = os::write_at(headers_.file(), &pair_, sizeof pair_, 0); error != 0) {
+            os::throw_errno("cannot write the first page of a tier", error);
+        }
+    }
+
+    const std::uint64_t row_bytes_;
+    const Namespace name_space_;
+    os::OwnFile headers_;
+    os::OwnFile data_;
+    bool is_direct_ = false;
+    OpenedPair opened_;
+    PairHeader pair_;
+    std::atomic<std::uint64_t> first_sequence_ = 0;  // the pair's; threads read it
+    std::uint64_t next_sequence_ = 0;
+};
+
+}  // namespace memlane::tiers

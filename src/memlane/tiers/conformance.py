@@ -1,0 +1,407 @@
+"""What every tier promises, as tests: for `memlane`'s own tiers, and for yours.
+
+    from memlane.tiers.conformance import TierConformance
+
+    class TestMyTier(TierConformance):
+        def open(self, place, rows, **options):
+            return MyTier(place / "blocks", rows, **options)
+
+pytest runs it like any other class of tests. Each test has a `place` of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from memlane.errors import Closed, InvalidArgument, InvalidType, WrongProcess
+from memlane.tiers.tier import Done, Ticket, Tier
+
+Blocks = npt.NDArray[np.uint8]
+_PATIENCE = 30.0
+
+
+def key(number: int) -> bytes:
+    """Of a block: 32 bytes, as a digest."""
+    return number.to_bytes(32, "big")
+
+
+def content(number: int, row_bytes: int) -> Blocks:
+    """What the tests store under that key."""
+    return np.random.default_rng(number).integers(0, 256, row_bytes, np.uint8)
+
+
+def wait_for(tier: Tier, ticket: Ticket) -> Done:
+    """The report of that ticket, by `fileno` and `poll`; others are dropped."""
+    ready = select.poll()
+    ready.register(tier.fileno(), select.POLLIN)
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        for done in tier.poll():
+            if done.ticket == ticket:
+                return done
+        ready.poll(1000 * _PATIENCE)
+    raise TimeoutError(f"ticket {ticket} was not reported within {_PATIENCE:g} s")
+
+
+class TierConformance:
+    """The promises of `memlane.tiers.Tier`.
+
+    Attributes:
+        row_bytes: of the rows that the tests make.
+        is_local: it also keeps what was stored after `close`, knows what it has, and is bounded.
+    """
+
+    row_bytes = 4096
+    is_local = False
+
+    def open(self, place: Path, rows: Any, **options: Any) -> Any:
+        """A new tier on that place, as a context manager.
+
+        Args:
+            place: an empty folder of the test's; the same again for a restart.
+            rows: of shape (count, row_bytes).
+            options: `namespace`, bytes; `timeout`, seconds; of local tiers `capacity`, blocks.
+        """
+        raise NotImplementedError
+
+    def rows(self, count: int = 8) -> Blocks:
+        """Rows, row `i` with the content of key `i`."""
+        return np.stack([content(number, self.row_bytes) for number in range(count)])
+
+    @contextmanager
+    def stored(self, place: Path, count: int = 8, **options: Any) -> Iterator[tuple[Any, Blocks]]:
+        """A tier that has keys 0 to `count`, and its rows, zeroed since."""
+        rows = self.rows(count)
+        with self.open(place, rows, **options) as tier:
+            done = wait_for(tier, tier.store([key(i) for i in range(count)], range_of(count)))
+            assert done.ok.all(), done.error
+            rows[:] = 0
+            yield tier, rows
+
+    def check(self, rows: Blocks, at: int, number: int) -> None:
+        """The row has the content of that key."""
+        np.testing.assert_array_equal(rows[at], content(number, self.row_bytes))
+
+    def test_it_is_a_tier(self, tmp_path: Path) -> None:
+        with self.open(tmp_path, self.rows()) as tier:
+            assert isinstance(tier, Tier)
+
+    def test_what_was_stored_is_loaded(self, tmp_path: Path) -> None:
+        """Into any row, in any order, with the number of bytes moved."""
+        with self.stored(tmp_path) as (tier, rows):
+            done = wait_for(tier, tier.load([key(3), key(1)], [0, 7]))
+            assert done.ok.tolist() == [True, True]
+            assert (done.error, done.bytes) == (None, 2 * self.row_bytes)
+            assert 0 <= done.seconds < _PATIENCE
+            self.check(rows, 0, 3)
+            self.check(rows, 7, 1)
+            assert not rows[1:7].any()
+
+    def test_a_missing_key_is_a_miss_alone(self, tmp_path: Path) -> None:
+        with self.stored(tmp_path) as (tier, rows):
+            done = wait_for(tier, tier.load([key(1), key(99), key(2)], [0, 1, 2]))
+            assert done.ok.tolist() == [True, False, True]
+            assert done.error is None
+            self.check(rows, 0, 1)
+            self.check(rows, 2, 2)
+
+    def test_no_keys_at_all(self, tmp_path: Path) -> None:
+        with self.open(tmp_path, self.rows()) as tier:
+            for call in (tier.store, tier.load):
+                assert wait_for(tier, call([], [])).ok.shape == (0,)
+
+    def test_each_call_is_reported_once(self, tmp_path: Path) -> None:
+        with self.stored(tmp_path) as (tier, _):
+            tickets = [tier.load([key(i % 8)], [i % 8]) for i in range(50)]
+            assert tier.drain(_PATIENCE)
+            assert sorted(done.ticket for done in tier.poll()) == sorted(tickets)
+            assert tier.poll() == []
+
+    def test_has_tells_what_is_there(self, tmp_path: Path) -> None:
+        """Or that it does not know."""
+        with self.stored(tmp_path) as (tier, _):
+            there, absent = tier.has([key(1), key(99)])
+            assert there is not False
+            assert absent is not True
+            if self.is_local:
+                assert (there, absent) == (True, False)
+
+    def test_a_key_is_stored_once(self, tmp_path: Path) -> None:
+        """Storing it again succeeds; the first block stays."""
+        with self.stored(tmp_path) as (tier, rows):
+            assert wait_for(tier, tier.store([key(1)], [0])).ok.all()  # row 0 is zeroes now
+            wait_for(tier, tier.load([key(1)], [5]))
+            self.check(rows, 5, 1)
+
+    def test_a_key_is_stored_twice_at_a_time(self, tmp_path: Path) -> None:
+        rows = self.rows()
+        with self.open(tmp_path, rows) as tier:
+            tickets = [tier.store([key(1)], [1]) for _ in range(5)]
+            assert tier.drain(_PATIENCE)
+            done = {each.ticket: each.ok.tolist() for each in tier.poll()}
+            assert done == {ticket: [True] for ticket in tickets}
+
+    def test_a_forgotten_key_is_a_miss(self, tmp_path: Path) -> None:
+        """Also after a restart; the others are there."""
+        with self.stored(tmp_path) as (tier, _):
+            tier.forget([key(1), key(99)])
+            self.check_missing(tier, [1])
+        if self.is_local:
+            with self.open(tmp_path, self.rows()) as tier:
+                self.check_missing(tier, [1])
+                assert tier.has([key(2)]) == [True]
+
+    def test_a_key_is_forgotten_while_it_is_stored(self, tmp_path: Path) -> None:
+        rows = self.rows()
+        with self.open(tmp_path, rows) as tier:
+            ticket = tier.store([key(1), key(2)], [1, 2])
+            tier.forget([key(1)])
+            assert wait_for(tier, ticket).ok.tolist() == [False, True]
+            self.check_missing(tier, [1])
+        if self.is_local:
+            with self.open(tmp_path, rows) as tier:
+                self.check_missing(tier, [1])
+
+    def test_nothing_is_there_after_clear(self, tmp_path: Path) -> None:
+        """Also after a restart, and not what is under way; new keys are stored as ever."""
+        with self.stored(tmp_path) as (tier, rows):
+            ticket = tier.store([key(20)], [0])
+            tier.clear()
+            wait_for(tier, ticket)
+            self.check_missing(tier, [1, 2, 20])
+            rows[0] = content(30, self.row_bytes)
+            assert wait_for(tier, tier.store([key(30)], [0])).ok.all()
+        if self.is_local:
+            with self.open(tmp_path, rows) as tier:
+                self.check_missing(tier, [1, 2, 20])
+                wait_for(tier, tier.load([key(30)], [4]))
+                self.check(rows, 4, 30)
+
+    def check_missing(self, tier: Any, numbers: Sequence[int]) -> None:
+        """A load finds none of them."""
+        keys = [key(number) for number in numbers]
+        assert True not in tier.has(keys)
+        assert not wait_for(tier, tier.load(keys, range_of(len(keys)))).ok.any()
+
+    def test_namespaces_do_not_mix(self, tmp_path: Path) -> None:
+        """The same key of another model is another block."""
+        with self.stored(tmp_path, namespace=b"one") as (tier, _):
+            assert tier.has([key(1)]) != [False]
+        with self.open(tmp_path, self.rows(), namespace=b"other") as tier:
+            self.check_missing(tier, [1, 2])
+
+    @pytest.mark.parametrize(
+        ("keys", "ids", "error"),
+        [
+            (["text"], [0], InvalidType),
+            ([b""], [0], InvalidArgument),
+            ([b"x" * 256], [0], InvalidArgument),
+            ([b"a", b"a"], [0, 1], InvalidArgument),
+            ([b"a", b"b"], [0, 0], InvalidArgument),
+            ([b"a", b"b"], [0], InvalidArgument),
+            ([b"a"], [-1], InvalidArgument),
+            ([b"a"], [8], InvalidArgument),
+            ([b"a"], [0.0], InvalidType),
+            ([b"a"], [[0]], InvalidArgument),
+        ],
+    )
+    def test_bad_input_changes_nothing(
+        self, tmp_path: Path, keys: list[Any], ids: list[Any], error: type[Exception]
+    ) -> None:
+        with self.open(tmp_path, self.rows()) as tier:
+            for call in (tier.store, tier.load):
+                with pytest.raises(error):
+                    call(keys, ids)
+            assert tier.drain(_PATIENCE)
+            assert tier.poll() == []
+            assert True not in tier.has([key for key in keys[:1] if key in (b"a", b"b")])
+
+    def test_rows_that_are_none(self, tmp_path: Path) -> None:
+        rows = self.rows()
+        frozen = rows.copy()
+        frozen.flags.writeable = False
+        for wrong in (rows[:, :-1], rows[0], rows[:0], frozen, bytes(100)):
+            with pytest.raises(InvalidArgument, match="rows must"):
+                self.open(tmp_path, wrong)
+        with pytest.raises(InvalidType, match="rows must"):
+            self.open(tmp_path, 7)
+
+    def test_a_deadline_that_has_passed_is_a_miss(self, tmp_path: Path) -> None:
+        """Reported, and the row is nobody's from then on."""
+        with self.stored(tmp_path) as (tier, rows):
+            for _ in range(20):
+                done = wait_for(tier, tier.load([key(1), key(2)], [0, 1], timeout=0))
+                missed = np.flatnonzero(~done.ok)
+                rows[missed] = 7
+                assert tier.drain(_PATIENCE)
+                assert (rows[missed] == 7).all()
+                for at in done.ok.nonzero()[0]:
+                    self.check(rows, int(at), int(at) + 1)
+            done = wait_for(tier, tier.store([key(40)], [0], timeout=0))
+            assert tier.drain(_PATIENCE)
+            assert done.ok.tolist() in ([False], [True])
+
+    def test_a_report_makes_the_descriptor_readable(self, tmp_path: Path) -> None:
+        with self.stored(tmp_path) as (tier, _):
+            assert select.select([tier.fileno()], [], [], 0)[0] == []
+            tier.load([key(1)], [0])
+            assert select.select([tier.fileno()], [], [], _PATIENCE)[0]
+            while not tier.poll():
+                select.select([tier.fileno()], [], [], _PATIENCE)
+            assert select.select([tier.fileno()], [], [], 0)[0] == []
+
+    def test_drain_leaves_the_reports(self, tmp_path: Path) -> None:
+        with self.stored(tmp_path) as (tier, _):
+            tickets = {tier.load([key(1)], [0]), tier.load([key(2)], [1])}
+            assert tier.drain(_PATIENCE)
+            assert select.select([tier.fileno()], [], [], 0)[0]
+            assert {done.ticket for done in tier.poll()} == tickets
+
+    def test_held_blocks_stay(self, tmp_path: Path) -> None:
+        """Whatever is stored meanwhile, until they are released."""
+        options = {"capacity": 8} if self.is_local else {}
+        with self.stored(tmp_path, **options) as (tier, rows):
+            with tier.hold([key(1), key(99)]) as held:
+                assert held.there == [True, False]
+                for number in range(100, 150):
+                    rows[0] = content(number, self.row_bytes)
+                    wait_for(tier, tier.store([key(number)], [0]))
+                assert wait_for(tier, tier.load([key(1)], [1])).ok.all()
+                self.check(rows, 1, 1)
+            held.release()
+
+    def test_closed(self, tmp_path: Path) -> None:
+        """The rows are the caller's again; calls are refused; closing again does nothing."""
+        memory = bytearray(8 * self.row_bytes)
+        rows = memoryview(memory).cast("B", (8, self.row_bytes))
+        tier = self.open(tmp_path, rows)
+        ticket = tier.store([key(1)], [1])
+        tier.close()
+        tier.close()
+        rows.release()
+        memory.extend(b"x")  # a BufferError while somebody refers to it
+        for call in (tier.poll, tier.fileno, tier.clear, tier.statistics):
+            with pytest.raises(Closed):
+                call()
+        if self.is_local:
+            with self.open(tmp_path, self.rows()) as again:
+                assert again.has([key(1)]) == [True], f"ticket {ticket} was lost"
+
+    def test_a_forked_child_has_no_tier(self, tmp_path: Path) -> None:
+        """Its calls are refused, its end changes nothing, and the parent goes on."""
+        with self.stored(tmp_path) as (tier, rows):
+            ticket = tier.load([key(1)], [1])
+            child = os.fork()
+            if child == 0:
+                with_error = 1
+                try:
+                    tier.poll()
+                except WrongProcess:
+                    tier.close()
+                    with_error = 0
+                finally:
+                    os._exit(with_error)
+            assert os.waitpid(child, 0)[1] == 0
+            assert wait_for(tier, ticket).ok.all()
+            self.check(rows, 1, 1)
+
+    def test_signals_lose_nothing(self, tmp_path: Path) -> None:
+        """A handler that raises ends the call that it interrupts, not what is under way."""
+
+        class Interrupted(Exception):
+            pass
+
+        def interrupt(*_: object) -> None:
+            raise Interrupted
+
+        with self.stored(tmp_path) as (tier, rows):
+            before = signal.signal(signal.SIGALRM, interrupt)
+            tickets, seen = [], []
+            try:
+                for number in range(200):
+                    tickets.append(tier.load([key(number % 8)], [number % 8]))
+                    with contextlib.suppress(Interrupted):
+                        signal.setitimer(signal.ITIMER_REAL, 1e-5 * (number % 20 + 1))
+                        while True:
+                            tier.drain(_PATIENCE)
+                            tier.load([key(99)], [0])
+                            tier.has([key(1)])
+                    seen += [done.ticket for done in tier.poll()]
+            finally:
+                signal.signal(signal.SIGALRM, before)
+            assert tier.drain(_PATIENCE)
+            seen += [done.ticket for done in tier.poll()]
+            assert len(set(seen)) == len(seen)
+            assert set(tickets) <= set(seen)
+            self.check(rows, 7, 7)
+
+    def test_threads_take_turns(self, tmp_path: Path) -> None:
+        with self.stored(tmp_path) as (tier, _):
+            tickets: list[Ticket] = []
+
+            def load(row: int) -> None:
+                for number in range(50):
+                    tickets.append(tier.load([key(number % 8)], [row]))
+                    tier.has([key(number)])
+
+            _in_threads([partial(load, row) for row in range(4)])
+            assert tier.drain(_PATIENCE)
+            done = tier.poll()
+            assert sorted(each.ticket for each in done) == sorted(tickets)
+            assert all(each.ok.all() for each in done)
+
+    def test_a_restart_finds_everything(self, tmp_path: Path) -> None:
+        if not self.is_local:
+            pytest.skip("only local tiers promise that")
+        with self.stored(tmp_path):
+            pass
+        rows = np.zeros((8, self.row_bytes), np.uint8)
+        with self.open(tmp_path, rows) as tier:
+            assert tier.has([key(i) for i in range(8)]) == [True] * 8
+            assert wait_for(tier, tier.load([key(i) for i in range(8)], range_of(8))).ok.all()
+            for number in range(8):
+                self.check(rows, number, number)
+
+    def test_capacity_is_never_exceeded(self, tmp_path: Path) -> None:
+        """The oldest go; what the tier says it has is right."""
+        if not self.is_local:
+            pytest.skip("only local tiers promise that")
+        rows = self.rows()
+        with self.open(tmp_path, rows, capacity=5) as tier:
+            for number in range(30):
+                rows[0] = content(number, self.row_bytes)
+                wait_for(tier, tier.store([key(number)], [0]))
+                assert sum(tier.has([key(each) for each in range(30)])) <= 5
+            there = tier.has([key(each) for each in range(30)])
+            assert 1 <= sum(there) <= 5
+            for number in np.flatnonzero(there).tolist():
+                assert wait_for(tier, tier.load([key(number)], [1])).ok.all()
+                self.check(rows, 1, number)
+
+
+def range_of(count: int) -> npt.NDArray[np.int32]:
+    """Rows 0 to `count`."""
+    return np.arange(count, dtype=np.int32)
+
+
+def _in_threads(work: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=each) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_PATIENCE)
+        assert not thread.is_alive()
