@@ -140,6 +140,41 @@ public:
         return blocks;
     }
 
+    // For an engine that asks for room first, and then stores whatever it likes: the key is stored and pinned, without
+    // admission. There is a free block, and the key is not there.
+    void insert(const Asked& key) {
+        Admission admission = policy_->admit(key.hash, key.bytes);
+        if (admission == Admission::kDeclined) admission = Admission::kNew;
+        const Block block = free_.back();
+        keys_.set(block, key.bytes);
+        index_.insert(key.hash, block);
+        free_.pop_back();
+        states_[block] = State::kStored;
+        policy_->insert(key.hash, block, admission);
+        pins_[block] = 1;
+        ++counts_.pinned;
+        ++counts_.stored;
+    }
+
+    // Calls `evicted` with the key of each of so many blocks, none of them pinned or of `kept`. Unless there are as many:
+    // then it returns false, and nothing has changed.
+    template <class Evicted>
+    bool evict(std::size_t count, std::span<const Asked> kept, const Evicted& evicted) {
+        std::vector<Block> held = pin_each(kept, false);
+        std::erase(held, kNoBlock);
+        const PoolStatistics now = statistics();
+        const bool is_possible = count <= now.used - now.pinned - now.reserved;
+        for (std::size_t i = 0; is_possible && i < count; ++i) {
+            const Block block = policy_->victim(Admission::kNew, pins_);
+            evicted(keys_.of(block));
+            index_.remove(index_.key_of(block));
+            free(block);
+            ++counts_.evicted;
+        }
+        unpin(held);
+        return is_possible;
+    }
+
     // Keys that were stored in an earlier life, in that order; of a key that comes twice the last counts. `last` are free
     // blocks to use after all others, the first of them first. The pool is empty.
     void restore(std::span<const Asked> asked, std::span<const Block> blocks, std::span<const Block> last) {

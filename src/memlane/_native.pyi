@@ -770,6 +770,15 @@ class BlockPool:
         What was reserved and will not be committed; also while another call is under way.
         """
 
+    def insert(self, keys: object) -> None:
+        """Stores and pins keys that are not there, in blocks that are free."""
+
+    def evict(self, count: int, kept: object) -> list[bytes] | None:
+        """
+        The keys of so many blocks that are not pinned, nor of `kept`; None: there are less.
+        """
+
+    def set_pinned(self, keys: object, is_pinned: bool) -> None: ...
     def forget(self, keys: object) -> None: ...
     def clear(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...

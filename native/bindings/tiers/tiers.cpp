@@ -1,5 +1,6 @@
 // The pool of blocks and the replay of a trace, for Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -106,6 +108,43 @@ void bind_tiers(nb::module_& m) {
         .def(
             "give_back", [](PoolObject& self, const nb::bytes& blocks) { self.pool().give_back(blocks_in(blocks)); },
             "blocks"_a, "What was reserved and will not be committed; also while another call is under way.")
+        .def(
+            "insert",
+            [](PoolObject& self, nb::handle keys) {
+                const AskedKeys asked(keys);
+                self.call([&](BlockPool& pool) {
+                    for (const BlockPool::Asked& key : asked.asked()) pool.insert(key);
+                });
+            },
+            "keys"_a, "Stores and pins keys that are not there, in blocks that are free.")
+        .def(
+            "evict",
+            [](PoolObject& self, std::size_t count, nb::handle kept) {
+                const AskedKeys asked(kept);
+                return self.call([&](BlockPool& pool) {
+                    nb::typed<nb::list, nb::bytes> evicted;
+                    const bool is_done = pool.evict(
+                        count, asked.asked(), [&](tiers::KeyStore::Bytes key) { evicted.append(bytes_of(key)); });
+                    return is_done ? std::optional(evicted) : std::nullopt;
+                });
+            },
+            "count"_a, "kept"_a, "The keys of so many blocks that are not pinned, nor of `kept`; None: there are less.")
+        .def(
+            "set_pinned",
+            [](PoolObject& self, nb::handle keys, bool is_pinned) {
+                const AskedKeys asked(keys);
+                self.call([&](BlockPool& pool) {
+                    if (is_pinned) {
+                        pool.pin_each(asked.asked(), false);
+                        return;
+                    }
+                    std::vector<tiers::Block> blocks;
+                    for (const BlockPool::Asked& key : asked.asked()) blocks.push_back(pool.stored(key));
+                    std::erase(blocks, tiers::kNoBlock);
+                    pool.unpin(blocks);
+                });
+            },
+            "keys"_a, "is_pinned"_a)
         .def(
             "forget",
             [](PoolObject& self, nb::handle keys) {
