@@ -21,6 +21,7 @@
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/timerfd.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -33,6 +34,7 @@
 namespace {
 
 constexpr int kMostCalls = 1 << 16;
+constexpr int kStall = -1;  // instead of an error: the call lasts until nothing is armed any more
 
 std::uintptr_t first_watched = 0;
 std::uintptr_t last_watched = 0;
@@ -42,6 +44,7 @@ std::atomic<int> named{0};  // calls so far of the one that is to fail
 int to_fail = 0;
 const char* call_to_fail = "";
 int with_error = 0;
+int record = -1;  // a file that gets what is written
 const char* names[kMostCalls];
 
 // Counts the call; true if it is to fail.
@@ -50,7 +53,9 @@ bool fails(const char* name, void* from) {
     if (!is_armed.load() || at < first_watched || at >= last_watched) return false;
     const int number = calls.fetch_add(1) + 1;
     if (number <= kMostCalls) names[number - 1] = name;
-    return std::strcmp(name, call_to_fail) == 0 && named.fetch_add(1) + 1 == to_fail;
+    if (std::strcmp(name, call_to_fail) != 0 || named.fetch_add(1) + 1 != to_fail) return false;
+    while (with_error == kStall && is_armed.load()) ::usleep(1000);
+    return with_error != kStall;
 }
 
 }  // namespace
@@ -90,6 +95,10 @@ int failing_calls_disarm() {
     is_armed = false;
     return calls;
 }
+
+// Appends each pwrite of the watched library to the file: inode, offset, bytes (8 bytes each), and what is written. It
+// is in the order of the calls if one thread makes them. -1: ends that.
+void failing_calls_record(int file) { record = file; }
 
 // The name of the `number`-th call, from 1.
 const char* failing_calls_name(int number) { return names[number - 1]; }
@@ -206,6 +215,14 @@ ssize_t pread(int fd, void* to, size_t bytes, off_t offset) {
 }
 ssize_t pwrite(int fd, const void* from, size_t bytes, off_t offset) {
     BEFORE(pwrite, -1);
+    const auto at = reinterpret_cast<std::uintptr_t>(__builtin_return_address(0));
+    if (record >= 0 && at >= first_watched && at < last_watched) {
+        struct stat s{};
+        ::fstat(fd, &s);
+        const std::uint64_t head[] = {s.st_ino, static_cast<std::uint64_t>(offset), bytes};
+        iovec parts[] = {{const_cast<std::uint64_t*>(head), sizeof head}, {const_cast<void*>(from), bytes}};
+        if (::writev(record, parts, 2) < 0) std::perror("failing_calls_record");
+    }
     return real(fd, from, bytes, offset);
 }
 void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) noexcept {

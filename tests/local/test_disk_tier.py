@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
+from memlane import (
+    InvalidArgument,
+    InvalidType,
+    LayoutMismatch,
+    SegmentRefused,
+    SystemFault,
+)
 from memlane.tiers import DiskTier
-from memlane.tiers.conformance import TierConformance
-
-
-def capacity_of(blocks: int, row_bytes: int) -> int:
-    """Bytes for so many blocks."""
-    slot = -(-row_bytes // 4096) * 4096
-    return 4096 + blocks * (slot + 64)
+from memlane.tiers.conformance import TierConformance, content, key, wait_for
+from memlane.tiers.disk import capacity_in_bytes
+from tests.support.disk_tiers import capacity_of, check_all, tier_on
 
 
 class TestDiskTier(TierConformance):
@@ -48,3 +55,223 @@ class TestTuned(TestDiskTier):
     def open(self, place: Path, rows: Any, capacity: int = 100, **options: Any) -> DiskTier:
         """As the others."""
         return super().open(place, rows, capacity, **{"policy": "tuned", **options})
+
+
+ROW = 4096
+
+
+def store_all(tier: DiskTier, rows: Any, numbers: Iterable[int]) -> None:
+    """Stores these blocks, one after the other."""
+    for number in numbers:
+        rows[0] = content(number, ROW)
+        assert wait_for(tier, tier.store([key(number)], [0])).ok.all()
+
+
+@pytest.fixture
+def rows() -> Any:
+    """Two rows of a page."""
+    return np.zeros((2, ROW), np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, rows: Any) -> Path:
+    """Of a tier of ten blocks that has blocks 0 to 4."""
+    with tier_on(tmp_path / "kv", rows, capacity=10) as tier:
+        store_all(tier, rows, range(5))
+    return tmp_path / "kv"
+
+
+def there(tier: DiskTier, count: int = 20) -> list[int]:
+    """The numbers of the blocks that it has."""
+    has = tier.has([key(number) for number in range(count)])
+    return [number for number in range(count) if has[number]]
+
+
+def test_its_files_are_private(folder: Path) -> None:
+    """The folder, both files, and nothing else."""
+    assert folder.stat().st_mode & 0o777 == 0o700
+    files = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    assert files == {"0.data": 0o600, "0.headers": 0o600}
+
+
+def test_its_space_is_reserved(folder: Path) -> None:
+    """Both files have their whole size on disk, which is at most the capacity."""
+    sizes = [file.stat() for file in folder.iterdir()]
+    assert all(each.st_blocks * 512 >= each.st_size for each in sizes)
+    assert sum(each.st_size for each in sizes) <= capacity_of(10, ROW)
+
+
+def test_bytes_that_changed_on_disk(
+    folder: Path, rows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A miss of that block alone, one line, and the key is not found again."""
+    with tier_on(folder, rows, capacity=10) as tier:
+        with open(folder / "0.data", "r+b") as file:
+            file.seek(2 * ROW + 17)  # slots are used in order
+            byte = file.read(1)[0]
+            file.seek(2 * ROW + 17)
+            file.write(bytes([byte ^ 1]))
+        done = wait_for(tier, tier.load([key(1), key(2)], [0, 1]))
+        assert (done.ok.tolist(), done.error) == ([True, False], "a block is not what was stored")
+        assert there(tier) == [0, 1, 3, 4]
+        assert tier.statistics().corrupt == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "not what was stored" in caplog.text
+
+
+def test_a_slot_with_another_header(folder: Path, rows: Any) -> None:
+    """The CRC is seeded with the key: right bytes under a wrong key are a miss."""
+    with open(folder / "0.headers", "r+b") as file:
+        file.seek(4096)
+        first = file.read(64)
+        file.seek(4096 + 64)  # of slot 1; its data stays
+        file.write(first)
+    with tier_on(folder, rows, capacity=10) as tier:
+        assert check_all(tier, rows, range(5)) >= 3  # of 0, 2, 3, 4 and not of 1
+        assert 1 not in there(tier)
+
+
+def test_another_capacity(folder: Path, rows: Any) -> None:
+    """A larger one keeps everything, a smaller one drops what lies behind it."""
+    with tier_on(folder, rows, capacity=12) as tier:
+        assert there(tier) == [0, 1, 2, 3, 4]
+        assert tier.statistics().slots == 12
+        store_all(tier, rows, range(5, 12))
+        assert there(tier) == list(range(12))
+    with tier_on(folder, rows, capacity=3) as tier:
+        assert there(tier) == [0, 1, 2]
+        check_all(tier, rows, range(3))
+        store_all(tier, rows, [15])
+    with tier_on(folder, rows, capacity=12) as tier:
+        assert len(there(tier)) == 3
+
+
+def test_the_order_of_the_stores_outlives_a_restart(folder: Path, rows: Any) -> None:
+    """What was stored first goes first."""
+    with tier_on(folder, rows, capacity=10) as tier:
+        store_all(tier, rows, range(5, 12))
+        assert there(tier) == list(range(2, 12))
+
+
+def test_rows_of_another_size(folder: Path, rows: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """It begins empty, and says so."""
+    with tier_on(folder, np.zeros((2, 2 * ROW), np.uint8), capacity=10) as tier:
+        assert there(tier) == []
+    assert "had rows of 4096 bytes, not 8192; it begins empty" in caplog.text
+
+
+def test_other_namespaces_go_first(folder: Path, rows: Any) -> None:
+    """Their slots are used before any of this one's; until then they are there for them."""
+    with tier_on(folder, rows, capacity=10, namespace="b") as tier:
+        assert there(tier) == []
+        store_all(tier, rows, range(5))  # in the free slots
+    with tier_on(folder, rows, capacity=10) as tier:
+        assert there(tier) == [0, 1, 2, 3, 4]
+    with tier_on(folder, rows, capacity=10, namespace="b") as tier:
+        store_all(tier, rows, range(5, 8))
+        assert there(tier) == list(range(8))
+    with tier_on(folder, rows, capacity=10) as tier:
+        assert there(tier) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "text"),
+    [
+        ("0.headers", b"something else", SegmentRefused, "exists and is no disk tier's"),
+        ("0.headers", b"MEMLTIER\x09", LayoutMismatch, "has format 9; this memlane reads 1"),
+    ],
+)
+def test_other_files(
+    folder: Path, rows: Any, name: str, change: bytes, error: type[Exception], text: str
+) -> None:
+    """They are left as they are."""
+    before = (folder / "0.data").read_bytes()
+    with open(folder / name, "r+b") as file:
+        file.write(change)
+    with pytest.raises(error, match=text):
+        tier_on(folder, rows, capacity=10)
+    assert (folder / "0.data").read_bytes() == before
+    assert (folder / name).read_bytes().startswith(change)
+
+
+def test_a_damaged_first_page(folder: Path, rows: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """As after a power cut: it begins empty, and says so."""
+    with open(folder / "0.headers", "r+b") as file:
+        file.seek(20)
+        file.write(b"\xff")
+    with tier_on(folder, rows, capacity=10) as tier:
+        assert there(tier) == []
+    assert "the first page of the tier" in caplog.text
+
+
+def test_links_are_not_followed(tmp_path: Path, rows: Any) -> None:
+    (tmp_path / "0.headers").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SegmentRefused, match="is a symbolic link"):
+        tier_on(tmp_path, rows, capacity=10)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"capacity": 4096}, "capacity must hold a row of 4096 bytes, not 4096"),
+        ({"capacity": 0}, "capacity must be at least 1"),
+        ({"capacity": "5 GB"}, "capacity must be bytes, or text"),
+        ({"capacity": 1.5}, "capacity must be an integer"),
+        ({"opener": "a/b"}, "opener must be"),
+        ({"opener": ""}, "opener must be"),
+        ({"opener": 1}, "opener must be a string"),
+        ({"namespace": 1}, "namespace must be str or bytes"),
+        ({"policy": "mru"}, "policy must be one of"),
+        ({"timeout": "soon"}, "timeout must be"),
+    ],
+)
+def test_bad_options(tmp_path: Path, rows: Any, options: dict[str, Any], text: str) -> None:
+    """Nothing is made."""
+    with pytest.raises((InvalidArgument, InvalidType), match=text):
+        DiskTier(tmp_path / "kv", rows, **{"capacity": "1MiB", **options})
+    assert not (tmp_path / "kv").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/kv"])
+def test_a_folder_that_is_none(tmp_path: Path, rows: Any, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemFault, match="cannot make the folder"):
+        DiskTier(tmp_path / place, rows, "1MiB")
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("100", 100), ("1KiB", 1024), ("1.5 MiB", 3 << 19), ("2TiB", 2 << 40), (7, 7)],
+)
+def test_capacity_as_text(text: Any, nbytes: int) -> None:
+    assert capacity_in_bytes(text) == nbytes
+
+
+class Stubborn:
+    """A policy that lets nothing go."""
+
+    def touch(self, key: bytes) -> None:
+        """Nothing is learnt."""
+
+    def insert(self, key: bytes) -> bool:
+        return True
+
+    def evict(self, incoming: bytes, is_free: Any) -> bytes | None:
+        raise RuntimeError(f"{len(incoming)} bytes")
+
+    def remove(self, key: bytes) -> None:
+        """Nothing is known of it."""
+
+    def clear(self) -> None:
+        """As above."""
+
+
+def test_a_policy_that_raises(tmp_path: Path, rows: Any) -> None:
+    """Its error reaches the caller of `store`; it sees digests; the tier goes on."""
+    with tier_on(tmp_path, rows, capacity=2, policy=Stubborn()) as tier:
+        store_all(tier, rows, range(2))
+        with pytest.raises(RuntimeError, match="24 bytes"):
+            tier.store([key(3)], [0])
+        assert there(tier) == [0, 1]
+        assert check_all(tier, rows, range(4)) == 2

@@ -1,0 +1,133 @@
+"""Kill -9 of a process that stores, at random moments: the next one finds only what is right.
+
+``MEMLANE_SOAK_KILLS`` is the number of rounds (default 20), ``MEMLANE_SOAK_SLOTS`` how many slots
+a large tier recovers (default 20,000).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memlane import TierInUse
+from memlane.tiers import DiskTier
+from memlane.tiers.conformance import content, key, wait_for
+from tests.support import PATIENCE, Link, start, until
+from tests.support.disk_tiers import capacity_of, check_all, tier_on
+
+ROUNDS = int(os.environ.get("MEMLANE_SOAK_KILLS", "20"))
+SLOTS = int(os.environ.get("MEMLANE_SOAK_SLOTS", "20000"))
+ROW, BLOCKS, KEYS = 8192, 40, 150
+pytestmark = pytest.mark.soak(seconds=60 + 2 * ROUNDS)
+
+
+def storing(link: Link, folder: Path, seed: int, direct: bool) -> None:
+    """Role: stores, forgets and clears for ever; rows change as soon as they are reported."""
+    dice = random.Random(seed)
+    rows = np.zeros((16, ROW), np.uint8)
+    contents = {number: content(number, ROW) for number in range(KEYS)}
+    with tier_on(folder, rows, capacity=BLOCKS, direct=direct, policy="lru") as tier:
+        link.tell("stores")
+        busy: dict[int, list[int]] = {}
+        free = list(range(16))
+        while True:
+            numbers = dice.sample(range(KEYS), min(len(free), 4))
+            at = [free.pop() for _ in numbers]
+            for row, number in zip(at, numbers, strict=True):
+                rows[row] = contents[number]
+            timeout = dice.choice([None, None, 1e-4, 1e-5])
+            busy[tier.store([key(number) for number in numbers], at, timeout)] = at
+            for done in tier.poll():
+                free += busy.pop(done.ticket)
+                rows[free] = 1  # an engine hands them on at once
+            if dice.random() < 0.02:
+                tier.forget([key(dice.randrange(KEYS))])
+            if dice.random() < 0.002:
+                tier.clear()
+            if not free:
+                tier.drain(PATIENCE)
+
+
+def test_a_process_that_stores_is_killed(tmp_path: Path) -> None:
+    """No wrong block, ever; the restart always works, at once; capacity is never exceeded."""
+    dice = random.Random(5)
+    folder = tmp_path / "kv"
+    right = 0
+    for number in range(ROUNDS):
+        peer = start(storing, folder, number, bool(number % 2))
+        assert peer.hear() == "stores"
+        time.sleep(dice.random() * 0.15)
+        os.kill(peer.pid, signal.SIGKILL)
+        rows = np.zeros((2, ROW), np.uint8)
+        until(lambda: not is_used(folder), "its lock has gone")
+        with tier_on(folder, rows, capacity=BLOCKS) as tier:
+            found = tier.statistics().recovered
+            assert found <= BLOCKS
+            loaded = check_all(tier, rows, range(KEYS))
+            assert loaded <= found
+            right += loaded
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        assert size <= capacity_of(BLOCKS, ROW)
+    assert right > ROUNDS  # most of them, but blocks are also forgotten
+
+
+def is_used(folder: Path) -> bool:
+    """Whether somebody still has the tier: a killed process ends in its own time."""
+    try:
+        tier_on(folder, np.zeros((2, ROW), np.uint8), capacity=BLOCKS).close()
+    except TierInUse:
+        return True
+    return False
+
+
+def opened(link: Link, folder: Path) -> None:
+    """Role: has the tier open until it is killed."""
+    with tier_on(folder, np.zeros((2, ROW), np.uint8), capacity=BLOCKS):
+        link.tell("open")
+        link.hear(PATIENCE)
+
+
+def test_one_opener_at_a_time(tmp_path: Path) -> None:
+    """The second is told whose it is; another opener works beside it; a death frees it."""
+    rows = np.zeros((2, ROW), np.uint8)
+    peer = start(opened, tmp_path)
+    assert peer.hear() == "open"
+    with pytest.raises(TierInUse, match=f"in use by process {peer.pid}; give another") as caught:
+        tier_on(tmp_path, rows, capacity=BLOCKS)
+    assert caught.value.pid == peer.pid
+    with tier_on(tmp_path, rows, capacity=BLOCKS, opener="1"):
+        pass
+    os.kill(peer.pid, signal.SIGKILL)
+    until(lambda: not is_used(tmp_path), "its lock has gone")
+    with tier_on(tmp_path, rows, capacity=BLOCKS), pytest.raises(TierInUse):
+        tier_on(tmp_path, rows, capacity=BLOCKS)
+
+
+def test_a_large_tier_is_there_at_once(tmp_path: Path) -> None:
+    """Every block of it; the bar is a second for a million slots."""
+    rows = np.zeros((512, 512), np.uint8)
+    nbytes = capacity_of(SLOTS, 512)
+    numbers = range(SLOTS)
+    with DiskTier(tmp_path, rows, nbytes, policy="lru", direct=False) as tier:
+        for first in range(0, SLOTS, 512):
+            batch = [key(number) for number in numbers[first : first + 512]]
+            rows[: len(batch)] = (
+                np.arange(first, first + len(batch), dtype=np.uint32)[:, None] % 251
+            )
+            assert wait_for(tier, tier.store(batch, np.arange(len(batch)))).ok.all()
+    began = time.monotonic()
+    with DiskTier(tmp_path, rows, nbytes, policy="lru", direct=False) as tier:
+        seconds = time.monotonic() - began
+        assert tier.statistics().recovered == SLOTS
+        assert all(tier.has([key(number) for number in numbers]))
+        last = SLOTS - 7
+        assert wait_for(tier, tier.load([key(last)], [3])).ok.all()
+        assert (rows[3] == last % 251).all()
+    print(f"\n{SLOTS} slots: {seconds:.3f} s")
+    assert seconds < 1.0 * max(1.0, SLOTS / 1e6) * 5  # a busy machine; the figure is printed
