@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LOGS = {"debug", "info", "warning", "error", "exception", "warn", "add_note"}
 
+METRICS = ("_COUNTERS", "_GAUGES")  # tables of metrics and their documentation
+
 # Sentences that are neither errors nor log lines.
 SILENT = {
     "The given buffer is not writable",  # a filter for one of torch's warnings
@@ -80,6 +82,10 @@ def _python(source: str, defines_errors: bool) -> Iterator[tuple[int, str]]:
                 skipped.update(ast.walk(node))
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             skipped.add(node.value)  # a docstring of an attribute
+        elif isinstance(node, ast.keyword) and node.arg == "documentation":
+            skipped.update(ast.walk(node))  # of a metric
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in METRICS:
+            skipped.update(ast.walk(node))
     for node in ast.walk(tree):
         if isinstance(node, (ast.JoinedStr, ast.FormattedValue)):
             parts = [part for part in ast.iter_child_nodes(node) if part is not node]
