@@ -29,7 +29,7 @@ inline constexpr std::size_t kCacheLine = 64;
 inline constexpr std::size_t kSectionAlignment = 128;
 inline constexpr std::size_t kMaxSections = 24;
 
-enum class System : std::uint32_t { broadcast = 1, store = 2 };
+enum class System : std::uint32_t { broadcast = 1, store = 2, tier = 3 };
 enum class Section : std::uint32_t {
     participants = 1,
     ring_waits = 2,
@@ -38,6 +38,7 @@ enum class Section : std::uint32_t {
     store_facts = 5,
     object_table = 6,
     extent_leases = 7,
+    tier_facts = 8,
 };
 
 struct SectionEntry {

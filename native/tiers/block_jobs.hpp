@@ -116,7 +116,6 @@ public:
 
     struct Counts {
         std::uint64_t blocks = 0, faults = 0, corrupt = 0, expired = 0;
-        Latencies latencies;
     };
 
     // At least one request.
@@ -207,6 +206,9 @@ public:
     bool is_idle() const noexcept { return alive_ == 0; }
     std::size_t waiting() const noexcept { return waiting_; }
     const Counts& counts(Direction direction) const noexcept { return counts_[static_cast<std::size_t>(direction)]; }
+    const Latencies& latencies(Direction direction) const noexcept {
+        return latencies_[static_cast<std::size_t>(direction)];
+    }
 
 private:
     std::deque<std::shared_ptr<Job>>& queue_of(Direction direction) noexcept {
@@ -221,7 +223,7 @@ private:
         counts.faults += fault.kind == Fault::Kind::system ? 1 : 0;
         counts.corrupt += fault.kind == Fault::Kind::corrupt ? 1 : 0;
         counts.expired += fault.kind == Fault::Kind::expired ? 1 : 0;
-        counts.latencies.add(now - job.submitted);
+        latencies_[static_cast<std::size_t>(job.direction)].add(now - job.submitted);
     }
 
     void settle(const std::shared_ptr<Job>& job, os::Nanoseconds now) {
@@ -238,6 +240,7 @@ private:
     std::array<std::deque<std::shared_ptr<Job>>, 2> queues_;
     std::vector<Event> events_;
     std::array<Counts, 2> counts_;
+    std::array<Latencies, 2> latencies_;
     Id last_ = 0;
     std::uint64_t turn_ = 0;
     std::size_t waiting_ = 0;

@@ -87,6 +87,10 @@ public:
         const std::lock_guard guard(mutex_);
         return {jobs_.waiting(), jobs_.counts(Direction::store), jobs_.counts(Direction::load)};
     }
+    Latencies latencies(Direction direction) {
+        const std::lock_guard guard(mutex_);
+        return jobs_.latencies(direction);
+    }
 
     // The threads' side.
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ import pytest
 from memlane import MessageQueue, ShmRingBuffer, inspect
 from memlane.inspect.segment import Participant, Segment
 from memlane.inspect.waits import waits_in
+from memlane.tiers import BlockPool
+from memlane.tiers.conformance import wait_for
 from tests.support import PATIENCE, until
+from tests.support.disk_tiers import tier_on
 from tests.support.queues import (
     fill,
     name_in,
@@ -283,3 +287,35 @@ def test_a_reader_of_a_blocked_writer_waits_for_it() -> None:
     assert (second.waiter, second.awaited) == (quick, (writer,))
     assert "its own line names the cause" in second.advice
     assert waits_in(segment, [0], 11.0, 10.0) == []
+
+
+def test_a_pool() -> None:
+    """Its counters, as the call before has left them; it ends with its pool."""
+    pool = BlockPool(4, "lru")
+    with pool.reserve([b"a", b"b"]) as new:
+        new.commit()
+    pool.touch([b"a", b"x"])
+    (segment,) = own_tiers()
+    assert segment.geometry == {"blocks": 4, "block_bytes": 0}
+    assert (segment.is_named, segment.is_leftover, segment.pids) == (False, False, (os.getpid(),))
+    assert segment.counters | {"used": 2, "stored": 2, "accesses": 2, "hits": 1} == segment.counters
+    del pool, new
+    assert own_tiers() == []
+
+
+def test_a_disk_tier(tmp_path: Path) -> None:
+    rows = np.zeros((4, 4096), np.uint8)
+    with tier_on(tmp_path, rows, capacity=10) as tier:
+        wait_for(tier, tier.store([b"a", b"b"], [0, 1]))
+        wait_for(tier, tier.load([b"a", b"x"], [2, 3]))
+        (segment,) = own_tiers()
+        assert segment.geometry == {"blocks": 10, "block_bytes": 4096}
+        wanted = {"used": 2, "stored": 2, "loaded": 1, "missed": 1, "queue": 0, "stalled": 0}
+        assert segment.counters | wanted == segment.counters
+    assert own_tiers() == []
+
+
+def own_tiers() -> list[Segment]:
+    """Pools and tiers of this process."""
+    found = [one for one in inspect.segments() if one.kind == "tier"]
+    return [one for one in found if os.getpid() in one.pids]

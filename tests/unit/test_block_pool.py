@@ -3,7 +3,7 @@
 import gc
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,9 @@ def found(pool: BlockPool, *numbers: int) -> list[int]:
 
 
 @pytest.fixture(params=POLICIES)
-def pool(request: pytest.FixtureRequest) -> BlockPool:
-    return BlockPool(8, request.param)
+def pool(request: pytest.FixtureRequest) -> Iterator[BlockPool]:
+    yield BlockPool(8, request.param)
+    del request.node.funcargs["pool"]  # or it would keep the pool, and what observers see of it
 
 
 def test_what_is_committed_is_found(pool: BlockPool) -> None:

@@ -35,10 +35,24 @@ struct OpenTier {
           io(std::move(file), static_cast<std::byte*>(rows->data()), threads),
           tier(io, pool.pool()) {}
 
+    void publish() {
+        const auto now = io.work().statistics();
+        tiers::TierFacts facts = tiers::ShownFacts::of(pool.pool());
+        facts.loaded = tier.counts().loaded;
+        facts.missed = tier.counts().missed;
+        facts.errors = now.stores.faults + now.loads.faults;
+        facts.corrupt = now.loads.corrupt;
+        facts.expired = now.stores.expired + now.loads.expired;
+        facts.queue = now.waiting;
+        facts.is_stalled = tier.is_stalled() ? 1 : 0;
+        shown.publish(facts);
+    }
+
     std::unique_ptr<HeldBuffer> rows;  // null: closed
     PoolObject pool;
     tiers::DiskIo io;
     tiers::DiskTier tier;
+    tiers::ShownFacts shown;
 };
 
 class DiskObject {
@@ -84,6 +98,7 @@ public:
                 OpenTier& opened;
                 ~Wake() {
                     if (opened.tier.has_done()) opened.io.work().ready().set();
+                    opened.publish();
                 }
             } wake{opened};
             return work(opened.tier);
@@ -99,6 +114,7 @@ public:
         kept->tier.collect();
         if (!kept->tier.is_idle() || !without_gil([&] { return kept->io.close(); })) return false;
         kept->rows.reset();
+        kept->shown.end();
         open_.reset();
         return true;
     }
@@ -173,13 +189,13 @@ nb::typed<nb::dict, nb::str, nb::int_> facts_of(const tiers::SlotFile& file) {
 
 using Counts = nb::typed<nb::dict, nb::str, nb::any>;
 
-void add_counts(Counts& made, const char* prefix, const tiers::BlockJobs::Counts& counts) {
+void add_counts(Counts& made, const char* prefix, const tiers::BlockJobs::Counts& counts, const tiers::Latencies& spans) {
     const auto name = [&](const char* what) { return nb::str((std::string(prefix) + what).c_str()); };
     made[name("errors")] = counts.faults;
     made[name("corrupt")] = counts.corrupt;
     made[name("expired")] = counts.expired;
-    made[name("p50")] = static_cast<double>(counts.latencies.quantile(0.5)) / 1e9;
-    made[name("p99")] = static_cast<double>(counts.latencies.quantile(0.99)) / 1e9;
+    made[name("p50")] = static_cast<double>(spans.quantile(0.5)) / 1e9;
+    made[name("p99")] = static_cast<double>(spans.quantile(0.99)) / 1e9;
 }
 
 Counts statistics_of(OpenTier& opened) {
@@ -197,8 +213,8 @@ Counts statistics_of(OpenTier& opened) {
     made["evicted"] = pool.evicted;
     made["queue"] = now.waiting;
     made["stalled"] = opened.tier.is_stalled();
-    add_counts(made, "store_", now.stores);
-    add_counts(made, "load_", now.loads);
+    add_counts(made, "store_", now.stores, opened.io.work().latencies(tiers::Direction::store));
+    add_counts(made, "load_", now.loads, opened.io.work().latencies(tiers::Direction::load));
     return made;
 }
 
@@ -222,6 +238,14 @@ void bind_disk(nb::module_& m) {
         .def(nb::init<const std::string&, const std::string&, nb::handle, std::uint64_t, std::uint64_t, const nb::bytes&,
                       bool, unsigned, nb::object>(),
              "folder"_a, "opener"_a, "rows"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a, "threads"_a, "policy"_a)
+        .def(
+            "show",
+            [](const DiskObject& self, const nb::bytes& id, const std::string& name) {
+                OpenTier& opened = self.open();
+                opened.shown.show(id_from(id), name, opened.pool.pool().blocks(), opened.io.file().slot_bytes());
+                opened.publish();
+            },
+            "id"_a, "name"_a, "Lets `memlane.inspect` see its counters.")
         .def("facts", [](const DiskObject& self) { return facts_of(self.open().io.file()); })
         .def(
             "has",

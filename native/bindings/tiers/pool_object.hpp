@@ -4,7 +4,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +16,7 @@
 #include "bindings/python/failures.hpp"
 #include "bindings/tiers/asked_keys.hpp"
 #include "tiers/block_pool.hpp"
+#include "tiers/shown_facts.hpp"
 
 namespace memlane::bindings {
 
@@ -88,6 +91,12 @@ private:
     const tiers::BlockPool* pool_ = nullptr;
 };
 
+inline core::SegmentId id_from(const nb::bytes& bytes) {
+    core::SegmentId id{};
+    std::memcpy(id.data(), bytes.c_str(), std::min(id.size(), bytes.size()));
+    return id;
+}
+
 // A pool that calls back is not called meanwhile, by the policy or by another thread.
 class PoolObject {
 public:
@@ -109,7 +118,16 @@ public:
             OneCall& one;
             ~End() { one.end(); }
         } end{one_};
+        struct Publish {
+            const PoolObject& self;
+            ~Publish() { self.publish(); }
+        } publish{*this};
         return work(*pool_);
+    }
+
+    void show(const nb::bytes& id, const std::string& name) {
+        shown_.show(id_from(id), name, pool_->blocks(), 0);
+        publish();
     }
 
     tiers::BlockPool& pool() const noexcept { return *pool_; }
@@ -126,6 +144,9 @@ public:
     nb::handle policy() const noexcept { return python_ == nullptr ? nb::handle() : python_->object(); }
 
 private:
+    void publish() const noexcept { shown_.publish(tiers::ShownFacts::of(*pool_)); }
+
+    tiers::ShownFacts shown_;
     std::unique_ptr<tiers::BlockPool> pool_;
     PythonPolicy* python_ = nullptr;
     OneCall one_;

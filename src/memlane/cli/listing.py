@@ -32,8 +32,8 @@ def row(segment: Segment, per_second: float | None, now: float) -> list[str]:
     return [
         show.short_name(segment.name),
         segment.kind,
-        show.nbytes(segment.size),
-        show.nbytes(segment.used),
+        show.size(segment),
+        show.used(segment),
         show.holders(segment),
         show.readers(segment),
         show.rate(per_second),

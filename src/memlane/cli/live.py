@@ -33,7 +33,7 @@ _COLUMNS = [
     ("STATE", "left"),
 ]
 _KEYS = "q quit   s sort   f kind   / name   + - interval"
-_KINDS = ("", "queue", "store", "region", "ring")
+_KINDS = ("", "queue", "store", "region", "tier", "ring")
 
 
 def _lag(segment: Segment) -> int:
@@ -128,7 +128,10 @@ def _row(segment: Segment, per_second: float | None) -> list[str]:
 
 
 def _hits(segment: Segment) -> str:
-    """Part of a store's puts that found their object stored already."""
+    """Part of a store's puts that found their object stored already; of a tier's accesses that
+    found their block."""
+    if segment.kind == "tier":
+        return f"{segment.counters['hits'] / max(1, segment.counters['accesses']):.0%}"
     puts = messages(segment) if segment.kind == "store" else None
     if puts is None:
         return ""

@@ -42,9 +42,11 @@ class Rates:
 
 
 def messages(segment: Segment) -> int | None:
-    """How many the writer has published; objects put, of a store."""
+    """How many the writer has published; objects put, of a store; accesses, of a tier."""
     if segment.kind == "store":
         return segment.counters["puts"]
+    if segment.kind == "tier":
+        return segment.counters["accesses"]
     if segment.kind == "queue" and segment.participants:
         return segment.participants[0].position
     return None

@@ -105,6 +105,25 @@ def holders(segment: Segment) -> str:
     return f"{process(first)}{more}"
 
 
+def size(segment: Segment) -> str:
+    """Of the file; of a tier how much fits, bytes or, of a pool, blocks."""
+    if segment.kind == "tier":
+        return _blocks(segment, segment.geometry["blocks"])
+    return nbytes(segment.size)
+
+
+def used(segment: Segment) -> str:
+    """Bytes of /dev/shm; of a tier what is stored."""
+    if segment.kind == "tier":
+        return _blocks(segment, segment.counters["used"])
+    return nbytes(segment.used)
+
+
+def _blocks(segment: Segment, count: int) -> str:
+    each = segment.geometry["block_bytes"]
+    return nbytes(count * each) if each else f"{count} blk"
+
+
 def readers(segment: Segment) -> str:
     """Attached of expected; a region's holders."""
     if segment.kind == "region":
@@ -120,6 +139,8 @@ def state(segment: Segment) -> str:
         return "leftover"
     if segment.problem is not None:
         return "unreadable"
+    if segment.counters.get("stalled"):
+        return "stalled"
     for what in ("dead", "stopped"):
         count = sum(who.state == what for who in segment.participants)
         if count:
@@ -128,7 +149,7 @@ def state(segment: Segment) -> str:
         return "attaching"
     if not segment.pids:
         return "not held"
-    return "" if segment.is_named else "no name"
+    return "" if segment.is_named or segment.kind == "tier" else "no name"
 
 
 def _is_missing(who: Participant) -> bool:

@@ -25,12 +25,19 @@ _SECTIONS_AT = 256
 _MAX_SECTIONS = 24
 _BLOCK = 1 << 20
 
-PARTICIPANTS, STORE_FACTS, OBJECT_TABLE = 1, 5, 6
-_SYSTEMS = {1: "queue", 2: "store"}
+PARTICIPANTS, STORE_FACTS, OBJECT_TABLE, TIER_FACTS = 1, 5, 6, 8
+_SYSTEMS = {1: "queue", 2: "store", 3: "tier"}
 
 _SLOT = struct.Struct("<IIQQQ12xIQ8xQqIIQQQqq")
 _FACTS = struct.Struct("<QQQ32xQQQQQQ")
 _MAX_SLOTS = 1 << 20
+# As native/tiers/shown_facts.hpp has them; behind the first nine those that only a disk tier has.
+_TIER_NAMES = (
+    *("blocks", "used", "reserved", "pinned"),
+    *("accesses", "hits", "stored", "evicted", "declined"),
+    *("loaded", "missed", "errors", "corrupt", "expired", "queue", "stalled"),
+)
+_OF_POOLS = 9
 _VIEWS = (1 << 30) - 1  # the bits above mark what has survived an end
 
 Activity = Literal["elsewhere", "waiting", "attaching", "in_block", "unknown"]
@@ -210,6 +217,19 @@ def store_of(file: int, header: Header) -> StoreFacts | None:
         raise Unreadable("truncated")
     n, objects, size, _, *counters = _FACTS.unpack(data)
     return StoreFacts(n, objects, size, *counters)
+
+
+def tier_of(file: int, header: Header) -> dict[str, int]:
+    """The counters of a pool or a tier, by name; none if the segment is another's."""
+    if TIER_FACTS not in header.sections:
+        return {}
+    stride, at, _ = header.sections[TIER_FACTS]
+    data = os.pread(file, stride, at)
+    if len(data) < 8 * len(_TIER_NAMES):
+        raise Unreadable("truncated")
+    named = dict(zip(_TIER_NAMES, struct.unpack_from(f"<{len(_TIER_NAMES)}Q", data), strict=True))
+    is_disk = header.geometry[1] > 0
+    return named if is_disk else {name: named[name] for name in _TIER_NAMES[:_OF_POOLS]}
 
 
 def blockers_of(file: int, header: Header) -> list[tuple[int, int, int]]:

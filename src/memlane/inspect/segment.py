@@ -21,7 +21,7 @@ _PREFIX = "memlane-"
 _REGION_PREFIX = "vllm_offload_"
 _REGION_FILE = "memlane"  # in a folder of that name, with MEMLANE_VLLM=region
 
-Kind = Literal["queue", "ring", "store", "region", "unknown"]
+Kind = Literal["queue", "ring", "store", "region", "tier", "unknown"]
 State = Literal["absent", "running", "stopped", "dead", "closed", "unknown"]
 
 
@@ -90,8 +90,11 @@ class Segment:
         created: when its size was last set, in seconds since 1970.
         geometry: `n_reader`, `max_chunk_bytes`, `max_chunks` of a queue; `data_buffer_size`,
             `max_object_size`, `max_objects` of a store; `total_bytes`, `blocks`, `row_bytes`,
-            `cell_bytes` of a region.
-        counters: of a store: `objects`, `object_bytes`, `puts`, `hits`, `evictions`.
+            `cell_bytes` of a region; `blocks`, `block_bytes` (0 of a pool) of a tier.
+        counters: of a store: `objects`, `object_bytes`, `puts`, `hits`, `evictions`; of a pool:
+            `blocks`, `used`, `reserved`, `pinned` now, `accesses`, `hits`, `stored`, `evicted`,
+            `declined`; of a disk tier also `loaded`, `missed`, `errors`, `corrupt`, `expired`, and
+            `queue` and `stalled` now.
         absent_elsewhere: readers on other hosts that have not attached.
         participants: the writer first, then all readers; the holders of a region.
         problem: why the segment cannot be read, or None.
@@ -272,7 +275,7 @@ def look(file: int, found: Found) -> Segment | None:
             header.kind,  # type: ignore[arg-type]
             is_held,
             geometry=_geometry(header, store),
-            counters=_counters(store),
+            counters=_counters(store) or layout.tier_of(file, header),
             participants=_participants(file, header),
             absent_elsewhere=next(
                 (slot.absent_elsewhere for slot in layout.slots_of(file, header)[:1]), 0
@@ -286,6 +289,8 @@ def _geometry(header: Header, store: layout.StoreFacts | None) -> dict[str, int]
     if header.kind == "queue":
         names = ("n_reader", "max_chunk_bytes", "max_chunks")
         return dict(zip(names, header.geometry[:3], strict=True))
+    if header.kind == "tier":
+        return {"blocks": header.geometry[0], "block_bytes": header.geometry[1]}
     if store is None:
         return {"data_buffer_size": header.geometry[0]}
     return {

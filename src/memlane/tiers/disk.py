@@ -28,7 +28,7 @@ from memlane.errors import (
     WrongProcess,
     system_fault,
 )
-from memlane.tiers.pool import Policy, PolicyName, checked_policy
+from memlane.tiers.pool import Policy, PolicyName, checked_policy, show
 from memlane.tiers.tier import Done, Rows, Ticket, distinct
 
 _MOST_SLOTS = (1 << 31) - 1
@@ -179,6 +179,7 @@ class DiskTier:
         if direct and not self._facts["is_direct"]:
             self._native.close()
             raise Unsupported(f"the file system of {folder} has no O_DIRECT; leave out `direct`")
+        show(self._native)
         self._is_warned = [False, False, False]
         self._warn_of(folder, self._facts)
 

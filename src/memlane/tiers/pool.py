@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from memlane import _native
 from memlane._base.arguments import integer_from
-from memlane.errors import InvalidArgument, InvalidType, Unsupported, WrongProcess
+from memlane._base.diagnosis import warn
+from memlane._base.segments import name_of, new_id
+from memlane.errors import InvalidArgument, InvalidType, MemlaneError, Unsupported, WrongProcess
 
 PolicyName = Literal["lru", "arc", "s3fifo", "tuned"]
 Ids = npt.NDArray[np.int32]
@@ -136,6 +138,7 @@ class BlockPool:
         self._policy = checked_policy(policy)
         self._generation = _native.fork_generation()
         self._native = _native.BlockPool(count, policy)
+        show(self._native)
 
     def pin(self, keys: Sequence[bytes]) -> Pin:
         """Pins the blocks of the leading run of keys that are stored: they are not evicted until
@@ -227,6 +230,15 @@ class BlockPool:
     def _give_back(self, blocks: bytes) -> None:
         if self._generation == _native.fork_generation():
             self._native.give_back(blocks)
+
+
+def show(native: _native.BlockPool | _native.DiskTier) -> None:
+    """Lets `memlane.inspect` see its counters."""
+    identity = new_id()
+    try:
+        native.show(identity, name_of(identity))
+    except MemlaneError as error:
+        warn("memlane top will not show a pool or tier of this process: %s", error)
 
 
 def checked_policy(policy: PolicyName | Policy) -> str:

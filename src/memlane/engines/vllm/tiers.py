@@ -178,7 +178,10 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not here
         if done.error is not None:
             now = time.monotonic()
             self._expired = {key: until for key, until in self._expired.items() if until > now}
-            self._expired |= dict.fromkeys(set(keys) - set(loaded), now + self._timeout)
+            failed = [key for key, ok in zip(keys, done.ok, strict=True) if not ok]
+            there = self._tier.has(failed)  # a corrupt block is not, and may be stored again
+            late = [key for key, has in zip(failed, there, strict=True) if has is not False]
+            self._expired |= dict.fromkeys(late, now + self._timeout)
         return JobResult(job_id, bool(done.ok.all()), loaded, done.seconds, done.bytes)
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
@@ -255,11 +258,9 @@ class TunedPolicy(CachePolicy):  # type: ignore[misc]  # vLLM is not here
     """
 
     def __init__(self, cache_capacity: int) -> None:
-        from memlane import _native
-
         super().__init__(cache_capacity)
-        self._pool = _native.BlockPool(cache_capacity, "tuned")
         self._chunks: dict[bytes, Any] = {}
+        self.clear()
 
     def get(self, key: bytes) -> Any:
         return self._chunks.get(key)
@@ -302,7 +303,7 @@ class TunedPolicy(CachePolicy):  # type: ignore[misc]  # vLLM is not here
     def clear(self) -> None:
         from memlane import _native
 
-        self._pool = _native.BlockPool(self.cache_capacity, "tuned")
+        self._pool = _native.BlockPool(max(1, self.cache_capacity), "tuned")  # vLLM allows 0
         self._chunks.clear()
 
     def mark_evictable(self, key: bytes) -> None:

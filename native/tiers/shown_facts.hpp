@@ -1,0 +1,71 @@
+// What a pool or a tier tells observers: counters in a segment without a name, which lasts as long as its process has it.
+//
+// Keys stay private. The process writes with relaxed stores, some 20 of them a call; observers only read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/segment.hpp"
+#include "core/sync.hpp"
+#include "tiers/block_pool.hpp"
+
+namespace memlane::tiers {
+
+// Fields are added at the end, and read by `memlane.inspect`.
+struct TierFacts {
+    std::uint64_t blocks, used, reserved, pinned;
+    std::uint64_t accesses, hits, stored, evicted, declined;
+    // Of a disk tier.
+    std::uint64_t loaded, missed, errors, corrupt, expired, queue, is_stalled;
+};
+static_assert(sizeof(TierFacts) == 128);
+
+class ShownFacts {
+public:
+    // `block_bytes`: 0 of a pool, which has no memory. Throws what creating a segment throws.
+    void show(const core::SegmentId& id, const std::string& name, std::uint64_t blocks, std::uint64_t block_bytes) {
+        const core::SegmentPlan plan{core::System::tier,
+                                     {blocks, block_bytes, 0, 0},
+                                     0,
+                                     {{core::Section::tier_facts, sizeof(TierFacts), 1}}};
+        segment_ = core::Segment::create(plan, id, name, {}, std::nullopt);
+        segment_->remove_name();
+        facts_ = segment_->section<TierFacts>(core::Section::tier_facts);
+    }
+
+    void publish(const TierFacts& now) const noexcept {
+        if (facts_ == nullptr) return;
+        const auto* const from = reinterpret_cast<const std::uint64_t*>(&now);
+        auto* const to = reinterpret_cast<std::uint64_t*>(facts_);
+        for (std::size_t i = 0; i < sizeof now / sizeof *to; ++i) core::store_relaxed(to[i], from[i]);
+    }
+
+    void end() noexcept {
+        facts_ = nullptr;
+        segment_.reset();
+    }
+
+    static TierFacts of(const BlockPool& pool) noexcept {
+        const PoolStatistics now = pool.statistics();
+        TierFacts facts{};
+        facts.blocks = pool.blocks();
+        facts.used = now.used;
+        facts.reserved = now.reserved;
+        facts.pinned = now.pinned;
+        facts.accesses = now.accesses;
+        facts.hits = now.hits;
+        facts.stored = now.stored;
+        facts.evicted = now.evicted;
+        facts.declined = now.declined;
+        return facts;
+    }
+
+private:
+    std::shared_ptr<core::Segment> segment_;
+    TierFacts* facts_ = nullptr;
+};
+
+}  // namespace memlane::tiers
