@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import needs
 from benchmarks.command import RESULTS, say
-from benchmarks.figures import deaths, engine, idle, leftovers, sizes, tail
+from benchmarks.figures import deaths, engine, idle, leftovers, policies, sizes, tail
 from benchmarks.machine import describe
 from benchmarks.report import load_warning
 
@@ -23,7 +23,9 @@ MEASURE: dict[str, Callable[[], dict[str, Any]]] = {
     "tail": tail.measure,
     "sizes": sizes.measure,
     "engine": engine.measure,
+    "policies": policies.measure,
 }
+_NEEDY = ("engine", "policies")  # they need more than this checkout
 RAW = RESULTS / "figures"
 PICTURES = Path(__file__).parents[2] / "docs" / "figures"
 
@@ -33,7 +35,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASURE))
     parser.add_argument("--draw-only", action="store_true", help="draw what was measured before")
     asked = parser.parse_args()
-    names = asked.names or [name for name in MEASURE if name != "engine" or asked.draw_only]
+    names = asked.names or [name for name in MEASURE if name not in _NEEDY or asked.draw_only]
     if unknown := [name for name in names if name not in MEASURE]:
         parser.error(f"no figure {unknown[0]}; there are {', '.join(MEASURE)}")
     needs.package("matplotlib", "drawing")

@@ -208,6 +208,28 @@ def engine(raw: dict[str, Any], figure: Figure, look: Look) -> None:
 
 # What all of them share ---------------------------------------------------------------------------
 
+
+def policies(raw: dict[str, Any], figure: Figure, look: Look) -> None:
+    both = figure.subplots(1, len(raw["percent"]), sharey=True)
+    for axes, (trace, found) in zip(both, raw["percent"].items(), strict=True):
+        others = [name for name in found if name not in ("tuned", "optimum")]
+        axes.plot(raw["capacities"], found["optimum"], ":", color=look.ink, label="optimum")
+        for place, name in enumerate(others):
+            color = OTHERS[place][look.index]
+            axes.plot(raw["capacities"], found[name], color=color, linewidth=1.4, label=name)
+        color = MEMLANE["memlane"][look.index]
+        axes.plot(raw["capacities"], found["tuned"], color=color, linewidth=2.4, label="tuned")
+        axes.set_xscale("log")
+        axes.set_xticks([1000, 3000, 10_000, 30_000], ["1,000", "3,000", "10,000", "30,000"])
+        axes.minorticks_off()
+        _label(axes, f"blocks, {trace} trace", "")
+    both[0].set_ylabel("prefix hits, % of accesses")
+    _title(
+        figure, "What eviction policies hit (dotted: hits of an algorithm that knows the future)"
+    )
+    _legend(both[0], look, "outside right upper")
+
+
 FIGURES: dict[str, Callable[[dict[str, Any], Figure, Look], None]] = {
     "idle": idle,
     "deaths": deaths,
@@ -215,8 +237,9 @@ FIGURES: dict[str, Callable[[dict[str, Any], Figure, Look], None]] = {
     "tail": tail,
     "sizes": sizes,
     "engine": engine,
+    "policies": policies,
 }
-WIDE = ("sizes", "engine")
+WIDE = ("sizes", "engine", "policies")
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

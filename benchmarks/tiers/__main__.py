@@ -44,7 +44,7 @@ def in_vllm() -> None:
     mixed = environment.HERE / "mixed-0.33"
     path = os.pathsep.join(str(each) for each in (mixed, environment.ROOT) if each.exists())
     variables = {**os.environ, "PYTHONPATH": path, "MEMLANE_BENCH_HERE": "1"}
-    command = [environment.PYTHON, "-m", "benchmarks.tiers", *sys.argv[1:]]
+    command = [str(environment.PYTHON), "-m", "benchmarks.tiers", *sys.argv[1:]]
     sys.exit(subprocess.run(command, env=variables, check=False).returncode)
 
 

@@ -110,7 +110,7 @@ class VllmFs(Timed):
         if not io._HAS_FSIO_C:
             raise ImportError("vLLM was built without fs_io_C")
         self._io, self._direct, self._folder = io, direct, folder
-        self._view = memoryview(rows)
+        self._view = memoryview(rows)  # type: ignore[arg-type]  # numpy's stubs know no buffers
         self._pool = thread_pool.DualQueueThreadPool(16, 16, thread_name_prefix="fs")
         self._number, self._job = 0, 0
 
@@ -195,11 +195,9 @@ class Bare:
 
     def __init__(self, folder: Path, rows: npt.NDArray[np.uint8], direct: bool) -> None:
         program = folder / "bare"
-        subprocess.run(
-            ["g++", "-std=c++20", "-O2", f"-I{HERE.parents[1]}/native", HERE / "bare.cpp", "-o"]
-            + [program, "-lpthread"],
-            check=True,
-        )
+        compiler = ["g++", "-std=c++20", "-O2", f"-I{HERE.parents[1]}/native"]
+        source = [str(HERE / "bare.cpp"), "-o", str(program), "-lpthread"]
+        subprocess.run([*compiler, *source], check=True)
         size = [str(rows.shape[1]), str(len(rows)), str(int(direct)), str(os.cpu_count())]
         self._process = subprocess.Popen(
             [program, folder / "bare.data", *size],
