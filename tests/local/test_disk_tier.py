@@ -224,6 +224,7 @@ def test_links_are_not_followed(tmp_path: Path, rows: Any) -> None:
         ({"namespace": 1}, "namespace must be str or bytes"),
         ({"policy": "mru"}, "policy must be one of"),
         ({"timeout": "soon"}, "timeout must be"),
+        ({"direct": "yes"}, "direct must be"),
     ],
 )
 def test_bad_options(tmp_path: Path, rows: Any, options: dict[str, Any], text: str) -> None:

@@ -260,28 +260,37 @@ class TunedPolicy(CachePolicy):  # type: ignore[misc]  # vLLM is not here
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self._chunks: dict[bytes, Any] = {}
+        self._new: dict[bytes, bool] = {}  # not in the pool yet; whether each is free to go
         self.clear()
 
     def get(self, key: bytes) -> Any:
         return self._chunks.get(key)
 
     def insert(self, key: bytes, chunk: Any, req_context: Any = None) -> None:
-        self._pool.insert([key])  # pinned, until vLLM says otherwise
-        if chunk.ref_cnt == 0:
-            self._pool.set_pinned([key], False)
         self._chunks[key] = chunk
+        self._new[key] = chunk.ref_cnt == 0
+
+    def _filled(self) -> Any:
+        """The pool, with what was inserted since: the last first, so that of a prefix the end goes
+        before the start."""
+        if self._new:
+            new, self._new = self._new, {}
+            self._pool.insert([*reversed(new)])  # pinned, until vLLM says otherwise
+            self._pool.set_pinned([key for key, is_free in new.items() if is_free], False)
+        return self._pool
 
     def remove(self, key: bytes) -> None:
+        pool = self._filled()
         if self._chunks.pop(key).ref_cnt != 0:
-            self._pool.set_pinned([key], False)
-        self._pool.forget([key])
+            pool.set_pinned([key], False)
+        pool.forget([key])
 
     def touch(self, keys: Iterable[bytes], req_context: Any) -> None:
-        self._pool.touch(list(keys))
+        self._filled().touch(list(keys))
 
     def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:
         """An access of each, before it is inserted."""
-        self._pool.touch(list(keys))
+        self._filled().touch(list(keys))
 
     def on_request_finished(
         self,
@@ -292,10 +301,10 @@ class TunedPolicy(CachePolicy):  # type: ignore[misc]  # vLLM is not here
     ) -> None:
         """An access of each that was there; the others were counted when they were missed."""
         for keys in key_groups:
-            self._pool.touch([key for key in keys if key not in insertion_only_keys])
+            self._filled().touch([key for key in keys if key not in insertion_only_keys])
 
     def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, Any]] | None:
-        evicted = self._pool.evict(n, list(protected))
+        evicted = self._filled().evict(n, list(protected))
         if evicted is None:
             return None
         return [(key, self._chunks.pop(key)) for key in evicted]
@@ -305,9 +314,10 @@ class TunedPolicy(CachePolicy):  # type: ignore[misc]  # vLLM is not here
 
         self._pool = _native.BlockPool(max(1, self.cache_capacity), "tuned")  # vLLM allows 0
         self._chunks.clear()
+        self._new.clear()
 
     def mark_evictable(self, key: bytes) -> None:
-        self._pool.set_pinned([key], False)
+        self._filled().set_pinned([key], False)
 
     def mark_non_evictable(self, key: bytes) -> None:
-        self._pool.set_pinned([key], True)
+        self._filled().set_pinned([key], True)
