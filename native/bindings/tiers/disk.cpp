@@ -88,7 +88,8 @@ public:
         return *open_;
     }
 
-    // A call that may enter the policy.
+    // A call that may enter the policy. No Python object is made in it: collecting garbage may run any code, which would
+    // let other threads call.
     template <class Call>
     auto call(const Call& work) const {
         OpenTier& opened = open();
@@ -261,13 +262,14 @@ void bind_disk(nb::module_& m) {
             "hold",
             [](const DiskObject& self, nb::handle keys) {
                 const AskedKeys asked(keys);
-                return self.call([&](DiskTier& tier) {
-                    std::vector<tiers::Block> blocks = tier.hold(asked.asked());
-                    nb::typed<nb::list, bool> there;
-                    for (const tiers::Block block : blocks) there.append(block != tiers::kNoBlock);
-                    using Held = nb::typed<nb::tuple, HoldObject, nb::typed<nb::list, bool>>;
-                    return Held(nb::make_tuple(HoldObject(self.shared(), std::move(blocks)), there));
-                });
+                std::vector<tiers::Block> blocks = self.call([&](DiskTier& tier) { return tier.hold(asked.asked()); });
+                std::vector<bool> is_there(blocks.size());
+                for (std::size_t at = 0; at < blocks.size(); ++at) is_there[at] = blocks[at] != tiers::kNoBlock;
+                HoldObject hold(self.shared(), std::move(blocks));
+                nb::typed<nb::list, bool> there;
+                for (const bool is_one : is_there) there.append(is_one);
+                using Held = nb::typed<nb::tuple, HoldObject, nb::typed<nb::list, bool>>;
+                return Held(nb::make_tuple(std::move(hold), there));
             },
             "keys"_a, "(what holds them, whether each is there)")
         .def(
@@ -313,15 +315,16 @@ void bind_disk(nb::module_& m) {
         .def(
             "poll",
             [](const DiskObject& self) {
-                return self.call([](DiskTier& tier) {
+                const std::vector<DiskTier::Done> taken = self.call([](DiskTier& tier) {
                     tier.collect();
-                    using Report = nb::typed<nb::tuple, int, nb::bytes, int, int, int, double>;
-                    nb::typed<nb::list, Report> made;
-                    for (const DiskTier::Done& done : tier.take_done())
-                        made.append(nb::make_tuple(done.ticket, flags(done.ok), static_cast<int>(done.fault.kind),
-                                                   done.fault.error, done.bytes, static_cast<double>(done.span) / 1e9));
-                    return made;
+                    return tier.take_done();
                 });
+                using Report = nb::typed<nb::tuple, int, nb::bytes, int, int, int, double>;
+                nb::typed<nb::list, Report> made;
+                for (const DiskTier::Done& done : taken)
+                    made.append(nb::make_tuple(done.ticket, flags(done.ok), static_cast<int>(done.fault.kind),
+                                               done.fault.error, done.bytes, static_cast<double>(done.span) / 1e9));
+                return made;
             },
             "(ticket, a bool for each key, kind of fault, errno, bytes, seconds)")
         .def(

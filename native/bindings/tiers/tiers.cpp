@@ -42,6 +42,25 @@ Counted counted(const tiers::Replay::Counts& counts) {
     return made;
 }
 
+// Keys that a call evicts. Python objects are made afterwards: collecting garbage may run any code, which would let other
+// threads call the pool.
+class Evicted {
+public:
+    auto into() {
+        return [this](tiers::KeyStore::Bytes key) {
+            keys_.emplace_back(reinterpret_cast<const char*>(key.data()), key.size());
+        };
+    }
+    nb::typed<nb::list, nb::bytes> list() const {
+        nb::typed<nb::list, nb::bytes> made;
+        for (const std::string& key : keys_) made.append(nb::bytes(key.data(), key.size()));
+        return made;
+    }
+
+private:
+    std::vector<std::string> keys_;
+};
+
 Counted statistics(const tiers::BlockPool& pool) {
     const tiers::PoolStatistics counts = pool.statistics();
     Counted made;
@@ -70,7 +89,7 @@ void bind_tiers(nb::module_& m) {
             "pin",
             [](PoolObject& self, nb::handle keys) {
                 const AskedKeys asked(keys);
-                return self.call([&](BlockPool& pool) { return as_bytes(pool.pin(asked.asked())); });
+                return as_bytes(self.call([&](BlockPool& pool) { return pool.pin(asked.asked()); }));
             },
             "keys"_a)
         .def(
@@ -90,12 +109,9 @@ void bind_tiers(nb::module_& m) {
             "reserve",
             [](PoolObject& self, nb::handle keys) {
                 const AskedKeys asked(keys);
-                return self.call([&](BlockPool& pool) {
-                    nb::typed<nb::list, nb::bytes> evicted;
-                    const auto blocks = pool.reserve(
-                        asked.asked(), [&](tiers::KeyStore::Bytes key) { evicted.append(bytes_of(key)); });
-                    return std::pair(as_bytes(blocks), evicted);
-                });
+                Evicted evicted;
+                const auto blocks = self.call([&](BlockPool& pool) { return pool.reserve(asked.asked(), evicted.into()); });
+                return std::pair(as_bytes(blocks), evicted.list());
             },
             "keys"_a, "The block of each key, -1 if it was skipped; and the keys that were evicted.")
         .def(
@@ -121,12 +137,10 @@ void bind_tiers(nb::module_& m) {
             "evict",
             [](PoolObject& self, std::size_t count, nb::handle kept) {
                 const AskedKeys asked(kept);
-                return self.call([&](BlockPool& pool) {
-                    nb::typed<nb::list, nb::bytes> evicted;
-                    const bool is_done = pool.evict(
-                        count, asked.asked(), [&](tiers::KeyStore::Bytes key) { evicted.append(bytes_of(key)); });
-                    return is_done ? std::optional(evicted) : std::nullopt;
-                });
+                Evicted evicted;
+                const bool is_done =
+                    self.call([&](BlockPool& pool) { return pool.evict(count, asked.asked(), evicted.into()); });
+                return is_done ? std::optional(evicted.list()) : std::nullopt;
             },
             "count"_a, "kept"_a, "The keys of so many blocks that are not pinned, nor of `kept`; None: there are less.")
         .def(
@@ -158,7 +172,7 @@ void bind_tiers(nb::module_& m) {
         .def(
             "forecast",
             [](PoolObject& self, std::uint32_t more) {
-                return self.call([&](BlockPool& pool) { return counted(pool.forecast(more)); });
+                return counted(self.call([&](BlockPool& pool) { return pool.forecast(more); }));
             },
             "more_blocks"_a, "Counts of a pool with so many blocks more, since it was first asked for.");
 
