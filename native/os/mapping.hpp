@@ -39,6 +39,11 @@ public:
     std::byte* base() const noexcept { return base_; }
     std::size_t bytes() const noexcept { return bytes_; }
 
+    // A forked child does not have it.
+    void keep_from_children() const {
+        if (::madvise(first_page(), before_ + bytes_, MADV_DONTFORK) != 0) throw_errno("cannot keep memory from forked children");
+    }
+
     // Frees `other` once nothing needs this mapping any more.
     void keep(std::shared_ptr<void> other) noexcept { kept_ = std::move(other); }
 

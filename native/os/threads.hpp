@@ -34,6 +34,7 @@ public:
     ~Helpers() { join(); }
 
     unsigned missing() const noexcept { return missing_; }
+    std::size_t started() const noexcept { return threads_.size(); }
 
     // False in a child that was forked while they ran: the child has only the forking thread, and unfinished work.
     bool are_here() const noexcept { return ::getpid() == owner_; }

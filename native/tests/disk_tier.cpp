@@ -1,15 +1,17 @@
-// A disk tier on real files, with its threads, under random calls: what is loaded is what was stored. Also under
-// ThreadSanitizer.
+// A disk tier on real files, with its threads, under random calls: what is loaded is what was stored. Through the page
+// cache, and past it by io_uring, where the machine has it, and by threads. Also under ThreadSanitizer.
 #include "tiers/disk_tier.hpp"
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,8 +23,14 @@ using memlane::os::Deadline;
 
 namespace {
 
-constexpr std::uint64_t kRow = 6000;
 constexpr std::uint32_t kRows = 16, kSlots = 24, kKeys = 60;
+
+// How a tier reads and writes.
+struct Way {
+    bool is_direct, may_ring;
+    std::uint64_t row_bytes;
+};
+constexpr Way kWays[] = {{false, true, 6000}, {true, true, 6000}, {true, true, 8192}, {true, false, 6000}, {true, false, 8192}};
 
 struct Keys {
     explicit Keys(const std::vector<std::uint64_t>& numbers) : digests(numbers.size()) {
@@ -35,14 +43,14 @@ struct Keys {
     std::vector<BlockPool::Asked> asked;
 };
 
-void fill(std::byte* row, std::uint64_t number) {
-    for (std::uint64_t i = 0; i < kRow; ++i) row[i] = static_cast<std::byte>(number * 31 + i * (number % 7 + 1));
+void fill(std::span<std::byte> row, std::uint64_t number) {
+    for (std::uint64_t i = 0; i < row.size(); ++i) row[i] = static_cast<std::byte>(number * 31 + i * (number % 7 + 1));
 }
 
-bool is_filled(const std::byte* row, std::uint64_t number) {
-    std::vector<std::byte> wanted(kRow);
-    fill(wanted.data(), number);
-    return std::memcmp(row, wanted.data(), kRow) == 0;
+bool is_filled(std::span<const std::byte> row, std::uint64_t number) {
+    std::vector<std::byte> wanted(row.size());
+    fill(wanted, number);
+    return std::ranges::equal(row, wanted);
 }
 
 struct Call {
@@ -51,15 +59,16 @@ struct Call {
     std::vector<Block> rows;
 };
 
-void random_calls(const std::string& folder, std::uint64_t seed, bool direct) {
+void random_calls(const std::string& folder, std::uint64_t seed, Way way) {
     std::mt19937_64 draw(seed);
-    std::vector<std::byte> rows(kRow * kRows);
+    const Staging rows(way.row_bytes * kRows);
+    const auto row_at = [&](Block at) { return std::span(rows.data() + at * way.row_bytes, way.row_bytes); };
     Namespace own{};
     own[0] = std::byte{1};
-    auto file = std::make_unique<SlotFile>(folder, "test", kRow, kSlots, own, direct);
+    auto file = std::make_unique<SlotFile>(folder, std::to_string(way.row_bytes), way.row_bytes, kSlots, own, way.is_direct);
     const SlotFile::Slots found = file->recover();
     BlockPool pool(static_cast<std::uint32_t>(file->slots()), "lru");
-    DiskIo io(std::move(file), rows.data(), 3);
+    DiskIo io(std::move(file), rows.data(), 3, way.may_ring);
     DiskTier tier(io, pool);
     {
         Keys keys({});
@@ -84,7 +93,7 @@ void random_calls(const std::string& folder, std::uint64_t seed, bool direct) {
         for (const auto& done : tier.take_done()) {
             const Call& call = calls.at(done.ticket);
             for (std::size_t at = 0; at < call.numbers.size(); ++at) {
-                if (done.ok[at] && !call.is_store) CHECK(is_filled(rows.data() + call.rows[at] * kRow, call.numbers[at]));
+                if (done.ok[at] && !call.is_store) CHECK(is_filled(row_at(call.rows[at]), call.numbers[at]));
                 is_busy[call.rows[at]] = false;
             }
             calls.erase(done.ticket);
@@ -98,7 +107,7 @@ void random_calls(const std::string& folder, std::uint64_t seed, bool direct) {
             call.rows.push_back(row);
             call.numbers.push_back(number);
             is_busy[row] = true;
-            if (call.is_store) fill(rows.data() + row * kRow, number);
+            if (call.is_store) fill(row_at(row), number);
         }
         const Keys keys(call.numbers);
 #if defined(__SANITIZE_THREAD__)
@@ -113,6 +122,7 @@ void random_calls(const std::string& folder, std::uint64_t seed, bool direct) {
         if (draw() % 20 == 0) CHECK(tier.forget(Keys({draw() % kKeys}).asked) == 0);
         if (draw() % 150 == 0) tier.clear();
         if (draw() % 3 == 0) report();
+        while (std::ranges::find(is_busy, false) == is_busy.end()) report();
     }
     while (!calls.empty() || !tier.is_idle()) {
         report();
@@ -129,6 +139,6 @@ void random_calls(const std::string& folder, std::uint64_t seed, bool direct) {
 int main() {
     char folder[] = "/tmp/memlane-disk-tier-XXXXXX";
     CHECK(::mkdtemp(folder) != nullptr);
-    for (std::uint64_t seed = 0; seed < 12; ++seed) random_calls(folder, seed, seed % 2 == 0);
+    for (std::uint64_t seed = 0; seed < 30; ++seed) random_calls(folder, seed, kWays[seed % std::size(kWays)]);
     std::filesystem::remove_all(folder);
 }

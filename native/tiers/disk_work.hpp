@@ -16,24 +16,29 @@
 
 #include "core/ready_descriptor.hpp"
 #include "os/clock.hpp"
+#include "os/event.hpp"
+#include "os/fork.hpp"
+#include "os/mapping.hpp"
 #include "tiers/block_jobs.hpp"
 #include "tiers/slot_file.hpp"
 
 namespace memlane::tiers {
 
-// Memory for O_DIRECT.
+// Memory for O_DIRECT. In huge pages, if it is large: a disk is given a list of pieces that are contiguous.
 class Staging {
 public:
     explicit Staging(std::size_t bytes)
-        : memory_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{SlotFile::kSlotAlignment}))), bytes_(bytes) {}
+        : memory_(static_cast<std::byte*>(::operator new(bytes, kAlignment))), bytes_(bytes) {
+        if (bytes >= kHugePage) os::prefer_huge_pages(memory_.get(), bytes);
+    }
     std::byte* data() const noexcept { return memory_.get(); }
     std::size_t bytes() const noexcept { return bytes_; }
 
 private:
+    static constexpr std::size_t kHugePage = 2u << 20;
+    static constexpr std::align_val_t kAlignment{kHugePage};
     struct Free {
-        void operator()(std::byte* memory) const noexcept {
-            ::operator delete(memory, std::align_val_t{SlotFile::kSlotAlignment});
-        }
+        void operator()(std::byte* memory) const noexcept { ::operator delete(memory, kAlignment); }
     };
     std::unique_ptr<std::byte, Free> memory_;
     std::size_t bytes_;
@@ -59,6 +64,7 @@ public:
         ready_.set_at(std::min(jobs_.next_deadline(), deadline));  // the only step that may fail
         const BlockJobs::Id id = jobs_.submit(direction, std::move(requests), deadline, os::monotonic_now());
         for (std::size_t i = std::min(blocks, idle_); i > 0; --i) work_.notify_one();
+        if (std::exchange(is_bell_wanted_, false)) os::set_event(bell_.file());
         return id;
     }
 
@@ -97,6 +103,7 @@ public:
     // Waits for the next block; nullopt: the tier is closing.
     std::optional<Work> wait() {
         std::unique_lock lock(mutex_);
+        is_bell_wanted_ = false;
         for (;;) {
             if (auto next = jobs_.begin()) return next;
             if (is_stopping_) return std::nullopt;
@@ -104,6 +111,20 @@ public:
             work_.wait(lock);
             --idle_;
         }
+    }
+
+    // For a single thread that also waits for something else: what is readable once there is more after next() had none.
+    // Throws system_error.
+    const os::FileDescriptor& make_bell() {
+        bell_ = os::OwnFile([] { return os::make_event(); });
+        return bell_.file();
+    }
+    // The next block, if there is one now.
+    std::optional<Work> next() {
+        const std::lock_guard guard(mutex_);
+        auto next = jobs_.begin();
+        is_bell_wanted_ = !next;
+        return next;
     }
 
     // Adds a piece of a block to its row; false if the block was reported meanwhile.
@@ -143,6 +164,8 @@ private:
     BlockJobs jobs_;
     std::size_t idle_ = 0;
     bool is_stopping_ = false;
+    os::OwnFile bell_;
+    bool is_bell_wanted_ = false;
 };
 
 }  // namespace memlane::tiers

@@ -823,12 +823,13 @@ class DiskTier:
         name_space: bytes,
         direct: bool,
         threads: int,
+        may_ring: bool,
         policy: object,
     ) -> None: ...
     def show(self, id: bytes, name: str) -> None:
         """Lets `memlane.inspect` see its counters."""
 
-    def facts(self) -> dict[str, int]: ...
+    def facts(self) -> dict[str, Any]: ...
     def has(self, keys: object) -> list[bool]: ...
     def hold(self, keys: object) -> tuple[DiskHold, list[bool]]:
         """(what holds them, whether each is there)"""
@@ -840,7 +841,7 @@ class DiskTier:
         """0 or an errno."""
 
     def clear(self) -> None: ...
-    def collect(self) -> bool:
+    def collect(self, wakes: bool) -> bool:
         """Takes in what the threads have done; whether nothing is under way."""
 
     def poll(self) -> list[tuple[int, bytes, int, int, int, float]]:

@@ -5,7 +5,6 @@ vLLM's own worker copies between a GPU and the region; this one copies between t
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any

@@ -11,6 +11,7 @@ import pytest
 
 import tests.engines.scenario
 from memlane.engines.vllm import register
+from tests.engines import sources
 from tests.engines.left_out import LEFT_OUT
 
 SECONDS = 900  # for one test, which takes seconds on an idle machine
@@ -18,6 +19,9 @@ SECONDS = 900  # for one test, which takes seconds on an idle machine
 tests.engines.scenario.prepare("0.33")
 system_utils = import_module("vllm.utils.system_utils")
 register()
+# Their package has our package's name.
+tests.__path__.append(str(sources.engine("0.33") / "tests"))
+import_module("tests.engines.swapped_tiers").swap()
 # Spawned processes would look for vLLM in vain.
 system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 

@@ -1,8 +1,9 @@
 """A real vLLM with or without tiers, run in its environment: `tiered_vllm.py MODEL ROUNDS OPTIONS`.
 
-OPTIONS is JSON: `tensor_parallel_size`, `tier` (the configuration of the disk tier, or null),
-`policy` (of the primary tier). Prints `@@` and JSON: the tokens of each round, and how many of each
-prompt's tokens were cached. Then it waits for a line on standard input, and ends as vLLM does.
+MODEL is a folder with a `config.json`; it gets weights if it has none. OPTIONS is JSON:
+`tensor_parallel_size`, `tier` (the configuration of the disk tier, or null), `policy` (of the
+primary tier). Prints `@@` and JSON: the tokens of each round, and how many of each prompt's tokens
+were cached. Then it waits for a line on standard input, and ends as vLLM does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROMPTS, TOKENS = 6, 480
+PROMPTS, TOKENS, TAIL = 6, 480, 32
 BLOCKS = 40  # of 32 tokens, on the device and in memory each: the prompts need 90
 MODULE = "memlane.engines.vllm.tiers"
 
@@ -39,11 +40,39 @@ def connector(options: dict[str, Any], bytes_per_block: int) -> dict[str, Any]:
     }
 
 
+def add_weights(model: Path) -> None:
+    """Random ones, so large that the next token depends on all before it: vLLM's dummy weights
+    repeat the last one, whatever the cache has."""
+    import torch
+    from safetensors.torch import save_file
+
+    facts = json.loads((model / "config.json").read_text())
+    size, inner, vocabulary = (
+        facts[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    shapes = {"model.embed_tokens": (vocabulary, size), "lm_head": (vocabulary, size)}
+    for layer in range(facts["num_hidden_layers"]):
+        name = f"model.layers.{layer}"
+        shapes |= {f"{name}.self_attn.{each}_proj": (size, size) for each in "qkvo"}
+        shapes |= {f"{name}.mlp.{each}_proj": (inner, size) for each in ("gate", "up")}
+        shapes |= {f"{name}.mlp.down_proj": (size, inner)}
+        shapes |= {f"{name}.{each}_layernorm": (size,) for each in ("input", "post_attention")}
+    shapes["model.norm"] = (size,)
+    torch.manual_seed(1)
+    weights = {
+        f"{name}.weight": 0.08 * torch.randn(shape) if len(shape) == 2 else torch.ones(shape)
+        for name, shape in shapes.items()
+    }
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+
+
 def main() -> None:
     here = str(Path(__file__).parent)
     sys.path.insert(0, here)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     model, rounds, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    if not (Path(model) / "model.safetensors").exists():
+        add_weights(Path(model))
     from vllm import LLM, SamplingParams
 
     workers = options.get("tensor_parallel_size", 1)
@@ -54,7 +83,6 @@ def main() -> None:
         more["kv_transfer_config"] = connector(options, bytes_per_block)
     engine = LLM(
         model=model,
-        load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=1024,
         enforce_eager=True,
@@ -70,12 +98,18 @@ def main() -> None:
         **more,
     )
     sampling = SamplingParams(max_tokens=8, temperature=0, detokenize=False)
+    # They end alike: that their tokens differ is due to the cache.
+    tail = list(range(3, 3 + TAIL))
     prompts = [
-        {"prompt_token_ids": [(7 * at + 13 * number) % 2000 + 3 for at in range(TOKENS)]}
+        [(7 * at + 13 * number) % 2000 + 3 for at in range(TOKENS - TAIL)] + tail
         for number in range(PROMPTS)
     ]
     for _ in range(rounds):
-        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+        # One at a time: of those that wait together, vLLM promotes as many as fit in memory.
+        outputs = [
+            engine.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
+            for prompt in prompts
+        ]
         tell(
             tokens=[list(each.outputs[0].token_ids) for each in outputs],
             cached=[each.num_cached_tokens for each in outputs],

@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from memlane.tiers import DiskTier
 from memlane.tiers.conformance import content, key, wait_for
 from tests.fault.test_failing_calls import calls, preloaded
 from tests.support import PATIENCE, Fault, Link, is_sanitized, start
-from tests.support.disk_tiers import check_all, tier_on
+from tests.support.disk_tiers import check_all
+from tests.support.disk_tiers import tier_on as any_tier_on
 
 pytestmark = pytest.mark.skipif(is_sanitized(), reason="a sanitizer goes before libc, too")
+tier_on = partial(any_tier_on, direct=False)  # by pread and pwrite, which can fail here
 STALL = -1  # in place of an errno: native/tests/failing_calls.cpp
 ROW = 4096
 

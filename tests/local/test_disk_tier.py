@@ -16,23 +16,27 @@ from memlane import (
     SegmentRefused,
     SystemFault,
 )
-from memlane.tiers import DiskTier
+from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from memlane.tiers.disk import capacity_in_bytes
 from tests.support.disk_tiers import capacity_of, check_all, tier_on
+from tests.support.seccomp import has_io_uring
 
 
 class TestDiskTier(TierConformance):
-    """Past the page cache where that is possible."""
+    """Past the page cache, by io_uring, where that is possible."""
 
     is_local = True
     direct: bool | None = None
+    engine = "io_uring" if has_io_uring() else "threads"
 
     def open(self, place: Path, rows: Any, capacity: int = 100, **options: Any) -> DiskTier:
         """On a folder of the test's."""
         nbytes = capacity_of(capacity, self.row_bytes)
         options = {"policy": "lru", "direct": self.direct, **options}
-        return DiskTier(place / "kv", rows, nbytes, **options)
+        tier = DiskTier(place / "kv", rows, nbytes, **options)
+        assert tier.engine == tier.statistics().engine == self.engine
+        return tier
 
 
 class TestBuffered(TestDiskTier):
@@ -40,10 +44,28 @@ class TestBuffered(TestDiskTier):
 
     row_bytes = 5000
     direct = False
+    engine = "threads"
 
 
 class TestUnaligned(TestDiskTier):
     """Past the page cache, with rows that are not aligned as O_DIRECT wants."""
+
+    row_bytes = 300_001
+    direct = True
+
+
+class TestThreads(TestDiskTier):
+    """Past the page cache, without io_uring."""
+
+    engine = "threads"
+
+    @pytest.fixture(autouse=True)
+    def _no_ring(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(disk, "_MAY_RING", False)
+
+
+class TestUnalignedThreads(TestThreads):
+    """The same, with rows that are not aligned as O_DIRECT wants."""
 
     row_bytes = 300_001
     direct = True

@@ -1,11 +1,11 @@
 """Offload regions for tests, in this process and in others."""
 
 import ctypes
+import errno
 import itertools
 import mmap
 import os
 import platform
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from memlane import SharedOffloadRegion
 from memlane._native import RegionFile
 from tests.support import Link, Remote, serve, start
+from tests.support.seccomp import ALLOW, AT_LEAST, EQUALS, FAIL, GIVE, LOAD, install
 
 Region = SharedOffloadRegion
 PAGE = mmap.PAGESIZE
@@ -65,22 +66,17 @@ def populated_pages(path: str | Path) -> list[bool]:
 def without_populate() -> None:
     """From here on, madvise behaves in this process as it does in a kernel before 5.14."""
     number = {"x86_64": 28, "aarch64": 233}[platform.machine()]
-    load, equals, at_least, give = 0x20, 0x15, 0x35, 0x06
-    steps = [
-        (load, 0, 0, 0),  # the call
-        (equals, 0, 4, number),
-        (load, 0, 0, 32),  # its third argument
-        (at_least, 0, 2, 22),
-        (at_least, 1, 0, 24),
-        (give, 0, 0, 0x00050000 | 22),  # EINVAL
-        (give, 0, 0, 0x7FFF0000),
-    ]
-    code = b"".join(struct.pack("HBBI", *step) for step in steps)
-    buffer = ctypes.create_string_buffer(code)
-    program = struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(buffer))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
-    assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+    install(
+        [
+            (LOAD, 0, 0, 0),  # the call
+            (EQUALS, 0, 4, number),
+            (LOAD, 0, 0, 32),  # its third argument
+            (AT_LEAST, 0, 2, 22),
+            (AT_LEAST, 1, 0, 24),
+            (GIVE, 0, 0, FAIL | errno.EINVAL),
+            (GIVE, 0, 0, ALLOW),
+        ]
+    )
 
 
 def file_of(instance: str, *, blocks: int = 4, workers: int = 2, cell: int = PAGE) -> RegionFile:

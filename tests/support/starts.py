@@ -7,13 +7,14 @@ import os
 import tempfile
 from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from memlane import MessageQueue, SharedOffloadRegion, ShmRingBuffer
 from memlane._native import sweep_dead_segments
 from memlane.groups import TcpGroup
-from memlane.tiers import DiskTier
+from memlane.tiers import DiskTier, disk
 from tests.support import Failing
 from tests.support.stores import BytesSerde, Ring, Storage
 
@@ -315,33 +316,45 @@ KEYS = [bytes([number]) * 32 for number in range(4)]
 
 def disk_tier(failing: Failing) -> None:
     """Opens a tier on a disk, stores, loads, forgets, clears, and opens it again."""
+    with mock.patch.object(disk, "_MAY_RING", False):
+        use_disk_tier(failing, 4)
+
+
+def disk_ring(failing: Failing) -> None:
+    """The same by io_uring, a block at a time, so that its calls are always as many."""
+    use_disk_tier(failing, 1)
+
+
+def use_disk_tier(failing: Failing, blocks: int) -> None:
+    """What the two scenarios share."""
+    keys, wanted = KEYS[:blocks], ROWS[:blocks]
     with tempfile.TemporaryDirectory() as folder:
-        rows = ROWS.copy()
+        rows = wanted.copy()
         with failing("open"):
             tier = DiskTier(f"{folder}/kv", rows, 1 << 20, policy="lru")
         with tier:
             with failing("store"):
-                tier.store(KEYS, range(4))
+                tier.store(keys, range(blocks))
                 assert tier.drain(30)
             stored = [done.ok.all() for done in tier.poll()] == [True]
             rows[:] = 0
             with failing("load"):
-                tier.load(KEYS, range(4))
+                tier.load(keys, range(blocks))
                 assert tier.drain(30)
             loaded = np.flatnonzero(tier.poll()[0].ok)
-            np.testing.assert_array_equal(rows[loaded], ROWS[loaded])
+            np.testing.assert_array_equal(rows[loaded], wanted[loaded])
             with failing("close tier"):
                 tier.close()
         with failing("open again"):
             tier = DiskTier(f"{folder}/kv", rows, 1 << 20, policy="lru")
         with tier:
-            there = [key for key, has in zip(KEYS, tier.has(KEYS), strict=True) if has]
+            there = [key for key, has in zip(keys, tier.has(keys), strict=True) if has]
             assert not stored or len(there) >= len(loaded)
             with failing("forget"):
-                tier.forget(KEYS[:1])
+                tier.forget(keys[:1])
             with failing("clear"):
                 tier.clear()
-            assert not any(tier.has(KEYS))
+            assert not any(tier.has(keys))
 
 
 SCENARIOS = {
@@ -355,6 +368,7 @@ SCENARIOS = {
         lent_messages,
         late_space,
         disk_tier,
+        disk_ring,
         queue_statistics,
         sweep,
         byte_ring,

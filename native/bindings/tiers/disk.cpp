@@ -29,10 +29,10 @@ namespace {
 
 // What there is of a tier until it is closed. What is under way when it is dropped keeps all of it for ever.
 struct OpenTier {
-    OpenTier(HeldBuffer held, std::unique_ptr<tiers::SlotFile> file, unsigned threads, nb::object policy)
+    OpenTier(HeldBuffer held, std::unique_ptr<tiers::SlotFile> file, unsigned threads, bool may_ring, nb::object policy)
         : rows(std::make_unique<HeldBuffer>(std::move(held))),
           pool(static_cast<std::uint32_t>(file->slots()), std::move(policy)),
-          io(std::move(file), static_cast<std::byte*>(rows->data()), threads),
+          io(std::move(file), static_cast<std::byte*>(rows->data()), threads, may_ring),
           tier(io, pool.pool()) {}
 
     void publish() {
@@ -58,7 +58,8 @@ struct OpenTier {
 class DiskObject {
 public:
     DiskObject(const std::string& folder, const std::string& opener, nb::handle rows, std::uint64_t row_bytes,
-               std::uint64_t slots, const nb::bytes& name_space, bool direct, unsigned threads, nb::object policy) {
+               std::uint64_t slots, const nb::bytes& name_space, bool direct, unsigned threads, bool may_ring,
+               nb::object policy) {
         tiers::Namespace own;
         std::memcpy(own.data(), name_space.c_str(), own.size());
         HeldBuffer held(rows, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
@@ -71,7 +72,7 @@ public:
             raise_error(Error::TierInUse, text_of(error.path), error.pid);
         }
         const auto found = without_gil([&] { return file->recover(); });
-        open_ = std::make_shared<OpenTier>(std::move(held), std::move(file), threads, std::move(policy));
+        open_ = std::make_shared<OpenTier>(std::move(held), std::move(file), threads, may_ring, std::move(policy));
         restore(found);
     }
 
@@ -88,20 +89,21 @@ public:
         return *open_;
     }
 
-    // A call that may enter the policy. No Python object is made in it: collecting garbage may run any code, which would
-    // let other threads call.
+    // A call that may enter the policy. `wakes`: the descriptor is readable afterwards if there is something to report. No
+    // Python object is made in it: collecting garbage may run any code, which would let other threads call.
     template <class Call>
-    auto call(const Call& work) const {
+    auto call(const Call& work, bool wakes = true) const {
         OpenTier& opened = open();
         const std::shared_ptr<OpenTier> kept = open_;  // a policy may close the tier
         return opened.pool.call([&](tiers::BlockPool&) {
             struct Wake {
                 OpenTier& opened;
+                bool wakes;
                 ~Wake() {
-                    if (opened.tier.has_done()) opened.io.work().ready().set();
+                    if (wakes && opened.tier.has_done()) opened.io.work().ready().set();
                     opened.publish();
                 }
-            } wake{opened};
+            } wake{opened, wakes};
             return work(opened.tier);
         });
     }
@@ -173,9 +175,11 @@ nb::bytes flags(const std::vector<bool>& ok) {
     return nb::bytes(made.data(), made.size());
 }
 
-nb::typed<nb::dict, nb::str, nb::int_> facts_of(const tiers::SlotFile& file) {
+nb::typed<nb::dict, nb::str, nb::any> facts_of(tiers::DiskIo& io) {
+    const tiers::SlotFile& file = io.file();
     const tiers::OpenedPair& facts = file.facts();
-    nb::typed<nb::dict, nb::str, nb::int_> made;
+    nb::typed<nb::dict, nb::str, nb::any> made;
+    made["engine"] = io.engine();
     made["slots"] = file.slots();
     made["slot_bytes"] = file.slot_bytes();
     made["wanted_slots"] = facts.wanted_slots;
@@ -237,8 +241,9 @@ void bind_disk(nb::module_& m) {
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&DiskObject::traverse)}, {0, nullptr}};
     nb::class_<DiskObject>(m, "DiskTier", nb::type_slots(slots), "`memlane.tiers.DiskTier` checks its arguments.")
         .def(nb::init<const std::string&, const std::string&, nb::handle, std::uint64_t, std::uint64_t, const nb::bytes&,
-                      bool, unsigned, nb::object>(),
-             "folder"_a, "opener"_a, "rows"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a, "threads"_a, "policy"_a)
+                      bool, unsigned, bool, nb::object>(),
+             "folder"_a, "opener"_a, "rows"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a, "threads"_a,
+             "may_ring"_a, "policy"_a)
         .def(
             "show",
             [](const DiskObject& self, const nb::bytes& id, const std::string& name) {
@@ -247,7 +252,7 @@ void bind_disk(nb::module_& m) {
                 opened.publish();
             },
             "id"_a, "name"_a, "Lets `memlane.inspect` see its counters.")
-        .def("facts", [](const DiskObject& self) { return facts_of(self.open().io.file()); })
+        .def("facts", [](const DiskObject& self) { return facts_of(self.open().io); })
         .def(
             "has",
             [](const DiskObject& self, nb::handle keys) {
@@ -305,13 +310,14 @@ void bind_disk(nb::module_& m) {
         .def("clear", [](const DiskObject& self) { self.call([](DiskTier& tier) { tier.clear(); }); })
         .def(
             "collect",
-            [](const DiskObject& self) {
-                return self.call([](DiskTier& tier) {
+            [](const DiskObject& self, bool wakes) {
+                const auto collect = [](DiskTier& tier) {
                     tier.collect();
                     return tier.is_idle();
-                });
+                };
+                return self.call(collect, wakes);
             },
-            "Takes in what the threads have done; whether nothing is under way.")
+            "wakes"_a, "Takes in what the threads have done; whether nothing is under way.")
         .def(
             "poll",
             [](const DiskObject& self) {

@@ -10,7 +10,7 @@ import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ _MOST_SLOTS = (1 << 31) - 1
 _MOST_ROW_BYTES = 1 << 31
 _PAGE = 4096
 _THREADS = 8
+_MAY_RING = True  # whether io_uring is tried; tests do without
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 # Of kinds of faults, as native/tiers/block_jobs.hpp numbers them; a miss is none.
@@ -44,6 +45,9 @@ _TROUBLE = (
     "a disk tier cannot store: its disk is full",
     "a disk tier has found blocks that are not what was stored; they are misses",
 )
+
+
+Engine = Literal["io_uring", "threads"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class DiskStatistics:
         queue: blocks that wait for a thread, now.
         store_latency, load_latency: of blocks.
         stalled: whether the disk has been silent since a deadline.
+        engine: as `DiskTier.engine`.
     """
 
     capacity: int
@@ -92,6 +97,7 @@ class DiskStatistics:
     store_latency: Latency
     load_latency: Latency
     stalled: bool
+    engine: Engine
 
 
 class DiskTier:
@@ -110,6 +116,8 @@ class DiskTier:
     One process has the files at a time. Its threads take turns. Timeouts are in seconds. A block
     costs two system calls each way, on a thread of the tier's; a slot 85 bytes of memory, with the
     policy `tuned` up to 260.
+    With `engine` "io_uring" 32 blocks are under way at a time, through up to 64 MiB of memory of
+    the tier's, or that of two rows if they are larger.
     """
 
     def __init__(
@@ -178,7 +186,7 @@ class DiskTier:
         except OSError as error:
             raise system_fault(error.errno or 0, f"cannot make the folder {folder}") from None
         self._native = _native.DiskTier(
-            folder, opener, rows, held.nbytes, slots, own, wants_direct, _THREADS, policy
+            folder, opener, rows, held.nbytes, slots, own, wants_direct, _THREADS, _MAY_RING, policy
         )
         self._facts = self._native.facts()
         if direct and not self._facts["is_direct"]:
@@ -188,7 +196,7 @@ class DiskTier:
         self._is_warned = [False, False, False]
         self._warn_of(folder, self._facts)
 
-    def _warn_of(self, folder: str, facts: dict[str, int]) -> None:
+    def _warn_of(self, folder: str, facts: dict[str, Any]) -> None:
         size = facts["slot_bytes"]
         if facts["slots"] < facts["wanted_slots"]:
             has, wanted = facts["slots"] * size, facts["wanted_slots"] * size
@@ -355,12 +363,21 @@ class DiskTier:
             Closed, WrongProcess: as `has`.
         """
         blocks: int = self._native.statistics()["blocks"]
-        return blocks * self._facts["slot_bytes"]
+        size: int = self._facts["slot_bytes"]
+        return blocks * size
 
     @property
     def is_direct(self) -> bool:
         """Whether it goes past the page cache."""
         return bool(self._facts["is_direct"])
+
+    @property
+    def engine(self) -> Engine:
+        """What reads and writes: "io_uring", on one thread, past the page cache where the system
+        allows it; else "threads", which use pread and pwrite.
+        """
+        engine: Engine = self._facts["engine"]
+        return engine
 
     def statistics(self) -> DiskStatistics:
         """Counts since it was opened, and how it is now.
@@ -368,7 +385,7 @@ class DiskTier:
         Raises:
             Closed, WrongProcess: as `has`.
         """
-        self._native.collect()
+        self._native.collect(wakes=True)
         now = self._native.statistics()
         size = self._facts["slot_bytes"]
         return DiskStatistics(
@@ -389,6 +406,7 @@ class DiskTier:
             store_latency=Latency(now["store_p50"], now["store_p99"]),
             load_latency=Latency(now["load_p50"], now["load_p99"]),
             stalled=now["stalled"],
+            engine=self.engine,
         )
 
     # Life ------------------------------------------------------------------------------------
@@ -400,7 +418,8 @@ class DiskTier:
             timeout: in seconds; None: the tier's own.
 
         Returns:
-            False if something was still under way then.
+            False if something was still under way then. `fileno` says only afterwards that there
+            is something to report.
 
         Raises:
             InvalidType, InvalidArgument: `timeout` is no number.
@@ -409,11 +428,15 @@ class DiskTier:
         deadline = Deadline(self._timeout if timeout is None else timeout)
         ready = select.poll()
         ready.register(self.fileno(), select.POLLIN)
-        while not self._native.collect():
-            if deadline.has_passed():
-                return False
-            ready.poll(1000 * deadline.left(3600))
-        return True
+        try:
+            # A report that nobody takes would make the descriptor readable all the time.
+            while not self._native.collect(wakes=False):
+                if deadline.has_passed():
+                    return False
+                ready.poll(1000 * deadline.left(3600))
+            return True
+        finally:
+            self._native.collect(wakes=True)
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until nothing is under way, and closes: the rows are the caller's again. What was

@@ -1,0 +1,189 @@
+"""A stock vLLM with memlane's tier and policy on a CPU: right tokens, from the disk, whatever ends.
+
+`make engines` runs it; a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.engines import environment
+
+from memlane._base.processes import holders_in
+from tests.engines.running import RELEASES, ROOT
+
+SCRIPT = ROOT / "tests/engines/tiered_vllm.py"
+PROMPTS, BLOCKS, ROW = 6, 90, 262_144  # that the prompts have together; bytes of a block
+SECONDS = 300  # for an engine to start and answer
+
+pytestmark = [
+    pytest.mark.skipif(
+        not (environment.HERE / "venv/vllm-0.32.0").exists(),
+        reason="`make engines` installs a real vLLM",
+    ),
+    pytest.mark.skipif(
+        "MEMLANE_REAL_TIERS" not in os.environ,
+        reason="takes a quarter of an hour; `make engines` sets MEMLANE_REAL_TIERS",
+    ),
+]
+
+
+def in_memory() -> set[str]:
+    return {entry.path for entry in os.scandir("/dev/shm")}
+
+
+class Engine:
+    """A vLLM in processes of its own, that answers and then waits."""
+
+    def __init__(self, place: Path, release: str, rounds: int, options: dict[str, Any]) -> None:
+        self._told = rounds + 1  # the metrics, too
+        self._output = place / f"output-{time.monotonic_ns()}"
+        self._others = in_memory()
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "MEMLANE_"))}
+        paths = {"PYTHONPATH": str(environment._mixed_033())} if release == "0.33" else {}
+        command = [environment.PYTHON, SCRIPT, place / "model", str(rounds), json.dumps(options)]
+        with self._output.open("w") as output:
+            self._process = subprocess.Popen(
+                command,
+                env={**clean, **environment.VARIABLES, **paths, "TMPDIR": str(place)},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def answers(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Of each round, and the metrics; or the first ones."""
+        count = count or self._told
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end and self._process.poll() is None:
+            told = [line for line in self.output.splitlines(True) if line.startswith("@@")]
+            if len(told) >= count and told[count - 1].endswith("\n"):
+                return [json.loads(line[2:]) for line in told[:count]]
+            time.sleep(0.2)
+        pytest.fail(self.output)
+
+    def wait(self) -> int:
+        """Until it ends by itself."""
+        return self._process.wait(SECONDS)
+
+    def kill(self) -> None:
+        """With SIGKILL, and all that it has started; then removes what they left in memory."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        own = in_memory() - self._others
+        while own & {path for path, _ in holders_in("/dev/shm")}:
+            time.sleep(0.05)
+        for path in own:
+            Path(path).unlink()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the model and of what engines write; its name is short, for the names of sockets."""
+    place = tmp_path_factory.mktemp("t")
+    (place / "model").mkdir()
+    shutil.copy(environment.MODEL / "config.json", place / "model")
+    return place
+
+
+@contextmanager
+def engine(place: Path, release: str, rounds: int = 1, **options: Any) -> Iterator[Engine]:
+    """Killed at the end, as all of these engines are."""
+    running = Engine(place, release, rounds, options)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+@cache
+def tokens(place: Path, workers: int) -> list[list[int]]:
+    """Without tiers, of both releases. The prompts end alike, so that their tokens differ shows
+    that what the cache has decides about them."""
+    with engine(place, "0.32", tensor_parallel_size=workers) as plain:
+        (first,) = plain.answers(1)
+    assert first["cached"] == [0] * PROMPTS
+    assert len({tuple(each) for each in first["tokens"]}) == PROMPTS
+    return first["tokens"]
+
+
+def on(folder: Path, **own: Any) -> dict[str, Any]:
+    return {"path": str(folder), "capacity": "64MiB", **own}
+
+
+@cache
+def killed(place: Path) -> Path:
+    """The folder of an engine that was killed when it had answered every prompt once."""
+    folder = place / "killed"
+    with engine(place, "0.32", tier=on(folder)) as first:
+        assert first.answers(1)[0]["cached"] == [0] * PROMPTS
+    return folder
+
+
+@RELEASES
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tokens_are_those_without_tiers(place: Path, release: str, workers: int) -> None:
+    """Memory holds less than half of the blocks; from the second round on the disk has them."""
+    expected = tokens(place, workers)
+    tier = on(place / f"{release}-{workers}")
+    with engine(place, release, 2, tensor_parallel_size=workers, tier=tier) as tiered:
+        first, second, last = tiered.answers()
+    assert (first["tokens"], second["tokens"]) == (expected, expected)
+    assert first["cached"] == [0] * PROMPTS
+    assert min(second["cached"]) > 0
+    assert last["metrics"]["vllm:memlane_disk_tier_stored"] == BLOCKS
+    assert last["metrics"]["vllm:memlane_disk_tier_loaded"] > 0
+
+
+def test_an_engine_after_one_that_was_killed(place: Path) -> None:
+    """Finds its blocks, also with `TunedPolicy` for the memory. While it lives, another engine on
+    its path is refused, and one with an `opener` of its own runs, with too few blocks for all."""
+    expected, folder = tokens(place, 1), shutil.copytree(killed(place), place / "next")
+    with engine(place, "0.32", tier=on(folder), policy="TunedPolicy") as second:
+        answer, _ = second.answers()
+        assert answer["tokens"] == expected
+        assert min(answer["cached"]) > 0
+        with engine(place, "0.32", tier=on(folder)) as refused:
+            assert refused.wait() != 0
+            assert "is in use by process" in refused.output
+        # Of six prompts in turn, `arc` keeps some where `lru` keeps none.
+        own = on(folder, opener="own", capacity=60 * (ROW + 64) + 4096, policy="arc")
+        with engine(place, "0.32", 2, tier=own) as beside:
+            *rounds, last = beside.answers()
+        assert [each["tokens"] for each in rounds] == [expected, expected]
+        assert last["metrics"]["vllm:memlane_disk_tier_evicted"] > 0
+        assert last["metrics"]["vllm:memlane_disk_tier_loaded"] > 0
+        assert last["metrics"]["vllm:memlane_disk_tier_used"] <= 60 * ROW
+
+
+def test_blocks_that_changed_on_disk(place: Path) -> None:
+    """Are computed again, with one line."""
+    expected, folder = tokens(place, 1), shutil.copytree(killed(place), place / "changed")
+    with (folder / "0.data").open("r+b") as data:
+        for slot in range(BLOCKS):
+            data.seek(slot * ROW + 77)
+            byte = data.read(1)[0]
+            data.seek(slot * ROW + 77)
+            data.write(bytes([byte ^ 1]))
+    with engine(place, "0.32", 2, tier=on(folder)) as second:
+        *rounds, last = second.answers()
+        assert second.output.count("blocks that are not what was stored") == 1
+    assert [each["tokens"] for each in rounds] == [expected, expected]
+    assert last["metrics"]["vllm:memlane_disk_tier_corrupt"] > 0
