@@ -7,7 +7,9 @@
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "os/file.hpp"
@@ -16,6 +18,32 @@ namespace memlane::os {
 
 // For private memory of 2 MiB and more. Only advice: if the kernel refuses it, the pages are small.
 inline void prefer_huge_pages(void* memory, std::size_t bytes) noexcept { ::madvise(memory, bytes, MADV_HUGEPAGE); }
+
+// Private memory in huge pages, which forked children do not have: a fork would copy all that the kernel has pinned, at
+// once (32 MiB: 60 ms).
+class OwnMemory {
+public:
+    explicit OwnMemory(std::size_t bytes) : bytes_(bytes) {
+        mapped_ = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped_ == MAP_FAILED) throw_errno("cannot map " + std::to_string(bytes) + " bytes");
+        base_ = static_cast<std::byte*>(mapped_) + (kHugePage - reinterpret_cast<std::uintptr_t>(mapped_) % kHugePage);
+        prefer_huge_pages(base_, bytes);
+        ::madvise(mapped_, bytes + kHugePage, MADV_DONTFORK);
+    }
+    OwnMemory(const OwnMemory&) = delete;
+    OwnMemory& operator=(const OwnMemory&) = delete;
+    ~OwnMemory() { ::munmap(mapped_, bytes_ + kHugePage); }
+
+    std::byte* data() const noexcept { return base_; }
+    std::size_t bytes() const noexcept { return bytes_; }
+
+private:
+    static constexpr std::size_t kHugePage = 2u << 20;
+
+    std::size_t bytes_;
+    void* mapped_ = nullptr;
+    std::byte* base_ = nullptr;
+};
 
 class Mapping {
 public:

@@ -19,6 +19,7 @@
 
 #include "os/event.hpp"
 #include "os/io_uring.hpp"
+#include "os/mapping.hpp"
 #include "tiers/disk_work.hpp"
 
 namespace memlane::tiers {
@@ -28,7 +29,7 @@ public:
     static constexpr std::size_t kBlocks = 32;
     static constexpr std::size_t kStaging = 64u << 20;  // fewer blocks need no more, but two may
 
-    // Throws system_error or bad_alloc where there can be none.
+    // Throws system_error where there can be none.
     explicit DiskRing(DiskWork& work)
         : work_(work),
           file_(work.file()),
@@ -177,7 +178,7 @@ private:
     bool is_listening_ = false;
     std::vector<std::optional<Inside>> inside_;
     std::vector<std::size_t> free_;  // places, the last used is the next
-    Staging staging_;
+    os::OwnMemory staging_;
     os::IoUring ring_;
 };
 

@@ -18,27 +18,24 @@
 #include "os/clock.hpp"
 #include "os/event.hpp"
 #include "os/fork.hpp"
-#include "os/mapping.hpp"
 #include "tiers/block_jobs.hpp"
 #include "tiers/slot_file.hpp"
 
 namespace memlane::tiers {
 
-// Memory for O_DIRECT. In huge pages, if it is large: a disk is given a list of pieces that are contiguous.
+// Memory for O_DIRECT.
 class Staging {
 public:
     explicit Staging(std::size_t bytes)
-        : memory_(static_cast<std::byte*>(::operator new(bytes, kAlignment))), bytes_(bytes) {
-        if (bytes >= kHugePage) os::prefer_huge_pages(memory_.get(), bytes);
-    }
+        : memory_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{SlotFile::kSlotAlignment}))), bytes_(bytes) {}
     std::byte* data() const noexcept { return memory_.get(); }
     std::size_t bytes() const noexcept { return bytes_; }
 
 private:
-    static constexpr std::size_t kHugePage = 2u << 20;
-    static constexpr std::align_val_t kAlignment{kHugePage};
     struct Free {
-        void operator()(std::byte* memory) const noexcept { ::operator delete(memory, kAlignment); }
+        void operator()(std::byte* memory) const noexcept {
+            ::operator delete(memory, std::align_val_t{SlotFile::kSlotAlignment});
+        }
     };
     std::unique_ptr<std::byte, Free> memory_;
     std::size_t bytes_;
