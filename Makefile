@@ -161,6 +161,7 @@ soak: $(VENV)/.tools native-test
 	MEMLANE_SOAK_ATTACK=60 $(PY) -m pytest -q --durations=10 tests/remote/test_remote_costs.py
 	MEMLANE_SOAK_PARTITIONS=100 MEMLANE_SOAK_CUTS=3000 $(PY) -m pytest -q --durations=10 \
 	    tests/remote/test_partitions.py tests/remote/test_remote_cuts.py
+	MEMLANE_SOAK_TIER_KILLS=500 MEMLANE_SOAK_SLOTS=1000000 $(PY) -m pytest -q -s tests/fault/test_disk_tier_kills.py
 	MEMLANE_SOAK_RACES=100 MEMLANE_SOAK_REGIONS=400 MEMLANE_SOAK_CALLS=1 $(PY) -m pytest -q --durations=10 \
 	    tests/fault/test_offload_races.py tests/fault/test_offload_kills.py tests/fault/test_offload_every_call.py
 	MEMLANE_SOAK_SECONDS=180 MEMLANE_SOAK_STEPS=100000 MEMLANE_SOAK_LARGE=1 $(PY) -m pytest -q --durations=10 \
@@ -176,6 +177,7 @@ bench: bench-peers
 	$(PY) -m benchmarks.offload.moving
 	$(PY) -m benchmarks.remote
 	$(PY) -m benchmarks.watching
+	$(PY) -m benchmarks.tiers
 
 # The pictures of the README and the manual, measured anew: half an hour. `engine` needs what `make engines` sets up.
 figures: bench-peers
@@ -197,6 +199,7 @@ engines: engines-sources
 	$(PY) -m benchmarks.engines.ray
 	$(PY) -m tests.engines.sources 0.11
 	MEMLANE_STUCK_IN='0.11 0.32 0.33 0.5' tests/own_shm.sh $(PY) -m pytest -q tests/engines/test_ray.py tests/engines/test_stuck_in_engines.py
+	MEMLANE_REAL_TIERS=1 tests/own_shm.sh $(PY) -m pytest -q tests/engines/test_real_vllm_tiers.py
 
 # The manual, in build/docs: its programs run, its tables are compared with the code, its own links are checked, and every error
 # text is found by its search. Two minutes from a fresh checkout.

@@ -141,8 +141,9 @@ public:
     }
 
     // For an engine that asks for room first, and then stores whatever it likes: the key is stored and pinned, without
-    // admission. There is a free block, and the key is not there.
-    void insert(const Asked& key) {
+    // admission. False, and nothing has changed: no block is free, or the key is there.
+    bool insert(const Asked& key) {
+        if (free_.empty() || index_.find(key.hash) != kNoBlock) return false;
         Admission admission = policy_->admit(key.hash, key.bytes);
         if (admission == Admission::kDeclined) admission = Admission::kNew;
         const Block block = free_.back();
@@ -154,6 +155,7 @@ public:
         pins_[block] = 1;
         ++counts_.pinned;
         ++counts_.stored;
+        return true;
     }
 
     // Calls `evicted` with the key of each of so many blocks, none of them pinned or of `kept`. Unless there are as many:

@@ -24,7 +24,7 @@
 namespace memlane::tiers {
 
 struct DiskCounts {
-    std::uint64_t recovered = 0, stored = 0, loaded = 0, missed = 0;
+    std::uint64_t recovered = 0, stored = 0, loaded = 0, missed = 0, declined = 0;
 };
 
 class DiskTier {
@@ -70,6 +70,8 @@ public:
             } else if (const auto earlier = storing_.find(digest_of(keys[at])); earlier != storing_.end()) {
                 earlier->second->followers.push_back({earlier->first, job, at});
                 ++job->awaited;
+            } else {
+                ++counts_.declined;  // by the policy, or all slots are held
             }
         }
         try {

@@ -1,7 +1,7 @@
 """Kill -9 of a process that stores, at random moments: the next one finds only what is right.
 
-``MEMLANE_SOAK_KILLS`` is the number of rounds (default 20), ``MEMLANE_SOAK_SLOTS`` how many slots
-a large tier recovers (default 20,000).
+``MEMLANE_SOAK_TIER_KILLS`` is the number of rounds (default 20), ``MEMLANE_SOAK_SLOTS`` how many
+slots a large tier recovers (default 20,000).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memlane.tiers.conformance import content, key, wait_for
 from tests.support import PATIENCE, Link, start, until
 from tests.support.disk_tiers import capacity_of, check_all, tier_on
 
-ROUNDS = int(os.environ.get("MEMLANE_SOAK_KILLS", "20"))
+ROUNDS = int(os.environ.get("MEMLANE_SOAK_TIER_KILLS", "20"))
 SLOTS = int(os.environ.get("MEMLANE_SOAK_SLOTS", "20000"))
 ROW, BLOCKS, KEYS = 8192, 40, 150
 pytestmark = pytest.mark.soak(seconds=60 + 2 * ROUNDS)

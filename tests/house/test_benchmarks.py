@@ -17,6 +17,7 @@ ALL = [
     "remote.relayed",
     "remote.scale",
     "watching",
+    "tiers",
     "engines",
     "engines.ray",
     "engines.sglang_groups",

@@ -298,3 +298,13 @@ def test_a_policy_that_raises(tmp_path: Path, rows: Any) -> None:
             tier.store([key(3)], [0])
         assert there(tier) == [0, 1]
         assert check_all(tier, rows, range(4)) == 2
+
+
+def test_what_finds_no_slot_is_declined(tmp_path: Path, rows: Any) -> None:
+    """All slots are held: no error, and counted."""
+    with tier_on(tmp_path, rows, capacity=1) as tier:
+        store_all(tier, rows, [0])
+        with tier.hold([key(0)]):
+            done = wait_for(tier, tier.store([key(1)], [1]))
+        assert (done.ok.tolist(), done.error) == ([False], None)
+        assert tier.statistics().declined == 1

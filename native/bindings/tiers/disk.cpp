@@ -38,6 +38,7 @@ struct OpenTier {
     void publish() {
         const auto now = io.work().statistics();
         tiers::TierFacts facts = tiers::ShownFacts::of(pool.pool());
+        facts.declined = tier.counts().declined;
         facts.loaded = tier.counts().loaded;
         facts.missed = tier.counts().missed;
         facts.errors = now.stores.faults + now.loads.faults;
@@ -214,7 +215,7 @@ Counts statistics_of(OpenTier& opened) {
     made["stored"] = counts.stored;
     made["loaded"] = counts.loaded;
     made["missed"] = counts.missed;
-    made["declined"] = pool.declined;
+    made["declined"] = counts.declined;
     made["evicted"] = pool.evicted;
     made["queue"] = now.waiting;
     made["stalled"] = opened.tier.is_stalled();

@@ -101,6 +101,7 @@ inline core::SegmentId id_from(const nb::bytes& bytes) {
 class PoolObject {
 public:
     PoolObject(std::uint32_t blocks, nb::object policy) {
+        if (blocks == 0) raise_error(Error::InvalidArgument, nb::str("a pool needs a block"));
         if (nb::isinstance<nb::str>(policy)) {
             pool_ = std::make_unique<tiers::BlockPool>(blocks, nb::cast<std::string>(policy));
             return;

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -128,9 +129,10 @@ void bind_tiers(nb::module_& m) {
             "insert",
             [](PoolObject& self, nb::handle keys) {
                 const AskedKeys asked(keys);
-                self.call([&](BlockPool& pool) {
-                    for (const BlockPool::Asked& key : asked.asked()) pool.insert(key);
+                const bool is_done = self.call([&](BlockPool& pool) {
+                    return std::ranges::all_of(asked.asked(), [&](const BlockPool::Asked& key) { return pool.insert(key); });
                 });
+                if (!is_done) raise_error(Error::InvalidArgument, nb::str("no block is free, or the key is there already"));
             },
             "keys"_a, "Stores and pins keys that are not there, in blocks that are free.")
         .def(
@@ -154,7 +156,9 @@ void bind_tiers(nb::module_& m) {
                     }
                     std::vector<tiers::Block> blocks;
                     for (const BlockPool::Asked& key : asked.asked()) blocks.push_back(pool.stored(key));
-                    std::erase(blocks, tiers::kNoBlock);
+                    std::erase_if(blocks, [&](tiers::Block block) {
+                        return block == tiers::kNoBlock || !pool.is_pinned(block);
+                    });
                     pool.unpin(blocks);
                 });
             },
