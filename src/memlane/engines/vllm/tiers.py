@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -37,6 +38,8 @@ from memlane.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from memlane.tiers import DiskStatistics, Done, Hold, Ticket
+
+_log = logging.getLogger("vllm.memlane")  # formatted and filtered as vLLM's
 
 _KEYS = ("path", "capacity", "namespace", "policy", "timeout", "direct", "opener")
 _XXHASH_KEY = 20  # bytes: 16 of the hash, 4 of the group
@@ -111,7 +114,15 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not here
         config = offloading_spec.config
         own.setdefault("opener", str(config.parallel.data_parallel_index))
         own["namespace"] = namespace_of(config, own.get("namespace", ""))
-        self._tier = Disk(own.pop("path"), primary_kv_view, own.pop("capacity"), **own)
+        path = own.pop("path")
+        self._tier = Disk(path, primary_kv_view, own.pop("capacity"), **own)
+        begun = self._tier.statistics()
+        way = "O_DIRECT" if self._tier.is_direct else "page cache"
+        _log.info(
+            "a disk tier in %s, opener %s: %d blocks of %d bytes, %s by %s; %d are there already",
+            *(path, own["opener"], begun.slots, self._block_size_bytes),
+            *(way, begun.engine, begun.recovered),
+        )
         self._timeout: float = own.get("timeout", 5.0)
         self._jobs: dict[Ticket, tuple[int, list[bytes], bool]] = {}
         self._held: dict[bytes, Hold] = {}  # found, and not asked for yet
