@@ -32,10 +32,8 @@ public:
     // By whoever looks for what is ready, before looking. Also forgets that a deadline has passed. No system call
     // unless it was set.
     void take() noexcept {
-        if (is_set_.load()) {
-            os::take_event(event_.file());
-            is_set_.store(false);
-        }
+        // Whoever has set it may not have written yet; then it stays set, and is readable soon.
+        if (is_set_.load() && os::take_event(event_.file())) is_set_.store(false);
         if (deadline_ != os::Deadline::never() && deadline_.passed(os::monotonic_now())) {
             os::take_event(timer_.file());
             deadline_ = os::Deadline::never();

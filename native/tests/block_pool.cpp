@@ -32,7 +32,7 @@ struct Keys {
 std::map<std::uint64_t, Block> store(BlockPool& pool, const std::vector<std::uint64_t>& numbers,
                                      std::map<std::string, Block>& index) {
     const Keys keys(numbers);
-    const std::vector<Block> blocks = pool.reserve(keys.asked, [&](KeyStore::Bytes key) {
+    const std::vector<Block> blocks = pool.reserve(keys.asked, [&](KeyStore::Bytes key, Block) {
         CHECK(index.erase({reinterpret_cast<const char*>(key.data()), key.size()}) == 1);
     });
     std::vector<Block> reserved;

@@ -90,7 +90,9 @@ void random_calls(const std::string& folder, std::uint64_t seed, Way way) {
     std::vector<bool> is_busy(kRows);
     const auto report = [&] {
         tier.collect();
-        for (const auto& done : tier.take_done()) {
+        const std::vector<DiskTier::Done> reports = tier.done();
+        tier.take(tier.taken() + reports.size());
+        for (const auto& done : reports) {
             const Call& call = calls.at(done.ticket);
             for (std::size_t at = 0; at < call.numbers.size(); ++at) {
                 if (done.ok[at] && !call.is_store) CHECK(is_filled(row_at(call.rows[at]), call.numbers[at]));

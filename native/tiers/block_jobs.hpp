@@ -31,7 +31,7 @@ enum class Direction : std::uint8_t { store, load };
 
 // Why a block was not stored or loaded.
 struct Fault {
-    enum class Kind : std::uint8_t { none, missing, corrupt, system, expired } kind = Kind::none;
+    enum class Kind : std::uint8_t { none, missing, corrupt, system, expired, stalled } kind = Kind::none;
     int error = 0;  // an errno, of `system`
 };
 
@@ -90,6 +90,7 @@ private:
         os::Deadline deadline;
         std::vector<State> states{};
         std::vector<Fault> faults{};
+        std::vector<bool> unwanted{};  // stores that were forgotten meanwhile
         std::size_t next = 0;       // the first that nobody has begun
         std::size_t undecided = 0;
         std::size_t inside = 0;
@@ -164,6 +165,17 @@ public:
     }
     void end_copy(const Work& work) noexcept { work.job->states[work.at] = State::inside; }
 
+    // What is stored there must not be found, also after a restart.
+    void forget(Id id, std::size_t at) {
+        for (auto& [when, job] : open_) {
+            if (job->id != id) continue;
+            job->unwanted.resize(job->requests.size());
+            job->unwanted[at] = true;
+        }
+    }
+    bool is_unwanted(const Work& work) const {
+        return !work.job->unwanted.empty() && work.job->unwanted[work.at];
+    }
     bool is_abandoned(const Work& work) const noexcept { return work.job->states[work.at] == State::abandoned; }
 
     // False: it was reported already, as failed. Whoever says it twice is not heard.

@@ -87,7 +87,7 @@ public:
     void touch(std::span<const Asked> asked) { access(asked); }
 
     // A block for each key that is not there, as far as they fit, the first keys first; kNoBlock for those that are skipped.
-    // `evicted` is called with the bytes of each key that makes room.
+    // `evicted` is called with the bytes of each key that makes room, and its block.
     template <class Evicted>
     std::vector<Block> reserve(std::span<const Asked> asked, const Evicted& evicted) {
         std::vector<Block> blocks;
@@ -158,7 +158,7 @@ public:
         return true;
     }
 
-    // Calls `evicted` with the key of each of so many blocks, none of them pinned or of `kept`. Unless there are as many:
+    // Calls `evicted` with the key and the block of each of so many, none of them pinned or of `kept`. Unless there are as many:
     // then it returns false, and nothing has changed.
     template <class Evicted>
     bool evict(std::size_t count, std::span<const Asked> kept, const Evicted& evicted) {
@@ -168,7 +168,7 @@ public:
         const bool is_possible = count <= now.used - now.pinned - now.reserved;
         for (std::size_t i = 0; is_possible && i < count; ++i) {
             const Block block = policy_->victim(Admission::kNew, pins_);
-            evicted(keys_.of(block));
+            evicted(keys_.of(block), block);
             index_.remove(index_.key_of(block));
             free(block);
             ++counts_.evicted;
@@ -250,6 +250,8 @@ public:
     bool has(Block block, KeyStore::Bytes key) const noexcept {
         return states_[block] == State::kStored && keys_.is(block, key);
     }
+    // Whether the key is stored, or being stored.
+    bool knows(const Asked& key) const noexcept { return find(key) != kNoBlock; }
     // Nobody finds the key any more, if it is that block's.
     void forget(Block block, KeyStore::Bytes key) {
         if (!has(block, key)) return;
@@ -318,7 +320,7 @@ private:
         } else {
             block = policy_->victim(admission, pins_);
             if (block == kNoBlock) return kNoBlock;
-            evicted(keys_.of(block));
+            evicted(keys_.of(block), block);
             index_.remove(index_.key_of(block));
             ++counts_.evicted;
         }

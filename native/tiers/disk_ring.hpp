@@ -90,7 +90,8 @@ private:
         SlotHeader header = work.request().header;
         header.data_crc = Crc32c::copy(staged(at).data(), row, header.seed());
         std::memset(staged(at).data() + row.size(), 0, staged(at).size() - row.size());
-        if (work_.is_abandoned(work)) return {Fault::Kind::expired};  // the row may have been another block's already
+        // The row may have been another block's already.
+        if (const Fault reason = work_.reason_to_stop(work); reason.kind != Fault::Kind::none) return reason;
         if (const int error = file_.write(work.request().slot, header); error != 0) return {Fault::Kind::system, error};
         inside_[at] = Inside{work, header, staged(at)};
         ring_.write(at, file_.data(), staged(at), file_.data_at(work.request().slot));

@@ -43,7 +43,7 @@ private:
         header.data_crc = Crc32c::of(row, header.seed());
         // Else the row may be another block's by now, with a right checksum under a wrong key. From here on, a change of
         // the row makes the checksum wrong.
-        if (work_.is_abandoned(work)) return {Fault::Kind::expired};
+        if (const Fault reason = work_.reason_to_stop(work); reason.kind != Fault::Kind::none) return reason;
         int error = file_.write(slot, header);
         if (error == 0) error = is_direct_from(row) ? write(row, slot) : write_in_pieces(row, slot);
         return error == 0 ? Fault{} : Fault{Fault::Kind::system, error};

@@ -47,6 +47,9 @@ public:
     void restore(Keys keys, std::span<const Block> slots, std::span<const Block> last) {
         pool_.restore(keys, slots, last);
         counts_.recovered = pool_.statistics().used;
+        if (counts_.recovered == slots.size()) return;
+        for (std::size_t at = 0; at < slots.size(); ++at)  // of a key that came twice, or that the policy declined
+            if (!pool_.has(slots[at], keys[at].bytes)) erase(slots[at]);
     }
 
     bool has(const BlockPool::Asked& key) const noexcept { return !is_stalled() && pool_.stored(key) != kNoBlock; }
@@ -58,18 +61,20 @@ public:
     }
     void release(std::span<const Block> blocks) { pool_.unpin(blocks); }
 
-    // What the policy throws has changed nothing.
+    // If the policy throws, nothing is stored; what it has evicted by then is gone.
     Ticket store(Keys keys, std::span<const Block> rows, os::Deadline deadline) {
         const auto job = begin(keys.size(), true);
         if (is_stalled()) return refuse(job);
-        const std::vector<Block> blocks = pool_.reserve(keys, [](KeyStore::Bytes) {});
+        const std::vector<Block> blocks = reserve(keys);
         for (std::size_t at = 0; at < keys.size(); ++at) {
             if (blocks[at] != kNoBlock) continue;
             if (pool_.stored(keys[at]) != kNoBlock) {
                 job->ok[at] = true;
             } else if (const auto earlier = storing_.find(digest_of(keys[at])); earlier != storing_.end()) {
-                earlier->second->followers.push_back({earlier->first, job, at});
+                earlier->second.job->followers.push_back({earlier->second.of, job, at});
                 ++job->awaited;
+            } else if (pool_.knows(keys[at])) {
+                job->fault = {Fault::Kind::expired};  // an earlier call was late with it, and the system is still at it
             } else {
                 ++counts_.declined;  // by the policy, or all slots are held
             }
@@ -77,10 +82,10 @@ public:
         try {
             submit(job, keys, blocks, rows, deadline);
         } catch (...) {
-            pool_.give_back(job->slots);
+            give_back(job->slots);
             throw;
         }
-        for (const Digest& digest : job->digests) storing_[digest] = job;
+        for (std::size_t i = 0; i < job->digests.size(); ++i) storing_[job->digests[i]] = {job, i};
         return job->ticket;
     }
 
@@ -104,6 +109,9 @@ public:
     int forget(Keys keys) {
         int error = 0;
         for (const BlockPool::Asked& key : keys) {
+            if (const auto under_way = storing_.find(digest_of(key)); under_way != storing_.end()) {
+                io_.work().forget(under_way->second.job->id, under_way->second.of);
+            }
             const Block slot = pool_.stored(key);
             if (slot == kNoBlock) continue;
             if (const int failed = io_.file().erase(slot); failed != 0) error = failed;
@@ -113,11 +121,11 @@ public:
         return error;
     }
 
-    // Throws system_error, and then nothing has changed.
+    // Throws what the policy throws, and then nothing has changed; or system_error: then nothing is found until a restart.
     void clear() {
-        io_.file().clear();
         pool_.clear();
         has_forgotten_ = true;
+        io_.file().clear();
     }
 
     // Takes in what the threads have done.
@@ -134,7 +142,14 @@ public:
             }
         }
     }
-    std::vector<Done> take_done() { return std::exchange(done_, {}); }
+    // What is to report. It stays until it is taken, by its number since the beginning.
+    const std::vector<Done>& done() const noexcept { return done_; }
+    std::uint64_t taken() const noexcept { return taken_; }
+    void take(std::uint64_t number) {
+        const auto count = static_cast<std::ptrdiff_t>(number - std::min(number, taken_));
+        done_.erase(done_.begin(), done_.begin() + std::min(count, static_cast<std::ptrdiff_t>(done_.size())));
+        taken_ = std::max(taken_, number);
+    }
     bool has_done() const noexcept { return !done_.empty(); }
     bool is_idle() const noexcept { return jobs_.empty(); }
 
@@ -153,7 +168,7 @@ private:
 
     struct Job;
     struct Follower {
-        Digest digest;
+        std::size_t of;  // the block of the earlier call
         std::shared_ptr<Job> job;
         std::size_t at;
     };
@@ -168,9 +183,16 @@ private:
         std::vector<Block> late{};      // slots of blocks that missed the deadline
         std::size_t awaited = 0;        // keys that an earlier call stores
         std::vector<Follower> followers{};
+        BlockJobs::Id id = 0;
+        os::Nanoseconds begun = os::monotonic_now();
         bool is_decided = false;
         Fault fault{};
         os::Nanoseconds span = 0;
+    };
+
+    struct Storing {
+        std::shared_ptr<Job> job;
+        std::size_t of;  // its block
     };
 
     struct DigestHash {
@@ -192,7 +214,7 @@ private:
     }
 
     Ticket refuse(const std::shared_ptr<Job>& job) {
-        job->fault = {Fault::Kind::expired};
+        job->fault = {Fault::Kind::stalled};
         finish(*job);
         return job->ticket;
     }
@@ -216,7 +238,8 @@ private:
             return settle(*job);
         }
         const Direction direction = job->is_store ? Direction::store : Direction::load;
-        jobs_.emplace(io_.work().submit(direction, std::move(requests), deadline), job);
+        job->id = io_.work().submit(direction, std::move(requests), deadline);
+        jobs_.emplace(job->id, job);
     }
 
     void decide(const std::shared_ptr<Job>& job, const BlockJobs::Event& event) {
@@ -240,7 +263,10 @@ private:
             is_full_ = job->fault.kind == Fault::Kind::system && (job->fault.error == ENOSPC || job->fault.error == EDQUOT);
             pool_.commit(decided, {good.get(), decided.size()});
             if (has_forgotten_) take_back(*job);
-            for (const Digest& digest : job->digests) storing_.erase(digest);
+            for (const Digest& digest : job->digests) {
+                const auto found = storing_.find(digest);
+                if (found != storing_.end() && found->second.job == job) storing_.erase(found);
+            }
             answer_followers(*job);
         } else {
             pool_.unpin(decided);
@@ -255,20 +281,54 @@ private:
         for (std::size_t i = 0; i < job.slots.size(); ++i) {
             if (!job.ok[job.at[i]] || pool_.has(job.slots[i], job.digests[i])) continue;
             job.ok[job.at[i]] = false;
-            static_cast<void>(io_.file().erase(job.slots[i]));
+            erase(job.slots[i]);
         }
+    }
+
+    // A slot that nobody has must not be found by a restart: it may have the header of a block that was evicted for it. If
+    // the disk refuses, that block may come back.
+    void erase(Block slot) const { static_cast<void>(io_.file().erase(slot)); }
+    void give_back(std::span<const Block> slots) {
+        for (const Block slot : slots) erase(slot);
+        pool_.give_back(slots);
+    }
+
+    // As the pool does; but what the call itself finds there stays there, and so does no header of a slot that is evicted
+    // in vain.
+    std::vector<Block> reserve(Keys keys) {
+        std::vector<Block> held = pool_.pin_each(keys, false);
+        std::erase(held, kNoBlock);
+        std::vector<Block> evicted;
+        std::vector<Block> blocks;
+        try {
+            blocks = pool_.reserve(keys, [&](KeyStore::Bytes, Block block) { evicted.push_back(block); });
+        } catch (...) {
+            for (const Block slot : evicted) erase(slot);
+            pool_.unpin(held);
+            throw;
+        }
+        pool_.unpin(held);
+        std::vector<Block> used = blocks;
+        std::ranges::sort(used);
+        for (const Block slot : evicted)
+            if (!std::ranges::binary_search(used, slot)) erase(slot);
+        return blocks;
     }
 
     // What cannot be loaded must not be found again, or its user asks for ever.
     void drop_if_bad(const Job& job, std::size_t i, Fault fault) {
         if (fault.kind == Fault::Kind::none || fault.kind == Fault::Kind::expired) return;
+        if (!pool_.has(job.slots[i], job.digests[i])) return;
+        erase(job.slots[i]);
         pool_.forget(job.slots[i], job.digests[i]);
     }
 
     void answer_followers(Job& job) {
         for (Follower& follower : std::exchange(job.followers, {})) {
-            const auto found = std::ranges::find(job.digests, follower.digest);
-            follower.job->ok[follower.at] = job.ok[job.at[static_cast<std::size_t>(found - job.digests.begin())]];
+            const bool is_stored = job.ok[job.at[follower.of]];
+            follower.job->ok[follower.at] = is_stored;
+            if (!is_stored && follower.job->fault.kind == Fault::Kind::none) follower.job->fault = job.fault;
+            follower.job->span = std::max(follower.job->span, os::monotonic_now() - follower.job->begun);
             --follower.job->awaited;
             settle(*follower.job);
         }
@@ -278,7 +338,7 @@ private:
     void release_late(Job& job) {
         const std::vector<Block> slots = std::exchange(job.late, {});
         if (job.is_store) {
-            pool_.give_back(slots);
+            give_back(slots);
         } else {
             pool_.unpin(slots);
         }
@@ -300,9 +360,10 @@ private:
     DiskIo& io_;
     BlockPool& pool_;
     std::unordered_map<BlockJobs::Id, std::shared_ptr<Job>> jobs_;  // until they are over
-    std::unordered_map<Digest, std::shared_ptr<Job>, DigestHash> storing_;
+    std::unordered_map<Digest, Storing, DigestHash> storing_;
     std::map<BlockJobs::Id, os::Nanoseconds> late_;  // reported before they were over, and when
     std::vector<Done> done_;
+    std::uint64_t taken_ = 0;
     DiskCounts counts_;
     Ticket last_ = 0;
     bool has_forgotten_ = false;  // ever

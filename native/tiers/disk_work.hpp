@@ -138,21 +138,43 @@ public:
 
     // A store that was reported as failed must not be found: its header goes before its slot may be another's.
     void finish(const Work& work, Fault fault) {
-        if (work.direction() == Direction::store && (fault.kind != Fault::Kind::none || is_abandoned(work))) {
-            static_cast<void>(file_.erase(work.request().slot));  // else its checksum fails
+        const bool is_store = work.direction() == Direction::store;
+        bool is_erased = false;
+        if (is_store && fault.kind != Fault::Kind::none) is_erased = erase(work);
+        for (;;) {
+            {
+                const std::lock_guard guard(mutex_);
+                const bool must_go = is_store && (jobs_.is_abandoned(work) || jobs_.is_unwanted(work));
+                if (!must_go || is_erased) {
+                    jobs_.finish(work, fault, os::monotonic_now());
+                    if (jobs_.has_events()) ready_.set();
+                    return;
+                }
+            }
+            is_erased = erase(work);
         }
-        const std::lock_guard guard(mutex_);
-        jobs_.finish(work, fault, os::monotonic_now());
-        if (jobs_.has_events()) ready_.set();
     }
 
-    // Whether it was reported already, as failed: its row may have changed since.
-    bool is_abandoned(const Work& work) {
+    // Why a store must not write what it has read of its row: it was reported already, as failed, so the row may have
+    // changed; or the key was forgotten.
+    Fault reason_to_stop(const Work& work) {
         const std::lock_guard guard(mutex_);
-        return jobs_.is_abandoned(work);
+        if (jobs_.is_abandoned(work)) return {Fault::Kind::expired};
+        return {jobs_.is_unwanted(work) ? Fault::Kind::missing : Fault::Kind::none};
+    }
+
+    // What that job stores there will not be found.
+    void forget(BlockJobs::Id job, std::size_t at) {
+        const std::lock_guard guard(mutex_);
+        jobs_.forget(job, at);
     }
 
 private:
+    bool erase(const Work& work) const noexcept {
+        static_cast<void>(file_.erase(work.request().slot));  // if that fails, so does the checksum, most likely
+        return true;
+    }
+
     SlotFile& file_;
     std::byte* const rows_;
     core::ReadyDescriptor ready_;

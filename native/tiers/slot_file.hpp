@@ -94,7 +94,11 @@ public:
     }
     // How many fit: both files count.
     static std::uint64_t slots_in(std::uint64_t capacity, std::uint64_t row_bytes) noexcept {
-        return capacity < core::kPage ? 0 : (capacity - core::kPage) / (slot_bytes_of(row_bytes) + sizeof(SlotHeader));
+        if (capacity < core::kPage) return 0;
+        std::uint64_t slots = (capacity - core::kPage) / (slot_bytes_of(row_bytes) + sizeof(SlotHeader));
+        const auto bytes = [&] { return core::align_up(header_at(slots), core::kPage) + slots * slot_bytes_of(row_bytes); };
+        while (slots > 0 && bytes() > capacity) --slots;
+        return slots;
     }
 
     SlotFile(const std::string& folder, const std::string& opener, std::uint64_t row_bytes, std::uint64_t slots,
@@ -105,6 +109,8 @@ public:
         lock(path + ".headers");
         const std::optional<PairHeader> found = read_pair(path + ".headers");
         data_ = opened(path + ".data", 0);
+        const bool is_new = os::facts_of(headers_.file()).bytes == 0;
+        if (is_new && os::facts_of(data_.file()).bytes > 0) refuse(path + ".data");
         is_direct_ = direct && try_direct(path + ".data");
         opened_.is_memory = os::is_tmpfs(data_.file());
         settle(slots, found);
@@ -235,6 +241,10 @@ private:
         }
     }
 
+    [[noreturn]] static void refuse(const std::string& path) {
+        throw core::SegmentRefused(path + " exists and is no disk tier's; give another path or opener");
+    }
+
     // nullopt: it is new, or damaged.
     std::optional<PairHeader> read_pair(const std::string& path) {
         PairHeader found;
@@ -244,7 +254,7 @@ private:
         // A pair that was not finished has zeroes there, and nothing behind it is valid.
         if (is_there && found.magic == std::array<char, 8>{} && size % sizeof(SlotHeader) == 0) return std::nullopt;
         if (!is_there || found.magic != kMagic) {
-            throw core::SegmentRefused(path + " exists and is no disk tier's; give another path or opener");
+            refuse(path);
         }
         if (found.version != kVersion) {
             throw core::LayoutMismatch(path + " has format " + std::to_string(found.version) + "; this memlane reads " +
@@ -265,13 +275,14 @@ private:
     void settle(std::uint64_t slots, const std::optional<PairHeader>& found) {
         opened_.wanted_slots = slots;
         if (!found) {
+            os::resize(data_.file(), 0);  // first: data without headers would be somebody else's
             os::resize(headers_.file(), 0);
-            os::resize(data_.file(), 0);
         }
-        const std::uint64_t own = os::facts_of(data_.file()).allocated;
+        const std::uint64_t own = os::facts_of(data_.file()).allocated + os::facts_of(headers_.file()).allocated;
         const std::uint64_t free = os::free_bytes(data_.file());
         const std::uint64_t room = free > UINT64_MAX - own ? UINT64_MAX : free + own;
-        slots = std::min(slots, slots_in(room, row_bytes_));
+        const std::uint64_t kept = std::min(slots, found ? found->slots : 0);  // they have their space already
+        slots = std::max(kept, std::min(slots, slots_in(room, row_bytes_)));
         if (slots == 0) os::throw_errno("the disk has no space for a single row of a tier", ENOSPC);
         pair_ = found.value_or(PairHeader{kMagic, kVersion, 0, row_bytes_, 0, 0});
         next_sequence_ = pair_.first_sequence;
@@ -282,15 +293,15 @@ private:
             write_pair();
         }
         os::resize(headers_.file(), header_at(pair_.slots));  // a slot that comes back later is empty
-        pair_.slots = with_space(slots);
+        pair_.slots = with_space(slots, kept);
         os::resize(headers_.file(), header_at(pair_.slots));
         write_pair();
         const auto pid = static_cast<std::uint64_t>(os::own_pid());
         static_cast<void>(os::write_at(headers_.file(), &pid, sizeof pid, kPidAt));  // for a message only
     }
 
-    // Reserves the space of so many slots, or of fewer where the disk has less; returns how many.
-    std::uint64_t with_space(std::uint64_t slots) {
+    // Reserves the space of so many slots, or of fewer where the disk has less, but `least`; returns how many.
+    std::uint64_t with_space(std::uint64_t slots, std::uint64_t least) {
         constexpr int kTries = 16;
         for (int tries = 0;; ++tries) {
             os::resize(data_.file(), slots * slot_bytes());
@@ -298,9 +309,9 @@ private:
             if (error == 0) error = os::reserve(headers_.file(), 0, header_at(slots));
             if (error == 0) return slots;
             const bool is_full = error == ENOSPC || error == EDQUOT;
-            if (!is_full && error != EOPNOTSUPP) os::throw_errno("cannot reserve the space of a tier", error);
-            if (is_full && slots > 1 && tries < kTries) {
-                slots -= std::max<std::uint64_t>(1, slots / 64);  // its own tables need some, too
+            if (!is_full && error != EOPNOTSUPP && error != ENOSYS) os::throw_errno("cannot reserve the space of a tier", error);
+            if (is_full && slots > std::max<std::uint64_t>(least, 1) && tries < kTries) {
+                slots = std::max(least, slots - std::max<std::uint64_t>(1, slots / 64));  // its own tables need some, too
                 continue;
             }
             opened_.refused = error;

@@ -845,8 +845,16 @@ class DiskTier:
         """Takes in what the threads have done; whether nothing is under way."""
 
     def poll(self) -> list[tuple[int, bytes, int, int, int, float]]:
-        """(ticket, a bool for each key, kind of fault, errno, bytes, seconds)"""
+        """
+        (ticket, a bool for each key, kind of fault, errno, bytes, seconds); they stay until taken.
+        """
 
+    def take(self, number: int) -> None:
+        """
+        So many reports, counted since the tier was opened, have reached the caller.
+        """
+
+    def taken(self) -> int: ...
     def alerts(self) -> tuple[bool, bool, bool]:
         """
         Whether the disk does not answer, is full, and has had blocks that were not what was stored.

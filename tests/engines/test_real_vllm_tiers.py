@@ -164,7 +164,7 @@ def test_an_engine_after_one_that_was_killed(place: Path) -> None:
             assert refused.wait() != 0
             assert "is in use by process" in refused.output
         # Of six prompts in turn, `arc` keeps some where `lru` keeps none.
-        own = on(folder, opener="own", capacity=60 * (ROW + 64) + 4096, policy="arc")
+        own = on(folder, opener="own", capacity=60 * (ROW + 64) + 8192, policy="arc")
         with engine(place, "0.32", 2, tier=own) as beside:
             *rounds, last = beside.answers()
         assert [each["tokens"] for each in rounds] == [expected, expected]

@@ -62,8 +62,8 @@ def key(number: int, size: int = 32) -> bytes:
 
 
 def capacity_of(blocks: int) -> int:
-    """Bytes on disk for so many blocks: a page, and for each a header and a row."""
-    return ROW + blocks * (64 + ROW)
+    """Bytes on disk for so many blocks: a page, the headers in whole pages, and the rows."""
+    return 4096 + -(-blocks * 64 // 4096) * 4096 + blocks * ROW
 
 
 CONFIG = OffloadingConfig(

@@ -109,6 +109,26 @@ def test_one_opener_at_a_time(tmp_path: Path) -> None:
         tier_on(tmp_path, rows, capacity=BLOCKS)
 
 
+def forgetting(link: Link, folder: Path) -> None:
+    """Role: forgets what it is storing, and never polls."""
+    with tier_on(folder, np.zeros((2, ROW), np.uint8), capacity=BLOCKS) as tier:
+        tier.store([key(1), key(2)], [0, 1])
+        tier.forget([key(1)])
+        time.sleep(0.3)
+        link.tell("forgotten")
+        link.hear(PATIENCE)
+
+
+def test_what_was_forgotten_while_it_was_stored(tmp_path: Path) -> None:
+    """Is not there after a kill, either."""
+    peer = start(forgetting, tmp_path)
+    assert peer.hear() == "forgotten"
+    os.kill(peer.pid, signal.SIGKILL)
+    until(lambda: not is_used(tmp_path), "its lock has gone")
+    with tier_on(tmp_path, np.zeros((2, ROW), np.uint8), capacity=BLOCKS) as tier:
+        assert tier.has([key(1), key(2)]) == [False, True]
+
+
 def test_a_large_tier_is_there_at_once(tmp_path: Path) -> None:
     """Every block of it; the bar is a second for a million slots."""
     rows = np.zeros((512, 512), np.uint8)

@@ -15,7 +15,8 @@ from memlane.tiers.conformance import content, key, wait_for
 def capacity_of(blocks: int, row_bytes: int) -> int:
     """Bytes on disk for so many blocks."""
     slot = -(-row_bytes // 4096) * 4096
-    return 4096 + blocks * (slot + 64)
+    headers = -(-blocks * 64 // 4096) * 4096
+    return 4096 + headers + blocks * slot
 
 
 def tier_on(folder: Path, rows: Any, capacity: int, **options: Any) -> DiskTier:

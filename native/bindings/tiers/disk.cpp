@@ -74,7 +74,12 @@ public:
         }
         const auto found = without_gil([&] { return file->recover(); });
         open_ = std::make_shared<OpenTier>(std::move(held), std::move(file), threads, may_ring, std::move(policy));
-        restore(found);
+        try {
+            restore(found);
+        } catch (...) {
+            open_->io.close();  // or its threads are waited for
+            throw;
+        }
     }
 
     ~DiskObject() {
@@ -109,17 +114,25 @@ public:
         });
     }
 
+    // Whether a disk that did not answer does by now.
+    void look_again() const {
+        if (open().tier.is_stalled()) call([](tiers::DiskTier& tier) { tier.collect(); });
+    }
+
     std::shared_ptr<OpenTier> shared() const { return open_; }
 
     // Whether nothing was under way.
     bool close() {
         if (open_ == nullptr || !is_here()) return true;
-        const auto kept = open_;
-        kept->tier.collect();
-        if (!kept->tier.is_idle() || !without_gil([&] { return kept->io.close(); })) return false;
-        kept->rows.reset();
+        const auto collect = [](tiers::DiskTier& tier) {
+            tier.collect();
+            return tier.is_idle();
+        };
+        if (!call(collect)) return false;
+        const auto kept = std::exchange(open_, nullptr);  // first: whoever comes from here on finds it closed
+        static_cast<void>(without_gil([&] { return kept->io.close(); }));
         kept->shown.end();
-        open_.reset();
+        kept->rows.reset();  // last: may run any code
         return true;
     }
 
@@ -128,7 +141,7 @@ public:
         if (!nb::inst_ready(self)) return 0;
         const auto* const tier = nb::inst_ptr<DiskObject>(self);
         if (tier->open_ == nullptr) return 0;
-        Py_VISIT((*tier->open_->rows)->obj);
+        if (tier->open_->rows != nullptr) Py_VISIT((*tier->open_->rows)->obj);
         if (const nb::handle policy = tier->open_->pool.policy(); policy.is_valid()) Py_VISIT(policy.ptr());
         return 0;
     }
@@ -152,20 +165,19 @@ private:
 // Blocks that are not evicted.
 class HoldObject {
 public:
-    HoldObject(std::shared_ptr<OpenTier> tier, std::vector<tiers::Block> blocks)
-        : tier_(std::move(tier)), blocks_(std::move(blocks)) {}
+    HoldObject(const std::shared_ptr<OpenTier>& tier, std::vector<tiers::Block> blocks)
+        : tier_(tier), blocks_(std::move(blocks)) {}
     HoldObject(HoldObject&&) = default;
     ~HoldObject() { release(); }
 
     void release() noexcept {
-        if (tier_ == nullptr || generation_ != os::fork_generation().load()) return;
+        if (generation_ != os::fork_generation().load()) return;
         std::erase(blocks_, tiers::kNoBlock);
-        tier_->tier.release(blocks_);
-        tier_.reset();
+        if (const auto open = tier_.lock()) open->tier.release(std::exchange(blocks_, {}));
     }
 
 private:
-    std::shared_ptr<OpenTier> tier_;
+    std::weak_ptr<OpenTier> tier_;  // expired: closed
     std::vector<tiers::Block> blocks_;
     std::uint64_t generation_ = os::fork_generation().load();
 };
@@ -258,6 +270,7 @@ void bind_disk(nb::module_& m) {
             "has",
             [](const DiskObject& self, nb::handle keys) {
                 const AskedKeys asked(keys);
+                self.look_again();
                 const DiskTier& tier = self.open().tier;
                 nb::typed<nb::list, bool> made;
                 for (const auto& key : asked.asked()) made.append(tier.has(key));
@@ -268,6 +281,7 @@ void bind_disk(nb::module_& m) {
             "hold",
             [](const DiskObject& self, nb::handle keys) {
                 const AskedKeys asked(keys);
+                self.look_again();
                 std::vector<tiers::Block> blocks = self.call([&](DiskTier& tier) { return tier.hold(asked.asked()); });
                 std::vector<bool> is_there(blocks.size());
                 for (std::size_t at = 0; at < blocks.size(); ++at) is_there[at] = blocks[at] != tiers::kNoBlock;
@@ -322,18 +336,27 @@ void bind_disk(nb::module_& m) {
         .def(
             "poll",
             [](const DiskObject& self) {
-                const std::vector<DiskTier::Done> taken = self.call([](DiskTier& tier) {
-                    tier.collect();
-                    return tier.take_done();
-                });
+                const std::vector<DiskTier::Done> seen = self.call(
+                    [](DiskTier& tier) {
+                        tier.collect();
+                        return tier.done();
+                    },
+                    false);
                 using Report = nb::typed<nb::tuple, int, nb::bytes, int, int, int, double>;
                 nb::typed<nb::list, Report> made;
-                for (const DiskTier::Done& done : taken)
+                for (const DiskTier::Done& done : seen)
                     made.append(nb::make_tuple(done.ticket, flags(done.ok), static_cast<int>(done.fault.kind),
                                                done.fault.error, done.bytes, static_cast<double>(done.span) / 1e9));
                 return made;
             },
-            "(ticket, a bool for each key, kind of fault, errno, bytes, seconds)")
+            "(ticket, a bool for each key, kind of fault, errno, bytes, seconds); they stay until taken.")
+        .def(
+            "take",
+            [](const DiskObject& self, std::uint64_t number) {
+                self.call([&](DiskTier& tier) { tier.take(number); });
+            },
+            "number"_a, "So many reports, counted since the tier was opened, have reached the caller.")
+        .def("taken", [](const DiskObject& self) { return self.open().tier.taken(); })
         .def(
             "alerts",
             [](const DiskObject& self) {

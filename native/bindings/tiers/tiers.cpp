@@ -48,7 +48,7 @@ Counted counted(const tiers::Replay::Counts& counts) {
 class Evicted {
 public:
     auto into() {
-        return [this](tiers::KeyStore::Bytes key) {
+        return [this](tiers::KeyStore::Bytes key, tiers::Block) {
             keys_.emplace_back(reinterpret_cast<const char*>(key.data()), key.size());
         };
     }

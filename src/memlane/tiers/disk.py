@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import select
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -39,7 +40,10 @@ _MAY_RING = True  # whether io_uring is tried; tests do without
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 # Of kinds of faults, as native/tiers/block_jobs.hpp numbers them; a miss is none.
-_WHY = (None, None, "a block is not what was stored", None, "the deadline has passed")
+_WHY = (
+    *(None, None, "a block is not what was stored", None),
+    *("the deadline has passed", "the disk does not answer"),
+)
 _TROUBLE = (
     "a disk tier does not answer: nothing is stored or loaded until it does",
     "a disk tier cannot store: its disk is full",
@@ -166,7 +170,7 @@ class DiskTier:
                 f"opener must be 1 to 64 letters, digits, _, - or ., not {opener!r}"
             )
         if isinstance(namespace, str):
-            namespace = namespace.encode()
+            namespace = namespace.encode(errors="surrogatepass")
         if not isinstance(namespace, bytes):
             kind = type(namespace).__name__
             raise InvalidType(f"namespace must be str or bytes, not {kind}")
@@ -176,6 +180,8 @@ class DiskTier:
         if not isinstance(path, (str, os.PathLike)):
             raise InvalidType(f"path must be a path, not {type(path).__name__}")
         folder = os.fsdecode(path)
+        if "\0" in folder or folder.encode(errors="replace").decode() != folder:
+            raise InvalidArgument(f"path must be UTF-8, without a zero byte, not {folder!r}")
         self._timeout = seconds_of(timeout)
         own = hashlib.sha256(namespace).digest()[:16]
         self._seed = hashlib.sha256(own)
@@ -193,6 +199,7 @@ class DiskTier:
             self._native.close()
             raise Unsupported(f"the file system of {folder} has no O_DIRECT; leave out `direct`")
         show(self._native)
+        self._polling = threading.RLock()
         self._is_warned = [False, False, False]
         self._warn_of(folder, self._facts)
 
@@ -255,7 +262,7 @@ class DiskTier:
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Nobody finds these keys any more, also after a restart; what is being stored under them
-        will not be there either.
+        will not be there either. But nothing is flushed: after a power cut they may be back.
 
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `has`.
@@ -266,11 +273,11 @@ class DiskTier:
 
     def clear(self) -> None:
         """Nobody finds anything any more, of no namespace, also after a restart. Loads under way
-        may miss; what is being stored will not be there.
+        may miss; what is being stored will not be there. After a power cut it may all be back.
 
         Raises:
             Closed, WrongProcess: as `has`.
-            SystemFault: the disk refuses it; nothing has changed.
+            SystemFault: the disk refuses it; nothing is found until a restart.
         """
         self._native.clear()
 
@@ -329,12 +336,17 @@ class DiskTier:
         Raises:
             Closed, WrongProcess: as `has`.
         """
-        done = [
-            Done(Ticket(ticket), np.frombuffer(ok, np.bool_), _why(kind, error), nbytes, seconds)
-            for ticket, ok, kind, error, nbytes, seconds in self._native.poll()
-        ]
-        self._warn_of_trouble()
-        return done
+        with self._polling:  # a signal's handler that raises in here loses no report
+            taken = self._native.taken()
+            done = [
+                Done(
+                    Ticket(number), np.frombuffer(ok, np.bool_), _why(kind, error), nbytes, seconds
+                )
+                for number, ok, kind, error, nbytes, seconds in self._native.poll()
+            ]
+            self._warn_of_trouble()
+            self._native.take(taken + len(done))
+            return done
 
     def fileno(self) -> int:
         """A descriptor that is readable while `poll` has something to report, for select, epoll and
@@ -450,14 +462,12 @@ class DiskTier:
                 until the disk answers.
             InvalidType, InvalidArgument: as `drain`.
         """
-        try:
-            if not self.drain(timeout):
-                raise TimedOut(
-                    "a disk tier has work under way; its rows must not be freed", timeout
-                )
-        except (Closed, WrongProcess):
-            return
-        self._native.close()
+        deadline = Deadline(self._timeout if timeout is None else timeout)
+        with contextlib.suppress(Closed, WrongProcess):
+            while self.drain(deadline.left()):
+                if self._native.close():
+                    return
+            raise TimedOut("a disk tier has work under way; its rows must not be freed", timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -506,7 +516,7 @@ def capacity_in_bytes(capacity: int | str) -> int:
     """
     if not isinstance(capacity, str):
         return integer_from("capacity", capacity, 1, 1 << 62)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]iB|)\s*", capacity)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]iB|)\s*", capacity)
     if found is None:
         raise InvalidArgument(
             f"capacity must be bytes, or text as 500MiB, 200GiB or 2TiB, not {capacity!r}"

@@ -17,7 +17,8 @@ Ticket = NewType("Ticket", int)
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """What became of a `store` or a `load`. From its report on, the tier touches none of its rows.
+    """What became of a `store` or a `load`. From its report on, the tier writes to none of its
+    rows; it may still read one whose store was late, to no effect.
 
     Attributes:
         ticket: what the call returned.

@@ -33,6 +33,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
+from memlane._base.deadline import seconds_of
 from memlane._base.diagnosis import warn
 from memlane.errors import InvalidArgument
 
@@ -123,7 +124,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not here
             *(path, own["opener"], begun.slots, self._block_size_bytes),
             *(way, begun.engine, begun.recovered),
         )
-        self._timeout: float = own.get("timeout", 5.0)
+        self._timeout = seconds_of(own.get("timeout", 5.0))
         self._jobs: dict[Ticket, tuple[int, list[bytes], bool]] = {}
         self._held: dict[bytes, Hold] = {}  # found, and not asked for yet
         self._expired: dict[bytes, float] = {}  # until when they are misses
