@@ -64,6 +64,7 @@ public:
     // If the policy throws, nothing is stored; what it has evicted by then is gone.
     Ticket store(Keys keys, std::span<const Block> rows, os::Deadline deadline) {
         const auto job = begin(keys.size(), true);
+        job->deadline = deadline;
         if (is_stalled()) return refuse(job);
         const std::vector<Block> blocks = reserve(keys);
         for (std::size_t at = 0; at < keys.size(); ++at) {
@@ -84,6 +85,10 @@ public:
         } catch (...) {
             give_back(job->slots);
             throw;
+        }
+        if (job->awaited > 0) {
+            following_.emplace(deadline.at(), job);
+            io_.work().set_also(next_of_followers());
         }
         for (std::size_t i = 0; i < job->digests.size(); ++i) storing_[job->digests[i]] = {job, i};
         return job->ticket;
@@ -141,6 +146,7 @@ public:
                 late_.emplace(event.id, os::monotonic_now());
             }
         }
+        if (!following_.empty()) expire_followers(os::monotonic_now());
     }
     // What is to report. It stays until it is taken, by its number since the beginning.
     const std::vector<Done>& done() const noexcept { return done_; }
@@ -185,6 +191,7 @@ private:
         std::vector<Follower> followers{};
         BlockJobs::Id id = 0;
         os::Nanoseconds begun = os::monotonic_now();
+        os::Deadline deadline = os::Deadline::never();
         bool is_decided = false;
         Fault fault{};
         os::Nanoseconds span = 0;
@@ -323,8 +330,28 @@ private:
         pool_.forget(job.slots[i], job.digests[i]);
     }
 
+    os::Deadline next_of_followers() const noexcept {
+        return following_.empty() ? os::Deadline::never() : following_.begin()->second->deadline;
+    }
+
+    // Those that wait for an earlier call longer than they may.
+    void expire_followers(os::Nanoseconds now) {
+        while (!following_.empty()) {
+            const std::shared_ptr<Job> job = following_.begin()->second;
+            if (job->awaited > 0 && !job->deadline.passed(now)) break;
+            following_.erase(following_.begin());
+            if (job->awaited == 0) continue;  // answered
+            job->awaited = 0;
+            if (job->fault.kind == Fault::Kind::none) job->fault = {Fault::Kind::expired};
+            job->span = std::max(job->span, now - job->begun);
+            settle(*job);
+        }
+        io_.work().set_also(next_of_followers());
+    }
+
     void answer_followers(Job& job) {
         for (Follower& follower : std::exchange(job.followers, {})) {
+            if (follower.job->awaited == 0) continue;  // it was too late
             const bool is_stored = job.ok[job.at[follower.of]];
             follower.job->ok[follower.at] = is_stored;
             if (!is_stored && follower.job->fault.kind == Fault::Kind::none) follower.job->fault = job.fault;
@@ -361,6 +388,7 @@ private:
     BlockPool& pool_;
     std::unordered_map<BlockJobs::Id, std::shared_ptr<Job>> jobs_;  // until they are over
     std::unordered_map<Digest, Storing, DigestHash> storing_;
+    std::multimap<os::Nanoseconds, std::shared_ptr<Job>> following_;  // that wait for earlier calls, by deadline
     std::map<BlockJobs::Id, os::Nanoseconds> late_;  // reported before they were over, and when
     std::vector<Done> done_;
     std::uint64_t taken_ = 0;

@@ -58,18 +58,25 @@ public:
     BlockJobs::Id submit(Direction direction, std::vector<BlockRequest> requests, os::Deadline deadline) {
         const std::size_t blocks = requests.size();
         const std::lock_guard guard(mutex_);
-        ready_.set_at(std::min(jobs_.next_deadline(), deadline));  // the only step that may fail
+        ready_.set_at(std::min({jobs_.next_deadline(), also_, deadline}));  // the only step that may fail
         const BlockJobs::Id id = jobs_.submit(direction, std::move(requests), deadline, os::monotonic_now());
         for (std::size_t i = std::min(blocks, idle_); i > 0; --i) work_.notify_one();
         if (std::exchange(is_bell_wanted_, false)) os::set_event(bell_.file());
         return id;
     }
 
+    // A deadline of the caller's own.
+    void set_also(os::Deadline deadline) {
+        const std::lock_guard guard(mutex_);
+        also_ = deadline;
+        ready_.set_at(std::min(jobs_.next_deadline(), also_));
+    }
+
     std::vector<BlockJobs::Event> poll() {
         ready_.take();
         const std::lock_guard guard(mutex_);
         jobs_.expire(os::monotonic_now());
-        ready_.set_at(jobs_.next_deadline());
+        ready_.set_at(std::min(jobs_.next_deadline(), also_));
         return jobs_.take_events();
     }
 
@@ -181,6 +188,7 @@ private:
     std::mutex mutex_;
     std::condition_variable work_;  // there is something to do
     BlockJobs jobs_;
+    os::Deadline also_ = os::Deadline::never();
     std::size_t idle_ = 0;
     bool is_stopping_ = false;
     os::OwnFile bell_;

@@ -197,3 +197,21 @@ def stalled(_link: Link, folder: Path, call: str) -> None:
 def test_a_disk_that_does_not_answer(tmp_path: Path, call: str) -> None:
     """Deadlines hold, then everything is a miss; when it answers, the tier goes on."""
     start(stalled, tmp_path / "kv", call, method="spawn", command=preloaded()).result()
+
+
+def stalled_leader(_link: Link, folder: Path) -> None:
+    """Role: a key is stored by two calls; the first has time, the second has none."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=20) as tier:
+        with calls().failing(Fault("stall", 1, "pwrite", STALL))("stall"):
+            first = tier.store([key(1)], [1], timeout=PATIENCE)
+            began = time.monotonic()
+            done = wait_for(tier, tier.store([key(1)], [2], timeout=0.2))
+            assert 0.2 <= time.monotonic() - began < PATIENCE / 3
+            assert (done.ok.tolist(), done.error) == ([False], "the deadline has passed")
+            assert done.seconds >= 0.2
+        assert wait_for(tier, first).ok.all()
+
+
+def test_a_call_that_waits_for_another_has_a_deadline(tmp_path: Path) -> None:
+    start(stalled_leader, tmp_path / "kv", method="spawn", command=preloaded()).result()
