@@ -193,7 +193,7 @@ def test_all_descriptors_stay_free() -> None:
             time.sleep(0.05)
         assert peer.result() > 100
         assert most - before < 3 * sockets.MAX_UNIDENTIFIED + 50  # some are about to be closed
-        until(lambda: writer.statistics().readers[1].state == "dead")
+        until(lambda: writer.statistics().readers[1].state == "dead", "the attacker is dead")
         writer.release_reader(1)
         writer.enqueue("alive", PATIENCE)
         assert good.call("dequeue") == "alive"
