@@ -1,10 +1,9 @@
 // One descriptor for select, epoll and asyncio: readable when something is ready, or a deadline has passed.
 //
-// Its process's alone: a forked child closes it.
+// Its process's alone: a forked child closes it. One thread at a time: the caller locks.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
+#include <utility>
 
 #include "os/clock.hpp"
 #include "os/event.hpp"
@@ -24,23 +23,21 @@ public:
 
     int fd() const noexcept { return poller_.file().get(); }
 
-    // From any thread. One system call, none while it is set already.
+    // One system call, none while it is set already.
     void set() noexcept {
-        if (!is_set_.exchange(true)) os::set_event(event_.file());
+        if (!std::exchange(is_set_, true)) os::set_event(event_.file());
     }
 
-    // By whoever looks for what is ready, before looking. Also forgets that a deadline has passed. No system call
-    // unless it was set.
+    // By whoever looks for what is ready. Also forgets that a deadline has passed. No system call unless it was set.
     void take() noexcept {
-        // Whoever has set it may not have written yet; then it stays set, and is readable soon.
-        if (is_set_.load() && os::take_event(event_.file())) is_set_.store(false);
+        if (std::exchange(is_set_, false)) os::take_event(event_.file());
         if (deadline_ != os::Deadline::never() && deadline_.passed(os::monotonic_now())) {
             os::take_event(timer_.file());
             deadline_ = os::Deadline::never();
         }
     }
 
-    // By the same thread as take(). The previous deadline does not count any more.
+    // The previous deadline does not count any more.
     void set_at(os::Deadline deadline) {
         if (deadline == deadline_) return;
         os::set_timer(timer_.file(), deadline);
@@ -51,7 +48,7 @@ private:
     os::OwnFile event_;
     os::OwnFile timer_;
     os::OwnFile poller_;
-    std::atomic<bool> is_set_ = false;
+    bool is_set_ = false;
     os::Deadline deadline_ = os::Deadline::never();
 };
 

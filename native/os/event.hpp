@@ -26,10 +26,10 @@ inline void set_event(const FileDescriptor& event) noexcept {
     [[maybe_unused]] const ssize_t written = ::write(event.get(), &one, sizeof one);
 }
 
-// Of an event or of a timer. Not readable any more; false if it was not readable.
-inline bool take_event(const FileDescriptor& event) noexcept {
+// Of an event or of a timer. Not readable any more.
+inline void take_event(const FileDescriptor& event) noexcept {
     std::uint64_t count;
-    return ::read(event.get(), &count, sizeof count) == sizeof count;
+    [[maybe_unused]] const ssize_t taken = ::read(event.get(), &count, sizeof count);
 }
 
 inline FileDescriptor make_timer() {

@@ -7,7 +7,7 @@
 //   inside -> abandoned -> decided        the deadline passed: reported as failed, while the system still works on it
 //
 // A job is reported once all its blocks are decided or abandoned, and over once none is inside or abandoned. From its
-// report on, nobody touches its rows; until it is over, its slots are somebody's.
+// report on, nobody writes to its rows; until it is over, its slots are somebody's.
 #pragma once
 
 #include <algorithm>
@@ -165,13 +165,13 @@ public:
     }
     void end_copy(const Work& work) noexcept { work.job->states[work.at] = State::inside; }
 
-    // What is stored there must not be found, also after a restart.
-    void forget(Id id, std::size_t at) {
-        for (auto& [when, job] : open_) {
-            if (job->id != id) continue;
-            job->unwanted.resize(job->requests.size());
-            job->unwanted[at] = true;
-        }
+    // What is stored there must not be found, also after a restart. Of a job that was reported already nothing is.
+    void forget(Id id, os::Deadline deadline, std::size_t at) {
+        const auto found = open_.find({deadline.at(), id});
+        if (found == open_.end()) return;
+        Job& job = *found->second;
+        job.unwanted.resize(job.requests.size());
+        job.unwanted[at] = true;
     }
     bool is_unwanted(const Work& work) const {
         return !work.job->unwanted.empty() && work.job->unwanted[work.at];

@@ -27,7 +27,7 @@ namespace memlane::tiers {
 class DiskRing {
 public:
     static constexpr std::size_t kBlocks = 32;
-    static constexpr std::size_t kStaging = 64u << 20;  // fewer blocks need no more, but two may
+    static constexpr std::size_t kStaging = 64u << 20;  // so of large slots fewer, but at least two
 
     // Throws system_error where there can be none.
     explicit DiskRing(DiskWork& work)

@@ -1,5 +1,5 @@
-// The disk tier: which block is in which slot, what is under way, and what to report. One thread at a time, which never
-// waits: the threads of DiskIo do the work.
+// The disk tier: which block is in which slot, what is under way, and what to report. One thread at a time. It writes
+// headers of slots that become free, through the page cache; all else is done by the threads of DiskIo.
 //
 // A slot that is being written is reserved in the pool, one that is being read is pinned, until the system is done with
 // it, which may be later than the report.
@@ -115,7 +115,8 @@ public:
         int error = 0;
         for (const BlockPool::Asked& key : keys) {
             if (const auto under_way = storing_.find(digest_of(key)); under_way != storing_.end()) {
-                io_.work().forget(under_way->second.job->id, under_way->second.of);
+                const Job& job = *under_way->second.job;
+                io_.work().forget(job.id, job.deadline, under_way->second.of);
             }
             const Block slot = pool_.stored(key);
             if (slot == kNoBlock) continue;
@@ -300,8 +301,7 @@ private:
         pool_.give_back(slots);
     }
 
-    // As the pool does; but what the call itself finds there stays there, and so does no header of a slot that is evicted
-    // in vain.
+    // As the pool does; but the call evicts nothing that it asks for, and a slot that is evicted in vain has no header.
     std::vector<Block> reserve(Keys keys) {
         std::vector<Block> held = pool_.pin_each(keys, false);
         std::erase(held, kNoBlock);

@@ -48,7 +48,12 @@ public:
     DiskWork(SlotFile& file, std::byte* rows) : file_(file), rows_(rows) {}
 
     SlotFile& file() const noexcept { return file_; }
-    core::ReadyDescriptor& ready() noexcept { return ready_; }
+    int descriptor() const noexcept { return ready_.fd(); }
+    // Makes the descriptor readable.
+    void wake() {
+        const std::lock_guard guard(mutex_);
+        ready_.set();
+    }
     std::span<std::byte> row(const Work& work) const noexcept {
         return {rows_ + std::uint64_t{work.request().row} * file_.row_bytes(), file_.row_bytes()};
     }
@@ -73,8 +78,8 @@ public:
     }
 
     std::vector<BlockJobs::Event> poll() {
-        ready_.take();
         const std::lock_guard guard(mutex_);
+        ready_.take();
         jobs_.expire(os::monotonic_now());
         ready_.set_at(std::min(jobs_.next_deadline(), also_));
         return jobs_.take_events();
@@ -143,7 +148,8 @@ public:
         return true;
     }
 
-    // A store that was reported as failed must not be found: its header goes before its slot may be another's.
+    // A store that was reported as failed, or that was forgotten, must not be found: its header goes before its slot may be
+    // another's.
     void finish(const Work& work, Fault fault) {
         const bool is_store = work.direction() == Direction::store;
         bool is_erased = false;
@@ -171,9 +177,9 @@ public:
     }
 
     // What that job stores there will not be found.
-    void forget(BlockJobs::Id job, std::size_t at) {
+    void forget(BlockJobs::Id job, os::Deadline deadline, std::size_t at) {
         const std::lock_guard guard(mutex_);
-        jobs_.forget(job, at);
+        jobs_.forget(job, deadline, at);
     }
 
 private:

@@ -81,7 +81,6 @@ struct OpenedPair {
     bool is_memory = false;          // a tmpfs
     bool was_damaged = false;        // its first page was: it begins empty
     std::uint64_t other_row_bytes = 0;  // of the pair that was there: it begins empty; 0: as ours, or none
-    std::uint64_t dropped_slots = 0;    // at the end, because the capacity is smaller now
 };
 
 class SlotFile {
@@ -288,7 +287,6 @@ private:
         next_sequence_ = pair_.first_sequence;
         first_sequence_ = pair_.first_sequence;
         if (pair_.slots > slots) {
-            opened_.dropped_slots = pair_.slots - slots;
             pair_.slots = slots;
             write_pair();
         }

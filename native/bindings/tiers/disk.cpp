@@ -106,7 +106,7 @@ public:
                 OpenTier& opened;
                 bool wakes;
                 ~Wake() {
-                    if (wakes && opened.tier.has_done()) opened.io.work().ready().set();
+                    if (wakes && opened.tier.has_done()) opened.io.work().wake();
                     opened.publish();
                 }
             } wake{opened, wakes};
@@ -201,7 +201,6 @@ nb::typed<nb::dict, nb::str, nb::any> facts_of(tiers::DiskIo& io) {
     made["refused"] = facts.refused;
     made["was_damaged"] = facts.was_damaged;
     made["other_row_bytes"] = facts.other_row_bytes;
-    made["dropped_slots"] = facts.dropped_slots;
     return made;
 }
 
@@ -366,7 +365,7 @@ void bind_disk(nb::module_& m) {
                 return Alerts(nb::make_tuple(opened.tier.is_stalled(), opened.tier.is_full(), corrupt > 0));
             },
             "Whether the disk does not answer, is full, and has had blocks that were not what was stored.")
-        .def("fileno", [](const DiskObject& self) { return self.open().io.work().ready().fd(); })
+        .def("fileno", [](const DiskObject& self) { return self.open().io.work().descriptor(); })
         .def("statistics", [](const DiskObject& self) { return statistics_of(self.open()); })
         .def("close", &DiskObject::close, "Whether nothing was under way.");
 }

@@ -33,7 +33,7 @@ from memlane.tiers.pool import Policy, PolicyName, checked_policy, show
 from memlane.tiers.tier import Done, Rows, Ticket, distinct
 
 _MOST_SLOTS = (1 << 31) - 1
-_MOST_ROW_BYTES = 1 << 31
+_MOST_ROW_BYTES = 1 << 30  # one call of the system moves just less than 2 GiB
 _PAGE = 4096
 _THREADS = 8
 _MAY_RING = True  # whether io_uring is tried; tests do without
@@ -119,9 +119,8 @@ class DiskTier:
 
     One process has the files at a time. Its threads take turns. Timeouts are in seconds. A block
     costs two system calls each way, on a thread of the tier's; a slot 85 bytes of memory, with the
-    policy `tuned` up to 260.
-    With `engine` "io_uring" 32 blocks are under way at a time, through up to 64 MiB of memory of
-    the tier's, or that of two rows if they are larger.
+    policy `tuned` up to 260. With `engine` "io_uring" 32 blocks are under way at a time, through up
+    to 64 MiB of memory of the tier's, or that of two rows if they are larger.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class DiskTier:
         """
         held = Rows(rows)
         if held.nbytes > _MOST_ROW_BYTES:
-            raise InvalidArgument(f"a row must have at most 2 GiB, not {held.nbytes} bytes")
+            raise InvalidArgument(f"a row must have at most 1 GiB, not {held.nbytes} bytes")
         nbytes = capacity_in_bytes(capacity)
         slots = min(_MOST_SLOTS, _native.slots_in(nbytes, held.nbytes))
         if slots < 1:

@@ -124,6 +124,8 @@ class BlockPool:
     list of keys that were evicted, whose sizes are chosen while it runs, by what caches of other
     sizes, of LRU and of ARC would have hit. A thread counts that, beside the calls. It may decline
     keys that nobody has asked for before.
+
+    Its counters are in 8 KiB of /dev/shm without a name, where `memlane.inspect` reads them.
     """
 
     def __init__(self, blocks: int, policy: PolicyName | Policy = "tuned") -> None:
