@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 import pytest
 import zmq
@@ -92,11 +93,17 @@ ATTACKS = {
 
 
 def attacking(link: Link, handle: Handle, name: str, seconds: float) -> int:
-    """Does that for so long; returns how often."""
+    """Does that for so long, once it has attached; returns how often.
+
+    It waits for the WELCOME, because the writer ends the oldest unidentified connections beyond its
+    limit: where the processor is busy, more than that many come before any is heard, and an attack
+    that has not attached by then may never do so.
+    """
     faulthandler.dump_traceback_later(seconds + 60, exit=True)  # if it hangs, it says where
     with zmq.Context() as context:
         context.set(zmq.MAX_SOCKETS, 4096)
         dealer = attached(context, handle)
+        dealer.poll()
         steps, count = ATTACKS[name](dealer, handle), 0
         link.tell()
         end = time.monotonic() + seconds
@@ -187,12 +194,15 @@ def test_all_descriptors_stay_free() -> None:
         good = start_remote_reader(writer)
         peer = start(attacking, writer.export_handle(1), "connects", min(SECONDS, 3.0))
         peer.hear()
-        before, most = len(os.listdir("/proc/self/fd")), 0
+        # Only a reader that has attached can die. One that never has is absent for ever.
+        assert writer.statistics().readers[1].state != "absent"
+        before, counts = len(os.listdir("/proc/self/fd")), []
         while not peer.has_spoken():
-            most = max(most, len(os.listdir("/proc/self/fd")))
+            counts.append(len(os.listdir("/proc/self/fd")))
             time.sleep(0.05)
         assert peer.result() > 100
-        assert most - before < 3 * sockets.MAX_UNIDENTIFIED + 50  # some are about to be closed
+        # Not the most: while the writer's thread waits for a processor, libzmq accepts any number.
+        assert median(counts) - before < 1.5 * sockets.MAX_UNIDENTIFIED
         until(lambda: writer.statistics().readers[1].state == "dead", "the attacker is dead")
         writer.release_reader(1)
         writer.enqueue("alive", PATIENCE)
