@@ -28,12 +28,11 @@ public:
         if (!std::exchange(is_set_, true)) os::set_event(event_.file());
     }
 
-    // By whoever looks for what is ready. Also forgets that a deadline has passed. No system call unless it was set.
-    void take() noexcept {
+    // By whoever looks for what is ready. Also forgets that a deadline has passed. No system call unless it was readable.
+    void take() {
         if (std::exchange(is_set_, false)) os::take_event(event_.file());
         if (deadline_ != os::Deadline::never() && deadline_.passed(os::monotonic_now())) {
-            os::take_event(timer_.file());
-            deadline_ = os::Deadline::never();
+            set_at(os::Deadline::never());  // reading it would not: the timer itself may not have noticed yet
         }
     }
 

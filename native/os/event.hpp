@@ -26,7 +26,7 @@ inline void set_event(const FileDescriptor& event) noexcept {
     [[maybe_unused]] const ssize_t written = ::write(event.get(), &one, sizeof one);
 }
 
-// Of an event or of a timer. Not readable any more.
+// Not readable any more.
 inline void take_event(const FileDescriptor& event) noexcept {
     std::uint64_t count;
     [[maybe_unused]] const ssize_t taken = ::read(event.get(), &count, sizeof count);
@@ -39,7 +39,7 @@ inline FileDescriptor make_timer() {
     return timer;
 }
 
-// Readable from then on; never again with Deadline::never().
+// Readable from then on; not at all, also if it was, with Deadline::never().
 inline void set_timer(const FileDescriptor& timer, Deadline at) {
     itimerspec when{};
     if (at != Deadline::never()) {

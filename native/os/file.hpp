@@ -74,6 +74,10 @@ inline FileDescriptor create_unnamed(const std::string& directory) {
     return file;
 }
 
+inline void make_private(const FileDescriptor& file) {
+    if (::fchmod(file.get(), 0600) != 0) throw_errno("cannot set the mode of a file");
+}
+
 inline FileDescriptor open_existing(const std::string& path) {
     FileDescriptor file = try_open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (!file.is_open()) throw_errno("cannot open " + path);

@@ -22,6 +22,7 @@ constexpr Nanoseconds kFarAway = Nanoseconds{1} << 62;
 
 struct Expected {
     std::size_t blocks;
+    BlockJobs::Ref job{};
     std::size_t inside = 0;   // begun, and not finished by the engine
     bool is_reported = false;
     bool is_over = false;
@@ -32,7 +33,7 @@ void random_engine(std::uint64_t seed) {
     BlockJobs jobs;
     std::map<BlockJobs::Id, Expected> expected;
     std::vector<BlockJobs::Work> inside, copying, finished;
-    std::set<std::pair<BlockJobs::Id, std::size_t>> abandoned;
+    std::set<std::pair<BlockJobs::Id, std::size_t>> begun, abandoned;
     std::map<BlockJobs::Id, bool> passed;  // deadline 0 has passed at once, the others never do by themselves
     for (int step = 0; step < 4000; ++step) {
         switch (draw() % 8) {
@@ -40,16 +41,17 @@ void random_engine(std::uint64_t seed) {
             case 1: {
                 const std::size_t blocks = 1 + draw() % 5;
                 const bool is_late = draw() % 3 == 0;
-                const auto id = jobs.submit(draw() % 2 ? Direction::store : Direction::load,
-                                            std::vector<BlockRequest>(blocks), is_late ? Deadline::after(0) : Deadline::never(), 0);
-                CHECK(expected.emplace(id, Expected{blocks}).second);
-                passed[id] = is_late;
+                const auto job = jobs.submit(draw() % 2 ? Direction::store : Direction::load, std::vector<BlockRequest>(blocks),
+                                             is_late ? Deadline::after(0) : Deadline::never(), 0);
+                CHECK(expected.emplace(job->id, Expected{blocks, job}).second);
+                passed[job->id] = is_late;
                 break;
             }
             case 2:
             case 3:
                 if (const auto next = jobs.begin()) {
                     inside.push_back(*next);
+                    begun.insert({next->job->id, next->at});
                     Expected& job = expected.at(next->job->id);
                     CHECK(!job.is_reported);
                     ++job.inside;
@@ -87,6 +89,11 @@ void random_engine(std::uint64_t seed) {
                     if (passed[work.job->id]) abandoned.insert({work.job->id, work.at});
                 break;
         }
+        if (step % 100 == 0)
+            for (const auto& [id, each] : expected)
+                for (std::size_t at = 0; at < each.blocks; ++at)
+                    if (!abandoned.contains({id, at}))
+                        CHECK(BlockJobs::is_untouched(each.job, at) != begun.contains({id, at}));
         for (const auto& event : jobs.take_events()) {
             Expected& job = expected.at(event.id);
             if (event.is_report) {

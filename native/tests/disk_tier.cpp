@@ -27,10 +27,13 @@ constexpr std::uint32_t kRows = 16, kSlots = 24, kKeys = 60;
 
 // How a tier reads and writes.
 struct Way {
-    bool is_direct, may_ring;
+    SlotFile::Direct direct;
+    bool may_ring;
     std::uint64_t row_bytes;
 };
-constexpr Way kWays[] = {{false, true, 6000}, {true, true, 6000}, {true, true, 8192}, {true, false, 6000}, {true, false, 8192}};
+constexpr auto kBuffered = SlotFile::Direct::never, kDirect = SlotFile::Direct::if_possible;
+constexpr Way kWays[] = {
+    {kBuffered, true, 6000}, {kDirect, true, 6000}, {kDirect, true, 8192}, {kDirect, false, 6000}, {kDirect, false, 8192}};
 
 struct Keys {
     explicit Keys(const std::vector<std::uint64_t>& numbers) : digests(numbers.size()) {
@@ -65,7 +68,7 @@ void random_calls(const std::string& folder, std::uint64_t seed, Way way) {
     const auto row_at = [&](Block at) { return std::span(rows.data() + at * way.row_bytes, way.row_bytes); };
     Namespace own{};
     own[0] = std::byte{1};
-    auto file = std::make_unique<SlotFile>(folder, std::to_string(way.row_bytes), way.row_bytes, kSlots, own, way.is_direct);
+    auto file = std::make_unique<SlotFile>(folder, std::to_string(way.row_bytes), way.row_bytes, kSlots, own, way.direct);
     const SlotFile::Slots found = file->recover();
     BlockPool pool(static_cast<std::uint32_t>(file->slots()), "lru");
     DiskIo io(std::move(file), rows.data(), 3, way.may_ring);
@@ -90,9 +93,12 @@ void random_calls(const std::string& folder, std::uint64_t seed, Way way) {
     std::vector<bool> is_busy(kRows);
     const auto report = [&] {
         tier.collect();
-        const std::vector<DiskTier::Done> reports = tier.done();
-        tier.take(tier.taken() + reports.size());
-        for (const auto& done : reports) {
+        const std::uint64_t batch = tier.next_batch();
+        if (draw() % 4 == 0) {  // as if it had been interrupted
+            tier.hand_out(batch);
+            tier.put_back(batch);
+        }
+        for (const auto& done : tier.hand_out(batch)) {
             const Call& call = calls.at(done.ticket);
             for (std::size_t at = 0; at < call.numbers.size(); ++at) {
                 if (done.ok[at] && !call.is_store) CHECK(is_filled(row_at(call.rows[at]), call.numbers[at]));

@@ -98,6 +98,9 @@ private:
     };
 
 public:
+    // For whoever submitted it.
+    using Ref = std::shared_ptr<Job>;
+
     struct Work {
         std::shared_ptr<Job> job;
         std::size_t at;
@@ -120,7 +123,7 @@ public:
     };
 
     // At least one request.
-    Id submit(Direction direction, std::vector<BlockRequest> requests, os::Deadline deadline, os::Nanoseconds now) {
+    Ref submit(Direction direction, std::vector<BlockRequest> requests, os::Deadline deadline, os::Nanoseconds now) {
         const std::size_t blocks = requests.size();
         auto job = std::make_shared<Job>(Job{++last_, direction, std::move(requests), now, deadline});
         job->states.assign(blocks, State::waiting);
@@ -130,7 +133,7 @@ public:
         queue_of(direction).push_back(job);
         waiting_ += blocks;
         ++alive_;
-        return job->id;
+        return job;
     }
 
     // The next block to work on. Loads go first, because somebody waits for them, but a store is every fourth.
@@ -165,13 +168,18 @@ public:
     }
     void end_copy(const Work& work) noexcept { work.job->states[work.at] = State::inside; }
 
-    // What is stored there must not be found, also after a restart. Of a job that was reported already nothing is.
-    void forget(Id id, os::Deadline deadline, std::size_t at) {
-        const auto found = open_.find({deadline.at(), id});
-        if (found == open_.end()) return;
-        Job& job = *found->second;
-        job.unwanted.resize(job.requests.size());
-        job.unwanted[at] = true;
+    // What is stored there must not be found, also after a restart. True: it was stored already. Of a job that was reported,
+    // nothing is.
+    static bool forget(const Ref& job, std::size_t at) {
+        if (job->is_reported) return false;
+        job->unwanted.resize(job->requests.size());
+        job->unwanted[at] = true;
+        return job->states[at] == State::decided;
+    }
+    // Whether the slot of that store may still have what it had before, and has until the next begin().
+    static bool is_untouched(const Ref& job, std::size_t at) noexcept {
+        const State state = job->states[at];
+        return state == State::waiting || (state == State::decided && job->faults[at].kind == Fault::Kind::expired);
     }
     bool is_unwanted(const Work& work) const {
         return !work.job->unwanted.empty() && work.job->unwanted[work.at];

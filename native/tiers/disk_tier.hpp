@@ -9,10 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -83,7 +85,7 @@ public:
         try {
             submit(job, keys, blocks, rows, deadline);
         } catch (...) {
-            give_back(job->slots);
+            pool_.give_back(job->slots);
             throw;
         }
         if (job->awaited > 0) {
@@ -110,18 +112,20 @@ public:
 
     void touch(Keys keys) { pool_.touch(keys); }
 
-    // 0 or an errno.
+    // 0 or an errno. What the system is writing just now is erased by its thread.
     int forget(Keys keys) {
+        collect();
         int error = 0;
         for (const BlockPool::Asked& key : keys) {
+            Block slot = pool_.stored(key);
             if (const auto under_way = storing_.find(digest_of(key)); under_way != storing_.end()) {
-                const Job& job = *under_way->second.job;
-                io_.work().forget(job.id, job.deadline, under_way->second.of);
+                const auto& [job, of] = under_way->second;
+                if (io_.work().forget(job->work, of)) slot = job->slots[of];
             }
-            const Block slot = pool_.stored(key);
             if (slot == kNoBlock) continue;
             if (const int failed = io_.file().erase(slot); failed != 0) error = failed;
         }
+        if (const int failed = forget_evicted(keys); failed != 0) error = failed;
         pool_.forget(keys);
         has_forgotten_ = true;
         return error;
@@ -132,6 +136,7 @@ public:
         pool_.clear();
         has_forgotten_ = true;
         io_.file().clear();
+        evicted_.clear();
     }
 
     // Takes in what the threads have done.
@@ -146,18 +151,24 @@ public:
             } else {
                 late_.emplace(event.id, os::monotonic_now());
             }
+            if (jobs_.empty()) io_.work().note_idle(true);
         }
         if (!following_.empty()) expire_followers(os::monotonic_now());
     }
-    // What is to report. It stays until it is taken, by its number since the beginning.
-    const std::vector<Done>& done() const noexcept { return done_; }
-    std::uint64_t taken() const noexcept { return taken_; }
-    void take(std::uint64_t number) {
-        const auto count = static_cast<std::ptrdiff_t>(number - std::min(number, taken_));
-        done_.erase(done_.begin(), done_.begin() + std::min(count, static_cast<std::ptrdiff_t>(done_.size())));
-        taken_ = std::max(taken_, number);
-    }
     bool has_done() const noexcept { return !done_.empty(); }
+
+    // What is to report is handed out under a number, and kept until the caller says that it has it, or wants it back in line:
+    // it may be interrupted meanwhile.
+    std::uint64_t next_batch() noexcept { return ++batch_; }
+    const std::vector<Done>& hand_out(std::uint64_t batch) { return handed_out_[batch] = std::exchange(done_, {}); }
+    void has_arrived(std::uint64_t batch) { handed_out_.erase(batch); }
+    void put_back(std::uint64_t batch) {
+        auto found = handed_out_.extract(batch);
+        if (found.empty()) return;
+        std::vector<Done>& again = found.mapped();
+        again.insert(again.end(), std::make_move_iterator(done_.begin()), std::make_move_iterator(done_.end()));
+        done_ = std::move(again);
+    }
     bool is_idle() const noexcept { return jobs_.empty(); }
 
     // The system has been at some block for a second since it was reported as late.
@@ -190,7 +201,7 @@ private:
         std::vector<Block> late{};      // slots of blocks that missed the deadline
         std::size_t awaited = 0;        // keys that an earlier call stores
         std::vector<Follower> followers{};
-        BlockJobs::Id id = 0;
+        BlockJobs::Ref work{};          // of those blocks, if there are any
         os::Nanoseconds begun = os::monotonic_now();
         os::Deadline deadline = os::Deadline::never();
         bool is_decided = false;
@@ -203,6 +214,12 @@ private:
         std::size_t of;  // its block
     };
 
+    // What a slot had before, and the last store that got it.
+    struct Evicted {
+        Digest digest;
+        Storing by;
+    };
+
     struct DigestHash {
         std::size_t operator()(const Digest& digest) const noexcept {
             std::size_t hash;
@@ -211,11 +228,12 @@ private:
         }
     };
 
-    static Digest digest_of(const BlockPool::Asked& key) noexcept {
+    static Digest digest_of(KeyStore::Bytes key) noexcept {
         Digest digest;
-        std::memcpy(digest.data(), key.bytes.data(), digest.size());
+        std::memcpy(digest.data(), key.data(), digest.size());
         return digest;
     }
+    static Digest digest_of(const BlockPool::Asked& key) noexcept { return digest_of(key.bytes); }
 
     std::shared_ptr<Job> begin(std::size_t keys, bool is_store) {
         return std::make_shared<Job>(Job{++last_, is_store, std::vector<bool>(keys)});
@@ -246,8 +264,12 @@ private:
             return settle(*job);
         }
         const Direction direction = job->is_store ? Direction::store : Direction::load;
-        job->id = io_.work().submit(direction, std::move(requests), deadline);
-        jobs_.emplace(job->id, job);
+        job->work = io_.work().submit(direction, std::move(requests), deadline);
+        if (jobs_.empty()) io_.work().note_idle(false);
+        jobs_.emplace(job->work->id, job);
+        if (!job->is_store || evicted_.empty()) return;
+        for (std::size_t i = 0; i < job->slots.size(); ++i)
+            if (const auto found = evicted_.find(job->slots[i]); found != evicted_.end()) found->second.by = {job, i};
     }
 
     void decide(const std::shared_ptr<Job>& job, const BlockJobs::Event& event) {
@@ -262,6 +284,7 @@ private:
                 job->late.push_back(job->slots[i]);
                 continue;
             }
+            if (job->is_store) evicted_.erase(job->slots[i]);
             good[decided.size()] = is_good;
             decided.push_back(job->slots[i]);
         }
@@ -275,7 +298,7 @@ private:
                 const auto found = storing_.find(digest);
                 if (found != storing_.end() && found->second.job == job) storing_.erase(found);
             }
-            answer_followers(*job);
+            answer_followers(*job, event);
         } else {
             pool_.unpin(decided);
             for (std::size_t i = 0; i < job->slots.size(); ++i) drop_if_bad(*job, i, event.faults[i]);
@@ -293,33 +316,34 @@ private:
         }
     }
 
-    // A slot that nobody has must not be found by a restart: it may have the header of a block that was evicted for it. If
-    // the disk refuses, that block may come back.
+    // A slot whose block was forgotten has no valid header, or a restart would find it. If the disk refuses, it may.
     void erase(Block slot) const { static_cast<void>(io_.file().erase(slot)); }
-    void give_back(std::span<const Block> slots) {
-        for (const Block slot : slots) erase(slot);
-        pool_.give_back(slots);
+
+    // Of what was evicted, a restart may still find what nobody has written over. 0 or an errno.
+    int forget_evicted(Keys keys) {
+        if (evicted_.empty()) return 0;
+        std::unordered_set<Digest, DigestHash> digests;
+        for (const BlockPool::Asked& key : keys) digests.insert(digest_of(key));
+        int error = 0;
+        for (const auto& [slot, evicted] : evicted_) {
+            if (!digests.contains(evicted.digest)) continue;
+            const auto& [job, of] = evicted.by;
+            const int failed = job ? io_.work().erase_before(job->work, of, slot) : io_.file().erase(slot);
+            if (failed != 0) error = failed;
+        }
+        return error;
     }
 
-    // As the pool does; but the call evicts nothing that it asks for, and a slot that is evicted in vain has no header.
+    // As the pool does; but the call evicts nothing that it asks for.
     std::vector<Block> reserve(Keys keys) {
         std::vector<Block> held = pool_.pin_each(keys, false);
         std::erase(held, kNoBlock);
-        std::vector<Block> evicted;
-        std::vector<Block> blocks;
-        try {
-            blocks = pool_.reserve(keys, [&](KeyStore::Bytes, Block block) { evicted.push_back(block); });
-        } catch (...) {
-            for (const Block slot : evicted) erase(slot);
-            pool_.unpin(held);
-            throw;
-        }
-        pool_.unpin(held);
-        std::vector<Block> used = blocks;
-        std::ranges::sort(used);
-        for (const Block slot : evicted)
-            if (!std::ranges::binary_search(used, slot)) erase(slot);
-        return blocks;
+        struct Unpin {
+            BlockPool& pool;
+            std::vector<Block>& blocks;
+            ~Unpin() { pool.unpin(blocks); }
+        } unpin{pool_, held};
+        return pool_.reserve(keys, [&](KeyStore::Bytes key, Block slot) { evicted_[slot] = {digest_of(key), {}}; });
     }
 
     // What cannot be loaded must not be found again, or its user asks for ever.
@@ -349,12 +373,12 @@ private:
         io_.work().set_also(next_of_followers());
     }
 
-    void answer_followers(Job& job) {
+    void answer_followers(Job& job, const BlockJobs::Event& event) {
         for (Follower& follower : std::exchange(job.followers, {})) {
             if (follower.job->awaited == 0) continue;  // it was too late
             const bool is_stored = job.ok[job.at[follower.of]];
             follower.job->ok[follower.at] = is_stored;
-            if (!is_stored && follower.job->fault.kind == Fault::Kind::none) follower.job->fault = job.fault;
+            if (!is_stored && follower.job->fault.kind == Fault::Kind::none) follower.job->fault = event.faults[follower.of];
             follower.job->span = std::max(follower.job->span, os::monotonic_now() - follower.job->begun);
             --follower.job->awaited;
             settle(*follower.job);
@@ -365,7 +389,7 @@ private:
     void release_late(Job& job) {
         const std::vector<Block> slots = std::exchange(job.late, {});
         if (job.is_store) {
-            give_back(slots);
+            pool_.give_back(slots);
         } else {
             pool_.unpin(slots);
         }
@@ -388,10 +412,12 @@ private:
     BlockPool& pool_;
     std::unordered_map<BlockJobs::Id, std::shared_ptr<Job>> jobs_;  // until they are over
     std::unordered_map<Digest, Storing, DigestHash> storing_;
+    std::unordered_map<Block, Evicted> evicted_;  // until something was stored in their slots
     std::multimap<os::Nanoseconds, std::shared_ptr<Job>> following_;  // that wait for earlier calls, by deadline
     std::map<BlockJobs::Id, os::Nanoseconds> late_;  // reported before they were over, and when
     std::vector<Done> done_;
-    std::uint64_t taken_ = 0;
+    std::map<std::uint64_t, std::vector<Done>> handed_out_;
+    std::uint64_t batch_ = 0;
     DiskCounts counts_;
     Ticket last_ = 0;
     bool has_forgotten_ = false;  // ever

@@ -60,14 +60,14 @@ public:
 
     // The caller's side: one thread at a time.
 
-    BlockJobs::Id submit(Direction direction, std::vector<BlockRequest> requests, os::Deadline deadline) {
+    BlockJobs::Ref submit(Direction direction, std::vector<BlockRequest> requests, os::Deadline deadline) {
         const std::size_t blocks = requests.size();
         const std::lock_guard guard(mutex_);
         ready_.set_at(std::min({jobs_.next_deadline(), also_, deadline}));  // the only step that may fail
-        const BlockJobs::Id id = jobs_.submit(direction, std::move(requests), deadline, os::monotonic_now());
+        BlockJobs::Ref job = jobs_.submit(direction, std::move(requests), deadline, os::monotonic_now());
         for (std::size_t i = std::min(blocks, idle_); i > 0; --i) work_.notify_one();
         if (std::exchange(is_bell_wanted_, false)) os::set_event(bell_.file());
-        return id;
+        return job;
     }
 
     // A deadline of the caller's own.
@@ -83,6 +83,36 @@ public:
         jobs_.expire(os::monotonic_now());
         ready_.set_at(std::min(jobs_.next_deadline(), also_));
         return jobs_.take_events();
+    }
+
+    // A descriptor that is readable while the caller says so, for whoever waits for that in another thread than polls.
+    // Throws system_error.
+    int idle_descriptor(bool is_idle) {
+        if (!idle_event_.file().is_open()) {
+            idle_event_ = os::OwnFile([] { return os::make_event(); });
+            if (is_idle) os::set_event(idle_event_.file());
+        }
+        return idle_event_.file().get();
+    }
+    void note_idle(bool is_idle) noexcept {
+        if (!idle_event_.file().is_open()) return;
+        if (is_idle) {
+            os::set_event(idle_event_.file());
+        } else {
+            os::take_event(idle_event_.file());
+        }
+    }
+
+    // What that job stores there will not be found; true if it was stored already.
+    bool forget(const BlockJobs::Ref& job, std::size_t at) {
+        const std::lock_guard guard(mutex_);
+        return BlockJobs::forget(job, at);
+    }
+
+    // Erases what the slot of that store had before, unless the store has begun and writes over it. 0 or an errno.
+    int erase_before(const BlockJobs::Ref& job, std::size_t at, Block slot) {
+        const std::lock_guard guard(mutex_);  // so that it does not begin meanwhile
+        return BlockJobs::is_untouched(job, at) ? file_.erase(slot) : 0;
     }
 
     // Whether nothing is under way; the threads then end.
@@ -176,12 +206,6 @@ public:
         return {jobs_.is_unwanted(work) ? Fault::Kind::missing : Fault::Kind::none};
     }
 
-    // What that job stores there will not be found.
-    void forget(BlockJobs::Id job, os::Deadline deadline, std::size_t at) {
-        const std::lock_guard guard(mutex_);
-        jobs_.forget(job, deadline, at);
-    }
-
 private:
     bool erase(const Work& work) const noexcept {
         static_cast<void>(file_.erase(work.request().slot));  // if that fails, so does the checksum, most likely
@@ -198,6 +222,7 @@ private:
     std::size_t idle_ = 0;
     bool is_stopping_ = false;
     os::OwnFile bell_;
+    os::OwnFile idle_event_;  // once somebody has asked for it
     bool is_bell_wanted_ = false;
 };
 

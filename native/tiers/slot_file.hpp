@@ -74,6 +74,11 @@ struct PairInUse : std::runtime_error {
     std::uint64_t pid;  // 0: unknown
 };
 
+// The file system cannot go past the page cache.
+struct NotDirect : std::runtime_error {
+    using runtime_error::runtime_error;
+};
+
 // What a user should know about the pair that was opened.
 struct OpenedPair {
     std::uint64_t wanted_slots = 0;  // of the capacity; the disk may have less
@@ -100,8 +105,10 @@ public:
         return slots;
     }
 
+    enum class Direct : std::uint8_t { never, if_possible, always };
+
     SlotFile(const std::string& folder, const std::string& opener, std::uint64_t row_bytes, std::uint64_t slots,
-             const Namespace& name_space, bool direct)
+             const Namespace& name_space, Direct direct)
         : row_bytes_(row_bytes), name_space_(name_space) {
         const std::string path = folder + "/" + opener;
         headers_ = opened(path + ".headers", 0);
@@ -110,7 +117,8 @@ public:
         data_ = opened(path + ".data", 0);
         const bool is_new = os::facts_of(headers_.file()).bytes == 0;
         if (is_new && os::facts_of(data_.file()).bytes > 0) refuse(path + ".data");
-        is_direct_ = direct && try_direct(path + ".data");
+        is_direct_ = direct != Direct::never && try_direct(path + ".data");
+        if (!is_direct_ && direct == Direct::always) throw NotDirect(folder);
         opened_.is_memory = os::is_tmpfs(data_.file());
         settle(slots, found);
     }
@@ -219,6 +227,7 @@ private:
             return made;
         });
         core::check_owner(path, os::facts_of(file.file()), "give another path or opener");
+        os::make_private(file.file());
         return file;
     }
 
@@ -251,10 +260,8 @@ private:
         if (size == 0) return std::nullopt;
         const bool is_there = os::read_at(headers_.file(), &found, sizeof found, 0);
         // A pair that was not finished has zeroes there, and nothing behind it is valid.
-        if (is_there && found.magic == std::array<char, 8>{} && size % sizeof(SlotHeader) == 0) return std::nullopt;
-        if (!is_there || found.magic != kMagic) {
-            refuse(path);
-        }
+        if (is_there && found.magic != kMagic && is_zero()) return std::nullopt;
+        if (!is_there || found.magic != kMagic) refuse(path);
         if (found.version != kVersion) {
             throw core::LayoutMismatch(path + " has format " + std::to_string(found.version) + "; this memlane reads " +
                                        std::to_string(kVersion) + ". Remove the files, or give another path");
@@ -268,6 +275,13 @@ private:
             return std::nullopt;
         }
         return found;
+    }
+
+    // The whole first page.
+    bool is_zero() const {
+        std::vector<std::byte> page(core::kPage);
+        return os::read_at(headers_.file(), page.data(), page.size(), 0) &&
+               std::ranges::all_of(page, [](std::byte each) { return each == std::byte{0}; });
     }
 
     // Sizes both files. The first page is written before slots are dropped, and after slots were added.

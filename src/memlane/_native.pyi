@@ -818,10 +818,11 @@ class DiskTier:
         folder: str,
         opener: str,
         rows: object,
+        count: int,
         row_bytes: int,
         slots: int,
         name_space: bytes,
-        direct: bool,
+        direct: bool | None,
         threads: int,
         may_ring: bool,
         policy: object,
@@ -844,21 +845,22 @@ class DiskTier:
     def collect(self, wakes: bool) -> bool:
         """Takes in what the threads have done; whether nothing is under way."""
 
-    def poll(self) -> list[tuple[int, bytes, int, int, int, float]]:
-        """
-        (ticket, a bool for each key, kind of fault, errno, bytes, seconds); they stay until taken.
-        """
+    def poll(self, batch: int) -> list[tuple[int, bytes, int, int, int, float]]:
+        """(ticket, a bool for each key, kind of fault, errno, bytes, seconds)"""
 
-    def take(self, number: int) -> None:
-        """
-        So many reports, counted since the tier was opened, have reached the caller.
-        """
+    def begin_poll(self, arrived: Sequence[int]) -> int:
+        """The number of a batch; those that have reached the caller are dropped."""
 
-    def taken(self) -> int: ...
+    def put_back(self, batch: int) -> None:
+        """Its reports are to be polled again."""
+
     def alerts(self) -> tuple[bool, bool, bool]:
         """
         Whether the disk does not answer, is full, and has had blocks that were not what was stored.
         """
+
+    def idle_fileno(self) -> int:
+        """Readable while nothing is under way, as of the last call that looked."""
 
     def fileno(self) -> int: ...
     def statistics(self) -> dict[str, Any]: ...

@@ -366,6 +366,7 @@ def system_fault(number: int, what: str) -> SystemFault:
     """The error for a system call that failed with errno `number`; `what` says what it was for."""
     hint = _FAULT_HINTS.get(number) if number != errno.ENOENT else _missing_place(what)
     if hint is not None and "/dev/shm" not in what:
+        hint = hint.replace("`df -i /dev/shm`", "`df` and `df -i`")
         hint = hint.replace("/dev/shm", "that file system")  # `directory=` of a region
     return _FAULTS.get(number, SystemFault)(number, f"{what}; {hint}" if hint else what)
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import random
+import select
 import shutil
 import struct
 import time
@@ -18,10 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane.tiers import DiskTier
+from memlane import Unsupported
+from memlane.tiers import DiskTier, disk
 from memlane.tiers.conformance import content, key, wait_for
 from tests.fault.test_failing_calls import calls, preloaded
-from tests.support import PATIENCE, Fault, Link, is_sanitized, start
+from tests.support import PATIENCE, Fault, Link, is_sanitized, start, until
 from tests.support.disk_tiers import check_all
 from tests.support.disk_tiers import tier_on as any_tier_on
 
@@ -215,3 +217,75 @@ def stalled_leader(_link: Link, folder: Path) -> None:
 
 def test_a_call_that_waits_for_another_has_a_deadline(tmp_path: Path) -> None:
     start(stalled_leader, tmp_path / "kv", method="spawn", command=preloaded()).result()
+
+
+def forgotten_while_it_waits(link: Link, folder: Path) -> None:
+    """Role: the only thread hangs; blocks are evicted for a store that it has not begun."""
+    rows = np.zeros((8, ROW), np.uint8)
+    disk._THREADS = 1
+    with tier_on(folder, rows, capacity=3) as tier:
+        for number in range(3):
+            assert store(tier, rows, number)
+        with calls().failing(Fault("stall", 1, "pwrite", STALL))("stall"):
+            tier.store([key(9)], [1])
+            until(lambda: tier.statistics().queue == 0, "it hangs")
+            tier.store([key(10)], [2])
+            assert tier.has([key(number) for number in range(3)]) == [False, False, True]
+            tier.forget([key(1)])
+            link.tell()
+            time.sleep(PATIENCE)
+
+
+def test_what_was_evicted_for_a_store_that_waits_is_forgotten(tmp_path: Path) -> None:
+    """Its slot has its header still; a kill must not bring it back. Others may come back."""
+    peer = start(forgotten_while_it_waits, tmp_path / "kv", method="spawn", command=preloaded())
+    peer.hear()
+    peer.kill()
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(tmp_path / "kv", rows, capacity=3) as tier:
+        assert tier.has([key(1), key(2)]) == [False, True]
+        check_all(tier, rows, range(11))
+
+
+def forgotten_before_a_poll(link: Link, folder: Path) -> None:
+    """Role: what is forgotten was stored, but nobody has looked."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=3) as tier:
+        tier.store([key(1), key(2)], [1, 2])
+        select.select([tier.fileno()], [], [])
+        tier.forget([key(1)])
+        link.tell()
+        time.sleep(PATIENCE)
+
+
+def test_what_was_stored_before_a_poll_is_forgotten(tmp_path: Path) -> None:
+    peer = start(forgotten_before_a_poll, tmp_path / "kv")
+    peer.hear()
+    peer.kill()
+    with tier_on(tmp_path / "kv", np.zeros((8, ROW), np.uint8), capacity=3) as tier:
+        assert tier.has([key(1), key(2)]) == [False, True]
+
+
+def not_direct(_link: Link, folder: Path) -> None:
+    """Role: a file system without O_DIRECT."""
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=6) as tier:
+        assert store(tier, rows, 1)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    # Of the two files, then of the data again.
+    with (
+        calls().failing(Fault("open", 3, "open", errno.EINVAL))("open"),
+        pytest.raises(Unsupported, match="has no O_DIRECT; leave out `direct`"),
+    ):
+        any_tier_on(folder, rows, capacity=3, direct=True)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    with (
+        calls().failing(Fault("open", 3, "open", errno.EINVAL))("open"),
+        any_tier_on(folder, rows, capacity=6) as tier,
+    ):
+        assert not tier.is_direct
+        check_all(tier, rows, [1])
+
+
+def test_direct_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    start(not_direct, tmp_path / "kv", method="spawn", command=preloaded()).result()

@@ -28,37 +28,50 @@ pytestmark = pytest.mark.soak(seconds=60 + 2 * ROUNDS)
 
 
 def storing(link: Link, folder: Path, seed: int, direct: bool) -> None:
-    """Role: stores, forgets and clears for ever; rows change as soon as they are reported."""
+    """Role: stores, forgets and clears for ever; rows change as soon as they are reported.
+
+    The file `forgotten` has a byte for each block: 1 if it must not be found. What the system is
+    writing just now may be.
+    """
     dice = random.Random(seed)
     rows = np.zeros((16, ROW), np.uint8)
     contents = {number: content(number, ROW) for number in range(KEYS)}
+    forgotten = os.open(folder.parent / "forgotten", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.pwrite(forgotten, bytes(KEYS), 0)
     with tier_on(folder, rows, capacity=BLOCKS, direct=direct, policy="lru") as tier:
         link.tell("stores")
         busy: dict[int, list[int]] = {}
+        written: set[int] = set()  # since the last drain
         free = list(range(16))
         while True:
             numbers = dice.sample(range(KEYS), min(len(free), 4))
             at = [free.pop() for _ in numbers]
             for row, number in zip(at, numbers, strict=True):
                 rows[row] = contents[number]
+                os.pwrite(forgotten, b"\0", number)
             timeout = dice.choice([None, None, 1e-4, 1e-5])
             busy[tier.store([key(number) for number in numbers], at, timeout)] = at
+            written.update(numbers)
             for done in tier.poll():
                 free += busy.pop(done.ticket)
                 rows[free] = 1  # an engine hands them on at once
-            if dice.random() < 0.02:
-                tier.forget([key(dice.randrange(KEYS))])
+            if dice.random() < 0.1:
+                gone = dice.sample(range(KEYS), 5)
+                tier.forget([key(number) for number in gone])
+                for number in set(gone) - written:
+                    os.pwrite(forgotten, b"\1", number)
             if dice.random() < 0.002:
                 tier.clear()
             if not free:
                 tier.drain(PATIENCE)
+                written.clear()
 
 
 def test_a_process_that_stores_is_killed(tmp_path: Path) -> None:
-    """No wrong block, ever; the restart always works, at once; capacity is never exceeded."""
+    """No wrong block, ever, and none that was forgotten; it restarts at once, within capacity."""
     dice = random.Random(5)
     folder = tmp_path / "kv"
-    right = 0
+    right = gone_keys = 0
     for number in range(ROUNDS):
         peer = start(storing, folder, number, bool(number % 2))
         assert peer.hear() == "stores"
@@ -69,12 +82,17 @@ def test_a_process_that_stores_is_killed(tmp_path: Path) -> None:
         with tier_on(folder, rows, capacity=BLOCKS) as tier:
             found = tier.statistics().recovered
             assert found <= BLOCKS
+            has = tier.has([key(number) for number in range(KEYS)])
+            forgotten = (tmp_path / "forgotten").read_bytes()
+            assert not any(there for there, gone in zip(has, forgotten, strict=True) if gone)
+            gone_keys += sum(forgotten)
             loaded = check_all(tier, rows, range(KEYS))
             assert loaded <= found
             right += loaded
         size = sum(file.stat().st_size for file in folder.iterdir())
         assert size <= capacity_of(BLOCKS, ROW)
     assert right > ROUNDS  # most of them, but blocks are also forgotten
+    assert gone_keys > ROUNDS
 
 
 def is_used(folder: Path) -> bool:

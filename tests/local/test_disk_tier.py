@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import logging
+import random
 import select
 import signal
 import threading
+import time
 import traceback
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +210,7 @@ def test_other_namespaces_go_first(folder: Path, rows: Any) -> None:
     ("name", "change", "error", "text"),
     [
         ("0.headers", b"something else", SegmentRefused, "exists and is no disk tier's"),
+        ("0.headers", bytes(64) + b"else", SegmentRefused, "exists and is no disk tier's"),
         ("0.headers", b"MEMLTIER\x09", LayoutMismatch, "has format 9; this memlane reads 1"),
     ],
 )
@@ -387,39 +392,112 @@ def test_a_corrupt_block_stays_forgotten(folder: Path, rows: Any) -> None:
         assert there(tier) == [1, 2, 3, 4]
 
 
+class Interrupted(Exception):
+    """Raised by a signal's handler."""
+
+
+@contextmanager
+def handling(handler: Callable[[], None]) -> Iterator[None]:
+    """SIGALRM calls it."""
+    before = signal.signal(signal.SIGALRM, lambda *_: handler())
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def interrupt() -> None:
+    """A handler."""
+    raise Interrupted
+
+
 def test_a_handler_that_raises_in_poll(tmp_path: Path, rows: Any) -> None:
-    """Loses no report, unless it comes in the last step, between taking them and returning."""
+    """Loses no report, wherever it comes: the descriptor and the next poll have it."""
+    with tier_on(tmp_path, rows, capacity=10) as tier, handling(interrupt):
+        store_all(tier, rows, [0])
+        interrupted = 0
+        for number in range(2000):
+            ticket = tier.load([key(0)], [1])
+            tier.drain(30)
+            done = None
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 60))
+                done = tier.poll()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupted as error:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                frames = traceback.extract_tb(error.__traceback__)
+                interrupted += "poll" in [each.name for each in frames]
+            if done is None:
+                assert select.select([tier.fileno()], [], [], 0)[0]
+                done = tier.poll()
+            assert [each.ticket for each in done] == [ticket]
+        assert interrupted > 10
 
-    class Interrupted(Exception):
-        pass
 
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
+def test_a_handler_that_polls_in_poll(tmp_path: Path, rows: Any) -> None:
+    """Each report arrives once, here or there."""
     with tier_on(tmp_path, rows, capacity=10) as tier:
         store_all(tier, rows, [0])
-        before = signal.signal(signal.SIGALRM, interrupt)
-        interrupted = lost = 0
-        try:
-            for number in range(300):
-                ticket = tier.load([key(0)], [1])
+        inner: list[int] = []
+        with handling(lambda: inner.extend(done.ticket for done in tier.poll())):
+            outer, begun = [], []
+            for number in range(2000):
+                begun.append(tier.load([key(0)], [1]))
                 tier.drain(30)
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 30))
-                    tier.poll()
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                except Interrupted as error:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                    if "poll" in [
-                        frame.name for frame in traceback.extract_tb(error.__traceback__)
-                    ]:
-                        interrupted += 1
-                        again = tier.poll()
-                        lost += ticket not in [done.ticket for done in again]
+                signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number % 60))
+                outer += [done.ticket for done in tier.poll()]
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        assert inner
+        assert sorted(outer + inner) == begun
+
+
+def test_a_log_that_raises(folder: Path, rows: Any) -> None:
+    """The report of the poll that wanted to warn comes with the next one."""
+
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise Interrupted(record.msg)
+
+    log, handler = logging.getLogger("memlane"), Raising()
+    with tier_on(folder, rows, capacity=10) as tier:
+        with open(folder / "0.data", "r+b") as file:
+            file.write(b"other")
+        ticket = tier.load([key(0)], [0])
+        tier.drain(30)
+        log.addHandler(handler)
+        try:
+            with pytest.raises(Interrupted):
+                tier.poll()
         finally:
-            signal.signal(signal.SIGALRM, before)
-        assert interrupted
-        assert lost <= interrupted // 3  # that step is aimed at here; else nearly all are lost
+            log.removeHandler(handler)
+        assert select.select([tier.fileno()], [], [], 0)[0]
+        assert [done.ticket for done in tier.poll()] == [ticket]
+
+
+def test_a_thread_drains_while_another_polls(tmp_path: Path, rows: Any) -> None:
+    """It is woken by the last call's end, whoever has noticed that."""
+    with tier_on(tmp_path, rows, capacity=10) as tier:
+        store_all(tier, rows, [0])
+        is_over = threading.Event()
+
+        def polls() -> None:
+            while not is_over.is_set():
+                select.select([tier.fileno()], [], [], 0.01)
+                tier.poll()
+
+        thread = threading.Thread(target=polls)
+        thread.start()
+        try:
+            for _ in range(500):
+                tier.load([key(0)], [1])
+                began = time.monotonic()
+                assert tier.drain(30)
+                assert time.monotonic() - began < 15
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def test_the_descriptor_is_quiet_when_nothing_is_to_report(tmp_path: Path, rows: Any) -> None:
@@ -436,6 +514,37 @@ def test_the_descriptor_is_quiet_when_nothing_is_to_report(tmp_path: Path, rows:
                 assert tier.poll() == []
             else:
                 pytest.fail("it stays readable")
+
+
+def test_the_descriptor_is_quiet_after_a_deadline(tmp_path: Path, rows: Any) -> None:
+    """However that and a poll cross."""
+    dice = random.Random(3)
+    with tier_on(tmp_path, rows, capacity=10, direct=False) as tier:
+        store_all(tier, rows, [0])
+        for _ in range(2000):
+            tier.load([key(0)], [1], timeout=dice.random() * 1e-4)
+            while not tier.poll():
+                pass
+            assert tier.drain(30)
+            for _ in range(100):
+                if not select.select([tier.fileno()], [], [], 0)[0]:
+                    break
+                assert tier.poll() == []
+            else:
+                pytest.fail("it stays readable")
+
+
+def test_rows_that_change_while_it_is_opened(tmp_path: Path) -> None:
+    """What was checked must be what is used."""
+    rows = np.zeros((2, ROW), np.uint8)
+
+    class Shrinking:
+        def __fspath__(self) -> str:
+            rows.resize((1, ROW), refcheck=False)
+            return str(tmp_path / "kv")
+
+    with pytest.raises(InvalidArgument, match="the rows have changed while the tier was opened"):
+        DiskTier(Shrinking(), rows, "1MiB")
 
 
 def test_a_hold_does_not_keep_a_closed_tier(folder: Path, rows: Any) -> None:

@@ -18,7 +18,7 @@ namespace nb = nanobind;
 #define MEMLANE_ERRORS(X) \
     X(MemlaneError) X(InvalidArgument) X(InvalidType) X(Closed) X(WrongProcess) X(ConcurrentUse) X(RankTaken) X(ViewInUse) \
     X(CorruptMessage) X(LayoutMismatch) X(SegmentMissing) X(SegmentExists) X(SegmentRefused) X(ShmExhausted) \
-    X(TierInUse)
+    X(TierInUse) X(Unsupported)
 
 // Each is installed by the module that defines it.
 #define MEMLANE_FUNCTIONS(X) \

@@ -1,10 +1,13 @@
 // The disk tier, for Python. Row numbers are passed as arrays of int32, as bytes; keys are digests of 24 bytes.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -58,19 +61,26 @@ struct OpenTier {
 
 class DiskObject {
 public:
-    DiskObject(const std::string& folder, const std::string& opener, nb::handle rows, std::uint64_t row_bytes,
-               std::uint64_t slots, const nb::bytes& name_space, bool direct, unsigned threads, bool may_ring,
-               nb::object policy) {
+    DiskObject(const std::string& folder, const std::string& opener, nb::handle rows, std::uint64_t count,
+               std::uint64_t row_bytes, std::uint64_t slots, const nb::bytes& name_space, std::optional<bool> direct,
+               unsigned threads, bool may_ring, nb::object policy) {
+        using Direct = tiers::SlotFile::Direct;
+        const Direct way = !direct ? Direct::if_possible : *direct ? Direct::always : Direct::never;
         tiers::Namespace own;
         std::memcpy(own.data(), name_space.c_str(), own.size());
         HeldBuffer held(rows, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
+        if (held.size() != count * row_bytes) {
+            raise_error(Error::InvalidArgument, nb::str("the rows have changed while the tier was opened"));
+        }
         std::unique_ptr<tiers::SlotFile> file;
         try {
             file = without_gil([&] {
-                return std::make_unique<tiers::SlotFile>(folder, opener, row_bytes, slots, own, direct);
+                return std::make_unique<tiers::SlotFile>(folder, opener, row_bytes, slots, own, way);
             });
         } catch (const tiers::PairInUse& error) {
             raise_error(Error::TierInUse, text_of(error.path), error.pid);
+        } catch (const tiers::NotDirect&) {
+            raise_error(Error::Unsupported, text_of("the file system of " + folder + " has no O_DIRECT; leave out `direct`"));
         }
         const auto found = without_gil([&] { return file->recover(); });
         open_ = std::make_shared<OpenTier>(std::move(held), std::move(file), threads, may_ring, std::move(policy));
@@ -252,10 +262,10 @@ void bind_disk(nb::module_& m) {
 
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&DiskObject::traverse)}, {0, nullptr}};
     nb::class_<DiskObject>(m, "DiskTier", nb::type_slots(slots), "`memlane.tiers.DiskTier` checks its arguments.")
-        .def(nb::init<const std::string&, const std::string&, nb::handle, std::uint64_t, std::uint64_t, const nb::bytes&,
-                      bool, unsigned, bool, nb::object>(),
-             "folder"_a, "opener"_a, "rows"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a, "threads"_a,
-             "may_ring"_a, "policy"_a)
+        .def(nb::init<const std::string&, const std::string&, nb::handle, std::uint64_t, std::uint64_t, std::uint64_t,
+                      const nb::bytes&, std::optional<bool>, unsigned, bool, nb::object>(),
+             "folder"_a, "opener"_a, "rows"_a, "count"_a, "row_bytes"_a, "slots"_a, "name_space"_a, "direct"_a.none(),
+             "threads"_a, "may_ring"_a, "policy"_a)
         .def(
             "show",
             [](const DiskObject& self, const nb::bytes& id, const std::string& name) {
@@ -334,13 +344,11 @@ void bind_disk(nb::module_& m) {
             "wakes"_a, "Takes in what the threads have done; whether nothing is under way.")
         .def(
             "poll",
-            [](const DiskObject& self) {
-                const std::vector<DiskTier::Done> seen = self.call(
-                    [](DiskTier& tier) {
-                        tier.collect();
-                        return tier.done();
-                    },
-                    false);
+            [](const DiskObject& self, std::uint64_t batch) {
+                const std::vector<DiskTier::Done> seen = self.call([&](DiskTier& tier) {
+                    tier.collect();
+                    return tier.hand_out(batch);
+                });
                 using Report = nb::typed<nb::tuple, int, nb::bytes, int, int, int, double>;
                 nb::typed<nb::list, Report> made;
                 for (const DiskTier::Done& done : seen)
@@ -348,14 +356,22 @@ void bind_disk(nb::module_& m) {
                                                done.fault.error, done.bytes, static_cast<double>(done.span) / 1e9));
                 return made;
             },
-            "(ticket, a bool for each key, kind of fault, errno, bytes, seconds); they stay until taken.")
+            "batch"_a, "(ticket, a bool for each key, kind of fault, errno, bytes, seconds)")
         .def(
-            "take",
-            [](const DiskObject& self, std::uint64_t number) {
-                self.call([&](DiskTier& tier) { tier.take(number); });
+            "begin_poll",
+            [](const DiskObject& self, const std::vector<std::uint64_t>& arrived) {
+                return self.call([&](DiskTier& tier) {
+                    for (const std::uint64_t batch : arrived) tier.has_arrived(batch);
+                    return tier.next_batch();
+                });
             },
-            "number"_a, "So many reports, counted since the tier was opened, have reached the caller.")
-        .def("taken", [](const DiskObject& self) { return self.open().tier.taken(); })
+            "arrived"_a, "The number of a batch; those that have reached the caller are dropped.")
+        .def(
+            "put_back",
+            [](const DiskObject& self, std::uint64_t batch) {
+                self.call([&](DiskTier& tier) { tier.put_back(batch); });
+            },
+            "batch"_a, "Its reports are to be polled again.")
         .def(
             "alerts",
             [](const DiskObject& self) {
@@ -365,6 +381,13 @@ void bind_disk(nb::module_& m) {
                 return Alerts(nb::make_tuple(opened.tier.is_stalled(), opened.tier.is_full(), corrupt > 0));
             },
             "Whether the disk does not answer, is full, and has had blocks that were not what was stored.")
+        .def(
+            "idle_fileno",
+            [](const DiskObject& self) {
+                OpenTier& opened = self.open();
+                return opened.io.work().idle_descriptor(opened.tier.is_idle());
+            },
+            "Readable while nothing is under way, as of the last call that looked.")
         .def("fileno", [](const DiskObject& self) { return self.open().io.work().descriptor(); })
         .def("statistics", [](const DiskObject& self) { return statistics_of(self.open()); })
         .def("close", &DiskObject::close, "Whether nothing was under way.");

@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import select
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,7 +24,6 @@ from memlane.errors import (
     InvalidArgument,
     InvalidType,
     TimedOut,
-    Unsupported,
     WrongProcess,
     system_fault,
 )
@@ -69,7 +67,7 @@ class DiskStatistics:
     Attributes:
         capacity, used: bytes of slots, now.
         slots: how many blocks fit.
-        blocks: that are stored, or being stored, now.
+        blocks: in slots now: stored, being stored, or forgotten and still held.
         recovered: blocks that an earlier life had left.
         stored, loaded: blocks.
         missed: loads of keys that were not there.
@@ -117,10 +115,11 @@ class DiskTier:
     correctness; the end of the process costs only the blocks under way. The files encode what
     prompts were about; they are readable by their user only, and encrypted only by the file system.
 
-    One process has the files at a time. Its threads take turns. Timeouts are in seconds. A block
-    costs two system calls each way, on a thread of the tier's; a slot 85 bytes of memory, with the
-    policy `tuned` up to 260. With `engine` "io_uring" 32 blocks are under way at a time, through up
-    to 64 MiB of memory of the tier's, or that of two rows if they are larger.
+    One process has the files at a time. Its threads take turns, but with a policy of your own a
+    call beside another is refused (`ConcurrentUse`). Timeouts are in seconds. A block costs two
+    system calls each way, on a thread of the tier's; a slot 85 bytes of memory, with the policy
+    `tuned` up to 260. With `engine` "io_uring" 32 blocks are under way at a time, through up to
+    64 MiB of memory of the tier's, or that of two rows if they are larger.
     """
 
     def __init__(
@@ -155,6 +154,7 @@ class DiskTier:
             SegmentRefused: there are other files of that name, or another user's.
             LayoutMismatch: they are of another format version.
             Unsupported: `direct` is True, and the file system cannot.
+            OutOfMemory: the disk has no space for a row.
             SystemFault: the system refuses something.
         """
         held = Rows(rows)
@@ -185,20 +185,19 @@ class DiskTier:
         own = hashlib.sha256(namespace).digest()[:16]
         self._seed = hashlib.sha256(own)
         self._rows = held
-        wants_direct = held.nbytes % _PAGE == 0 if direct is None else direct
+        if direct is None and held.nbytes % _PAGE:
+            direct = False
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         except OSError as error:
             raise system_fault(error.errno or 0, f"cannot make the folder {folder}") from None
         self._native = _native.DiskTier(
-            folder, opener, rows, held.nbytes, slots, own, wants_direct, _THREADS, _MAY_RING, policy
+            *(folder, opener, rows, held.count, held.nbytes, slots, own),
+            *(direct, _THREADS, _MAY_RING, policy),
         )
         self._facts = self._native.facts()
-        if direct and not self._facts["is_direct"]:
-            self._native.close()
-            raise Unsupported(f"the file system of {folder} has no O_DIRECT; leave out `direct`")
         show(self._native)
-        self._polling = threading.RLock()
+        self._arrived: dict[int, None] = {}  # batches of reports that callers have
         self._is_warned = [False, False, False]
         self._warn_of(folder, self._facts)
 
@@ -261,7 +260,8 @@ class DiskTier:
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Nobody finds these keys any more, also after a restart; what is being stored under them
-        will not be there either. But nothing is flushed: after a power cut they may be back.
+        will not be there either. But nothing is flushed: after a power cut they may be back, and
+        after a kill those that the system was writing at that moment.
 
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `has`.
@@ -335,17 +335,22 @@ class DiskTier:
         Raises:
             Closed, WrongProcess: as `has`.
         """
-        with self._polling:  # a signal's handler that raises in here loses no report
-            taken = self._native.taken()
+        arrived, self._arrived = self._arrived, {}
+        batch = self._native.begin_poll([*arrived])
+        try:
             done = [
                 Done(
                     Ticket(number), np.frombuffer(ok, np.bool_), _why(kind, error), nbytes, seconds
                 )
-                for number, ok, kind, error, nbytes, seconds in self._native.poll()
+                for number, ok, kind, error, nbytes, seconds in self._native.poll(batch)
             ]
             self._warn_of_trouble()
-            self._native.take(taken + len(done))
+            # A signal's handler runs, and may raise, after a call only: from here on there is none.
+            self._arrived[batch] = None
             return done
+        except BaseException:
+            self._native.put_back(batch)
+            raise
 
     def fileno(self) -> int:
         """A descriptor that is readable while `poll` has something to report, for select, epoll and
@@ -362,9 +367,9 @@ class DiskTier:
         """A line when it begins."""
         now = self._native.alerts()
         for at, (text, is_so) in enumerate(zip(_TROUBLE, now, strict=True)):
-            if is_so and not self._is_warned[at]:
+            was_so, self._is_warned[at] = self._is_warned[at], is_so  # before: a handler may raise
+            if is_so and not was_so:
                 warn(text)
-            self._is_warned[at] = is_so
 
     @property
     def used(self) -> int:
@@ -439,6 +444,7 @@ class DiskTier:
         deadline = Deadline(self._timeout if timeout is None else timeout)
         ready = select.poll()
         ready.register(self.fileno(), select.POLLIN)
+        ready.register(self._native.idle_fileno(), select.POLLIN)  # another thread may poll
         try:
             # A report that nobody takes would make the descriptor readable all the time.
             while not self._native.collect(wakes=False):

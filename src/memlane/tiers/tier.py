@@ -56,7 +56,8 @@ class Tier(Protocol):
 
     Every tier promises: a submitted block is reported exactly once, at its deadline at the latest;
     a load that fails, or finds other bytes than were stored, is a miss of that key alone; a key
-    that is stored already is not stored again. `memlane.tiers.conformance` tests that.
+    that is stored already is not stored again. `memlane.tiers.conformance` tests what can be seen
+    from outside: not what a medium that hangs, or changes bytes, does to it.
 
     Calls take keys, each 1 to 255 bytes, and row numbers in the same order, all different; else
     they raise `InvalidType` or `InvalidArgument`, and have done nothing. After `close` they raise
@@ -102,7 +103,8 @@ class Tier(Protocol):
         ...
 
     def poll(self) -> list[Done]:
-        """What is done since the last call. Does not wait. Raises what all calls raise."""
+        """What is done, or too late, by now, and was not polled before. Does not wait. Raises what
+        all calls raise."""
         ...
 
     def fileno(self) -> int:
