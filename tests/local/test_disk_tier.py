@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import random
 import select
 import signal
 import threading
@@ -508,24 +507,6 @@ def test_the_descriptor_is_quiet_when_nothing_is_to_report(tmp_path: Path, rows:
             tier.load([key(0)], [1])
             while not tier.poll():
                 pass
-            for _ in range(100):
-                if not select.select([tier.fileno()], [], [], 0)[0]:
-                    break
-                assert tier.poll() == []
-            else:
-                pytest.fail("it stays readable")
-
-
-def test_the_descriptor_is_quiet_after_a_deadline(tmp_path: Path, rows: Any) -> None:
-    """However that and a poll cross."""
-    dice = random.Random(3)
-    with tier_on(tmp_path, rows, capacity=10, direct=False) as tier:
-        store_all(tier, rows, [0])
-        for _ in range(2000):
-            tier.load([key(0)], [1], timeout=dice.random() * 1e-4)
-            while not tier.poll():
-                pass
-            assert tier.drain(30)
             for _ in range(100):
                 if not select.select([tier.fileno()], [], [], 0)[0]:
                     break
