@@ -27,6 +27,7 @@ namespace memlane::tiers {
 
 struct DiskCounts {
     std::uint64_t recovered = 0, stored = 0, loaded = 0, missed = 0, declined = 0;
+    std::uint64_t stalled = 0, full = 0;  // looks that found it so; calls for which the disk had no space
 };
 
 class DiskTier {
@@ -154,6 +155,7 @@ public:
             if (jobs_.empty()) io_.work().note_idle(true);
         }
         if (!following_.empty()) expire_followers(os::monotonic_now());
+        if (is_stalled()) ++counts_.stalled;
     }
     bool has_done() const noexcept { return !done_.empty(); }
 
@@ -178,8 +180,6 @@ public:
         return os::monotonic_now() - longest->second > kStall;
     }
     const DiskCounts& counts() const noexcept { return counts_; }
-    // Of the disk: no space was left for the last store.
-    bool is_full() const noexcept { return is_full_; }
 
 private:
     static constexpr os::Nanoseconds kStall = os::kSecond;
@@ -291,7 +291,8 @@ private:
         job->span = event.span;
         job->is_decided = true;
         if (job->is_store) {
-            is_full_ = job->fault.kind == Fault::Kind::system && (job->fault.error == ENOSPC || job->fault.error == EDQUOT);
+            const auto no_space = [](const Fault& each) { return each.error == ENOSPC || each.error == EDQUOT; };
+            if (std::ranges::any_of(event.faults, no_space)) ++counts_.full;
             pool_.commit(decided, {good.get(), decided.size()});
             if (has_forgotten_) take_back(*job);
             for (const Digest& digest : job->digests) {
@@ -421,7 +422,6 @@ private:
     DiskCounts counts_;
     Ticket last_ = 0;
     bool has_forgotten_ = false;  // ever
-    bool is_full_ = false;
 };
 
 }  // namespace memlane::tiers

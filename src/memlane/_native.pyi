@@ -854,9 +854,9 @@ class DiskTier:
     def put_back(self, batch: int) -> None:
         """Its reports are to be polled again."""
 
-    def alerts(self) -> tuple[bool, bool, bool]:
+    def alerts(self) -> tuple[int, int, int]:
         """
-        Whether the disk does not answer, is full, and has had blocks that were not what was stored.
+        Looks that found it stalled, calls without space, blocks that were not what was stored.
         """
 
     def idle_fileno(self) -> int:

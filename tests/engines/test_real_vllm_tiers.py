@@ -47,7 +47,7 @@ class Engine:
     """A vLLM in processes of its own, that answers and then waits."""
 
     def __init__(self, place: Path, release: str, rounds: int, options: dict[str, Any]) -> None:
-        self._told = rounds + 1  # the metrics, too
+        self._rounds, self._begun = rounds, 1
         self._output = place / f"output-{time.monotonic_ns()}"
         self._others = in_memory()
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "MEMLANE_"))}
@@ -68,8 +68,12 @@ class Engine:
         return self._output.read_text()
 
     def answers(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Of each round, and the metrics; or the first ones."""
-        count = count or self._told
+        """Of each round, which begins when it is asked for, and the metrics; or the first ones."""
+        count = count or self._rounds + 1
+        while self._begun < min(count, self._rounds):
+            self._begun += 1
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
         end = time.monotonic() + SECONDS
         while time.monotonic() < end and self._process.poll() is None:
             told = [line for line in self.output.splitlines(True) if line.startswith("@@")]
@@ -187,3 +191,87 @@ def test_blocks_that_changed_on_disk(place: Path) -> None:
         assert second.output.count("blocks that are not what was stored") == 1
     assert [each["tokens"] for each in rounds] == [expected, expected]
     assert last["metrics"]["vllm:memlane_disk_tier_corrupt"] > 0
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 40 MiB, of the test's own."""
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts a file system")
+    image, mounted = tmp_path / "image", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(40 << 20)
+    mounted.mkdir()
+    run("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image)
+    run("mount", "-o", "loop", image, mounted)
+    try:
+        yield mounted
+    finally:
+        run("umount", mounted)
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(command, check=True)
+
+
+def test_a_disk_without_space(place: Path, disk: Path) -> None:
+    """Starts with the space that there is, and says so once. Later it loses even that: the engine
+    goes on, also with one line, and stores again when there is space."""
+    expected = tokens(place, 1)
+    with (disk / "other").open("wb") as other:
+        os.posix_fallocate(other.fileno(), 0, 24 << 20)
+    with engine(place, "0.32", 3, tier=on(disk / "kv", policy="lru")) as running:
+        before = running.answers(1)
+        assert running.output.count("has space for") == 1
+        data = disk / "kv/0.data"
+        run(
+            "fallocate", "--punch-hole", "--offset", "0", "--length", f"{data.stat().st_size}", data
+        )
+        run("sh", "-c", f"cat /dev/zero > {disk}/all 2>/dev/null || true")
+        full = running.answers(2)[1]
+        (disk / "all").unlink()
+        *rounds, last = running.answers()
+        assert running.output.count("its disk is full") == 1
+    assert rounds[:2] == [*before, full]
+    assert [each["tokens"] for each in rounds] == [expected] * 3
+    assert last["metrics"]["vllm:memlane_disk_tier_errors"] > 0
+    stored = last["metrics"]["vllm:memlane_disk_tier_stored"]
+    assert stored > last["metrics"]["vllm:memlane_disk_tier_capacity"] / ROW  # round 3, too
+
+
+def test_a_disk_that_does_not_answer(place: Path, disk: Path) -> None:
+    """Blocks are misses until it does; the engine goes on, with one line."""
+    expected = tokens(place, 1)
+    few = on(disk / "kv", policy="lru", capacity=60 * (ROW + 64) + 8192, timeout=0.5)
+    with engine(place, "0.32", 3, tier=few) as running:
+        running.answers(1)
+        run("fsfreeze", "--freeze", disk)  # every write hangs
+        try:
+            began = time.monotonic()
+            running.answers(2)
+            assert time.monotonic() - began < 60
+        finally:
+            run("fsfreeze", "--unfreeze", disk)
+        *rounds, last = running.answers()
+        assert running.output.count("a disk tier does not answer") == 1
+    assert [each["tokens"] for each in rounds] == [expected] * 3
+    assert last["metrics"]["vllm:memlane_disk_tier_expired"] > 0
+    assert last["metrics"]["vllm:memlane_disk_tier_stalled"] == 0
+
+
+@RELEASES
+def test_data_parallel_replicas_side_by_side(place: Path, release: str) -> None:
+    """Each has a pair of files of its own, and finds its blocks after a restart."""
+    expected, folder = tokens(place, 1), place / f"replicas-{release}"
+    with engine(place, release, 2, data_parallel_size=2, tier=on(folder)) as first:
+        *rounds, last = first.answers()
+    assert [each["tokens"] for each in rounds] == [expected * 2] * 2
+    assert rounds[0]["cached"] == [0] * 2 * PROMPTS
+    assert min(rounds[1]["cached"]) > 0
+    assert last["metrics"]["vllm:memlane_disk_tier_stored"] == 2 * BLOCKS
+    names = {file.name for file in folder.iterdir()}
+    assert names == {"0.data", "0.headers", "1.data", "1.headers"}
+    with engine(place, release, data_parallel_size=2, tier=on(folder)) as second:
+        (again,) = second.answers(1)
+    assert again["tokens"] == expected * 2
+    assert min(again["cached"]) > 0

@@ -1,13 +1,15 @@
 """A real vLLM with or without tiers, run in its environment: `tiered_vllm.py MODEL ROUNDS OPTIONS`.
 
 MODEL is a folder with a `config.json`; it gets weights if it has none. OPTIONS is JSON:
-`tensor_parallel_size`, `tier` (the configuration of the disk tier, or null), `policy` (of the
-primary tier). Prints `@@` and JSON: the tokens of each round, and how many of each prompt's tokens
-were cached. Then it waits for a line on standard input, and ends as vLLM does.
+`tensor_parallel_size`, `data_parallel_size` (each replica gets every prompt), `tier` (the
+configuration of the disk tier, or null), `policy` (of the primary tier). Prints `@@` and JSON: the
+tokens of each round, and how many of each prompt's tokens were cached; at last the tier's metrics.
+It waits for a line on standard input between rounds and at the end, and ends as vLLM does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -73,53 +75,72 @@ def main() -> None:
     model, rounds, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     if not (Path(model) / "model.safetensors").exists():
         add_weights(Path(model))
-    from vllm import LLM, SamplingParams
-
-    workers = options.get("tensor_parallel_size", 1)
     layers, heads, size = 4, 4, 64
     bytes_per_block = 2 * layers * heads * size * 4 * 32
-    more: dict[str, Any] = {}
+    arguments: dict[str, Any] = {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "max_model_len": 1024,
+        "enforce_eager": True,
+        "dtype": "float32",
+        "seed": 1,
+        "tensor_parallel_size": options.get("tensor_parallel_size", 1),
+        "data_parallel_size": options.get("data_parallel_size", 1),
+        "distributed_executor_backend": "mp",
+        "disable_log_stats": False,
+        "enable_prefix_caching": True,
+        "block_size": 32,
+        "num_gpu_blocks_override": BLOCKS,
+        "max_num_seqs": 1,
+    }
     if options.get("tier") is not None:
-        more["kv_transfer_config"] = connector(options, bytes_per_block)
-    engine = LLM(
-        model=model,
-        skip_tokenizer_init=True,
-        max_model_len=1024,
-        enforce_eager=True,
-        dtype="float32",
-        seed=1,
-        tensor_parallel_size=workers,
-        distributed_executor_backend="mp",
-        disable_log_stats=False,
-        enable_prefix_caching=True,
-        block_size=32,
-        num_gpu_blocks_override=BLOCKS,
-        max_num_seqs=1,
-        **more,
+        arguments["kv_transfer_config"] = connector(options, bytes_per_block)
+    asyncio.run(answer(arguments, rounds))
+
+
+async def answer(arguments: dict[str, Any], rounds: int) -> None:
+    """As `vllm serve` makes its engine."""
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics.reader import get_metrics_snapshot
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    sampling = SamplingParams(
+        max_tokens=8, temperature=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
     )
-    sampling = SamplingParams(max_tokens=8, temperature=0, detokenize=False)
     # They end alike: that their tokens differ is due to the cache.
     tail = list(range(3, 3 + TAIL))
     prompts = [
         [(7 * at + 13 * number) % 2000 + 3 for at in range(TOKENS - TAIL)] + tail
         for number in range(PROMPTS)
     ]
-    for _ in range(rounds):
+    for number in range(rounds):
+        if number > 0:
+            sys.stdin.readline()
         # One at a time: of those that wait together, vLLM promotes as many as fit in memory.
         outputs = [
-            engine.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0]
-            for prompt in prompts
+            output
+            for replica in range(arguments["data_parallel_size"])
+            for at, prompt in enumerate(prompts)
+            async for output in engine.generate(
+                {"prompt_token_ids": prompt},
+                sampling,
+                f"{number}-{replica}-{at}",
+                data_parallel_rank=replica,
+            )
         ]
         tell(
             tokens=[list(each.outputs[0].token_ids) for each in outputs],
             cached=[each.num_cached_tokens for each in outputs],
         )
-    figures = [
-        (metric.name, getattr(metric, "value", None))
-        for metric in engine.get_metrics()
-        if "memlane" in metric.name
-    ]
-    tell(metrics=dict(figures))
+    await engine.do_log_stats()
+    figures: dict[str, float] = {}
+    for metric in get_metrics_snapshot():
+        if "memlane" in metric.name:  # of each replica
+            figures[metric.name] = figures.get(metric.name, 0) + metric.value
+    tell(metrics=figures)
     sys.stdin.readline()
 
 

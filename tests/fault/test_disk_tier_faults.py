@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import random
 import select
@@ -136,6 +137,27 @@ def full_later(_link: Link, folder: Path) -> None:
 def test_a_disk_that_fills_up_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Stores are declined, with one line; loads go on, and stores when there is space again."""
     start(full_later, tmp_path / "kv", method="spawn", command=preloaded()).result()
+
+
+def full_now_and_then(_link: Link, folder: Path) -> list[str]:
+    """Role: every other store finds no space; returns what was logged."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("memlane").addHandler(handler)
+    rows = np.zeros((8, ROW), np.uint8)
+    with tier_on(folder, rows, capacity=20) as tier:
+        for number in range(5):
+            with calls().failing(Fault("store", 2, "pwrite", errno.ENOSPC))("store"):
+                assert not store(tier, rows, number)
+            assert store(tier, rows, number)
+    return said
+
+
+def test_trouble_is_said_once(tmp_path: Path) -> None:
+    """Not each time that it begins."""
+    said = start(full_now_and_then, tmp_path / "kv", method="spawn", command=preloaded()).result()
+    assert said == ["a disk tier cannot store: its disk is full"]
 
 
 def failing_reads(_link: Link, folder: Path) -> None:

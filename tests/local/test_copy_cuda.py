@@ -120,6 +120,8 @@ def test_rows_too_far_apart_for_a_two_dimensional_copy(newest: Path) -> None:
 
 def test_no_runtime(newest: Path) -> None:
     """None is loaded here, and none gets loaded."""
+    if "/libcudart" in Path("/proc/self/maps").read_text():
+        pytest.skip("torch has loaded CUDA's runtime")
     assert _runtime.loaded_runtime() is None
     with pytest.raises(OSError, match="dlopen"):
         _runtime.Runtime(str(newest))

@@ -1,6 +1,7 @@
 """A fake CUDA runtime (`cudart.cpp`), because machines that run the tests may have no GPU.
 
-A scene runs in a process that has loaded it under the real library's name, as torch would.
+A scene runs in a process that has loaded it under the real library's name, as torch would. A torch
+for GPUs has loaded the real one, too, which is hidden there.
 """
 
 import ctypes
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from memlane.offload import _runtime
 from tests.support import Link, start
 
 STREAM = 0x5EED0
@@ -44,6 +46,14 @@ def with_runtime(library: Path, scene: Callable[[Any], None]) -> None:
 
     def role(_link: Link) -> None:
         fake = ctypes.CDLL(str(library))
+        use = _runtime.Runtime.__init__
+
+        def use_fake(self: _runtime.Runtime, path: str) -> None:
+            if path != str(library):
+                raise OSError(f"{path} is not {library}")
+            use(self, path)
+
+        _runtime.Runtime.__init__ = use_fake  # type: ignore[method-assign]
         fake.bytes_registered.restype = ctypes.c_size_t
         fake.be_gpu.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
         scene(fake)

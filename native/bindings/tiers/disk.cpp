@@ -377,10 +377,10 @@ void bind_disk(nb::module_& m) {
             [](const DiskObject& self) {
                 OpenTier& opened = self.open();
                 const auto corrupt = opened.io.work().statistics().loads.corrupt;
-                using Alerts = nb::typed<nb::tuple, bool, bool, bool>;
-                return Alerts(nb::make_tuple(opened.tier.is_stalled(), opened.tier.is_full(), corrupt > 0));
+                using Alerts = nb::typed<nb::tuple, int, int, int>;
+                return Alerts(nb::make_tuple(opened.tier.counts().stalled, opened.tier.counts().full, corrupt));
             },
-            "Whether the disk does not answer, is full, and has had blocks that were not what was stored.")
+            "Looks that found it stalled, calls without space, blocks that were not what was stored.")
         .def(
             "idle_fileno",
             [](const DiskObject& self) {

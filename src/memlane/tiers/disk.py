@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import select
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -34,6 +35,7 @@ _MOST_SLOTS = (1 << 31) - 1
 _MOST_ROW_BYTES = 1 << 30  # one call of the system moves just less than 2 GiB
 _PAGE = 4096
 _THREADS = 8
+_QUIET = 60.0  # seconds
 _MAY_RING = True  # whether io_uring is tried; tests do without
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -198,7 +200,7 @@ class DiskTier:
         self._facts = self._native.facts()
         show(self._native)
         self._arrived: dict[int, None] = {}  # batches of reports that callers have
-        self._is_warned = [False, False, False]
+        self._trouble = [(0, 0.0)] * len(_TROUBLE)  # how often, and until when it is not said again
         self._warn_of(folder, self._facts)
 
     def _warn_of(self, folder: str, facts: dict[str, Any]) -> None:
@@ -364,11 +366,14 @@ class DiskTier:
     # Facts -----------------------------------------------------------------------------------
 
     def _warn_of_trouble(self) -> None:
-        """A line when it begins."""
-        now = self._native.alerts()
-        for at, (text, is_so) in enumerate(zip(_TROUBLE, now, strict=True)):
-            was_so, self._is_warned[at] = self._is_warned[at], is_so  # before: a handler may raise
-            if is_so and not was_so:
+        """A line when it begins, or begins again after a minute without."""
+        now = time.monotonic()
+        for at, (text, count) in enumerate(zip(_TROUBLE, self._native.alerts(), strict=True)):
+            known, until = self._trouble[at]
+            if count == known:
+                continue
+            self._trouble[at] = (count, now + _QUIET)  # first, because a handler may raise
+            if now >= until:
                 warn(text)
 
     @property
