@@ -130,7 +130,7 @@ fuzz-test: fuzz
 lint: $(VENV)/.tools
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(PY) -m mypy src tests/support examples benchmarks verification release
+	$(PY) -m mypy src tests/support tests/typing examples benchmarks verification release
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/lint-imports --config tests/house/protocol.importlinter
 

@@ -31,13 +31,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CIBUILDWHEEL: dict[str, Any] = PROJECT["tool"]["cibuildwheel"]
 
 _PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-_TYPED = """
-import memlane
-
-def send(queue: memlane.MessageQueue, item: object) -> memlane.Handle:
-    queue.enqueue(item, timeout=1.0)
-    return queue.export_handle()
-"""
+_TYPED = ROOT / "tests/typing/queues.py"
 _MISTYPED = """
 import memlane
 
@@ -156,7 +150,7 @@ def check_types(tools: Environment, stranger: Environment) -> None:
     """mypy and pyright know the types of the installed package: they refuse what is wrong alone."""
     folder = WORK / "types"
     folder.mkdir(exist_ok=True)
-    (folder / "typed.py").write_text(_TYPED)
+    (folder / "typed.py").write_text(_TYPED.read_text())
     (folder / "mistyped.py").write_text(_MISTYPED)
     mypy = (tools.program("mypy"), "--strict", "--python-executable", stranger.python)
     pyright = (tools.program("pyright"), "--pythonpath", stranger.python)

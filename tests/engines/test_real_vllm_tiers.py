@@ -51,12 +51,14 @@ class Engine:
         self._output = place / f"output-{time.monotonic_ns()}"
         self._others = in_memory()
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "MEMLANE_"))}
-        paths = {"PYTHONPATH": str(environment._mixed_033())} if release == "0.33" else {}
+        more = {"PYTHONPATH": str(environment._mixed_033())} if release == "0.33" else {}
+        if options.get("data_parallel_size", 1) > 1:  # 0.33 wants a NUMA node for each replica
+            more["VLLM_CPU_SIM_MULTI_NUMA"] = "1"
         command = [environment.PYTHON, SCRIPT, place / "model", str(rounds), json.dumps(options)]
         with self._output.open("w") as output:
             self._process = subprocess.Popen(
                 command,
-                env={**clean, **environment.VARIABLES, **paths, "TMPDIR": str(place)},
+                env={**clean, **environment.VARIABLES, **more, "TMPDIR": str(place)},
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

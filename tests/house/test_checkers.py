@@ -21,6 +21,7 @@ CHECKERS = {
         "benchmarks",
         "verification",
         "tests/support",
+        "tests/typing",
         "release",
     ],
     "import-linter": [BIN / "lint-imports"],

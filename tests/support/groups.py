@@ -101,7 +101,7 @@ def queues_over(
     groups: list[Any], writer_rank: int = 0, *, timeout: float | None = PATIENCE, **options: Any
 ) -> Iterator[list[Any]]:
     """A queue over the groups: the ends of all ranks, closed afterwards."""
-    queues = on_ranks(
+    queues: list[Any] = on_ranks(
         MessageQueue.create_from_process_group,
         groups,
         *SMALL,

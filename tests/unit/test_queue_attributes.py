@@ -1,5 +1,7 @@
 """MessageQueue: its documented attributes, on every kind of end."""
 
+import pytest
+
 from memlane import MessageQueue, ShmRingBuffer
 from tests.support.queues import queue_of, ring_in
 
@@ -47,6 +49,37 @@ def test_counts_on_readers() -> None:
         for reader in readers:
             assert getattr(reader, "n_local_reader", 2) == 2
             assert getattr(reader, "n_remote_reader", 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("get", "dequeue()"),
+        ("get_nowait", "dequeue(timeout=0)"),
+        ("put", "enqueue()"),
+        ("put_nowait", "enqueue(obj, timeout=0)"),
+        ("qsize", "statistics()"),
+        ("empty", "dequeue(timeout=0)"),
+        ("task_done", None),
+    ],
+)
+def test_habits_of_other_queues(name: str, instead: str | None) -> None:
+    """They are no attributes; the error names the call to use, if there is one."""
+    with queue_of(1) as (writer, _):
+        assert not hasattr(writer, name)
+        with pytest.raises(AttributeError) as refused:
+            getattr(writer, name)
+    text = f"'MessageQueue' object has no attribute '{name}'"
+    assert str(refused.value).startswith(text if instead is None else f"{text}; use {instead}")
+
+
+def test_a_queue_of_a_type_is_a_queue() -> None:
+    """`MessageQueue[Step]` is for checkers; nothing changes when the program runs."""
+    with MessageQueue[int](1, 1) as writer:
+        assert type(writer) is MessageQueue
+        with MessageQueue[int].create_from_handle(writer.export_handle(), 0) as reader:
+            writer.enqueue("no number")  # type: ignore[arg-type]
+            assert reader.dequeue(timeout=10) == "no number"
 
 
 def test_current_idx_goes_round() -> None:

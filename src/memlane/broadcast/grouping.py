@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from memlane._base.arguments import integer_from, segment_name
 from memlane._base.diagnosis import warn
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memlane.groups.collectives import Collectives
 
 DEFAULT_TIMEOUT = 300.0
+Queue = TypeVar("Queue", bound="MessageQueue[Any]")
 
 
 def in_the_same_node_as(
@@ -46,38 +47,17 @@ def in_the_same_node_as(
         return _same_node(group, _checked_rank("source_rank", source_rank, group))
 
 
-def create_from_process_group(
-    cls: type[MessageQueue],
-    /,
+def queue_over_group(
+    cls: type[Queue],
     pg: Any,
     max_chunk_bytes: int,
     max_chunks: int,
-    writer_rank: int = 0,
-    *,
-    timeout: float | None = DEFAULT_TIMEOUT,
-    relay: bool = True,
-    **options: Any,
-) -> MessageQueue:
-    """Builds a queue over a group: the writer's end on `writer_rank`, a reader's on all others.
-
-    All ranks must call it with the same arguments; it returns when the queue is ready on all ranks.
-    Readers that see the writer's /dev/shm attach to its memory, the others over TCP. With `relay`,
-    only the first reader on each remote host gets a stream, and relays it through shared memory.
-
-    Args:
-        pg: as for `in_the_same_node_as`.
-        max_chunk_bytes, max_chunks: bytes of a chunk and number of chunks, as for `MessageQueue`,
-            like all `options`.
-        writer_rank: a position in the group; readers' ranks are positions, too.
-        timeout: seconds for the whole call.
-        relay: as for `MessageQueue`, but True by default.
-
-    Raises:
-        RankMissing: the ranks that it names did not call in time.
-        GroupFailed: another rank failed, or the group itself. This rank's own error is raised
-            unchanged. Nothing is left behind on any rank.
-        InvalidArgument: there is no such rank.
-    """
+    writer_rank: int,
+    timeout: float | None,
+    relay: bool,
+    options: dict[str, Any],
+) -> Queue:
+    """`MessageQueue.create_from_process_group`."""
     from memlane.groups import collectives_of
 
     with collectives_of(pg, timeout) as group, ExitStack() as failing:
@@ -89,9 +69,9 @@ def create_from_process_group(
         local = [rank for rank in readers if is_local[rank]]
         remote = [rank for rank in readers if not is_local[rank]]
         alone = _alone(group, remote) if relay and len(remote) > 1 else []
-        ends: list[MessageQueue] = []
+        ends: list[Queue] = []
 
-        def keep(queue: MessageQueue) -> None:
+        def keep(queue: Queue) -> None:
             failing.callback(queue.close)
             ends.append(queue)
 

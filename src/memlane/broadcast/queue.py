@@ -6,14 +6,14 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._base.deadline import seconds_of
 from memlane._base.lifetime import Owned
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
-from memlane.broadcast.grouping import create_from_process_group
+from memlane.broadcast.grouping import DEFAULT_TIMEOUT, queue_over_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
 from memlane.broadcast.local import (
     LocalReader,
@@ -31,14 +31,37 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import zmq
+    from typing_extensions import (
+        TypeVar,
+    )  # a checker has its own; typing's knows defaults from 3.13
 
     from memlane._native import RingGeometry
     from memlane.broadcast.local import End, ReaderEnd, WriterEnd
     from memlane.broadcast.statistics import QueueStatistics
 
 
-class MessageQueue(Owned):
+if TYPE_CHECKING:
+    M = TypeVar("M", default=Any)
+else:
+    from typing import TypeVar
+
+    M = TypeVar("M")
+
+_HABITS = {
+    "get": "dequeue()",
+    "get_nowait": "dequeue(timeout=0), which raises TimedOut if there is no message",
+    "put": "enqueue()",
+    "put_nowait": "enqueue(obj, timeout=0), which raises TimedOut if the queue is full",
+    "qsize": "statistics(), whose `readers` say how many messages each is `behind`",
+    "empty": "dequeue(timeout=0), which raises TimedOut if there is no message",
+}
+
+
+class MessageQueue(Owned, Generic[M]):
     """The writer's end of a queue, or a reader's (`create_from_handle`).
+
+    For type checkers `MessageQueue[Step]` is a queue of messages of type `Step`. Nothing checks
+    them when the program runs.
 
     Args:
         n_reader: number of readers. With 0, `enqueue` returns at once and discards the object.
@@ -164,7 +187,41 @@ class MessageQueue(Owned):
         queue._setup(handle, end.geometry, None, end)
         return queue
 
-    create_from_process_group = classmethod(create_from_process_group)
+    @classmethod
+    def create_from_process_group(
+        cls,
+        pg: Any,
+        max_chunk_bytes: int,
+        max_chunks: int,
+        writer_rank: int = 0,
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        relay: bool = True,
+        **options: Any,
+    ) -> Self:
+        """Builds a queue over a group: the writer's end on `writer_rank`, a reader's on all others.
+
+        All ranks must call it with the same arguments; it returns when the queue is ready on all of
+        them. Readers that see the writer's /dev/shm attach to its memory, the others over TCP. With
+        `relay`, only the first reader on each remote host gets a stream, and relays it through
+        shared memory.
+
+        Args:
+            pg: as for `memlane.in_the_same_node_as`.
+            max_chunk_bytes, max_chunks: bytes of a chunk and number of chunks, as for
+                `MessageQueue`, like all `options`.
+            writer_rank: a position in the group; readers' ranks are positions, too.
+            timeout: seconds for the whole call.
+            relay: as for `MessageQueue`, but True by default.
+
+        Raises:
+            RankMissing: the ranks that it names did not call in time.
+            GroupFailed: another rank failed, or the group itself. This rank's own error is raised
+                unchanged. Nothing is left behind on any rank.
+            InvalidArgument: there is no such rank.
+        """
+        geometry = (max_chunk_bytes, max_chunks)
+        return queue_over_group(cls, pg, *geometry, writer_rank, timeout, relay, options)
 
     def _setup(
         self,
@@ -258,14 +315,15 @@ class MessageQueue(Owned):
                 "writer knows which processes have attached elsewhere"
             )
 
-    def broadcast_object(self, obj: Any = None) -> Any:
+    def broadcast_object(self, obj: M | None = None) -> M:
         """Writer: enqueues `obj` and returns it. Reader: returns the next object.
 
         Raises as `enqueue` and `dequeue`.
         """
         if self._is_writer:
-            self.enqueue(obj)
-            return obj
+            message = cast(M, obj)  # it may be None, of a queue of Nones
+            self.enqueue(message)
+            return message
         return self.dequeue()
 
     def statistics(self) -> QueueStatistics:
@@ -331,7 +389,7 @@ class MessageQueue(Owned):
         ranks = list(self.handle.local_reader_ranks)
         return replace(self.handle, local_reader_ranks=ranks, remote_reader_keys=keys)
 
-    def enqueue(self, obj: Any, timeout: float | None = None) -> None:
+    def enqueue(self, obj: M, timeout: float | None = None) -> None:
         """Sends `obj` to all readers; blocks while the ring or a remote window is full, and while
         /dev/shm is full and a reader has messages left to read.
 
@@ -384,7 +442,7 @@ class MessageQueue(Owned):
         cancel: threading.Event | None = None,
         *,
         lend: bool = True,
-    ) -> Any:
+    ) -> M:
         """Returns the next object, which then belongs to you.
 
         With `lend`, arrays and tensors of 1 MiB and more are not copied: they are private, writable
@@ -404,11 +462,12 @@ class MessageQueue(Owned):
             CorruptMessage, or whatever else decoding raises: the message has been consumed.
         """
         reader = self._reader or self._must_be_reader("dequeue")
-        return reader.receive(timeout, cancel, bool(lend))
+        message: M = reader.receive(timeout, cancel, bool(lend))
+        return message
 
     def dequeue_view(
         self, timeout: float | None = None, cancel: threading.Event | None = None
-    ) -> AbstractContextManager[Any]:
+    ) -> AbstractContextManager[M]:
         """A `with` block on the next object; arrays of 4 KiB and more are read-only shared memory.
 
         The chunk stays in use until the last array, slice or buffer of it is dropped. If anything
@@ -433,17 +492,25 @@ class MessageQueue(Owned):
         """
         return self._must_be_reader("acquire_read").block(self, timeout, cancel)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[M]:
         self._must_be_reader("iterate")
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> M:
         try:
             return self.dequeue()
         except WriterClosed:
             raise StopIteration from None
         except StopIteration as error:  # raised by decoding; it must not end the loop
             raise RuntimeError("decoding a message raised StopIteration") from error
+
+    if not TYPE_CHECKING:  # or checkers believe that any name exists
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _HABITS:
+                text += f"; use {_HABITS[name]}"
+            raise AttributeError(text, name=name, obj=self)
 
     @staticmethod
     def recv(socket: zmq.Socket[bytes], timeout: float | None = None) -> Any:
