@@ -50,6 +50,10 @@ BASES = (
     Run("wait", "CAPACITY=1 READERS=2 DIES"),
     Run("wait", "CAPACITY=1 READERS=1", liveness=True),
     Run("wait", "CAPACITY=2 READERS=1 CLOSES", liveness=True),
+    Run("watch", "CAPACITY=1"),
+    Run("watch", "CAPACITY=2"),
+    Run("watch", "CAPACITY=1 BLOCKS"),
+    Run("watch", "CAPACITY=2 BLOCKS"),
     Run("death", "PROCESSES=2 FORKS"),
     Run("death", "PROCESSES=3"),
     Run("death", "PROCESSES=2 FORKS", liveness=True),
@@ -93,6 +97,11 @@ def ring(
 def wait(name: str, weakened: str, macro: str, size: str = WAIT) -> Variant:
     """A weakened wait.pml."""
     return Variant(name, weakened, Run("wait", f"{size} {macro}"), "nobody_left_asleep")
+
+
+def watch(name: str, weakened: str, macro: str, size: str = "CAPACITY=1") -> Variant:
+    """A weakened watch.pml."""
+    return Variant(name, weakened, Run("watch", f"{size} {macro}"), "every_message_is_shown")
 
 
 def death(name: str, weakened: str, macro: str, caught_by: str, size: str = DEATH) -> Variant:
@@ -197,6 +206,13 @@ VARIANTS = (
         "CAPACITY=1 READERS=2 CLOSES",
     ),
     wait("futex_wait", "does not compare", "FUTEX_COMPARES_NOT"),
+    watch("Watch::resume: full_fence", "left out", "NO_FENCE_IN_RESUME"),
+    watch("Watch::resume: is_ready() after park.store", "left out", "NOT_ASKED_AGAIN"),
+    watch("Watch::pause", "leaves it armed", "NOT_DISARMED", "CAPACITY=1 BLOCKS"),
+    watch("Lane::park_all: park.store", "left out", "NOT_PARKED_ANEW"),
+    watch("Lane::park_all: full_fence", "left out", "NO_FENCE_IN_THREAD"),
+    watch("Lane::park_all: wake.load", "after the look", "WORD_LOADED_LATE"),
+    watch("futex_waitv", "does not compare", "FUTEX_COMPARES_NOT"),
     wait("futex_wake_all", "wakes one", "WAKE_ONE", "CAPACITY=1 READERS=2"),
     wait("announce_close", "wakes nobody", "CLOSES CLOSED_WITHOUT_WAKING"),
     wait("stop_waiting", "`closing` after the wake-up", "STOPPED STOPPED_AFTER_WAKING"),

@@ -16,10 +16,11 @@
 #include "core/participants.hpp"
 #include "core/status.hpp"
 #include "core/wait.hpp"
+#include "core/watcher.hpp"
 
 namespace memlane::broadcast {
 
-class RingReader : public RingEnd {
+class RingReader : public RingEnd, public core::Watched {
 public:
     // `reserved_bytes`: how much of every chunk the creator reserved;
     // 0 if unknown. `first`: position of the writer's first message.
@@ -119,10 +120,8 @@ public:
     template <class Look>
     core::Taken<Sample> begin(os::Deadline deadline, Look&& look, os::Nanoseconds longest = core::kSlice) {
         const core::Waiting waiting(own());
-        const core::WaitPoint point{&ring_.waits().published, &ring_.parked_readers()[reader_]};
         const core::WaitResult result = core::wait_until(
-            point, spinner_, deadline,
-            [&] { return is_stopping() || is_published() || has_writer_closed(); },
+            wait_point(), spinner_, deadline, [&] { return is_ready(); },
             [&](core::LookReason reason) {
                 const os::Nanoseconds now = os::monotonic_now();
                 if (!deadline.is_poll() || now - last_look_ >= core::kPollInterval) {
@@ -131,7 +130,7 @@ public:
                 }
                 return is_writer_dead_ || look(reason);
             },
-            [&] { return may_writer_be_foreign() ? core::kSlice : longest; });
+            [&] { return may_be_silent() ? core::kSlice : longest; });
         if (is_stopping()) return {core::Status::closed};
         // In this order, so that a message published before the close is seen even if both came after the wait.
         const bool writer_closed = has_writer_closed();
@@ -140,6 +139,18 @@ public:
         if (is_writer_dead_) return {core::Status::peer_died, 0};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         return {core::Status::timed_out};
+    }
+
+    // For a thread that watches. A message that cannot be taken because this reader keeps its chunk counts as ready.
+    core::WaitPoint wait_point() const noexcept override {
+        return {&ring_.waits().published, &ring_.parked_readers()[reader_]};
+    }
+    bool is_ready() noexcept override { return is_stopping() || is_published() || has_writer_closed(); }
+    bool look() override { return is_writer_dead(); }
+    // True if no process has taken the writer's slot, or its owner did not publish the previous message.
+    bool may_be_silent() const noexcept override {
+        return core::load_relaxed(participants_.slot(kWriterSlot).position) < position_ ||
+               participants_.state(kWriterSlot) == core::SlotState::absent;
     }
 
     // Call it before the slot is left.
@@ -266,12 +277,6 @@ private:
         SYNC_LOAD(retract);
         SYNC_LOAD(publish);
         return core::load_acquire(ring_.written(chunk)) != 0;
-    }
-
-    // True if no process has taken the writer's slot, or its owner did not publish the previous message.
-    bool may_writer_be_foreign() const noexcept {
-        return core::load_relaxed(participants_.slot(kWriterSlot).position) < position_ ||
-               participants_.state(kWriterSlot) == core::SlotState::absent;
     }
 
     bool is_writer_dead() const { return participants_.presence(0) == core::Presence::dead; }

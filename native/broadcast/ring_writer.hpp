@@ -13,10 +13,11 @@
 #include "broadcast/extents.hpp"
 #include "broadcast/pool.hpp"
 #include "broadcast/ring_end.hpp"
+#include "core/watcher.hpp"
 
 namespace memlane::broadcast {
 
-class RingWriter : public RingEnd {
+class RingWriter : public RingEnd, public core::Watched {
 public:
     static constexpr std::size_t kSlot = kWriterSlot;
     // How often a writer that never blocks checks for dead readers: a quarter of the promised second, so that the first
@@ -82,6 +83,7 @@ public:
     // ShmExhausted if there is no space, and no reader that could free some.
     core::Taken<Claim> begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};
+        lacks_space_ = false;
         if (const os::Nanoseconds now = os::tick_now(); now - last_look_ >= kLookInterval) look_at_readers(now);
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
         if (!is_free() || reserve(bytes) > 0) return {core::Status::would_block};
@@ -144,7 +146,10 @@ public:
     template <class Look>
     core::Outcome wait_for_extent(os::Deadline deadline, Look&& look) {
         bool is_any_over = false;
-        return wait_for_readers([&] { return (is_any_over |= reclaim()) || !has_awaited(); }, deadline, look);
+        const core::Outcome outcome =
+            wait_for_readers([&] { return (is_any_over |= reclaim()) || !has_awaited(); }, deadline, look);
+        lacks_space_ = outcome.status == core::Status::timed_out;
+        return outcome;
     }
     bool has_awaited() const noexcept { return extents_.awaited_bytes() > 0; }
 
@@ -160,6 +165,15 @@ public:
     // True if, at the last look, all readers had been gone for a second. A writer that ends together with its readers stops
     // sending before that.
     bool is_deserted() const noexcept { return is_deserted_; }
+
+    // For a thread that watches. A lack of space is tried again: nobody tells when others free some.
+    core::WaitPoint wait_point() const noexcept override { return {&ring_.waits().consumed, &ring_.waits().writer_parked}; }
+    bool is_ready() noexcept override { return is_stopping() || first_dead() || (!lacks_space_ && is_free()); }
+    bool look() override {
+        look_at_readers(os::monotonic_now());
+        return first_dead() || lacks_space_;
+    }
+    bool may_be_silent() const noexcept override { return lacks_space_; }
 
     // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.
     void look_at_next_begin() noexcept { last_look_ = 0; }
@@ -305,9 +319,8 @@ private:
     template <class Ready, class Look>
     core::Outcome wait_for_readers(Ready&& ready, os::Deadline deadline, Look&& look) {
         const core::Waiting waiting(participants_.slot(kSlot));
-        const core::WaitPoint point{&ring_.waits().consumed, &ring_.waits().writer_parked};
         const core::WaitResult result = core::wait_until(
-            point, spinner_, deadline, [&] { return is_stopping() || ready(); },
+            wait_point(), spinner_, deadline, [&] { return is_stopping() || ready(); },
             [&](core::LookReason reason) {
                 const os::Nanoseconds now = os::monotonic_now();
                 if (!deadline.is_poll() || now - last_look_ >= core::kPollInterval) look_at_readers(now);
@@ -333,6 +346,7 @@ private:
         };
         const os::Deadline soon = was_enough ? std::min(deadline, os::Deadline::after(kAgain)) : deadline;
         const core::Outcome outcome = wait_for_readers(is_news, soon, look);
+        lacks_space_ = outcome.status == core::Status::timed_out;
         return outcome.status == core::Status::timed_out && soon < deadline ? core::Outcome{core::Status::ok} : outcome;
     }
 
@@ -488,6 +502,7 @@ private:
     Extents extents_;
     os::Nanoseconds last_spill_ = 0;
     bool is_deserted_ = false;
+    bool lacks_space_ = false;  // the last call has waited for that in vain
     const std::uint64_t first_;
     std::vector<Reader> readers_;
 };

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <climits>
+#include <cstddef>
 #include <cstdint>
 #include <ctime>
 
@@ -20,6 +21,29 @@ inline bool futex_wait(std::uint32_t* word, std::uint32_t expected, Nanoseconds 
     const timespec at{until / kSecond, until % kSecond};
     const long rc = ::syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, &at, nullptr, FUTEX_BITSET_MATCH_ANY);
     return rc != 0 && errno == EINTR;
+}
+
+// For futex_wait_any, as the kernel has it (`struct futex_waitv`, Linux 5.16), which older headers lack.
+struct FutexWaiter {
+    FutexWaiter(std::uint32_t expected_value, std::uint32_t* at) noexcept : expected(expected_value), word(at) {}
+    std::uint64_t expected;
+    std::uint32_t* word;
+    std::uint32_t flags = 2;  // FUTEX_32, shared
+    std::uint32_t reserved = 0;
+};
+static_assert(sizeof(FutexWaiter) == 24 && sizeof(void*) == 8);
+inline constexpr long kFutexWaitv = 449;  // on every architecture
+inline constexpr std::size_t kMostFutexes = 128;
+
+// Sleeps while all words are as expected, at most until `until` on CLOCK_MONOTONIC. May wake spuriously.
+inline void futex_wait_any(const FutexWaiter* words, std::size_t count, Nanoseconds until) noexcept {
+    const timespec at{until / kSecond, until % kSecond};
+    ::syscall(kFutexWaitv, words, count, 0, &at, CLOCK_MONOTONIC);
+}
+
+// Whether the system has it, and allows it.
+inline bool has_futex_waitv() noexcept {
+    return ::syscall(kFutexWaitv, nullptr, 0, 0, nullptr, CLOCK_MONOTONIC) != 0 && errno == EINVAL;
 }
 
 // One system call, however many processes sleep.

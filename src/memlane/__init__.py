@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         QueueStatistics,
         ReaderStatistics,
         ShmRingBuffer,
+        first_ready,
         in_the_same_node_as,
     )
     from memlane.errors import (
@@ -164,6 +165,7 @@ __all__ = [
     "WrongRole",
     "__version__",
     "copy_blocks",
+    "first_ready",
     "in_the_same_node_as",
 ]
 
@@ -186,6 +188,7 @@ _HOMES = {  # of the names that are not errors
     "StoreReaderStatistics": "store",
     "StoreStatistics": "store",
     "copy_blocks": "offload",
+    "first_ready": "broadcast",
     "in_the_same_node_as": "broadcast",
 }
 

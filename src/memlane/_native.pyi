@@ -172,6 +172,14 @@ class RingSegment(HeldSegment):
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
+class Watch:
+    """A descriptor for select and epoll, of an end that a thread watches."""
+
+    def fileno(self) -> int: ...
+    @property
+    def is_readable(self) -> bool:
+        """Whether the descriptor is, right now."""
+
 class ChunkBlock:
     """A `with` block on a chunk; leaving it publishes or releases the chunk."""
 
@@ -239,6 +247,12 @@ class RingWriter:
     def check(self) -> None:
         """Raises if this end is closed or the parent process's."""
 
+    def watch(self) -> Watch:
+        """Whose descriptor is readable while a call would not wait."""
+
+    def show_waiting(self, is_waiting: bool) -> None:
+        """Shows observers that somebody waits, though in no call."""
+
     def awaited(self) -> Sightings:
         """The peers that a call on this end waits for, and the writer."""
 
@@ -298,6 +312,12 @@ class RingReader:
 
     def check(self) -> None:
         """Raises if this end is closed or the parent process's."""
+
+    def watch(self) -> Watch:
+        """Whose descriptor is readable while a call would not wait."""
+
+    def show_waiting(self, is_waiting: bool) -> None:
+        """Shows observers that somebody waits, though in no call."""
 
     def awaited(self) -> Sightings:
         """The peers that a call on this end waits for, and the writer."""

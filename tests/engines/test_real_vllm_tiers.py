@@ -52,7 +52,7 @@ class Engine:
         self._others = in_memory()
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "MEMLANE_"))}
         more = {"PYTHONPATH": str(environment._mixed_033())} if release == "0.33" else {}
-        if options.get("data_parallel_size", 1) > 1:  # 0.33 wants a NUMA node for each replica
+        if more and options.get("data_parallel_size", 1) > 1:  # it wants a NUMA node for each
             more["VLLM_CPU_SIM_MULTI_NUMA"] = "1"
         command = [environment.PYTHON, SCRIPT, place / "model", str(rounds), json.dumps(options)]
         with self._output.open("w") as output:

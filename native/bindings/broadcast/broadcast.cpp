@@ -1,6 +1,7 @@
 // The broadcast ring for Python: RingSegment (the shared memory), RingWriter and RingReader (its two ends).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -25,6 +26,8 @@ void bind_end(nb::class_<Bound>& end) {
         .def("close", [](Bound& self) { self.close(true, true); })
         .def("abandon", [](Bound& self) { self.close(false, false); }, "Frees everything; peers see a death.")
         .def("check", [](Bound& self) { self.readable(); }, "Raises if this end is closed or the parent process's.")
+        .def("watch", &Bound::watch, "Whose descriptor is readable while a call would not wait.")
+        .def("show_waiting", &Bound::show_waiting, "is_waiting"_a, "Shows observers that somebody waits, though in no call.")
         .def("awaited", &Bound::awaited, "The peers that a call on this end waits for, and the writer.")
         .def_prop_ro("is_closed", &Bound::is_closed)
         .def_prop_ro("position", &Bound::position)
@@ -66,6 +69,10 @@ void bind_broadcast(nb::module_& m) {
         .def("view", &RingSegment::view, "offset"_a, "bytes"_a, nb::sig("def view(self, offset: int, bytes: int) -> memoryview"))
         .def("close", &RingSegment::close)
         .def("abandon", &RingSegment::abandon);
+
+    nb::class_<core::Watch>(m, "Watch", "A descriptor for select and epoll, of an end that a thread watches.")
+        .def("fileno", &core::Watch::fd)
+        .def_prop_ro("is_readable", &core::Watch::is_readable, "Whether the descriptor is, right now.");
 
     nb::class_<ChunkBlock>(m, "ChunkBlock", "A `with` block on a chunk; leaving it publishes or releases the chunk.")
         .def("__enter__", &ChunkBlock::enter, nb::sig("def __enter__(self) -> memoryview"))

@@ -60,6 +60,7 @@ public:
     std::size_t place() const noexcept { return place_; }
     std::size_t slot() const noexcept { return 1 + place_; }
     bool has_open_block() const noexcept { return open_.has_value(); }
+    bool is_ready_anyway() const noexcept { return undecoded_.has_value(); }
     // The position of the message whose block is open, or of the next one.
     std::uint64_t position() { return is_closed() ? last_position() : core().position() - (has_open_block() ? 1 : 0); }
 

@@ -42,6 +42,7 @@ public:
 
     std::size_t slot() const noexcept { return broadcast::RingWriter::kSlot; }
     bool has_open_block() const noexcept { return open_.has_value(); }
+    bool is_ready_anyway() const noexcept { return false; }
     // After close(), the last position: it settles what was sent to other hosts as well.
     std::uint64_t position() { return is_closed() ? last_position() : core().position(); }
 

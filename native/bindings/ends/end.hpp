@@ -24,6 +24,7 @@
 #include "core/segment.hpp"
 #include "core/status.hpp"
 #include "core/wait.hpp"
+#include "core/watcher.hpp"
 #include "os/clock.hpp"
 
 namespace memlane::bindings {
@@ -94,7 +95,8 @@ private:
 };
 
 // `Bound` is the class that Python sees (it derives from this one). `Bound::settle_leases` makes what a reader has lent
-// independent of it; `Bound::leave` ends the core and its part in the segment.
+// independent of it; `Bound::leave` ends the core and its part in the segment. `is_ready_anyway` says that a call would not
+// wait, whatever the core says.
 template <class Bound, class Core>
 class End {
 public:
@@ -154,7 +156,10 @@ public:
             end_.check_own();
             if (end_.closed_ || end_.closing_) raise_failure(end_.self(), "closed");
             if (!end_.call_.begin()) raise_failure(end_.self(), "concurrent_use");
-            if (!static_cast<Bound&>(end_).has_open_block()) return;
+            if (!static_cast<Bound&>(end_).has_open_block()) {
+                if (end_.watch_) end_.watch_->pause();
+                return;
+            }
             end_.call_.end();
             raise_failure(end_.self(), "block_open");
         }
@@ -162,6 +167,7 @@ public:
         Call& operator=(const Call&) = delete;
         ~Call() {
             if (end_.closing_) end_.finish(end_.announce_);
+            if (end_.watch_) end_.watch_->resume(static_cast<Bound&>(end_).is_ready_anyway());
             end_.call_.end();
         }
 
@@ -182,6 +188,25 @@ public:
         }
         end_or_wait(wait);
         if (problem) std::rethrow_exception(problem);
+    }
+
+    // Its descriptor is readable while a call would not wait. It stays open, and readable, for whoever keeps it when this end
+    // is closed. Throws system_error.
+    std::shared_ptr<core::Watch> watch() {
+        Core& end = readable();
+        if (closing_) raise_failure(self(), "closed");
+        if (!watch_) {
+            watch_ = std::make_shared<core::Watch>(end);
+            if (!call_.is_under_way()) watch_->resume(static_cast<Bound&>(*this).is_ready_anyway());
+        }
+        return watch_;
+    }
+
+    // For observers: somebody waits for this end, though in no call of it.
+    void show_waiting(bool is_waiting) {
+        if (closed_ || !segment_->is_own() || call_.is_under_way()) return;
+        if (is_waiting) core::add_single_writer<std::uint64_t>(core_->participants().slot(core_->slot()).waits, 1);
+        core_->show(is_waiting ? core::SlotActivity::waiting : core::SlotActivity::elsewhere);
     }
 
 protected:
@@ -234,6 +259,7 @@ private:
     void finish(bool announce) noexcept {
         if (closed_) return;
         closed_ = true;
+        if (const auto watch = std::exchange(watch_, nullptr)) watch->leave();
         if (segment_->is_own()) Bound::settle_leases(*core_);
         if (announce && segment_->is_own()) core_->announce_close();
         last_position_ = core_->position();
@@ -244,6 +270,7 @@ private:
     std::vector<std::int64_t> ranks_;
     std::shared_ptr<Core> core_;
     OneCall call_;
+    std::shared_ptr<core::Watch> watch_;  // once somebody has asked for it
     std::uint64_t last_position_ = 0;
     bool closing_ = false;
     bool announce_ = false;

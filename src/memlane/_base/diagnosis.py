@@ -417,10 +417,11 @@ def blocked(who: str, waited: float, reason: str, awaited: object) -> str:
 
 def report(end: RingEnd, wait: str, waited: float) -> None:
     """Logs one line about a wait of `end` that has lasted `waited` seconds so far."""
-    warn("%s", _line(end, wait, waited))
+    warn("%s", stall_line(end, wait, waited))
 
 
-def _line(end: RingEnd, wait: str, waited: float) -> str:
+def stall_line(end: RingEnd, wait: str, waited: float) -> str:
+    """The line about a wait of `end` that has lasted `waited` seconds so far."""
     match wait:
         case "chunk":
             return blocked("writer", waited, f"no free chunk{VLLM_WORDS}", Awaited(end))

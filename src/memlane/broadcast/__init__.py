@@ -3,6 +3,7 @@
 from memlane.broadcast.grouping import in_the_same_node_as
 from memlane.broadcast.handle import Handle
 from memlane.broadcast.queue import MessageQueue
+from memlane.broadcast.ready import first_ready
 from memlane.broadcast.ring import ShmRingBuffer
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
 
@@ -12,5 +13,6 @@ __all__ = [
     "QueueStatistics",
     "ReaderStatistics",
     "ShmRingBuffer",
+    "first_ready",
     "in_the_same_node_as",
 ]

@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from memlane._base.deadline import seconds_of
-from memlane._base.diagnosis import Participant, failure, participant, view_in_use, warn
+from memlane._base.diagnosis import Participant, failure, participant, stall_line, view_in_use, warn
 from memlane._base.lifetime import undone_by
 from memlane._base.naming import names_of
 from memlane._base.segments import name_of
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from memlane._native import ViewLease
+    from memlane._native import ViewLease, Watch
     from memlane.broadcast.handle import Handle
     from memlane.broadcast.statistics import ReaderState
+    from memlane.errors import MemlaneError
 
 # Reserved of each chunk when the queue is created; the rest follows when a message needs it. With
 # small messages, a default queue (10 chunks of 10 MiB) must fit a container's 64 MiB.
@@ -105,6 +106,22 @@ class LocalEnd(Generic[Native]):
         """As `wait_until_ready`; also raises ReaderDied if one of them ends before it attaches."""
         with Starting(self.pids, processes) as starting:
             self.native.wait_until_ready(timeout, starting)
+
+    def watch(self) -> Watch:
+        """Its descriptor is readable while a call would not wait, and for ever once this end is
+        closed. Whoever keeps the object keeps the descriptor open."""
+        return self.native.watch()
+
+    def show_waiting(self, is_waiting: bool) -> None:
+        """Shows observers that somebody waits for this end, though in no call of it."""
+        self.native.show_waiting(is_waiting)
+
+    def stall_line(self, waited: float) -> str | None:
+        return stall_line(self.native, "chunk" if self.native.slot == 0 else "message", waited)
+
+    def timed_out(self, timeout: float | None) -> MemlaneError:
+        """The error of a call that has waited that long in vain."""
+        return cast("MemlaneError", failure(self.native, "timed_out", 0, timeout))
 
     def pids(self) -> set[int]:
         """Those of this pid namespace that have ever attached here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Generic, Self, cast
@@ -16,6 +16,7 @@ from memlane._base.serialization import codec_of
 from memlane.broadcast.grouping import DEFAULT_TIMEOUT, queue_over_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
 from memlane.broadcast.local import (
+    LocalEnd,
     LocalReader,
     LocalWriter,
     LonelyWriter,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     )  # a checker has its own; typing's knows defaults from 3.13
 
     from memlane._native import RingGeometry
+    from memlane.broadcast.awaiting import Awaiting
     from memlane.broadcast.local import End, ReaderEnd, WriterEnd
     from memlane.broadcast.statistics import QueueStatistics
 
@@ -246,6 +248,8 @@ class MessageQueue(Owned, Generic[M]):
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
         self._is_closed = False  # through this object
+        self._awaiting: Awaiting | None = None
+        self._turn = 0  # when `first_ready` last returned it
         if end is not None:
             self._own(end.abandon)
 
@@ -367,6 +371,83 @@ class MessageQueue(Owned, Generic[M]):
             f"<MessageQueue {self.handle.queue_id[:8]} {role}{closed}, "
             f"readers {self.handle.local_reader_ranks}>"
         )
+
+    # Awaiting -------------------------------------------------------------------------------
+
+    def _watched(self, end: End) -> LocalEnd[Any]:
+        if isinstance(end, LocalWriter) or type(end) is LocalReader:
+            return end
+        raise Unsupported(
+            "a queue with readers on other hosts cannot be awaited or selected on; call it with a "
+            "timeout, in a thread"
+        )
+
+    def _awaited(self, end: End) -> Awaiting:
+        if self._awaiting is None:
+            from memlane.broadcast.awaiting import Awaiting  # imports asyncio
+
+            self._awaiting = Awaiting(self._watched(end))
+        return self._awaiting
+
+    async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
+        """As `enqueue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
+        was sent. Encoding and copying happen in the event loop.
+
+        Raises:
+            ConcurrentUse: another coroutine awaits this queue.
+            Unsupported: the queue has readers on other hosts.
+            MemlaneError: as `enqueue`.
+        """
+        writer = self._must_be_writer("aenqueue")
+        if isinstance(writer, LonelyWriter):  # never waits
+            writer.send(obj, timeout)
+            return
+        await self._awaited(writer).call(lambda: writer.send(obj, 0.0), timeout, is_news=True)
+
+    async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
+        """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
+        was consumed, and the queue is free at once. Decoding and copying happen in the event loop.
+
+        Raises:
+            ConcurrentUse: another coroutine awaits this queue.
+            Unsupported: this reader is on another host than the writer.
+            MemlaneError: as `dequeue`.
+        """
+        reader, lends = self._must_be_reader("adequeue"), bool(lend)
+        message: M = await self._awaited(reader).call(
+            lambda: reader.receive(0.0, None, lends), timeout, is_news=False
+        )
+        return message
+
+    def __aiter__(self) -> AsyncIterator[M]:
+        self._must_be_reader("iterate")
+        return self
+
+    async def __anext__(self) -> M:
+        try:
+            return await self.adequeue()
+        except WriterClosed:
+            raise StopAsyncIteration from None
+        except StopAsyncIteration as error:  # raised by decoding; it must not end the loop
+            raise RuntimeError("decoding a message raised StopAsyncIteration") from error
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while a message or an end is there, for select, epoll and
+        event loops. It is the queue's: never read or close it.
+
+        Then call `dequeue(timeout=0)`, which may still raise `TimedOut`: the descriptor is quiet
+        again within 0.1 s of the last message, and says that a writer has died within a second.
+
+        Raises:
+            WrongRole: this is the writer.
+            Unsupported: this reader is on another host than the writer.
+            Closed: this queue was closed.
+            SystemFault: there is no descriptor or thread left.
+        """
+        return self._watched(self._must_be_reader("fileno")).watch().fileno()
+
+    def _is_ready(self) -> bool:
+        return self._watched(self._end).watch().is_readable
 
     # The writer -----------------------------------------------------------------------------
 

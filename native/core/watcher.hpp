@@ -1,0 +1,294 @@
+// Descriptors for select, epoll and asyncio that say when a call on an end would not wait, and the threads behind them.
+//
+// A thread sleeps for up to 127 ends at a time, on all their words. An end that is watched is in one of three states:
+//
+//   calling    its owner is in a call, which may park and sleep by itself
+//   armed      not ready: it is parked, and the thread sleeps on its word, too
+//   readable   the thread or the owner has seen that it is ready, or that its peer is dead
+//
+//   pause(): any -> calling     resume(): calling -> armed or readable     the thread: armed <-> readable
+//
+// Why no wake-up is lost: as in wait.hpp, with one difference. The owner parks, and the thread sleeps, perhaps since before
+// that. Whoever wakes increments the word and wakes all its sleepers, so the thread is either asleep on the value that the
+// word has, or is woken, or does not fall asleep. Each time it wakes it parks all armed ends anew, after it has loaded
+// their words: that also makes up for a waker's late clearing of `parked`.
+//
+// Cost, of an end that is watched: a lock, a fence and two loads for each call; a write and a read of an eventfd where the
+// end has become readable and quiet again. Idle: each thread looks at its ends twice a second, with a system call for each.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "core/sync.hpp"
+#include "core/wait.hpp"
+#include "os/clock.hpp"
+#include "os/event.hpp"
+#include "os/fork.hpp"
+#include "os/futex.hpp"
+#include "os/threads.hpp"
+
+namespace memlane::core {
+
+// An end that can be watched. The calls come with the lane's lock held, and while its owner is in no call.
+class Watched {
+public:
+    // Both words stay where they are while the end is watched.
+    virtual WaitPoint wait_point() const noexcept = 0;
+    // Whether a call would not wait, as far as somebody tells that.
+    virtual bool is_ready() noexcept = 0;
+    // Whether a call would not wait for another reason, such as a death. May make system calls.
+    virtual bool look() = 0;
+    // Whether to look at it every 0.1 s, because nobody may tell that it is ready.
+    virtual bool may_be_silent() const noexcept = 0;
+
+protected:
+    ~Watched() = default;
+};
+
+class Watch;
+
+// The ends that share a thread.
+class Lane : public std::enable_shared_from_this<Lane> {
+public:
+    explicit Lane(std::size_t most) noexcept : most_(most) {}
+
+    // False if there is no room. Throws system_error if the system has no more threads.
+    bool add(Watch& watch);
+    // With the lock held.
+    void remove(Watch& watch) noexcept;
+    std::mutex& mutex() noexcept { return mutex_; }
+
+private:
+    static constexpr os::Nanoseconds kLookInterval = 500 * os::kMillisecond;
+
+    void run() noexcept;
+    // The words to sleep on, as they are; parks what is armed.
+    void park_all();
+    // Whether any end has changed so that it must be parked anew.
+    bool look_at_all(bool is_due) noexcept;
+    os::Nanoseconds interval() const noexcept;
+    void sleep(os::Nanoseconds until) noexcept;
+
+    const std::size_t most_;
+    std::mutex mutex_;
+    std::vector<Watch*> watches_;
+    std::vector<os::FutexWaiter> words_;  // the thread's
+    std::uint32_t changes_ = 0;
+    bool has_thread_ = false;
+};
+
+class Watch {
+public:
+    // Begins as `calling`. Throws system_error.
+    explicit Watch(Watched& end);
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+    ~Watch() { leave(); }
+
+    int fd() const noexcept { return event_.file().get(); }
+
+    void pause() noexcept {
+        if (!is_here()) return;
+        const std::lock_guard guard(lane_->mutex());
+        if (state_ == State::armed) unpark();
+        state_ = State::calling;
+    }
+
+    // `is_ready`: it is, whatever the end says.
+    void resume(bool is_ready = false) noexcept {
+        if (!is_here()) return;
+        const std::lock_guard guard(lane_->mutex());
+        if (end_ == nullptr) return;
+        is_ready_anyway_ = is_ready;
+        if (is_ready || end_->is_ready()) return show();
+        hide();
+        state_ = State::armed;
+        park();
+        full_fence();
+        if (end_->is_ready()) show();
+    }
+
+    // Whether the descriptor is readable; looks whether it should still be.
+    bool is_readable() noexcept {
+        if (!is_here()) return true;
+        const std::lock_guard guard(lane_->mutex());
+        if (end_ != nullptr && look(true)) {
+            park();
+            full_fence();
+            if (end_->is_ready()) show();
+        }
+        return state_ == State::readable;
+    }
+
+    // The end is no more: readable for ever. Nobody calls it any more.
+    void leave() noexcept {
+        if (end_ == nullptr) return;
+        if (!is_here()) {
+            end_ = nullptr;
+            new std::shared_ptr<Lane>(std::move(lane_));
+            return;
+        }
+        const std::lock_guard guard(lane_->mutex());
+        lane_->remove(*this);
+        show();
+        end_ = nullptr;
+    }
+
+private:
+    friend class Lane;
+    enum class State : std::uint8_t { calling, armed, readable };
+
+    // False in a child: a thread of its parent's may have had the lock.
+    bool is_here() const noexcept { return generation_ == os::fork_generation().load(std::memory_order_relaxed); }
+
+    void park() const noexcept {
+        SYNC_STORE(park);
+        store_relaxed<std::uint8_t>(*end_->wait_point().parked, 1);
+    }
+    void unpark() const noexcept { store_relaxed<std::uint8_t>(*end_->wait_point().parked, 0); }
+    void show() noexcept {
+        if (state_ == State::armed) unpark();
+        state_ = State::readable;
+        if (!std::exchange(is_shown_, true)) os::set_event(event_.file());
+    }
+    void hide() noexcept {
+        if (std::exchange(is_shown_, false)) os::take_event(event_.file());
+    }
+    bool finds() const noexcept {
+        try {
+            return end_->look();
+        } catch (const std::system_error&) {
+            return true;  // the call will say why
+        }
+    }
+
+    // The thread's. True: it is to be parked.
+    bool look(bool is_due) noexcept {
+        if (state_ == State::armed && (end_->is_ready() || (is_due && finds()))) show();
+        // What was there may be gone without a call: a chunk that a view kept.
+        const bool may_be_stale = state_ == State::readable && is_due && !is_ready_anyway_;
+        if (!may_be_stale || end_->is_ready() || finds()) return false;
+        hide();
+        state_ = State::armed;
+        return true;
+    }
+
+    Watched* end_;
+    const std::uint64_t generation_ = os::fork_generation().load();
+    os::OwnFile event_{[] { return os::make_event(); }};
+    State state_ = State::calling;
+    bool is_shown_ = false;
+    bool is_ready_anyway_ = false;
+    std::shared_ptr<Lane> lane_;  // last: from then on its thread looks at this
+};
+
+// All lanes of this process.
+class Watcher {
+public:
+    static std::shared_ptr<Lane> join(Watch& watch) {
+        static auto* const all = new Watcher;  // its threads may outlive static destructors
+        const auto no_fork = os::ClosedInChildren::all().hold();
+        return all->find(watch);
+    }
+
+private:
+    std::shared_ptr<Lane> find(Watch& watch) {
+        if (std::exchange(generation_, os::fork_generation().load()) != os::fork_generation().load()) {
+            new std::vector<std::weak_ptr<Lane>>(std::move(lanes_));  // the parent's
+            lanes_.clear();
+        }
+        std::erase_if(lanes_, [](const auto& lane) { return lane.expired(); });
+        for (const auto& known : lanes_)
+            if (const auto lane = known.lock(); lane && lane->add(watch)) return lane;
+        // Without futex_waitv each end has a thread.
+        auto lane = std::make_shared<Lane>(os::has_futex_waitv() ? os::kMostFutexes - 1 : 1);
+        lane->add(watch);
+        lanes_.push_back(lane);
+        return lane;
+    }
+
+    std::vector<std::weak_ptr<Lane>> lanes_;
+    std::uint64_t generation_ = os::fork_generation().load();
+};
+
+inline Watch::Watch(Watched& end) : end_(&end), lane_(Watcher::join(*this)) {}
+
+inline bool Lane::add(Watch& watch) {
+    const std::lock_guard guard(mutex_);
+    if (watches_.size() == most_) return false;
+    watches_.reserve(watches_.size() + 1);
+    words_.reserve(watches_.size() + 2);
+    if (!has_thread_) {
+        has_thread_ = os::run_detached([lane = shared_from_this()] { lane->run(); });
+        if (!has_thread_) os::throw_errno("cannot start a thread to watch queues", EAGAIN);
+    }
+    watches_.push_back(&watch);
+    increment_release(changes_);
+    os::futex_wake_all(&changes_);
+    return true;
+}
+
+inline void Lane::remove(Watch& watch) noexcept {
+    std::erase(watches_, &watch);
+    increment_release(changes_);
+    os::futex_wake_all(&changes_);
+}
+
+inline void Lane::park_all() {
+    words_.clear();
+    if (most_ > 1) words_.push_back({load_acquire(changes_), &changes_});
+    for (const Watch* watch : watches_) {
+        std::uint32_t* const word = watch->end_->wait_point().word;
+        SYNC_LOAD(wake);
+        words_.push_back({load_acquire(*word), word});  // before `parked` is stored
+        if (watch->state_ == Watch::State::armed) watch->park();
+    }
+    full_fence();
+}
+
+inline bool Lane::look_at_all(bool is_due) noexcept {
+    bool is_any_to_park = false;
+    for (Watch* watch : watches_) is_any_to_park |= watch->look(is_due);
+    return is_any_to_park;
+}
+
+inline os::Nanoseconds Lane::interval() const noexcept {
+    const bool is_short = most_ == 1 || std::ranges::any_of(watches_, [](const Watch* watch) {
+        if (watch->state_ == Watch::State::calling) return false;  // its owner is at it
+        return watch->state_ == Watch::State::readable || watch->end_->may_be_silent();
+    });
+    return is_short ? kSlice : kLookInterval;
+}
+
+inline void Lane::sleep(os::Nanoseconds until) noexcept {
+    if (most_ > 1) {
+        os::futex_wait_any(words_.data(), words_.size(), until);
+    } else {
+        os::futex_wait(words_.front().word, static_cast<std::uint32_t>(words_.front().expected), until);
+    }
+}
+
+inline void Lane::run() noexcept {
+    std::unique_lock lock(mutex_);
+    os::Nanoseconds looked = os::monotonic_now();
+    while (!watches_.empty()) {
+        park_all();
+        const os::Nanoseconds now = os::monotonic_now();
+        const bool is_due = now - looked >= interval();
+        if (is_due) looked = now;
+        if (look_at_all(is_due)) continue;
+        const os::Nanoseconds until = looked + interval();
+        lock.unlock();
+        sleep(until);
+        lock.lock();
+    }
+    has_thread_ = false;
+}
+
+}  // namespace memlane::core
