@@ -18,6 +18,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -67,18 +68,24 @@ public:
 private:
     static constexpr os::Nanoseconds kLookInterval = 500 * os::kMillisecond;
 
+    // What the thread sleeps on; it is its own, because others change `watches_` meanwhile.
+    struct Words {
+        std::array<os::FutexWaiter, os::kMostFutexes> all;
+        std::size_t count = 0;
+        void add(std::uint32_t* word) noexcept { all[count++] = {load_acquire(*word), word}; }
+    };
+
     void run() noexcept;
-    // The words to sleep on, as they are; parks what is armed.
-    void park_all();
+    // The words as they are; parks what is armed.
+    Words park_all() noexcept;
     // Whether any end has changed so that it must be parked anew.
     bool look_at_all(bool is_due) noexcept;
     os::Nanoseconds interval() const noexcept;
-    void sleep(os::Nanoseconds until) noexcept;
+    void sleep(const Words& words, os::Nanoseconds until) const noexcept;
 
     const std::size_t most_;
     std::mutex mutex_;
     std::vector<Watch*> watches_;
-    std::vector<os::FutexWaiter> words_;  // the thread's
     std::uint32_t changes_ = 0;
     bool has_thread_ = false;
 };
@@ -114,11 +121,11 @@ public:
         if (end_->is_ready()) show();
     }
 
-    // Whether the descriptor is readable; looks whether it should still be.
+    // Whether the end is ready by now, and the descriptor readable. Makes a system call if it may be so no more.
     bool is_readable() noexcept {
         if (!is_here()) return true;
         const std::lock_guard guard(lane_->mutex());
-        if (end_ != nullptr && look(true)) {
+        if (end_ != nullptr && look(state_ == State::readable)) {
             park();
             full_fence();
             if (end_->is_ready()) show();
@@ -223,7 +230,6 @@ inline bool Lane::add(Watch& watch) {
     const std::lock_guard guard(mutex_);
     if (watches_.size() == most_) return false;
     watches_.reserve(watches_.size() + 1);
-    words_.reserve(watches_.size() + 2);
     if (!has_thread_) {
         has_thread_ = os::run_detached([lane = shared_from_this()] { lane->run(); });
         if (!has_thread_) os::throw_errno("cannot start a thread to watch queues", EAGAIN);
@@ -240,16 +246,16 @@ inline void Lane::remove(Watch& watch) noexcept {
     os::futex_wake_all(&changes_);
 }
 
-inline void Lane::park_all() {
-    words_.clear();
-    if (most_ > 1) words_.push_back({load_acquire(changes_), &changes_});
+inline Lane::Words Lane::park_all() noexcept {
+    Words words;
+    if (most_ > 1) words.add(&changes_);
     for (const Watch* watch : watches_) {
-        std::uint32_t* const word = watch->end_->wait_point().word;
         SYNC_LOAD(wake);
-        words_.push_back({load_acquire(*word), word});  // before `parked` is stored
+        words.add(watch->end_->wait_point().word);  // loads it before `parked` is stored
         if (watch->state_ == Watch::State::armed) watch->park();
     }
     full_fence();
+    return words;
 }
 
 inline bool Lane::look_at_all(bool is_due) noexcept {
@@ -266,11 +272,12 @@ inline os::Nanoseconds Lane::interval() const noexcept {
     return is_short ? kSlice : kLookInterval;
 }
 
-inline void Lane::sleep(os::Nanoseconds until) noexcept {
+inline void Lane::sleep(const Words& words, os::Nanoseconds until) const noexcept {
+    const os::FutexWaiter& first = words.all.front();
     if (most_ > 1) {
-        os::futex_wait_any(words_.data(), words_.size(), until);
+        os::futex_wait_any(&first, words.count, until);
     } else {
-        os::futex_wait(words_.front().word, static_cast<std::uint32_t>(words_.front().expected), until);
+        os::futex_wait(first.word, static_cast<std::uint32_t>(first.expected), until);
     }
 }
 
@@ -278,14 +285,14 @@ inline void Lane::run() noexcept {
     std::unique_lock lock(mutex_);
     os::Nanoseconds looked = os::monotonic_now();
     while (!watches_.empty()) {
-        park_all();
+        const Words words = park_all();
         const os::Nanoseconds now = os::monotonic_now();
         const bool is_due = now - looked >= interval();
         if (is_due) looked = now;
         if (look_at_all(is_due)) continue;
         const os::Nanoseconds until = looked + interval();
         lock.unlock();
-        sleep(until);
+        sleep(words, until);
         lock.lock();
     }
     has_thread_ = false;

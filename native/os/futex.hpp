@@ -25,9 +25,8 @@ inline bool futex_wait(std::uint32_t* word, std::uint32_t expected, Nanoseconds 
 
 // For futex_wait_any, as the kernel has it (`struct futex_waitv`, Linux 5.16), which older headers lack.
 struct FutexWaiter {
-    FutexWaiter(std::uint32_t expected_value, std::uint32_t* at) noexcept : expected(expected_value), word(at) {}
-    std::uint64_t expected;
-    std::uint32_t* word;
+    std::uint64_t expected = 0;
+    std::uint32_t* word = nullptr;
     std::uint32_t flags = 2;  // FUTEX_32, shared
     std::uint32_t reserved = 0;
 };

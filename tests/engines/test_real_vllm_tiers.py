@@ -52,8 +52,8 @@ class Engine:
         self._others = in_memory()
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "MEMLANE_"))}
         more = {"PYTHONPATH": str(environment._mixed_033())} if release == "0.33" else {}
-        if more and options.get("data_parallel_size", 1) > 1:  # it wants a NUMA node for each
-            more["VLLM_CPU_SIM_MULTI_NUMA"] = "1"
+        if more and options.get("data_parallel_size", 1) > 1:  # each would want a NUMA node
+            more["VLLM_CPU_SIM_MULTI_NUMA"] = "0"  # there, but off: all may use the only one
         command = [environment.PYTHON, SCRIPT, place / "model", str(rounds), json.dumps(options)]
         with self._output.open("w") as output:
             self._process = subprocess.Popen(

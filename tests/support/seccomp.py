@@ -11,7 +11,13 @@ from collections.abc import Sequence
 LOAD, EQUALS, AT_LEAST, GIVE = 0x20, 0x15, 0x35, 0x06
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
-_IO_URING = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+_CALLS = {
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "futex_waitv": 449,
+    "clone3": 435,
+}
 
 
 def install(steps: Sequence[tuple[int, int, int, int]]) -> None:
@@ -25,8 +31,8 @@ def install(steps: Sequence[tuple[int, int, int, int]]) -> None:
 
 
 def refuse(call: str, error: int) -> None:
-    """That call of io_uring fails."""
-    number = _IO_URING[call]
+    """That call fails."""
+    number = _CALLS[call]
     install(
         [(LOAD, 0, 0, 0), (EQUALS, 0, 1, number), (GIVE, 0, 0, FAIL | error), (GIVE, 0, 0, ALLOW)]
     )
@@ -35,7 +41,7 @@ def refuse(call: str, error: int) -> None:
 def has_io_uring() -> bool:
     """Whether this process may make one."""
     parameters = ctypes.create_string_buffer(120)
-    ring: int = ctypes.CDLL(None).syscall(_IO_URING["io_uring_setup"], 1, parameters)
+    ring: int = ctypes.CDLL(None).syscall(_CALLS["io_uring_setup"], 1, parameters)
     if ring >= 0:
         os.close(ring)
     return ring >= 0

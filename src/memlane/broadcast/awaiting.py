@@ -53,12 +53,13 @@ class Awaiting:
         stall = Stall(self._end.stall_line) if is_news else None
         try:
             while True:
-                if self._watch.is_readable:
+                is_over = deadline.has_passed()
+                if is_over or self._watch.is_readable:
                     try:
                         return attempt()
                     except TimedOut:
                         pass
-                if deadline.has_passed():
+                if is_over:
                     raise self._end.timed_out(timeout)
                 self._end.show_waiting(True)
                 try:

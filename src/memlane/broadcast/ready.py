@@ -44,8 +44,7 @@ def first_ready(queues: Iterable[Queue], timeout: float | None = None) -> Queue:
     for descriptor in watched:
         poller.register(descriptor, select.POLLIN)
     while True:
-        events = poller.poll(ceil(1000 * deadline.left(_LONGEST)))
-        ready = [queue for queue in (watched[at] for at, _ in events) if queue._is_ready()]
+        ready = [queue for queue in watched.values() if queue._is_ready()]
         if ready:
             first = min(ready, key=lambda queue: queue._turn)
             first._turn = next(_turns)
@@ -54,3 +53,4 @@ def first_ready(queues: Iterable[Queue], timeout: float | None = None) -> Queue:
             raise TimedOut(
                 f"timed out after {timeout} s; none of {len(watched)} queues is ready", timeout
             )
+        poller.poll(ceil(1000 * deadline.left(_LONGEST)))

@@ -1,0 +1,560 @@
+"""Queues in event loops: awaited by asyncio, selected on, many at once.
+
+``MEMLANE_SOAK_CANCELS`` is the number of cancelled calls (default 500).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import resource
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
+
+import pytest
+
+from memlane import (
+    Closed,
+    ConcurrentUse,
+    Handle,
+    InvalidArgument,
+    InvalidType,
+    MessageQueue,
+    ReaderDied,
+    SystemFault,
+    TimedOut,
+    Unsupported,
+    ViewInUse,
+    WriterClosed,
+    WriterDied,
+    WrongProcess,
+    WrongRole,
+    first_ready,
+)
+from memlane.testing import kill
+from tests.support import PATIENCE, Link, start, until
+from tests.support.queues import BOUND, queue_of, refuses
+from tests.support.remote_queues import remote_writer
+from tests.support.seccomp import refuse
+
+uvloop = pytest.importorskip("uvloop")
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as _first:
+    _first.run(asyncio.sleep(0))  # makes a pipe, which stays as long as the process
+
+CANCELS = int(os.environ.get("MEMLANE_SOAK_CANCELS", "500"))
+T = TypeVar("T")
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    """Runs a coroutine in a loop of each kind."""
+
+    def run(coroutine: Any) -> Any:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            return runner.run(asyncio.wait_for(coroutine, PATIENCE))
+
+    return run
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+# Awaiting ---------------------------------------------------------------------------------------
+
+
+def test_both_ends(run: Callable[[Any], Any]) -> None:
+    """Every message once and in order, though the ring is small."""
+
+    async def both() -> list[int]:
+        async def send() -> None:
+            for number in range(3000):
+                await writer.aenqueue(number)
+
+        sending = asyncio.create_task(send())
+        received = [await reader.adequeue() for _ in range(3000)]
+        await sending
+        return received
+
+    with queue_of(max_chunks=2) as (writer, (reader,)):
+        assert run(both()) == list(range(3000))
+
+
+def sends(link: Link, count: int, pause: float) -> None:
+    """Role: the writer, which then waits to be told to close, or is killed."""
+    with MessageQueue(1, 1, max_chunks=8) as queue:
+        link.tell(queue.export_handle())
+        queue.wait_until_ready(PATIENCE)
+        for number in range(count):
+            queue.enqueue(number, PATIENCE)
+            if pause:
+                time.sleep(random.random() * pause)
+        link.hear()
+
+
+def test_cancelled_receives_consume_nothing(run: Callable[[Any], Any]) -> None:
+    """At random moments: while it waits, while a message comes, before it has begun."""
+    dice = random.Random(7)
+
+    async def receive(reader: MessageQueue[int]) -> list[int]:
+        received: list[int] = []
+        for number in range(CANCELS):
+            task = asyncio.create_task(reader.adequeue())
+            await asyncio.sleep(dice.choice([0, 0, 1e-5, 1e-4, 1e-3]) * dice.random())
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                received.append(await task)
+            if number % 3 == 0:  # it is free at once
+                with suppress(TimedOut):
+                    received.append(reader.dequeue(timeout=0))
+        return received
+
+    peer = start(sends, 1_000_000, 0.001)
+    with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
+        received = run(receive(reader))
+        assert len(received) > 10
+        assert received == list(range(len(received)))
+    peer.kill()
+
+
+def test_cancelled_sends_send_nothing(run: Callable[[Any], Any]) -> None:
+    """What a call that was cancelled would have sent never arrives."""
+    dice = random.Random(8)
+
+    async def send(writer: MessageQueue[int], reader: MessageQueue[int]) -> tuple[Any, Any]:
+        sent: list[int] = []
+        received: list[int] = []
+        for number in range(CANCELS):
+            task = asyncio.create_task(writer.aenqueue(number))
+            await asyncio.sleep(dice.choice([0, 0, 1e-5, 1e-4]) * dice.random())
+            if dice.random() < 0.5:
+                received.append(reader.dequeue(timeout=PATIENCE))
+            await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+                sent.append(number)
+            if not received or dice.random() < 0.1:
+                with suppress(TimedOut):
+                    received.append(reader.dequeue(timeout=0))
+            if len(sent) == len(received):  # or the next dequeue would wait for ever
+                writer.enqueue(-1 - number)
+                sent.append(-1 - number)
+        while len(received) < len(sent):
+            received.append(reader.dequeue(timeout=PATIENCE))
+        return sent, received
+
+    with queue_of(max_chunks=2) as (writer, (reader,)):
+        writer.enqueue(-1_000_000)
+        sent, received = run(send(writer, reader))
+        assert received == [-1_000_000, *sent][: len(received)]
+        assert len(sent) > 10
+
+
+def test_one_await_at_a_time(run: Callable[[Any], Any]) -> None:
+    async def twice(reader: MessageQueue, writer: MessageQueue) -> None:
+        first = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.01)
+        with refuses(RuntimeError, match="another coroutine awaits this queue") as refused:
+            await reader.adequeue(timeout=0)
+        assert refused.type is ConcurrentUse
+        assert writer.statistics().readers[0].is_waiting
+        writer.enqueue("first")
+        assert await first == "first"
+        assert not writer.statistics().readers[0].is_waiting
+
+    with queue_of() as (writer, (reader,)):
+        run(twice(reader, writer))
+
+
+def test_timeouts(run: Callable[[Any], Any]) -> None:
+    """0 and less poll; a message takes precedence; NaN and text are refused, with nothing done."""
+
+    async def wait(reader: MessageQueue, writer: MessageQueue) -> None:
+        began = time.monotonic()
+        with refuses(TimeoutError, match=r"timed out after 0.2 s waiting for the writer"):
+            await reader.adequeue(timeout=0.2)
+        assert 0.2 <= time.monotonic() - began < BOUND
+        for polls in (0, -1):
+            with refuses(TimeoutError):
+                await reader.adequeue(timeout=polls)
+        writer.enqueue(1)
+        assert await reader.adequeue(timeout=0) == 1
+        for wrong, kind in ((float("nan"), InvalidArgument), ("soon", InvalidType)):
+            with pytest.raises(kind):
+                await reader.adequeue(timeout=wrong)  # type: ignore[arg-type]
+        for number in range(4):
+            await writer.aenqueue(number)
+        began = time.monotonic()
+        with refuses(TimeoutError, match=r"timed out after 0.2 s waiting for reader 0"):
+            await writer.aenqueue(4, timeout=0.2)
+        assert 0.2 <= time.monotonic() - began < BOUND
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(writer.aenqueue(5), 0.05)
+        assert [await reader.adequeue() for _ in range(4)] == [0, 1, 2, 3]
+
+    with queue_of() as (writer, (reader,)):
+        run(wait(reader, writer))
+
+
+def test_a_loop_ends_while_it_waits(run: Callable[[Any], Any]) -> None:
+    """The next loop goes on, and so does a plain call."""
+
+    async def give_up(reader: MessageQueue) -> None:
+        asyncio.create_task(reader.adequeue())  # noqa: RUF006  # cancelled with the loop
+        await asyncio.sleep(0.01)
+
+    async def receive(reader: MessageQueue) -> Any:
+        return await reader.adequeue()
+
+    with queue_of() as (writer, (reader,)):
+        run(give_up(reader))
+        writer.enqueue(1)
+        assert run(receive(reader)) == 1
+        run(give_up(reader))
+        writer.enqueue(2)
+        assert reader.dequeue(timeout=PATIENCE) == 2
+
+
+def test_iteration(run: Callable[[Any], Any]) -> None:
+    """Ends when the writer closes, after all its messages."""
+
+    async def collect(reader: MessageQueue, writer: MessageQueue) -> list[Any]:
+        collected = []
+        async for message in reader:
+            collected.append(message)
+            if message == 3:
+                writer.close()
+        return collected
+
+    with queue_of(max_chunks=10) as (writer, (reader,)):
+        for number in range(6):
+            writer.enqueue(number)
+        assert run(collect(reader, writer)) == list(range(6))
+        with pytest.raises(WriterClosed):
+            run(reader.adequeue())
+
+
+class Ending:
+    """Raises as it is decoded."""
+
+    def __reduce__(self) -> Any:
+        return (_end, ())
+
+
+def _end() -> None:
+    raise StopAsyncIteration
+
+
+def test_a_message_does_not_end_the_iteration(run: Callable[[Any], Any]) -> None:
+    async def iterate(reader: MessageQueue) -> None:
+        async for _ in reader:
+            pass
+
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(Ending())
+        with pytest.raises(RuntimeError, match="raised StopAsyncIteration"):
+            run(iterate(reader))
+
+
+def test_closed_while_it_waits(run: Callable[[Any], Any]) -> None:
+    """In the loop's thread, and in another."""
+
+    async def wait(reader: MessageQueue, close: Callable[[], object]) -> None:
+        asyncio.get_running_loop().call_later(0.05, close)
+        with pytest.raises(Closed):
+            await reader.adequeue()
+        with pytest.raises(Closed):
+            await reader.adequeue()
+
+    for in_thread in (False, True):
+        with queue_of() as (_, (reader,)):
+            thread = threading.Thread(target=reader.close)
+            run(wait(reader, thread.start if in_thread else reader.close))
+            if in_thread:
+                thread.join()
+
+
+def test_the_writer_is_killed(run: Callable[[Any], Any]) -> None:
+    """Its messages come first, then its death, within a second."""
+
+    async def wait(reader: MessageQueue) -> float:
+        assert [await reader.adequeue() for _ in range(3)] == [0, 1, 2]
+        died = asyncio.get_running_loop().run_in_executor(None, peer.kill)
+        with pytest.raises(WriterDied):
+            await reader.adequeue()
+        return time.monotonic() - await died
+
+    peer = start(sends, 3, 0)
+    with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
+        reader.wait_until_ready(PATIENCE)
+        assert run(wait(reader)) < BOUND + 0.2
+
+
+def reads_nothing(link: Link, handle: Handle) -> None:
+    """Role: a reader that never reads."""
+    with MessageQueue.create_from_handle(handle, 0):
+        link.tell()
+        link.hear()
+
+
+def test_a_reader_is_killed(
+    run: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A send that waits for it is logged, then fails."""
+    monkeypatch.setenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "0.2")
+
+    async def send(writer: MessageQueue) -> None:
+        for number in range(2):
+            await writer.aenqueue(number)
+        asyncio.get_running_loop().call_later(0.5, kill, peer.pid)
+        with pytest.raises(ReaderDied):
+            await writer.aenqueue(2)
+
+    with MessageQueue(1, 1, max_chunks=2) as writer:
+        peer = start(reads_nothing, writer.export_handle())
+        peer.hear()
+        run(send(writer))
+        peer.join()
+        assert "no free chunk" in caplog.text
+        writer.release_reader(0)
+
+
+def test_many_queues_in_one_loop(run: Callable[[Any], Any]) -> None:
+    """One thread watches up to 127 of them; with the queues the threads end."""
+    before = threads()
+
+    async def echo(ends: list[tuple[MessageQueue, MessageQueue]]) -> list[int]:
+        receiving = [asyncio.create_task(reader.adequeue()) for _, reader in ends]
+        await asyncio.sleep(0.05)
+        assert threads() - before <= 2
+        for number, (writer, _) in enumerate(ends):
+            await writer.aenqueue(number)
+        return await asyncio.gather(*receiving)
+
+    with ExitStack() as stack:
+        ends = [stack.enter_context(queue_of(max_chunks=2)) for _ in range(60)]
+        assert run(echo([(writer, reader) for writer, (reader,) in ends])) == list(range(60))
+    until(lambda: threads() <= before, "the threads have ended")
+
+
+def test_what_cannot_be_awaited(run: Callable[[Any], Any]) -> None:
+    """Ends of the other role, and those with peers on other hosts."""
+    with queue_of() as (writer, (reader,)):
+        for call in (writer.adequeue, lambda: reader.aenqueue(1), writer.__anext__):
+            with pytest.raises(WrongRole):
+                run(call())
+        with pytest.raises(WrongRole):
+            aiter(writer)
+        with pytest.raises(WrongRole):
+            writer.fileno()
+    with MessageQueue(0, 0) as lonely:
+        assert run(lonely.aenqueue(1)) is None
+    with remote_writer(1) as writer, pytest.raises(Unsupported, match="on other hosts"):
+        run(writer.aenqueue(1))
+
+
+# Descriptors ------------------------------------------------------------------------------------
+
+
+def is_readable(queue: MessageQueue, seconds: float = 0) -> bool:
+    return bool(select.select([queue], [], [], seconds)[0])
+
+
+def test_a_descriptor_is_readable_while_a_message_is_there() -> None:
+    """Level-triggered, however the messages are taken."""
+    with queue_of(max_chunk_bytes=1 << 16) as (writer, (reader,)):
+        assert not is_readable(reader, 0.05)
+        for take in (
+            reader.dequeue,
+            lambda: reader.dequeue_view().__enter__(),
+            lambda: next(reader),
+        ):
+            writer.enqueue(1)
+            writer.enqueue(2)
+            assert is_readable(reader, 1)
+            assert is_readable(reader)
+            assert take() == 1
+            assert is_readable(reader)
+            assert take() == 2
+            assert not is_readable(reader)
+        with refuses(TimeoutError):
+            reader.dequeue(timeout=0.05)  # waits as ever
+        with writer.acquire_write() as chunk:
+            chunk[0] = 1
+        del chunk
+        assert is_readable(reader, 1)
+        with reader.acquire_read() as chunk:
+            assert not is_readable(reader)  # it is the block's
+        del chunk
+        writer.close()
+        assert is_readable(reader, 1)
+        with pytest.raises(WriterClosed):
+            reader.dequeue(timeout=0)
+        assert is_readable(reader)
+
+
+def test_a_chunk_that_a_view_keeps() -> None:
+    """A call would not wait, but refuse. When the view is gone, the descriptor is quiet."""
+    import numpy as np
+
+    with queue_of(max_chunks=1, max_chunk_bytes=1 << 16) as (writer, (reader,)):
+        reader.fileno()
+        writer.enqueue(np.zeros(8192, np.uint8))
+        with reader.dequeue_view() as kept:
+            assert is_readable(reader, 1)
+            with pytest.raises(ViewInUse):
+                reader.dequeue(timeout=0)
+            del kept
+        until(lambda: not is_readable(reader), "it is quiet")
+
+
+def test_a_blocking_call_beside_a_watched_descriptor() -> None:
+    """Both are woken, message by message."""
+    with queue_of(max_chunks=2) as (writer, (reader,)):
+        reader.fileno()
+        sending = threading.Thread(
+            target=lambda: [writer.enqueue(number, PATIENCE) for number in range(5000)]
+        )
+        sending.start()
+        assert [reader.dequeue(timeout=PATIENCE) for _ in range(5000)] == list(range(5000))
+        sending.join()
+        assert not is_readable(reader)
+
+
+def test_a_descriptor_says_that_the_writer_was_killed() -> None:
+    peer = start(sends, 0, 0)
+    with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
+        reader.wait_until_ready(PATIENCE)
+        assert not is_readable(reader, 0.05)
+        killed = peer.kill()
+        assert is_readable(reader, PATIENCE)
+        assert time.monotonic() - killed < BOUND
+        with pytest.raises(WriterDied):
+            reader.dequeue(timeout=0)
+
+
+def test_a_child_that_was_forked() -> None:
+    """Is refused, and does not hang, whatever the thread was doing."""
+    with queue_of() as (writer, (reader,)):
+        reader.fileno()
+        for number in range(50):
+            writer.enqueue(number)  # wakes the thread
+            child = os.fork()
+            if child == 0:
+                try:
+                    for call in (reader.fileno, lambda: reader.dequeue(timeout=0)):
+                        with suppress(WrongProcess):
+                            call()
+                            os._exit(1)
+                    reader.close()
+                finally:
+                    os._exit(0)
+            until(lambda child=child: os.waitpid(child, os.WNOHANG)[0] == child, "it has ended")
+            assert reader.dequeue(timeout=PATIENCE) == number
+
+
+def without_futex_waitv(_link: Link) -> None:
+    """Role: a kernel before 5.16: each end has a thread of its own."""
+    refuse("futex_waitv", errno.ENOSYS)
+    before = threads()
+    with queue_of() as (writer, (reader,)), queue_of() as (other, (second,)):
+        assert not is_readable(reader)
+        assert not is_readable(second)
+        assert threads() - before == 2
+        for _ in range(300):
+            threading.Timer(0.0005, other.enqueue, ("x",)).start()
+            assert first_ready([reader, second], PATIENCE) is second
+            assert second.dequeue() == "x"
+        writer.close()
+        assert is_readable(reader, BOUND)
+    until(lambda: threads() <= before + 1, "the threads have ended")
+
+
+def test_without_futex_waitv() -> None:
+    start(without_futex_waitv).result()
+
+
+def without_resources(_link: Link) -> None:
+    """Role: there is no descriptor left, then no thread."""
+    with queue_of() as (writer, (reader,)):
+        for wrong in (no_descriptor, no_thread):
+            with wrong(), refuses(SystemFault):
+                reader.fileno()
+            writer.enqueue(1)
+            assert reader.dequeue(timeout=PATIENCE) == 1
+
+
+@contextmanager
+def no_descriptor() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def no_thread() -> Iterator[None]:
+    refuse("clone3", errno.EAGAIN)
+    yield
+
+
+def test_without_descriptors_or_threads() -> None:
+    """An error, and the queue works as before."""
+    start(without_resources).result()
+
+
+# Many at once -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many() -> Iterator[tuple[list[MessageQueue], list[MessageQueue]]]:
+    """200 writers, and their readers."""
+    with ExitStack() as stack:
+        ends = [stack.enter_context(queue_of(max_chunks=2)) for _ in range(200)]
+        yield [writer for writer, _ in ends], [reader for _, (reader,) in ends]
+
+
+def test_the_first_that_is_ready(many: tuple[list[MessageQueue], list[MessageQueue]]) -> None:
+    """Nothing is consumed; the one served longest ago comes first."""
+    writers, readers = many
+    with refuses(TimeoutError, match="none of 200 queues is ready"):
+        first_ready(readers, 0.05)
+    threading.Timer(0.05, writers[123].enqueue, ("here",)).start()
+    assert first_ready(readers, PATIENCE) is readers[123]
+    assert first_ready(readers, 0) is readers[123]
+    assert readers[123].dequeue(timeout=0) == "here"
+    for number in (5, 123, 7):
+        writers[number].enqueue(number)
+        writers[number].enqueue(number)
+    served = [first_ready(readers, 0) for _ in range(6)]
+    assert {id(each) for each in served[:2]} == {id(readers[5]), id(readers[7])}
+    assert served[2] is readers[123]
+    assert served[3:] == served[:3]
+    writers[9].close()
+    assert first_ready(readers, PATIENCE) is readers[9]
+
+
+def test_wrong_queues_to_wait_for() -> None:
+    """Refused, and nothing is consumed."""
+    with refuses(ValueError, match="first_ready needs at least one queue"):
+        first_ready([])
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(1)
+        with pytest.raises(WrongRole):
+            first_ready([reader, writer], 0)
+        with pytest.raises(InvalidArgument):
+            first_ready([reader], float("nan"))
+        assert reader.dequeue(timeout=0) == 1
+    with pytest.raises(Closed):
+        first_ready([reader])
