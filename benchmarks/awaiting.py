@@ -84,7 +84,8 @@ def zmq_sender(pipe: Connection, address: str, count: int) -> None:
 
 
 def latency_of(step: dict[str, Any]) -> float:
-    return time.perf_counter() - step["at"]
+    sent: float = step["at"]
+    return time.perf_counter() - sent
 
 
 def attached(handle: Handle) -> MessageQueue:
@@ -113,9 +114,11 @@ def by_pipe(pipe: Connection, count: int) -> Latencies:
 
         def readable() -> None:
             text = os.read(pipe.fileno(), 65536)
-            (size,) = struct.unpack_from("<I", text)
-            latencies.append(latency_of(pickle.loads(text[4 : 4 + size])))
-            if len(latencies) == count and not done.done():
+            while text:  # mostly one
+                (size,) = struct.unpack_from("<I", text)
+                latencies.append(latency_of(pickle.loads(text[4 : 4 + size])))
+                text = text[4 + size :]
+            if len(latencies) == count:
                 done.set_result(None)
 
         loop.add_reader(pipe.fileno(), readable)
@@ -197,9 +200,8 @@ def show_idle(count: int) -> None:
             for _ in range(count)
         ]
         share, threads = asyncio.run(wait(readers))
-    print(
-        f"{count} queues awaited, idle: {100 * share:.2f} % of a core, {threads - before - 1} threads"
-    )
+    own = threads - before - 1
+    print(f"{count} queues awaited, idle: {100 * share:.2f} % of a core, {own} threads")
 
 
 def main() -> None:
