@@ -142,13 +142,13 @@ public:
     }
 
     // For a thread that watches. A message that cannot be taken because this reader keeps its chunk counts as ready.
-    core::WaitPoint wait_point() const noexcept override {
+    core::WaitPoint wait_point() const noexcept final {
         return {&ring_.waits().published, &ring_.parked_readers()[reader_]};
     }
-    bool is_ready() noexcept override { return is_stopping() || is_published() || has_writer_closed(); }
-    bool look() override { return is_writer_dead(); }
+    bool is_ready() noexcept final { return is_stopping() || is_published() || has_writer_closed(); }
+    bool look() final { return is_writer_dead(); }
     // True if no process has taken the writer's slot, or its owner did not publish the previous message.
-    bool may_be_silent() const noexcept override {
+    bool may_be_silent() const noexcept final {
         return core::load_relaxed(participants_.slot(kWriterSlot).position) < position_ ||
                participants_.state(kWriterSlot) == core::SlotState::absent;
     }

@@ -167,13 +167,13 @@ public:
     bool is_deserted() const noexcept { return is_deserted_; }
 
     // For a thread that watches. A lack of space is tried again: nobody tells when others free some.
-    core::WaitPoint wait_point() const noexcept override { return {&ring_.waits().consumed, &ring_.waits().writer_parked}; }
-    bool is_ready() noexcept override { return is_stopping() || first_dead() || (!lacks_space_ && is_free()); }
-    bool look() override {
+    core::WaitPoint wait_point() const noexcept final { return {&ring_.waits().consumed, &ring_.waits().writer_parked}; }
+    bool is_ready() noexcept final { return is_stopping() || first_dead() || (!lacks_space_ && is_free()); }
+    bool look() final {
         look_at_readers(os::monotonic_now());
         return first_dead() || lacks_space_;
     }
-    bool may_be_silent() const noexcept override { return lacks_space_; }
+    bool may_be_silent() const noexcept final { return lacks_space_; }
 
     // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.
     void look_at_next_begin() noexcept { last_look_ = 0; }

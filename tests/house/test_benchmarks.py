@@ -16,6 +16,7 @@ ALL = [
     "remote",
     "remote.relayed",
     "remote.scale",
+    "awaiting",
     "watching",
     "tiers",
     "engines",

@@ -52,37 +52,36 @@ class Awaiting:
         self._is_awaited = True
         stall = Stall(self._end.stall_line) if is_news else None
         try:
+            if not self._watch.is_readable and not deadline.has_passed():
+                await self._until_readable(deadline, stall)
             while True:
-                is_over = deadline.has_passed()
-                if is_over or self._watch.is_readable:
-                    try:
-                        return attempt()
-                    except TimedOut:
-                        pass
-                if is_over:
-                    raise self._end.timed_out(timeout)
-                self._end.show_waiting(True)
                 try:
-                    await self._until_readable(deadline.left(), stall)
-                finally:
-                    self._end.show_waiting(False)
+                    return attempt()
+                except TimedOut:
+                    if deadline.has_passed():
+                        raise self._end.timed_out(timeout) from None
+                await self._until_readable(deadline, stall)
         finally:
             self._is_awaited = False
 
-    async def _until_readable(self, seconds: float, stall: Stall | None) -> None:
+    async def _until_readable(self, deadline: Deadline, stall: Stall | None) -> None:
+        """Or until the deadline, or until there is something to log."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             loop.add_reader(self._watch.fileno(), self._on_readable, loop)
             self._loop = loop
         waiter = self._waiter = loop.create_future()
+        seconds = inf if deadline.end == inf else deadline.left()
         if stall is not None:
             stall.report()
             seconds = stall.due(seconds)
         timer = None if seconds == inf else loop.call_later(seconds, _end, waiter)
+        self._end.show_waiting(True)
         try:
             await waiter
         finally:
             self._waiter = None
+            self._end.show_waiting(False)
             if timer is not None:
                 timer.cancel()
 

@@ -391,7 +391,7 @@ class MessageQueue(Owned, Generic[M]):
 
     async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
         """As `enqueue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
-        was sent. Encoding and copying happen in the event loop.
+        was sent. Encoding and copying happen in the event loop. `timeout` is in seconds.
 
         Raises:
             ConcurrentUse: another coroutine awaits this queue.
@@ -407,6 +407,7 @@ class MessageQueue(Owned, Generic[M]):
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
         """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
         was consumed, and the queue is free at once. Decoding and copying happen in the event loop.
+        `timeout` is in seconds.
 
         Raises:
             ConcurrentUse: another coroutine awaits this queue.
