@@ -20,6 +20,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -80,7 +81,10 @@ private:
     Words park_all() noexcept;
     // Whether any end has changed so that it must be parked anew.
     bool look_at_all(bool is_due) noexcept;
-    os::Nanoseconds interval() const noexcept;
+    struct Intervals {
+        os::Nanoseconds look, wake;
+    };
+    Intervals intervals() const noexcept;
     void sleep(const Words& words, os::Nanoseconds until) const noexcept;
 
     const std::size_t most_;
@@ -125,7 +129,7 @@ public:
     bool is_readable() noexcept {
         if (!is_here()) return true;
         const std::lock_guard guard(lane_->mutex());
-        if (end_ != nullptr && look(state_ == State::readable)) {
+        if (end_ != nullptr && look(false)) {
             park();
             full_fence();
             if (end_->is_ready()) show();
@@ -170,17 +174,16 @@ private:
     bool finds() const noexcept {
         try {
             return end_->look();
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {
             return true;  // the call will say why
         }
     }
 
-    // The thread's. True: it is to be parked.
+    // `is_due`: also for what nobody tells. True: it is to be parked.
     bool look(bool is_due) noexcept {
         if (state_ == State::armed && (end_->is_ready() || (is_due && finds()))) show();
         // What was there may be gone without a call: a chunk that a view kept.
-        const bool may_be_stale = state_ == State::readable && is_due && !is_ready_anyway_;
-        if (!may_be_stale || end_->is_ready() || finds()) return false;
+        if (state_ != State::readable || is_ready_anyway_ || end_->is_ready() || finds()) return false;
         hide();
         state_ = State::armed;
         return true;
@@ -215,8 +218,8 @@ private:
             if (const auto lane = known.lock(); lane && lane->add(watch)) return lane;
         // Without futex_waitv each end has a thread.
         auto lane = std::make_shared<Lane>(os::has_futex_waitv() ? os::kMostFutexes - 1 : 1);
+        lanes_.push_back(lane);  // first: nothing may fail once its thread knows the watch
         lane->add(watch);
-        lanes_.push_back(lane);
         return lane;
     }
 
@@ -264,21 +267,22 @@ inline bool Lane::look_at_all(bool is_due) noexcept {
     return is_any_to_park;
 }
 
-inline os::Nanoseconds Lane::interval() const noexcept {
-    const bool is_short = most_ == 1 || std::ranges::any_of(watches_, [](const Watch* watch) {
-        if (watch->state_ == Watch::State::calling) return false;  // its owner is at it
-        return watch->state_ == Watch::State::readable || watch->end_->may_be_silent();
-    });
-    return is_short ? kSlice : kLookInterval;
+inline Lane::Intervals Lane::intervals() const noexcept {
+    Intervals made{kLookInterval, most_ == 1 ? kSlice : kLookInterval};
+    for (const Watch* watch : watches_) {
+        if (watch->state_ == Watch::State::calling) continue;  // its owner is at it
+        if (watch->end_->may_be_silent()) made.look = kSlice;
+        if (watch->state_ == Watch::State::readable) made.wake = kSlice;
+    }
+    return made;
 }
 
 inline void Lane::sleep(const Words& words, os::Nanoseconds until) const noexcept {
     const os::FutexWaiter& first = words.all.front();
-    if (most_ > 1) {
-        os::futex_wait_any(&first, words.count, until);
-    } else {
-        os::futex_wait(first.word, static_cast<std::uint32_t>(first.expected), until);
-    }
+    if (most_ > 1 && os::futex_wait_any(&first, words.count, until)) return;
+    // The only end's word. Or that of changes, if the system has come to refuse the call: then it wakes late.
+    if (most_ > 1) until = std::min(until, os::monotonic_now() + 10 * os::kMillisecond);
+    os::futex_wait(first.word, static_cast<std::uint32_t>(first.expected), until);
 }
 
 inline void Lane::run() noexcept {
@@ -287,10 +291,11 @@ inline void Lane::run() noexcept {
     while (!watches_.empty()) {
         const Words words = park_all();
         const os::Nanoseconds now = os::monotonic_now();
-        const bool is_due = now - looked >= interval();
+        const bool is_due = now - looked >= intervals().look;
         if (is_due) looked = now;
         if (look_at_all(is_due)) continue;
-        const os::Nanoseconds until = looked + interval();
+        const Intervals next = intervals();
+        const os::Nanoseconds until = std::min(looked + next.look, now + next.wake);
         lock.unlock();
         sleep(words, until);
         lock.lock();

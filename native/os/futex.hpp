@@ -34,10 +34,12 @@ static_assert(sizeof(FutexWaiter) == 24 && sizeof(void*) == 8);
 inline constexpr long kFutexWaitv = 449;  // on every architecture
 inline constexpr std::size_t kMostFutexes = 128;
 
-// Sleeps while all words are as expected, at most until `until` on CLOCK_MONOTONIC. May wake spuriously.
-inline void futex_wait_any(const FutexWaiter* words, std::size_t count, Nanoseconds until) noexcept {
+// Sleeps while all words are as expected, at most until `until` on CLOCK_MONOTONIC. May wake spuriously. False if the system
+// refuses the call.
+inline bool futex_wait_any(const FutexWaiter* words, std::size_t count, Nanoseconds until) noexcept {
     const timespec at{until / kSecond, until % kSecond};
-    ::syscall(kFutexWaitv, words, count, 0, &at, CLOCK_MONOTONIC);
+    if (::syscall(kFutexWaitv, words, count, 0, &at, CLOCK_MONOTONIC) >= 0) return true;
+    return errno == EAGAIN || errno == ETIMEDOUT || errno == EINTR || errno == EFAULT;  // unmapped by now
 }
 
 // Whether the system has it, and allows it.

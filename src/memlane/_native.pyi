@@ -250,8 +250,10 @@ class RingWriter:
     def watch(self) -> Watch:
         """Whose descriptor is readable while a call would not wait."""
 
-    def show_waiting(self, is_waiting: bool) -> None:
-        """Shows observers that somebody waits, though in no call."""
+    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
+        """
+        Shows observers that somebody waits, though in no call; counts it as a wait.
+        """
 
     def awaited(self) -> Sightings:
         """The peers that a call on this end waits for, and the writer."""
@@ -316,8 +318,10 @@ class RingReader:
     def watch(self) -> Watch:
         """Whose descriptor is readable while a call would not wait."""
 
-    def show_waiting(self, is_waiting: bool) -> None:
-        """Shows observers that somebody waits, though in no call."""
+    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
+        """
+        Shows observers that somebody waits, though in no call; counts it as a wait.
+        """
 
     def awaited(self) -> Sightings:
         """The peers that a call on this end waits for, and the writer."""

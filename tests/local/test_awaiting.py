@@ -11,6 +11,7 @@ import os
 import random
 import resource
 import select
+import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from memlane import (
     WrongRole,
     first_ready,
 )
+from memlane.broadcast.local import LocalWriter
 from memlane.testing import kill
 from tests.support import PATIENCE, Link, start, until
 from tests.support.queues import BOUND, queue_of, refuses
@@ -138,7 +140,8 @@ def test_cancelled_sends_send_nothing(run: Callable[[Any], Any]) -> None:
             task = asyncio.create_task(writer.aenqueue(number))
             await asyncio.sleep(dice.choice([0, 0, 1e-5, 1e-4]) * dice.random())
             if dice.random() < 0.5:
-                received.append(reader.dequeue(timeout=PATIENCE))
+                with suppress(TimedOut):
+                    received.append(reader.dequeue(timeout=0))
             await asyncio.sleep(0)
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -245,6 +248,105 @@ def test_iteration(run: Callable[[Any], Any]) -> None:
             run(reader.adequeue())
 
 
+def test_a_busy_queue_lets_others_run(run: Callable[[Any], Any]) -> None:
+    """Timeouts and cancellation work, though no call ever waits."""
+
+    async def drain(reader: MessageQueue) -> float:
+        began = time.monotonic()
+        with suppress(asyncio.TimeoutError):
+            async with asyncio.timeout(0.2):
+                async for _ in reader:
+                    time.sleep(0.001)
+        return time.monotonic() - began
+
+    peer = start(sends, 1_000_000, 0)
+    with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
+        assert run(drain(reader)) < BOUND
+    peer.kill()
+
+
+def test_a_descriptor_that_the_user_has_registered(run: Callable[[Any], Any]) -> None:
+    """Stays registered, and `adequeue` works beside it."""
+
+    async def both(reader: MessageQueue, writer: MessageQueue) -> list[int]:
+        loop, seen, received = asyncio.get_running_loop(), [], []
+        loop.add_reader(reader, seen.append, 1)
+        for number in range(3):
+            loop.call_later(0.02, writer.enqueue, number)
+            received.append(await reader.adequeue())
+        with pytest.raises(TimedOut):
+            await reader.adequeue(timeout=0.02)
+        seen.clear()
+        writer.enqueue(3)
+        await asyncio.sleep(0.05)
+        assert seen
+        loop.remove_reader(reader)
+        loop.call_soon(reader.dequeue)
+        await asyncio.sleep(0.01)
+        loop.call_later(0.02, writer.enqueue, 4)
+        return [*received, await reader.adequeue()]
+
+    with queue_of() as (writer, (reader,)):
+        assert run(both(reader, writer)) == [0, 1, 2, 4]
+
+
+def test_a_loop_that_was_closed_with_a_call_pending() -> None:
+    """Nobody cancelled it; the next loop takes its place."""
+    with queue_of() as (writer, (reader,)):
+        old = asyncio.new_event_loop()
+        pending = old.create_task(reader.adequeue())
+        old.run_until_complete(asyncio.sleep(0.01))
+        old.close()
+        writer.enqueue(1)
+        assert asyncio.run(reader.adequeue(timeout=PATIENCE)) == 1
+        pending._log_destroy_pending = False  # type: ignore[attr-defined]
+        del pending
+
+
+class Unwilling:
+    """Raises TimedOut as it is encoded."""
+
+    def __reduce__(self) -> Any:
+        raise TimedOut("of the object's own", 0.0)
+
+
+def test_an_object_is_not_taken_for_a_timeout(run: Callable[[Any], Any]) -> None:
+    with queue_of() as (writer, _), pytest.raises(TimedOut, match="of the object's own"):
+        run(writer.aenqueue(Unwilling()))
+
+
+class Alarm(Exception):
+    """Raised by a signal's handler."""
+
+
+@pytest.mark.parametrize("step", ["check", "stall_line", "show_waiting", "timed_out"])
+def test_a_handler_that_raises_on_the_way(
+    run: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The next call is not refused, and the loop sleeps."""
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    async def fail(writer: MessageQueue) -> float:
+        with pytest.raises(Alarm):
+            await writer.aenqueue(2, timeout=0.5)
+        before = time.process_time()
+        await asyncio.sleep(0.3)
+        return time.process_time() - before
+
+    monkeypatch.setenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "0.05")
+    with queue_of(max_chunks=1) as (writer, (reader,)):
+        writer.enqueue(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalWriter, step, ring)
+            assert run(fail(writer)) < 0.15
+        with pytest.raises(TimedOut):
+            run(writer.aenqueue(2, timeout=0.01))
+        assert reader.dequeue() == 1
+        run(writer.aenqueue(2))
+
+
 class Ending:
     """Raises as it is decoded."""
 
@@ -254,6 +356,26 @@ class Ending:
 
 def _end() -> None:
     raise StopAsyncIteration
+
+
+class Late:
+    """Raises TimedOut as it is decoded."""
+
+    def __reduce__(self) -> Any:
+        return (_time_out, ())
+
+
+def _time_out() -> None:
+    raise TimedOut("of the message's own", 0.0)
+
+
+def test_a_message_is_not_taken_for_a_timeout(run: Callable[[Any], Any]) -> None:
+    with queue_of() as (writer, (reader,)):
+        writer.enqueue(Late())
+        writer.enqueue("next")
+        with pytest.raises(TimedOut, match="of the message's own"):
+            run(reader.adequeue())
+        assert run(reader.adequeue()) == "next"
 
 
 def test_a_message_does_not_end_the_iteration(run: Callable[[Any], Any]) -> None:
@@ -404,6 +526,26 @@ def test_a_descriptor_is_readable_while_a_message_is_there() -> None:
         assert is_readable(reader)
 
 
+def test_a_descriptor_outlives_close() -> None:
+    """Who waits for it hears of the end, and can unregister it; another queue gets another."""
+    with queue_of() as (_, (reader,)), selectors.DefaultSelector() as selector:
+        selector.register(reader, selectors.EVENT_READ)
+        assert not selector.select(0)
+        reader.close()
+        assert selector.select(0)
+        with pytest.raises(Closed):
+            reader.dequeue(timeout=0)
+        with queue_of() as (_, (other,)):
+            assert other.fileno() != reader.fileno()
+        selector.unregister(reader)
+
+
+def test_first_ready_hears_of_a_close_in_another_thread() -> None:
+    with queue_of() as (_, (reader,)), queue_of() as (_, (other,)):
+        threading.Timer(0.05, reader.close).start()
+        assert first_ready([other, reader], PATIENCE) is reader
+
+
 def test_a_chunk_that_a_view_keeps() -> None:
     """A call would not wait, but refuse. When the view is gone, the descriptor is quiet."""
     import numpy as np
@@ -517,17 +659,14 @@ def test_without_descriptors_or_threads() -> None:
 # Many at once -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def many() -> Iterator[tuple[list[MessageQueue], list[MessageQueue]]]:
-    """200 writers, and their readers."""
+def test_the_first_that_is_ready() -> None:
+    """Nothing is consumed; the one served longest ago comes first."""
     with ExitStack() as stack:
         ends = [stack.enter_context(queue_of(max_chunks=2)) for _ in range(200)]
-        yield [writer for writer, _ in ends], [reader for _, (reader,) in ends]
+        first_of([writer for writer, _ in ends], [reader for _, (reader,) in ends])
 
 
-def test_the_first_that_is_ready(many: tuple[list[MessageQueue], list[MessageQueue]]) -> None:
-    """Nothing is consumed; the one served longest ago comes first."""
-    writers, readers = many
+def first_of(writers: list[MessageQueue], readers: list[MessageQueue]) -> None:
     with refuses(TimeoutError, match="none of 200 queues is ready"):
         first_ready(readers, 0.05)
     threading.Timer(0.05, writers[123].enqueue, ("here",)).start()

@@ -4,6 +4,7 @@ ever, and what is no number of seconds is refused.
 Every public function and method with a parameter `timeout` is here: they are found by signature.
 """
 
+import asyncio
 import inspect
 import math
 import os
@@ -18,7 +19,7 @@ import pytest
 import zmq
 
 import memlane
-from memlane import InvalidArgument, InvalidType, MessageQueue, TimedOut
+from memlane import InvalidArgument, InvalidType, MessageQueue, TimedOut, first_ready
 from memlane._base.deadline import seconds_of
 from memlane.groups import TcpGroup, collectives_of
 from memlane.offload.region import _wait_for_file_size
@@ -105,6 +106,34 @@ for _name, _read in READS.items():
     def _(read: Callable[[MessageQueue, Any], object] = _read) -> Iterator[Scene]:
         with remote_queue() as (writer, (reader,)):
             yield lambda timeout: read(reader, timeout), lambda: writer.enqueue("there")
+
+
+@scene("MessageQueue.adequeue")
+def _() -> Iterator[Scene]:
+    with queue_of() as (writer, (reader,)):
+        yield (
+            lambda timeout: asyncio.run(reader.adequeue(timeout)),
+            lambda: writer.enqueue("there"),
+        )
+
+
+@scene("MessageQueue.aenqueue")
+def _() -> Iterator[Scene]:
+    with queue_of() as (writer, (reader,)):
+        fill(writer)
+        yield lambda timeout: asyncio.run(writer.aenqueue("late", timeout)), reader.dequeue
+
+
+@scene("MessageQueue.aenqueue", "without readers")
+def _() -> Iterator[Scene]:
+    with queue_of(0) as (writer, _):
+        yield lambda timeout: asyncio.run(writer.aenqueue("late", timeout)), None
+
+
+@scene("first_ready")
+def _() -> Iterator[Scene]:
+    with queue_of() as (writer, (reader,)):
+        yield lambda timeout: first_ready([reader], timeout), lambda: writer.enqueue("there")
 
 
 @scene("MessageQueue.wait_until_ready")
@@ -285,7 +314,7 @@ def takers() -> set[str]:
                 if value.__init__ is not object.__init__:  # type: ignore[misc]
                     look(name, value.__init__)  # type: ignore[misc]
                 for method, member in inspect.getmembers(value, inspect.isroutine):
-                    if not method.startswith("_"):
+                    if not method.startswith("_") and callable(member):
                         look(f"{name}.{method}", member)
     return found
 

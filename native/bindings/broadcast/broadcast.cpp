@@ -27,7 +27,8 @@ void bind_end(nb::class_<Bound>& end) {
         .def("abandon", [](Bound& self) { self.close(false, false); }, "Frees everything; peers see a death.")
         .def("check", [](Bound& self) { self.readable(); }, "Raises if this end is closed or the parent process's.")
         .def("watch", &Bound::watch, "Whose descriptor is readable while a call would not wait.")
-        .def("show_waiting", &Bound::show_waiting, "is_waiting"_a, "Shows observers that somebody waits, though in no call.")
+        .def("show_waiting", &Bound::show_waiting, "is_waiting"_a, "counts"_a,
+             "Shows observers that somebody waits, though in no call; counts it as a wait.")
         .def("awaited", &Bound::awaited, "The peers that a call on this end waits for, and the writer.")
         .def_prop_ro("is_closed", &Bound::is_closed)
         .def_prop_ro("position", &Bound::position)

@@ -88,6 +88,7 @@ public:
     }
 
     Sightings awaited() {
+        const Unwatched unwatched(*this);
         std::vector<std::size_t> slots = readable().blocking_slots();
         slots.push_back(broadcast::RingWriter::kSlot);
         return {core().participants(), slots};
@@ -95,6 +96,7 @@ public:
 
     // Slot, lent messages, their bytes, viewed messages and their bytes of every reader that keeps any.
     nb::list kept() {
+        const Unwatched unwatched(*this);
         nb::list all;
         for (const broadcast::RingWriter::Kept& one : core().kept())
             all.append(nb::make_tuple(one.slot, one.lent_messages, one.lent_bytes, one.viewed_messages, one.viewed_bytes));
@@ -115,6 +117,7 @@ public:
 
     // In nanoseconds of the monotonic clock; None if a reader may still read.
     nb::object deserted_since() {
+        const Unwatched unwatched(*this);
         const auto since = readable().deserted_since();
         return since ? nb::object(nb::int_(*since)) : nb::none();
     }

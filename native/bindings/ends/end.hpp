@@ -202,10 +202,26 @@ public:
         return watch_;
     }
 
-    // For observers: somebody waits for this end, though in no call of it.
-    void show_waiting(bool is_waiting) {
+    // Keeps the thread that watches from this end for as long as it lives; a call under way does so already.
+    class Unwatched {
+    public:
+        explicit Unwatched(End& end) : end_(end.watch_ && !end.call_.is_under_way() ? &end : nullptr) {
+            if (end_) end_->watch_->pause();
+        }
+        Unwatched(const Unwatched&) = delete;
+        Unwatched& operator=(const Unwatched&) = delete;
+        ~Unwatched() {
+            if (end_ && end_->watch_) end_->watch_->resume(static_cast<Bound*>(end_)->is_ready_anyway());
+        }
+
+    private:
+        End* end_;
+    };
+
+    // For observers: somebody waits for this end, though in no call of it. `counts`: as one of its waits.
+    void show_waiting(bool is_waiting, bool counts) {
         if (closed_ || !segment_->is_own() || call_.is_under_way()) return;
-        if (is_waiting) core::add_single_writer<std::uint64_t>(core_->participants().slot(core_->slot()).waits, 1);
+        if (counts) core::add_single_writer<std::uint64_t>(core_->participants().slot(core_->slot()).waits, 1);
         core_->show(is_waiting ? core::SlotActivity::waiting : core::SlotActivity::elsewhere);
     }
 

@@ -112,9 +112,10 @@ class LocalEnd(Generic[Native]):
         closed. Whoever keeps the object keeps the descriptor open."""
         return self.native.watch()
 
-    def show_waiting(self, is_waiting: bool) -> None:
-        """Shows observers that somebody waits for this end, though in no call of it."""
-        self.native.show_waiting(is_waiting)
+    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
+        """Shows observers that somebody waits for this end, though in no call of it; `counts` it as
+        one of the end's waits."""
+        self.native.show_waiting(is_waiting, counts)
 
     def stall_line(self, waited: float) -> str | None:
         return stall_line(self.native, "chunk" if self.native.slot == 0 else "message", waited)

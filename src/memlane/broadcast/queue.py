@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         TypeVar,
     )  # a checker has its own; typing's knows defaults from 3.13
 
-    from memlane._native import RingGeometry
+    from memlane._native import RingGeometry, Watch
     from memlane.broadcast.awaiting import Awaiting
     from memlane.broadcast.local import End, ReaderEnd, WriterEnd
     from memlane.broadcast.statistics import QueueStatistics
@@ -258,6 +258,7 @@ class MessageQueue(Owned, Generic[M]):
         self._is_remote_reader = reader is not None and reader.segment is None
         self._is_closed = False  # through this object
         self._awaiting: Awaiting | None = None
+        self._watch: Watch | None = None
         self._turn = 0  # when `first_ready` last returned it
         if end is not None:
             self._own(end.abandon)
@@ -391,12 +392,20 @@ class MessageQueue(Owned, Generic[M]):
             "timeout, in a thread"
         )
 
-    def _awaited(self, end: End) -> Awaiting:
-        if self._awaiting is None:
-            from memlane.broadcast.awaiting import Awaiting  # imports asyncio
+    def _awaited(self, end: End) -> tuple[Awaiting, float]:
+        """And the timeout of an attempt."""
+        from memlane.broadcast.awaiting import NOW, Awaiting  # which imports asyncio
 
+        if self._awaiting is None:
             self._awaiting = Awaiting(self._watched(end))
-        return self._awaiting
+        return self._awaiting, NOW
+
+    def _watch_of(self, call: str) -> Watch:
+        """Kept as long as this object: whoever has registered the descriptor must hear of the end,
+        and can unregister it afterwards."""
+        if self._watch is None:
+            self._watch = self._watched(self._must_be_reader(call)).watch()
+        return self._watch
 
     async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
         """As `enqueue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
@@ -411,7 +420,8 @@ class MessageQueue(Owned, Generic[M]):
         if isinstance(writer, LonelyWriter):  # never waits
             writer.send(obj, timeout)
             return
-        await self._awaited(writer).call(lambda: writer.send(obj, 0.0), timeout, is_news=True)
+        awaited, now = self._awaited(writer)
+        await awaited.call(lambda: writer.send(obj, now), timeout, is_news=True)
 
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
         """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
@@ -424,8 +434,9 @@ class MessageQueue(Owned, Generic[M]):
             MemlaneError: as `dequeue`.
         """
         reader, lends = self._must_be_reader("adequeue"), bool(lend)
-        message: M = await self._awaited(reader).call(
-            lambda: reader.receive(0.0, None, lends), timeout, is_news=False
+        awaited, now = self._awaited(reader)
+        message: M = await awaited.call(
+            lambda: reader.receive(now, None, lends), timeout, is_news=False
         )
         return message
 
@@ -443,7 +454,8 @@ class MessageQueue(Owned, Generic[M]):
 
     def fileno(self) -> int:
         """A descriptor that is readable while a message or an end is there, for select, epoll and
-        event loops. It is the queue's: never read or close it.
+        event loops. It is this object's, and stays open, and readable, when the queue is closed:
+        never read or close it.
 
         Then call `dequeue(timeout=0)`, which may still raise `TimedOut`: the descriptor is quiet
         again within 0.1 s of the last message, and says that a writer has died within a second.
@@ -451,13 +463,10 @@ class MessageQueue(Owned, Generic[M]):
         Raises:
             WrongRole: this is the writer.
             Unsupported: this reader is on another host than the writer.
-            Closed: this queue was closed.
+            Closed: this queue was closed, and had no descriptor before.
             SystemFault: there is no descriptor or thread left.
         """
-        return self._watched(self._must_be_reader("fileno")).watch().fileno()
-
-    def _is_ready(self) -> bool:
-        return self._watched(self._end).watch().is_readable
+        return self._watch_of("fileno").fileno()
 
     # The writer -----------------------------------------------------------------------------
 

@@ -37,14 +37,16 @@ def first_ready(queues: Iterable[Queue], timeout: float | None = None) -> Queue:
         WrongRole, Closed, Unsupported: as `MessageQueue.fileno`, of any of them.
     """
     deadline = Deadline(timeout)
-    watched = {queue.fileno(): queue for queue in queues}
+    watched = [(queue, queue._watch_of("first_ready")) for queue in queues]
     if not watched:
         raise InvalidArgument("first_ready needs at least one queue")
+    for queue, _ in watched:
+        queue._check()
     poller = select.poll()
-    for descriptor in watched:
-        poller.register(descriptor, select.POLLIN)
+    for _, watch in watched:
+        poller.register(watch, select.POLLIN)
     while True:
-        ready = [queue for queue in watched.values() if queue._is_ready()]
+        ready = [queue for queue, watch in watched if watch.is_readable]
         if ready:
             first = min(ready, key=lambda queue: queue._turn)
             first._turn = next(_turns)
