@@ -145,8 +145,8 @@ public:
     core::WaitPoint wait_point() const noexcept final {
         return {&ring_.waits().published, &ring_.parked_readers()[reader_]};
     }
-    bool is_ready() noexcept final { return is_stopping() || is_published() || has_writer_closed(); }
-    bool look() final { return is_writer_dead(); }
+    bool is_ready() noexcept final { return is_stopping() || is_published() || has_writer_closed() || is_writer_dead_; }
+    bool look() final { return is_writer_dead_ = is_writer_dead(); }
     // True if no process has taken the writer's slot, or its owner did not publish the previous message.
     bool may_be_silent() const noexcept final {
         return core::load_relaxed(participants_.slot(kWriterSlot).position) < position_ ||
@@ -282,7 +282,7 @@ private:
     bool is_writer_dead() const { return participants_.presence(0) == core::Presence::dead; }
 
     std::size_t reader_;
-    bool is_writer_dead_ = false;  // at the last check
+    bool is_writer_dead_ = false;  // at the last check, and for good
     std::vector<Held> held_;                // chunks that this reader keeps because something still refers to them
     std::shared_ptr<os::Mapping> shown_;        // of chunks and extents, read-only, once a view was asked for
     std::shared_ptr<os::PrivateMapping> lent_;  // of extents, private, once a message was lent

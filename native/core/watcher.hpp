@@ -23,7 +23,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -125,7 +124,7 @@ public:
         if (end_->is_ready()) show();
     }
 
-    // Whether the end is ready by now, and the descriptor readable. Makes a system call if it may be so no more.
+    // Whether the descriptor is readable by now. Makes a system call if it may be so no more.
     bool is_readable() noexcept {
         if (!is_here()) return true;
         const std::lock_guard guard(lane_->mutex());
@@ -134,7 +133,7 @@ public:
             full_fence();
             if (end_->is_ready()) show();
         }
-        return state_ == State::readable;
+        return is_shown_;
     }
 
     // The end is no more: readable for ever. Nobody calls it any more.

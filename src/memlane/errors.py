@@ -366,7 +366,6 @@ def system_fault(number: int, what: str) -> SystemFault:
     """The error for a system call that failed with errno `number`; `what` says what it was for."""
     hint = _FAULT_HINTS.get(number) if number != errno.ENOENT else _missing_place(what)
     if hint is not None and "/dev/shm" not in what:
-        hint = hint.replace("`df -i /dev/shm`", "`df` and `df -i`")
         hint = hint.replace("/dev/shm", "that file system")  # `directory=` of a region
     return _FAULTS.get(number, SystemFault)(number, f"{what}; {hint}" if hint else what)
 
@@ -392,7 +391,7 @@ _FAULT_HINTS = {
     errno.ENFILE: "the whole system has too many open files (see `sysctl fs.file-max`)",
     errno.EROFS: "mount /dev/shm so that it can be written to",
     errno.EACCES: "this user must be able to write to /dev/shm",
-    errno.ENOSPC: "the file system may have no room for another file (see `df -i /dev/shm`)",
+    errno.ENOSPC: "the file system may have no room for another file (see `df` and `df -i`)",
     errno.ENOMEM: "see the limits of this process and of its cgroup",
     errno.EOPNOTSUPP: "/dev/shm must be a tmpfs",
 }

@@ -582,8 +582,11 @@ def test_a_descriptor_says_that_the_writer_was_killed() -> None:
         killed = peer.kill()
         assert is_readable(reader, PATIENCE)
         assert time.monotonic() - killed < BOUND
-        with pytest.raises(WriterDied):
-            reader.dequeue(timeout=0)
+        for _ in range(3):
+            with pytest.raises(WriterDied):
+                reader.dequeue(timeout=0)
+            assert is_readable(reader)
+            assert first_ready([reader], 0) is reader
 
 
 def test_a_child_that_was_forked() -> None:
@@ -629,6 +632,14 @@ def test_without_futex_waitv() -> None:
 
 def without_resources(_link: Link) -> None:
     """Role: there is no descriptor left, then no thread."""
+    with queue_of() as (writer, (reader,)), asyncio.Runner() as runner:
+        runner.run(asyncio.sleep(0))  # it has its own
+        reader.fileno()
+        for _ in range(2):
+            with no_descriptor(), refuses(SystemFault):
+                runner.run(reader.adequeue())
+            writer.enqueue(1)
+            assert reader.dequeue(timeout=PATIENCE) == 1
     with queue_of() as (writer, (reader,)):
         for wrong in (no_descriptor, no_thread):
             with wrong(), refuses(SystemFault):

@@ -57,8 +57,6 @@ class Deadline:
 
     def timeout_left(self) -> float | None:
         """The same as the timeout of another call: None if it is more than a year."""
-        if self.end == inf:
-            return None
         left = self.left()
         return None if left > _LONGEST else left
 

@@ -13,12 +13,17 @@ from contextlib import suppress
 _LAST_STREAM = 2
 
 
+def duplicate(descriptor: int) -> int:
+    """Another descriptor of the same file, with a number of 3 or above."""
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STREAM + 1)
+
+
 def beyond_standard_streams(descriptor: int) -> int:
     """A descriptor of the same file with a number of 3 or above; the given one, if it has one."""
     if descriptor > _LAST_STREAM:
         return descriptor
     try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STREAM + 1)
+        return duplicate(descriptor)
     finally:
         os.close(descriptor)
 

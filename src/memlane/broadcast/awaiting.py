@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memlane._base.deadline import Deadline
+from memlane._base.descriptors import duplicate
 from memlane._base.diagnosis import Stall
-from memlane.errors import ConcurrentUse, TimedOut
+from memlane._base.lifetime import undone_by
+from memlane.errors import ConcurrentUse, TimedOut, system_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +24,7 @@ Result = TypeVar("Result")
 NOW = float("0")
 """The timeout of an attempt, and of its TimedOut: an error of a message's own has another."""
 
-_AT_ONCE = 32  # calls that need not wait, until the other tasks have a turn
+_AT_ONCE = 32  # calls, until the other tasks have a turn even if none of these has to wait
 
 
 class _Turn:
@@ -47,7 +49,7 @@ class Awaiting:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._copy = -1  # the descriptor that is registered there
         self._turn: _Turn | None = None
-        self._at_once = 0
+        self._calls = 0
 
     def __del__(self) -> None:
         if self._copy >= 0:
@@ -75,30 +77,30 @@ class Awaiting:
         turn = _Turn(asyncio.get_running_loop())
         self._turn = turn  # directly before `try`: a signal handler may raise at any call
         try:
-            if self._watch.is_readable or deadline.has_passed():
-                self._at_once += 1
-                if self._at_once % _AT_ONCE == 0:
-                    await asyncio.sleep(0)
-            else:
-                await self._until_readable(turn, deadline, stall, counts=True)
+            self._calls += 1
+            if self._calls % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            is_first = True
             while True:
-                if deadline.has_passed() or self._watch.is_readable:
+                is_over = deadline.has_passed()
+                if is_over or self._watch.is_readable:
                     try:
                         return attempt()
                     except TimedOut as error:
                         if error.timeout is not NOW:
                             raise
-                    if deadline.has_passed():
+                    if is_over:
                         raise self._end.timed_out(timeout)
-                await self._until_readable(turn, deadline, stall)
+                await self._until_readable(turn, deadline, stall, counts=is_first)
+                is_first = False
         finally:
             if self._turn is turn:
                 self._turn = None
 
     async def _until_readable(
-        self, turn: _Turn, deadline: Deadline, stall: Stall | None, *, counts: bool = False
+        self, turn: _Turn, deadline: Deadline, stall: Stall | None, *, counts: bool
     ) -> None:
-        """Or until the deadline, or until there is something to log."""
+        """Or until the deadline, or until there is something to log. `counts` as a wait."""
         loop = turn.loop
         if self._loop is not loop:
             self._register(loop)
@@ -119,14 +121,14 @@ class Awaiting:
                 timer.cancel()
 
     def _register(self, loop: asyncio.AbstractEventLoop) -> None:
-        old, self._copy = self._copy, fcntl.fcntl(self._watch.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
-        if old >= 0:
-            if self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(_unregister, self._loop, old)
-            else:
-                os.close(old)
-        loop.add_reader(self._copy, self._on_readable, loop, self._copy)
-        self._loop = loop
+        try:
+            copy = duplicate(self._watch.fileno())
+        except OSError as error:
+            raise system_fault(error.errno or 0, "cannot copy a descriptor") from None
+        with undone_by(partial(os.close, copy)):
+            loop.add_reader(copy, self._on_readable, loop, copy)
+        old, self._loop, self._copy = (self._loop, self._copy), loop, copy
+        _leave(*old)
 
     def _on_readable(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
         turn = self._turn
@@ -135,6 +137,16 @@ class Awaiting:
         elif descriptor == self._copy:
             self._loop, self._copy = None, -1  # first: a signal handler may raise
             _unregister(loop, descriptor)
+
+
+def _leave(loop: asyncio.AbstractEventLoop | None, descriptor: int) -> None:
+    """Of the loop that waited before, which may run in another thread."""
+    if loop is None:
+        return
+    if loop.is_closed():
+        os.close(descriptor)
+    else:
+        loop.call_soon_threadsafe(_unregister, loop, descriptor)
 
 
 def _unregister(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
