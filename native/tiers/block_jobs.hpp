@@ -168,10 +168,8 @@ public:
     }
     void end_copy(const Work& work) noexcept { work.job->states[work.at] = State::inside; }
 
-    // What is stored there must not be found, also after a restart. True: it was stored already. Of a job that was reported,
-    // nothing is.
+    // What is stored there must not be found, also after a restart. True: it was stored already.
     static bool forget(const Ref& job, std::size_t at) {
-        if (job->is_reported) return false;
         job->unwanted.resize(job->requests.size());
         job->unwanted[at] = true;
         return job->states[at] == State::decided;

@@ -872,8 +872,10 @@ class DiskTier:
     def poll(self, batch: int) -> list[tuple[int, bytes, int, int, int, float]]:
         """(ticket, a bool for each key, kind of fault, errno, bytes, seconds)"""
 
-    def begin_poll(self, arrived: Sequence[int]) -> int:
-        """The number of a batch; those that have reached the caller are dropped."""
+    def begin_poll(self, arrived: Sequence[int], back: Sequence[int]) -> int:
+        """
+        The number of a batch; those that have reached the caller are dropped, others put back.
+        """
 
     def put_back(self, batch: int) -> None:
         """Its reports are to be polled again."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import random
 import resource
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -301,6 +303,54 @@ def test_a_loop_that_was_closed_with_a_call_pending() -> None:
         assert asyncio.run(reader.adequeue(timeout=PATIENCE)) == 1
         pending._log_destroy_pending = False  # type: ignore[attr-defined]
         del pending
+
+
+def test_a_queue_that_moves_between_loops() -> None:
+    """Keeps no descriptor of a loop that was closed, or that never ran again."""
+    with queue_of() as (writer, (reader,)):
+        before = 0
+        for number in range(20):
+            loops = [asyncio.new_event_loop() for _ in range(2)]
+            for loop in loops:
+                with pytest.raises(TimedOut):
+                    loop.run_until_complete(reader.adequeue(timeout=0.001))
+            for loop in loops:
+                loop.close()
+            del loop, loops
+            gc.collect()
+            if number == 2:
+                before = len(os.listdir("/proc/self/fd"))
+        assert len(os.listdir("/proc/self/fd")) <= before
+        writer.enqueue(1)
+        assert asyncio.run(reader.adequeue()) == 1
+
+
+def test_a_handler_that_raises_as_it_registers(run: Callable[[Any], Any]) -> None:
+    """The loop knows the descriptor, and the queue does not: it does not spin."""
+
+    async def fail(reader: MessageQueue, writer: MessageQueue) -> float:
+        loop = asyncio.get_running_loop()
+        add_reader = loop.add_reader
+
+        def interrupted(*args: Any) -> None:
+            add_reader(*args)
+            raise Alarm
+
+        if not isinstance(loop, asyncio.SelectorEventLoop):  # uvloop's cannot be replaced
+            return 0.0
+        loop.add_reader = interrupted  # type: ignore[method-assign]
+        with pytest.raises(Alarm):
+            await reader.adequeue()
+        loop.add_reader = add_reader  # type: ignore[method-assign]
+        writer.enqueue(1)
+        before = time.process_time()
+        await asyncio.sleep(0.3)
+        used = time.process_time() - before
+        assert await reader.adequeue() == 1
+        return used
+
+    with queue_of() as (writer, (reader,)):
+        assert run(fail(reader, writer)) < 0.15
 
 
 class Unwilling:
@@ -589,6 +639,28 @@ def test_a_descriptor_says_that_the_writer_was_killed() -> None:
             assert first_ready([reader], 0) is reader
 
 
+def first_ready_of(reader: MessageQueue) -> Callable[[], object]:
+    return lambda: first_ready([reader], 0)
+
+
+def is_refused(call: Callable[[], object]) -> bool:
+    """In a child that was forked."""
+    try:
+        call()
+    except WrongProcess:
+        return True
+    except BaseException:
+        return False
+    return False
+
+
+def has_ended(child: int, statuses: list[int]) -> bool:
+    pid, status = os.waitpid(child, os.WNOHANG)
+    if pid == child:
+        statuses.append(status)
+    return pid == child
+
+
 def test_a_child_that_was_forked() -> None:
     """Is refused, and does not hang, whatever the thread was doing."""
     with queue_of() as (writer, (reader,)):
@@ -597,15 +669,11 @@ def test_a_child_that_was_forked() -> None:
             writer.enqueue(number)  # wakes the thread
             child = os.fork()
             if child == 0:
-                try:
-                    for call in (reader.fileno, lambda: reader.dequeue(timeout=0)):
-                        with suppress(WrongProcess):
-                            call()
-                            os._exit(1)
-                    reader.close()
-                finally:
-                    os._exit(0)
-            until(lambda child=child: os.waitpid(child, os.WNOHANG)[0] == child, "it has ended")
+                calls = (reader.fileno, partial(reader.dequeue, timeout=0), first_ready_of(reader))
+                os._exit(sum(not is_refused(call) for call in calls))
+            ended: list[int] = []
+            until(lambda child=child, ended=ended: has_ended(child, ended), "it has ended")
+            assert ended == [0]
             assert reader.dequeue(timeout=PATIENCE) == number
 
 

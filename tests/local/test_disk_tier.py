@@ -475,6 +475,38 @@ def test_a_log_that_raises(folder: Path, rows: Any) -> None:
         assert [done.ticket for done in tier.poll()] == [ticket]
 
 
+def test_a_poll_that_is_interrupted_beside_a_policy(tmp_path: Path, rows: Any) -> None:
+    """The report comes with the next one, and the interruption is not hidden."""
+
+    class Slow(Stubborn):
+        def insert(self, key: bytes) -> bool:
+            entered.set()
+            assert leave.wait(30)
+            return True
+
+    entered, leave = threading.Event(), threading.Event()
+    leave.set()
+    with tier_on(tmp_path, rows, capacity=10, policy=Slow()) as tier:
+        ticket = tier.store([key(1)], [0])
+        assert tier.drain(30)
+        entered.clear()
+        leave.clear()
+        storing = threading.Thread(target=tier.store, args=([key(2)], [1]))
+
+        def interrupted() -> None:
+            storing.start()
+            assert entered.wait(30)
+            raise Interrupted
+
+        tier._warn_of_trouble = interrupted  # type: ignore[method-assign]
+        with pytest.raises(Interrupted):
+            tier.poll()
+        del tier._warn_of_trouble
+        leave.set()
+        storing.join()
+        assert ticket in [done.ticket for done in tier.poll()]
+
+
 def test_a_thread_drains_while_another_polls(tmp_path: Path, rows: Any) -> None:
     """It is woken by the last call's end, whoever has noticed that."""
     with tier_on(tmp_path, rows, capacity=10) as tier:

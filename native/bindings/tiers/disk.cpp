@@ -359,17 +359,19 @@ void bind_disk(nb::module_& m) {
             "batch"_a, "(ticket, a bool for each key, kind of fault, errno, bytes, seconds)")
         .def(
             "begin_poll",
-            [](const DiskObject& self, const std::vector<std::uint64_t>& arrived) {
-                return self.call([&](DiskTier& tier) {
-                    for (const std::uint64_t batch : arrived) tier.has_arrived(batch);
-                    return tier.next_batch();
-                });
+            [](const DiskObject& self, const std::vector<std::uint64_t>& arrived, const std::vector<std::uint64_t>& back) {
+                DiskTier& tier = self.open().tier;
+                for (const std::uint64_t batch : arrived) tier.has_arrived(batch);
+                for (const std::uint64_t batch : back) tier.put_back(batch);
+                return tier.next_batch();
             },
-            "arrived"_a, "The number of a batch; those that have reached the caller are dropped.")
+            "arrived"_a, "back"_a, "The number of a batch; those that have reached the caller are dropped, others put back.")
         .def(
             "put_back",
             [](const DiskObject& self, std::uint64_t batch) {
-                self.call([&](DiskTier& tier) { tier.put_back(batch); });
+                OpenTier& opened = self.open();  // without the policy, in which another thread may be
+                opened.tier.put_back(batch);
+                if (opened.tier.has_done()) opened.io.work().wake();
             },
             "batch"_a, "Its reports are to be polled again.")
         .def(

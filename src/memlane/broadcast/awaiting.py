@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import partial
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,30 +39,25 @@ class Awaiting:
     """Awaits calls of one end. A coroutine that is cancelled has called nothing.
 
     The loop that waited last keeps a descriptor registered, so that a message costs it no further
-    system call, until it is readable and nobody waits. It is a copy: the user may have registered
-    the end's own.
+    system call, until it is readable and nobody waits.
     """
 
     def __init__(self, end: LocalEnd[Any]) -> None:
         self._end = end
         self._watch = end.watch()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._copy = -1  # the descriptor that is registered there
+        self._registered: _Registered | None = None  # for the loop that waited last
         self._turn: _Turn | None = None
         self._calls = 0
 
-    def __del__(self) -> None:
-        if self._copy >= 0:
-            os.close(self._copy)
-
     async def call(
-        self, attempt: Callable[[], Result], timeout: float | None, *, is_news: bool
+        self, attempt: Callable[[], Result], timeout: float | None, *, is_send: bool
     ) -> Result:
         """What `attempt` returns, which has the timeout `NOW`, once it does not time out.
 
         Args:
             timeout: in seconds.
-            is_news: whether a long wait is worth a line in the log.
+            is_send: it is attempted at once, because only that shows what the message needs; and a
+                long wait is worth a line in the log.
 
         Raises:
             TimedOut: after `timeout`.
@@ -73,7 +68,7 @@ class Awaiting:
         self._end.check()
         if self._turn is not None and not self._turn.loop.is_closed():
             raise ConcurrentUse("another coroutine awaits this queue; one at a time may")
-        stall = Stall(self._end.stall_line) if is_news else None
+        stall = Stall(self._end.stall_line) if is_send else None
         turn = _Turn(asyncio.get_running_loop())
         self._turn = turn  # directly before `try`: a signal handler may raise at any call
         try:
@@ -83,7 +78,7 @@ class Awaiting:
             is_first = True
             while True:
                 is_over = deadline.has_passed()
-                if is_over or self._watch.is_readable:
+                if is_over or (is_send and is_first) or self._watch.is_readable:
                     try:
                         return attempt()
                     except TimedOut as error:
@@ -102,7 +97,7 @@ class Awaiting:
     ) -> None:
         """Or until the deadline, or until there is something to log. `counts` as a wait."""
         loop = turn.loop
-        if self._loop is not loop:
+        if self._registered is None or self._registered.loop is not loop:
             self._register(loop)
         seconds = deadline.timeout_left()
         if stall is not None:
@@ -121,37 +116,53 @@ class Awaiting:
                 timer.cancel()
 
     def _register(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            copy = duplicate(self._watch.fileno())
-        except OSError as error:
-            raise system_fault(error.errno or 0, "cannot copy a descriptor") from None
-        with undone_by(partial(os.close, copy)):
-            loop.add_reader(copy, self._on_readable, loop, copy)
-        old, self._loop, self._copy = (self._loop, self._copy), loop, copy
-        _leave(*old)
+        new = _Registered(loop, self._watch.fileno())
+        with undone_by(new.end):
+            loop.add_reader(new.descriptor, self._on_readable, new)
+        old, self._registered = self._registered, new
+        if old is not None:
+            old.leave()
 
-    def _on_readable(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+    def _on_readable(self, registered: _Registered) -> None:
+        """Also of one that this object has lost, because a handler raised or another loop came."""
         turn = self._turn
-        if turn is not None and turn.loop is loop and turn.waiter is not None:
+        if turn is not None and turn.loop is registered.loop and turn.waiter is not None:
             _end(turn.waiter)
-        elif descriptor == self._copy:
-            self._loop, self._copy = None, -1  # first: a signal handler may raise
-            _unregister(loop, descriptor)
+            return
+        if self._registered is registered:
+            self._registered = None
+        registered.end()
 
 
-def _leave(loop: asyncio.AbstractEventLoop | None, descriptor: int) -> None:
-    """Of the loop that waited before, which may run in another thread."""
-    if loop is None:
-        return
-    if loop.is_closed():
-        os.close(descriptor)
-    else:
-        loop.call_soon_threadsafe(_unregister, loop, descriptor)
+class _Registered:
+    """A descriptor that a loop watches: a copy, because the user may have registered the end's own.
+    It is closed with this object at the latest, which the loop keeps as long as it watches."""
 
+    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+        self.loop = loop
+        try:
+            self.descriptor = duplicate(descriptor)
+        except OSError as error:
+            self.descriptor = -1
+            raise system_fault(error.errno or 0, "cannot copy a descriptor") from None
 
-def _unregister(loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-    loop.remove_reader(descriptor)
-    os.close(descriptor)
+    def end(self) -> None:
+        """In the loop's thread."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor < 0:
+            return
+        try:
+            if not self.loop.is_closed():
+                self.loop.remove_reader(descriptor)
+        finally:
+            os.close(descriptor)
+
+    __del__ = end
+
+    def leave(self) -> None:
+        """In any thread: once the loop runs; if it never does, with this object."""
+        with suppress(RuntimeError):  # it is closed
+            self.loop.call_soon_threadsafe(self.end)
 
 
 def _end(waiter: asyncio.Future[None]) -> None:

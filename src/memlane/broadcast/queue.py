@@ -421,7 +421,7 @@ class MessageQueue(Owned, Generic[M]):
             writer.send(obj, timeout)
             return
         awaited, now = self._awaited(writer)
-        await awaited.call(lambda: writer.send(obj, now), timeout, is_news=True)
+        await awaited.call(lambda: writer.send(obj, now), timeout, is_send=True)
 
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
         """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
@@ -436,7 +436,7 @@ class MessageQueue(Owned, Generic[M]):
         reader, lends = self._must_be_reader("adequeue"), bool(lend)
         awaited, now = self._awaited(reader)
         message: M = await awaited.call(
-            lambda: reader.receive(now, None, lends), timeout, is_news=False
+            lambda: reader.receive(now, None, lends), timeout, is_send=False
         )
         return message
 
@@ -464,8 +464,11 @@ class MessageQueue(Owned, Generic[M]):
             WrongRole: this is the writer.
             Unsupported: this reader is on another host than the writer.
             Closed: this queue was closed, and had no descriptor before.
+            WrongProcess: it was opened before a fork.
             SystemFault: there is no descriptor or thread left.
         """
+        if not self._is_closed:
+            self._check()
         return self._watch_of("fileno").fileno()
 
     # The writer -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import re
 import select
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -199,7 +200,7 @@ class DiskTier:
         )
         self._facts = self._native.facts()
         show(self._native)
-        self._arrived: dict[int, None] = {}  # batches of reports that callers have
+        self._batches: dict[int, bool] = {}  # of reports: whether a caller has them
         self._trouble = [(0, 0.0)] * len(_TROUBLE)  # how often, and until when it is not said again
         self._warn_of(folder, self._facts)
 
@@ -337,8 +338,13 @@ class DiskTier:
         Raises:
             Closed, WrongProcess: as `has`.
         """
-        arrived, self._arrived = self._arrived, {}
-        batch = self._native.begin_poll([*arrived])
+        known = dict(self._batches)
+        batch = self._native.begin_poll(
+            [each for each, has_arrived in known.items() if has_arrived],
+            [each for each, has_arrived in known.items() if not has_arrived],
+        )
+        for each in known:
+            self._batches.pop(each, None)
         try:
             done = [
                 Done(
@@ -348,10 +354,12 @@ class DiskTier:
             ]
             self._warn_of_trouble()
             # A signal's handler runs, and may raise, after a call only: from here on there is none.
-            self._arrived[batch] = None
+            self._batches[batch] = True
             return done
         except BaseException:
-            self._native.put_back(batch)
+            self._batches[batch] = False  # first: the next poll puts them back, if this does not
+            with suppress(Closed):
+                self._native.put_back(batch)
             raise
 
     def fileno(self) -> int:
