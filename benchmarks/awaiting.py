@@ -8,6 +8,8 @@ adequeue: `await queue.adequeue()`
 pipe: a callback that is registered once on a pipe, for what `pickle.dumps` of the sender wrote
 zmq.asyncio: `await socket.recv()` of a PULL on ipc://, unpickled
 dequeue: the blocking call, for comparison
+remote adequeue: the same of a reader on "another host", by the loopback and encrypted
+tcp zmq.asyncio: by the loopback, not encrypted
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ def paced(count: int, send: Callable[[dict[str, Any]], object]) -> None:
         due += PACE
 
 
-def memlane_sender(handle: Connection, count: int) -> None:
-    with MessageQueue(1, 1) as queue:
+def memlane_sender(handle: Connection, count: int, n_local: int = 1) -> None:
+    with MessageQueue(1, n_local, connect_ip=None if n_local else "127.0.0.1") as queue:
         handle.send(queue.export_handle())
         queue.wait_until_ready(30)
         paced(count, queue.enqueue)
@@ -140,30 +142,35 @@ def run(way: str, count: int) -> Latencies:
     """One round of that way, with a sender of its own; the first tenth is warm-up."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
+    receive: Callable[[Any, int], Latencies]
+    source: Any = here
     with ExitStack() as stack:
-        if way == "zmq.asyncio":
+        if way.endswith("zmq.asyncio"):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             zmq_context = stack.enter_context(zmq.asyncio.Context())
             socket = stack.enter_context(zmq_context.socket(zmq.PULL))
-            socket.bind(f"ipc://{folder}/socket")
-            sender = context.Process(
-                target=zmq_sender, args=(there, f"ipc://{folder}/socket", count)
-            )
+            socket.bind("tcp://127.0.0.1:*" if "tcp" in way else f"ipc://{folder}/socket")
+            address = str(socket.get(zmq.LAST_ENDPOINT), "utf-8")  # type: ignore[arg-type]
+            role, args = zmq_sender, [there, address, count]
+            receive, source = by_zmq, socket
         else:
-            role = pipe_sender if way == "pipe" else memlane_sender
-            sender = context.Process(target=role, args=(there, count))
+            role, receive, *more = MEMLANE_AND_PIPE[way]
+            args = [there, count, *more]
+        sender = context.Process(target=role, args=tuple(args))
         sender.start()
-        if way == "zmq.asyncio":
-            latencies = by_zmq(socket, count)
-        else:
-            by = {"pipe": by_pipe, "adequeue": by_adequeue, "dequeue": by_dequeue}[way]
-            latencies = by(here, count)
+        latencies = receive(source, count)
         here.send(None)
         sender.join()
     return latencies[count // 10 :]
 
 
-WAYS = ("adequeue", "pipe", "zmq.asyncio", "dequeue")
+MEMLANE_AND_PIPE: dict[str, Any] = {
+    "adequeue": (memlane_sender, by_adequeue, 1),
+    "pipe": (pipe_sender, by_pipe),
+    "dequeue": (memlane_sender, by_dequeue, 1),
+    "remote adequeue": (memlane_sender, by_adequeue, 0),
+}
+WAYS = ("adequeue", "pipe", "zmq.asyncio", "dequeue", "remote adequeue", "tcp zmq.asyncio")
 
 
 def show_latencies(rounds: int, count: int) -> None:
@@ -176,7 +183,7 @@ def show_latencies(rounds: int, count: int) -> None:
     for way in WAYS:
         middle = statistics.median(medians[way])
         every = " ".join(f"{1e6 * each:.0f}" for each in medians[way])
-        print(f"  {way:12} {1e6 * middle:6.1f} us  {middle / reference:5.2f} of pipe   ({every})")
+        print(f"  {way:15} {1e6 * middle:6.1f} us  {middle / reference:5.2f} of pipe   ({every})")
 
 
 def show_idle(count: int) -> None:

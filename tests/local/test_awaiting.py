@@ -11,7 +11,6 @@ import gc
 import os
 import random
 import resource
-import select
 import selectors
 import threading
 import time
@@ -32,7 +31,6 @@ from memlane import (
     ReaderDied,
     SystemFault,
     TimedOut,
-    Unsupported,
     ViewInUse,
     WriterClosed,
     WriterDied,
@@ -43,31 +41,18 @@ from memlane import (
 from memlane.broadcast.local import LocalWriter
 from memlane.testing import kill
 from tests.support import PATIENCE, Link, start, until
+from tests.support.loops import LOOPS, in_loop, is_readable
 from tests.support.queues import BOUND, queue_of, refuses
-from tests.support.remote_queues import remote_writer
 from tests.support.seccomp import refuse
-
-uvloop = pytest.importorskip("uvloop")
-with asyncio.Runner(loop_factory=uvloop.new_event_loop) as _first:
-    _first.run(asyncio.sleep(0))  # makes a pipe, which stays as long as the process
 
 CANCELS = int(os.environ.get("MEMLANE_SOAK_CANCELS", "500"))
 T = TypeVar("T")
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
-}
 
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     """Runs a coroutine in a loop of each kind."""
-
-    def run(coroutine: Any) -> Any:
-        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            return runner.run(asyncio.wait_for(coroutine, PATIENCE))
-
-    return run
+    return in_loop(request.param)
 
 
 def threads() -> int:
@@ -521,7 +506,7 @@ def test_many_queues_in_one_loop(run: Callable[[Any], Any]) -> None:
 
 
 def test_what_cannot_be_awaited(run: Callable[[Any], Any]) -> None:
-    """Ends of the other role, and those with peers on other hosts."""
+    """Ends of the other role."""
     with queue_of() as (writer, (reader,)):
         for call in (writer.adequeue, lambda: reader.aenqueue(1), writer.__anext__):
             with pytest.raises(WrongRole):
@@ -532,15 +517,9 @@ def test_what_cannot_be_awaited(run: Callable[[Any], Any]) -> None:
             writer.fileno()
     with MessageQueue(0, 0) as lonely:
         assert run(lonely.aenqueue(1)) is None
-    with remote_writer(1) as writer, pytest.raises(Unsupported, match="on other hosts"):
-        run(writer.aenqueue(1))
 
 
 # Descriptors ------------------------------------------------------------------------------------
-
-
-def is_readable(queue: MessageQueue, seconds: float = 0) -> bool:
-    return bool(select.select([queue], [], [], seconds)[0])
 
 
 def test_a_descriptor_is_readable_while_a_message_is_there() -> None:

@@ -124,6 +124,22 @@ def _() -> Iterator[Scene]:
         yield lambda timeout: asyncio.run(writer.aenqueue("late", timeout)), reader.dequeue
 
 
+@scene("MessageQueue.adequeue", "from another host")
+def _() -> Iterator[Scene]:
+    with remote_queue() as (writer, (reader,)):
+        yield (
+            lambda timeout: asyncio.run(reader.adequeue(timeout)),
+            lambda: writer.enqueue("there"),
+        )
+
+
+@scene("MessageQueue.aenqueue", "to a remote reader")
+def _() -> Iterator[Scene]:
+    with remote_queue(remote_window=1) as (writer, (reader,)):
+        fill(writer)
+        yield lambda timeout: asyncio.run(writer.aenqueue("late", timeout)), reader.dequeue
+
+
 @scene("MessageQueue.aenqueue", "without readers")
 def _() -> Iterator[Scene]:
     with queue_of(0) as (writer, _):

@@ -6,7 +6,7 @@ import asyncio
 import os
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from memlane._base.deadline import Deadline
 from memlane._base.descriptors import duplicate
@@ -17,7 +17,7 @@ from memlane.errors import ConcurrentUse, TimedOut, system_fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memlane.broadcast.local import LocalEnd
+    from memlane.broadcast.local import Awaitable
 
 Result = TypeVar("Result")
 
@@ -42,9 +42,9 @@ class Awaiting:
     system call, until it is readable and nobody waits.
     """
 
-    def __init__(self, end: LocalEnd[Any]) -> None:
+    def __init__(self, end: Awaitable) -> None:
         self._end = end
-        self._watch = end.watch()
+        self._signal = end.signal()
         self._registered: _Registered | None = None  # for the loop that waited last
         self._turn: _Turn | None = None
         self._calls = 0
@@ -78,7 +78,7 @@ class Awaiting:
             is_first = True
             while True:
                 is_over = deadline.has_passed()
-                if is_over or (is_send and is_first) or self._watch.is_readable:
+                if is_over or (is_send and is_first) or self._signal.is_readable:
                     try:
                         return attempt()
                     except TimedOut as error:
@@ -116,7 +116,7 @@ class Awaiting:
                 timer.cancel()
 
     def _register(self, loop: asyncio.AbstractEventLoop) -> None:
-        new = _Registered(loop, self._watch.fileno())
+        new = _Registered(loop, self._signal.fileno())
         with undone_by(new.end):
             loop.add_reader(new.descriptor, self._on_readable, new)
         old, self._registered = self._registered, new
@@ -127,7 +127,8 @@ class Awaiting:
         """Also of one that this object has lost, because a handler raised or another loop came."""
         turn = self._turn
         if turn is not None and turn.loop is registered.loop and turn.waiter is not None:
-            _end(turn.waiter)
+            if self._signal.is_readable:  # else it was when the loop looked, before the last call
+                _end(turn.waiter)
             return
         if self._registered is registered:
             self._registered = None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from memlane._native import ViewLease, Watch
+    from memlane._native import ViewLease
     from memlane.broadcast.handle import Handle
     from memlane.broadcast.statistics import ReaderState
     from memlane.errors import MemlaneError
@@ -42,6 +42,33 @@ RESERVED_CHUNK_BYTES = 64 * 1024
 
 
 Native = TypeVar("Native", RingWriter, RingReader)
+
+
+class Watching(Protocol):
+    """A descriptor for select and epoll, kept open as long as this object."""
+
+    def fileno(self) -> int: ...
+    @property
+    def is_readable(self) -> bool: ...
+
+
+class Awaitable(Protocol):
+    """What awaiting needs of an end."""
+
+    def check(self) -> None: ...
+
+    def signal(self) -> Watching:
+        """Its descriptor is readable once a call should be attempted, and for ever once this end is
+        closed. An attempt, or `is_readable`, makes it quiet."""
+
+    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
+        """Somebody waits for this end, though in no call of it; `counts` it as one of its waits."""
+
+    def stall_line(self, waited: float) -> str | None:
+        """What the log says of a call that has waited that many seconds."""
+
+    def timed_out(self, timeout: float | None) -> MemlaneError:
+        """The error of a call that has waited that long in vain."""
 
 
 class End(Protocol):
@@ -71,13 +98,17 @@ class WriterEnd(End, Protocol):
     def secrets_for(self, rank: int | None) -> list[str]: ...
 
 
-class ReaderEnd(End, Protocol):
+class ReaderEnd(End, Awaitable, Protocol):
     """A reader's end. `receive` is `MessageQueue.dequeue`; its last argument is `lend`."""
 
     @property
     def receive(self) -> Callable[[float | None, threading.Event | None, bool], Any]: ...
     @property
     def rank(self) -> int: ...
+    def watch(self) -> Watching:
+        """Its descriptor is readable while a call would not wait, and for ever once this end is
+        closed."""
+
     @property
     def geometry(self) -> RingGeometry | None: ...
     def view(
@@ -107,21 +138,18 @@ class LocalEnd(Generic[Native]):
         with Starting(self.pids, processes) as starting:
             self.native.wait_until_ready(timeout, starting)
 
-    def watch(self) -> Watch:
-        """Its descriptor is readable while a call would not wait, and for ever once this end is
-        closed. Whoever keeps the object keeps the descriptor open."""
+    def watch(self) -> Watching:
         return self.native.watch()
 
+    signal = watch
+
     def show_waiting(self, is_waiting: bool, counts: bool) -> None:
-        """Shows observers that somebody waits for this end, though in no call of it; `counts` it as
-        one of the end's waits."""
-        self.native.show_waiting(is_waiting, counts)
+        self.native.show_waiting(is_waiting, counts)  # also to observers
 
     def stall_line(self, waited: float) -> str | None:
         return stall_line(self.native, "chunk" if self.native.slot == 0 else "message", waited)
 
     def timed_out(self, timeout: float | None) -> MemlaneError:
-        """The error of a call that has waited that long in vain."""
         return cast("MemlaneError", failure(self.native, "timed_out", 0, timeout))
 
     def pids(self) -> set[int]:
@@ -221,6 +249,9 @@ class LocalWriter(LocalEnd[RingWriter]):
         for _, slot, state in self._states():
             if state == "dead":
                 raise failure(self.native, "peer_died", slot, None)
+
+    def has_dead(self) -> bool:
+        return any(state == "dead" for _, _, state in self._states())
 
     def note_absent_elsewhere(self, count: int) -> None:
         """Stores how many remote readers have yet to attach; local ends are not ready until 0."""

@@ -16,7 +16,6 @@ from memlane._base.serialization import codec_of
 from memlane.broadcast.grouping import DEFAULT_TIMEOUT, queue_over_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
 from memlane.broadcast.local import (
-    LocalEnd,
     LocalReader,
     LocalWriter,
     LonelyWriter,
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
         TypeVar,
     )  # a checker has its own; typing's knows defaults from 3.13
 
-    from memlane._native import RingGeometry, Watch
+    from memlane._native import RingGeometry
     from memlane.broadcast.awaiting import Awaiting
-    from memlane.broadcast.local import End, ReaderEnd, WriterEnd
+    from memlane.broadcast.local import Awaitable, End, ReaderEnd, Watching, WriterEnd
     from memlane.broadcast.statistics import QueueStatistics
 
 
@@ -258,7 +257,7 @@ class MessageQueue(Owned, Generic[M]):
         self._is_remote_reader = reader is not None and reader.segment is None
         self._is_closed = False  # through this object
         self._awaiting: Awaiting | None = None
-        self._watch: Watch | None = None
+        self._watch: Watching | None = None
         self._turn = 0  # when `first_ready` last returned it
         if end is not None:
             self._own(end.abandon)
@@ -384,27 +383,19 @@ class MessageQueue(Owned, Generic[M]):
 
     # Awaiting -------------------------------------------------------------------------------
 
-    def _watched(self, end: End) -> LocalEnd[Any]:
-        if isinstance(end, LocalWriter) or type(end) is LocalReader:
-            return end
-        raise Unsupported(
-            "a queue with readers on other hosts cannot be awaited or selected on; call it with a "
-            "timeout, in a thread"
-        )
-
-    def _awaited(self, end: End) -> tuple[Awaiting, float]:
+    def _awaited(self, end: Awaitable) -> tuple[Awaiting, float]:
         """And the timeout of an attempt."""
         from memlane.broadcast.awaiting import NOW, Awaiting  # which imports asyncio
 
         if self._awaiting is None:
-            self._awaiting = Awaiting(self._watched(end))
+            self._awaiting = Awaiting(end)
         return self._awaiting, NOW
 
-    def _watch_of(self, call: str) -> Watch:
+    def _watch_of(self, call: str) -> Watching:
         """Kept as long as this object: whoever has registered the descriptor must hear of the end,
         and can unregister it afterwards."""
         if self._watch is None:
-            self._watch = self._watched(self._must_be_reader(call)).watch()
+            self._watch = self._must_be_reader(call).watch()
         return self._watch
 
     async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
@@ -413,14 +404,13 @@ class MessageQueue(Owned, Generic[M]):
 
         Raises:
             ConcurrentUse: another coroutine awaits this queue.
-            Unsupported: the queue has readers on other hosts.
             MemlaneError: as `enqueue`.
         """
         writer = self._must_be_writer("aenqueue")
         if isinstance(writer, LonelyWriter):  # never waits
             writer.send(obj, timeout)
             return
-        awaited, now = self._awaited(writer)
+        awaited, now = self._awaited(cast("Awaitable", writer))  # as the others are
         await awaited.call(lambda: writer.send(obj, now), timeout, is_send=True)
 
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
@@ -430,7 +420,6 @@ class MessageQueue(Owned, Generic[M]):
 
         Raises:
             ConcurrentUse: another coroutine awaits this queue.
-            Unsupported: this reader is on another host than the writer.
             MemlaneError: as `dequeue`.
         """
         reader, lends = self._must_be_reader("adequeue"), bool(lend)
@@ -462,7 +451,6 @@ class MessageQueue(Owned, Generic[M]):
 
         Raises:
             WrongRole: this is the writer.
-            Unsupported: this reader is on another host than the writer.
             Closed: this queue was closed, and had no descriptor before.
             WrongProcess: it was opened before a fork.
             SystemFault: there is no descriptor or thread left.

@@ -34,7 +34,7 @@ def first_ready(queues: Iterable[Queue], timeout: float | None = None) -> Queue:
     Raises:
         TimedOut: after `timeout` seconds none is ready.
         InvalidArgument: there is none to wait for.
-        WrongRole, Closed, Unsupported: as `MessageQueue.fileno`, of any of them.
+        WrongRole, Closed, WrongProcess, SystemFault: as `MessageQueue.fileno`, of any of them.
     """
     deadline = Deadline(timeout)
     watched = [(queue, queue._watch_of("first_ready")) for queue in queues]

@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zmq
@@ -34,6 +34,7 @@ from memlane._base.diagnosis import Stall
 from memlane._base.lifetime import is_left_behind, note_exit, start_thread
 from memlane._native import CallGuard, fork_generation
 from memlane._net.contexts import new_context
+from memlane.broadcast.network.watch import NetworkWatch
 from memlane.errors import (
     Cancelled,
     Closed,
@@ -88,6 +89,9 @@ class NetworkEnd(ABC):
         self._events: list[int] = []
         self._context = new_context()
         self._closing_event = self._event()
+        self._nudge = self._event()
+        self._is_nudged = False
+        self._watch: NetworkWatch | None = None
         self._thread = threading.Thread(target=self._run, name=f"memlane-{name}", daemon=True)
         self._served_at = 0.0
         self._ran_at = time.monotonic()
@@ -158,7 +162,8 @@ class NetworkEnd(ABC):
     def _free(self, linger: float = 0.0) -> None:
         """Closes everything still open; unsent frames have `linger` seconds to go out. What a
         signal handler interrupts can be called again."""
-        self._closed = True
+        with self.lock:  # another thread may be inside of `locked`
+            self._closed = True
         if self.transport is not None:
             self.transport.close()
         self._context.destroy(linger=int(1000 * linger))
@@ -229,6 +234,8 @@ class NetworkEnd(ABC):
         if not self._closing:  # or another thread may have closed that descriptor by now
             os.eventfd_write(self._closing_event, 1)
             self._closing = True
+            if self._watch is not None:
+                self._watch.end()
         me = threading.get_ident()
         if me in (self.guard.thread, self._ender):
             return  # in a signal handler: the interrupted call closes it
@@ -310,13 +317,37 @@ class NetworkEnd(ABC):
             if now >= deadline.end:
                 timeout = deadline.timeout
                 with self.lock:
-                    raise TimedOut(f"timed out after {timeout} s waiting for {who()}", timeout)
+                    raise timed_out(timeout, who())
             end = deadline.end if due is None else min(due, deadline.end)
             self._sleep(poller or self._call_poller, max(0.0, min(SLICE, end - now)))
 
     @abstractmethod
     def _tick(self) -> float | None:
         """Receives, and does what is due, with the lock held; returns when more is due."""
+
+    # Watching ---------------------------------------------------------------------------------
+
+    def _new_watch(self) -> NetworkWatch:
+        if self._watch is None:
+            with self.locked():
+                self._watch = self._watch or NetworkWatch()
+                if self._closing:  # since
+                    self._watch.end()
+        return self._watch
+
+    def nudge(self) -> None:
+        """Makes the thread look again."""
+        with self.lock:
+            if not self._closed:
+                self._is_nudged = True
+                os.eventfd_write(self._nudge, 1)
+
+    def _hear_nudge(self) -> None:
+        """With the lock held, before the thread looks."""
+        if self._is_nudged:
+            self._is_nudged = False
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._nudge)
 
     # The thread -------------------------------------------------------------------------------
 
@@ -326,6 +357,8 @@ class NetworkEnd(ABC):
                 self._serve()
         except BaseException as error:  # it would go unnoticed otherwise
             self._broken = error
+            if self._watch is not None:
+                self._watch.end()
             logger.exception("memlane's network thread failed")
         # If a call or another thread holds the guard, it closes this end.
         if self._ends_itself:
@@ -334,6 +367,10 @@ class NetworkEnd(ABC):
     @abstractmethod
     def _serve(self) -> None:
         """Does what is due and sleeps until something is."""
+
+
+def timed_out(timeout: float | None, who: str) -> TimedOut:
+    return TimedOut(f"timed out after {timeout} s waiting for {who}", timeout)
 
 
 _ends: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -12,15 +12,24 @@ from memlane._base.diagnosis import blocked, no_memory
 from memlane._base.naming import names_of
 from memlane._base.serialization import codec_of
 from memlane._net.contexts import need_curve
+from memlane._net.sockets import can_receive
 from memlane._net.tcp import Connection
 from memlane.broadcast.addresses import endpoint_of
-from memlane.broadcast.network.driver import NetworkEnd, logger
+from memlane.broadcast.network.driver import NetworkEnd, logger, timed_out
 from memlane.broadcast.network.endpoint import is_deserted
 from memlane.broadcast.network.transport import Connecting
+from memlane.broadcast.network.watch import JointWatch
 from memlane.broadcast.protocol.message import decode
 from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
-from memlane.errors import CorruptMessage, InvalidType, TimedOut, WriterUnreachable, WrongRole
+from memlane.errors import (
+    Closed,
+    CorruptMessage,
+    InvalidType,
+    TimedOut,
+    WriterUnreachable,
+    WrongRole,
+)
 
 if TYPE_CHECKING:
     import threading
@@ -31,8 +40,24 @@ if TYPE_CHECKING:
 
     from memlane.broadcast.handle import Handle
     from memlane.broadcast.network.driver import Asked
+    from memlane.broadcast.network.watch import NetworkWatch
     from memlane.broadcast.protocol.frames import ReportRow, Ring
     from memlane.broadcast.protocol.message import Message
+
+
+class _News:
+    """What libzmq signals to a reader."""
+
+    def __init__(self, end: NetworkReader) -> None:
+        self._end = end
+
+    def fileno(self) -> int:
+        return self._end.transport.news
+
+    @property
+    def is_readable(self) -> bool:
+        return self._end.hear_now()
+
 
 _ASK_AGAIN = 1.0
 _RECENT = 0.5
@@ -86,6 +111,9 @@ class NetworkReader(NetworkEnd):
         self._recent = min(_RECENT, self.bound / 4)
         self._connection: Connection | None = None
         self._has_news = self._was_interrupted = self._lacks_memory = False
+        self._is_selected = False  # somebody may wait for the descriptor at any time
+        self._is_hearing = self._is_awaited = False  # in a call, or between two
+        self._is_quiet, self._looks_at = True, 0.0  # whether, and until when the thread sleeps
         self._asked_at = 0.0
         self._events_at = time.monotonic()  # when connection events were last read
         self._kept: Message | None = None  # taken, and not decoded because that was interrupted
@@ -106,8 +134,10 @@ class NetworkReader(NetworkEnd):
                 self._context, self.endpoint, handle.remote_server_key, secret, self.bound
             )
             self._call_poller = self._poller(self.transport.news, self._news)
-            self._quiet_poller = self._poller(*self.transport.quiet)
-            self._full_poller = self._poller(*self.transport.quiet, self.transport.news)
+            self._quiet_poller = self._poller(*self.transport.quiet, self._nudge)
+            self._full_poller = self._poller(
+                *self.transport.quiet, self._nudge, self.transport.news
+            )
             self.transport.connect()
             self._start_thread()
             self._until(lambda: self.session.was_welcome, deadline)
@@ -145,20 +175,28 @@ class NetworkReader(NetworkEnd):
     def receive_by(self, deadline: Deadline, cancel: threading.Event | None) -> Any:
         """As `receive`, for a call that may have begun on another end."""
         with self.guard:
-            if self._kept is None:
-                self.take(deadline, cancel, keeps=True)
-            elif self.session.is_next(self._kept):  # a handler raised while it was taken
-                with self.lock:
-                    self._next()
             try:
-                value = decode(self._kept, self._codec)  # type: ignore[arg-type]
-            except MemoryError as error:
-                raise no_memory() from error
-            except Exception:  # the message's fault, so it counts as read; an interrupt keeps it
-                self._kept = None
-                raise
+                value = self._decoded(deadline, cancel)
+            finally:
+                if self._watch is not None:  # while the message is kept: a handler may raise here
+                    self._show_after_call()
             self._kept = None
             return value
+
+    def _decoded(self, deadline: Deadline, cancel: threading.Event | None) -> Any:
+        """The next message, which is kept until it is returned."""
+        if self._kept is None:
+            self.take(deadline, cancel, keeps=True)
+        elif self.session.is_next(self._kept):  # a handler raised while it was taken
+            with self.lock:
+                self._next()
+        try:
+            return decode(self._kept, self._codec)  # type: ignore[arg-type]
+        except MemoryError as error:
+            raise no_memory() from error
+        except Exception:  # the message's fault, so it counts as read; an interrupt keeps it
+            self._kept = None
+            raise
 
     @contextmanager
     def view(
@@ -197,7 +235,11 @@ class NetworkReader(NetworkEnd):
             self._check_writer()
             return None
 
-        return self.wait(ready, deadline, self.writer, cancel, self._line)
+        self._is_hearing = True
+        try:
+            return self.wait(ready, deadline, self.writer, cancel, self.stall_line)
+        finally:
+            self._is_hearing = False
 
     def _next(self, keeps: bool = False) -> Message:
         if keeps:  # before it is taken: a signal handler may raise at any call
@@ -268,11 +310,91 @@ class NetworkReader(NetworkEnd):
     def writer(self) -> str:
         return self.session.who(time.monotonic())
 
-    def _line(self, waited: float) -> str | None:
+    def stall_line(self, waited: float) -> str | None:
         """What the log says of a long wait; nothing while connected, as the queue may be idle."""
         if self.session.is_connected:
             return None
         return blocked(f"reader {self.rank}", waited, "no new message", self.writer())
+
+    # Watching -----------------------------------------------------------------------------------
+
+    def watch(self) -> NetworkWatch:
+        """From now on the thread receives at once, unless a call does."""
+        watch = self._new_watch()
+        with self.locked():
+            self._is_selected = True
+            self.nudge()
+        return watch
+
+    def signal(self) -> JointWatch:
+        """Without the thread: it would take two changes of threads more."""
+        return JointWatch(self._new_watch(), _News(self))
+
+    def hear_now(self) -> bool:
+        """Receives what has arrived; would a call not wait? If it would, libzmq will signal."""
+        with suppress(Closed), self.locked():
+            self._listen()
+            return self._is_ready()
+        return True
+
+    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
+        self._is_awaited = is_waiting
+        if is_waiting:
+            with self.locked():
+                self._waits += counts
+                if self._is_selected or can_receive(self.transport.socket):
+                    self._show()
+        elif self._is_selected:
+            self.nudge()
+
+    def timed_out(self, timeout: float | None) -> TimedOut:
+        with self.lock:
+            return timed_out(timeout, self.writer())
+
+    def _show_after_call(self) -> None:
+        """Shows whether another call would wait; wakes the thread if it is to look sooner."""
+        with self.lock:
+            if self._is_selected:
+                ack_at = self._show()
+            else:
+                ack_at = self._acknowledge()
+                self._watch.show(self._is_ready())  # type: ignore[union-attr]  # it is watched
+            is_late = ack_at is not None and ack_at < self._looks_at
+            if is_late or (self._is_selected and self._is_quiet):
+                self.nudge()
+
+    def _show(self) -> float | None:
+        """Shows whether a call would not wait; returns when to acknowledge what was taken."""
+        ack_at = self._acknowledge()
+        self._listen()
+        self._watch.show(self._is_ready())  # type: ignore[union-attr]  # this end is watched
+        return ack_at
+
+    def _acknowledge(self) -> float | None:
+        """What was taken, if that is due, and nothing else is to be taken; returns when it is."""
+        session = self.session
+        due = None if session.inbox else session.acknowledge_later(time.monotonic())
+        if session.out:
+            self._flush()
+        return due
+
+    def _listen(self) -> None:
+        """Receives until there is a message, or libzmq will signal the next frame."""
+        try:
+            while not (self.session.inbox or self._hear(until_whole=True)):
+                if not can_receive(self.transport.socket):  # sending may have consumed its signal
+                    break
+        except MemoryError:  # the next call raises it
+            self._lacks_memory = True
+
+    def _is_ready(self) -> bool:
+        session = self.session
+        if session.is_behind:
+            return False  # that is for the ring to say
+        is_kept = self._kept is not None and self.guard.thread == 0  # else it is being returned
+        has_ended = session.is_ended or session.failure is not None
+        has_more = bool(session.inbox) or is_kept or self._lacks_memory
+        return has_more or has_ended or session.death(self._ran_at) is not None
 
     def statistics(self) -> QueueStatistics:
         """Lists this reader only: it knows nothing of the others."""
@@ -340,12 +462,13 @@ class NetworkReader(NetworkEnd):
     def _serve(self) -> None:
         session = self.session
         with self.lock:
+            self._hear_nudge()
             self._note_time()
             now = time.monotonic()
-            was_recent = self._lacks_memory or now - self._served_at < self._recent
+            is_quiet = self._lacks_memory or not self._must_listen(now)
             if self._note_events(now):
                 self.wake()
-            if not was_recent:
+            if not is_quiet:
                 try:
                     self._hear()
                 except MemoryError:  # the next call tries again, and raises it if that fails, too
@@ -361,11 +484,21 @@ class NetworkReader(NetworkEnd):
             self._flush()
             if session.failure is not None:
                 self.transport.hang_up()
-        # A call that sends may consume the signal of frames that arrived, so look again after this.
-        pause = None if session.is_ended else self._recent
-        if due is not None:
-            pause = min(self._recent, max(0.0, due - time.monotonic()))
-        self._sleep(self._quiet_poller if was_recent else self._full_poller, pause)
+            ack_at = None if self._watch is None or self._is_hearing else self._show()
+            # A call that sends may consume the signal of frames that arrived, so look again then.
+            now = time.monotonic()
+            ends = [now + self._recent, due, ack_at]
+            self._looks_at = min(end for end in ends if end is not None)
+            must_look = due is not None or not session.is_ended
+            pause = max(0.0, self._looks_at - now) if must_look else None
+            self._is_quiet = is_quiet
+        self._sleep(self._quiet_poller if is_quiet else self._full_poller, pause)
+
+    def _must_listen(self, now: float) -> bool:
+        """Whether nobody else receives."""
+        if self._is_hearing or self._is_awaited:
+            return False
+        return self._is_selected or now - self._served_at >= self._recent
 
     def _note_events(self, now: float) -> bool:
         """Handles connection events; were there any?"""

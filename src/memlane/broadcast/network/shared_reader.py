@@ -16,6 +16,7 @@ from memlane._base.lifetime import undone_by
 from memlane.broadcast.local import LocalReader, ViewBlock
 from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.network.relay import Relay, ring_handle
+from memlane.broadcast.network.watch import JointWatch
 from memlane.broadcast.protocol.frames import ReportRow, Ring
 from memlane.broadcast.protocol.places import usual_place
 from memlane.broadcast.protocol.reader_session import PlaceTaken
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from memlane._native import RingReader, ViewLease
     from memlane.broadcast.handle import Handle
-    from memlane.broadcast.local import ReaderEnd
+    from memlane.broadcast.local import ReaderEnd, Watching
     from memlane.broadcast.statistics import QueueStatistics
 
 logger = logging.getLogger("memlane")
@@ -164,6 +165,7 @@ class SharedReader(LocalReader):
         stream.follow(partial(_position, self.native))
         self._alone: NetworkReader | None = None
         self._parting = _Parting(self._has_parted)
+        self._watch: JointWatch | None = None
         self._look = stream.bound / 2  # seconds between looks at the relay while it is not ready
         self.receive = self._receive
 
@@ -174,6 +176,8 @@ class SharedReader(LocalReader):
             why = error if isinstance(error, WriterDied) else "its relay does not report"
             logger.warning("reader %d reads over its own connection: %s", self.rank, why)
             self._stream.go_alone(self.native.position, self.native.counters()[1])
+            if self._watch is not None:
+                self._watch.become(self._stream.watch())
             self._alone = self._stream
             self.native.abandon()
         return self._alone
@@ -183,6 +187,30 @@ class SharedReader(LocalReader):
             super().check()
         else:
             self._alone.check()
+
+    def watch(self) -> Watching:
+        if self._watch is None:
+            if self._alone is None:
+                self._watch = JointWatch(self.native.watch(), *self._may_follow())
+            else:
+                self._watch = JointWatch(self._alone.watch())
+        return self._watch
+
+    signal = watch
+
+    def _may_follow(self) -> tuple[Watching, ...]:
+        """What may be ready while the ring is not: the stream, once the relay is none any more."""
+        return (self._stream.watch(),)
+
+    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
+        if self._alone is None:
+            super().show_waiting(is_waiting, counts)
+        else:
+            self._alone.show_waiting(is_waiting, counts)
+
+    def timed_out(self, timeout: float | None) -> MemlaneError:
+        alone = self._alone
+        return super().timed_out(timeout) if alone is None else alone.timed_out(timeout)
 
     def wait_until_ready(self, timeout: float | None) -> None:
         deadline = Deadline(timeout)
@@ -281,6 +309,9 @@ class RelayingReader(SharedReader):
 
     def _has_parted(self) -> bool:
         return False  # that is for the other readers of the ring
+
+    def _may_follow(self) -> tuple[Watching, ...]:
+        return ()  # the relay's, until that has failed
 
     def _go_on(self, error: MemlaneError) -> NetworkReader:
         if not self._relay.has_failed:  # the stream has ended as well

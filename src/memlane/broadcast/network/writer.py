@@ -14,9 +14,10 @@ from memlane._base.naming import names_of
 from memlane._base.serialization import Codec
 from memlane._native import Encoder
 from memlane._net.contexts import need_curve
+from memlane._net.sockets import can_receive
 from memlane.broadcast.local import LocalWriter
 from memlane.broadcast.network import endpoint
-from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger
+from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger, timed_out
 from memlane.broadcast.network.keys import Keys
 from memlane.broadcast.network.transport import Listening, begin_lending, end_lending
 from memlane.broadcast.protocol.frames import PIECE, Kind
@@ -34,14 +35,18 @@ if TYPE_CHECKING:
 
     from memlane._native import RingGeometry, RingSegment
     from memlane.broadcast.handle import Handle
+    from memlane.broadcast.local import Watching
+    from memlane.broadcast.network.watch import NetworkWatch
     from memlane.broadcast.options import RemoteOptions
     from memlane.broadcast.protocol.writer_session import Due
+    from memlane.errors import MemlaneError
 
 
 RECENT = 0.1  # seconds after a call read readers' frames: these need not wake the thread yet
 UNHEARD = 1 << 20  # bytes: half of what a reader takes at most before it acknowledges
 _LOOKS = 6  # at every connection, within the bound
 _LONGEST_PAUSE = 0.5
+_FULL = f"the window of a remote reader is full{VLLM_WORDS}"
 _MOVED = 2048  # bytes a second that a host receives: less may be only repeated frames
 
 
@@ -91,6 +96,9 @@ class NetworkWriter(NetworkEnd):
         self._credit = 0  # messages that may be sent without another look
         self._room = -1  # the same in bytes, -1: none
         self._lends = False
+        self._wanted = 0  # bytes of the latest message
+        self._is_awaited = False
+        self._ring_watch: Watching | None = None
         self._look_at: float | None = None  # when connections are looked at for floods
         with self._opening():
             self.keys = Keys(n_remote, insecure=options.insecure)
@@ -109,7 +117,7 @@ class NetworkWriter(NetworkEnd):
             self._lends = True
             self._call_poller = self._poller(self.transport.news)
             quiet, news, arrivals = (
-                self.transport.quiet,
+                (*self.transport.quiet, self._nudge),
                 self.transport.news,
                 self.transport.arrivals,
             )
@@ -144,13 +152,14 @@ class NetworkWriter(NetworkEnd):
         with self.guard:
             self._begin()
             try:
-                size = encoder.encode(obj)
+                size = self._wanted = encoder.encode(obj)
                 if encoder.kind != Kind.PLAIN:
                     self.check()  # pickling may have forked
                 if size <= PIECE and size <= self._room and self._local is None:
                     self._publish_alone(size)
                     return
-                has_waited = size > self._room and self._reserve(size, deadline)
+                must_wait = size > self._room and self._reserve(size, deadline)
+                has_waited = must_wait and timeout != 0
                 # Whatever may fail happens before the ring publishes.
                 self._stage(pieces_of(encoder, self.session.epoch, self.session.next, size), size)
                 if self._local is not None:
@@ -196,8 +205,8 @@ class NetworkWriter(NetworkEnd):
         self._wait(
             lambda: self.session.has_room(size),
             deadline,
-            lambda: names_of(self.session.in_the_way(size, time.monotonic())),
-            f"the window of a remote reader is full{VLLM_WORDS}",
+            lambda: self._in_the_way(size),
+            _FULL,
         )
         return True
 
@@ -398,14 +407,21 @@ class NetworkWriter(NetworkEnd):
 
     def _serve(self) -> None:
         with self.lock:
+            self._hear_nudge()
             now = time.monotonic()
-            was_recent = now - self._served_at < RECENT
+            was_recent = now - self._served_at < RECENT and not self._is_awaited
             due = self._answer(readers=not was_recent or self.transport.has_more)
             if not self.session.is_everybody_here and not self.session.count_absent():
                 due = now + SLICE  # local readers do not notify this thread
             if was_recent:
                 due = now + RECENT if due is None else min(due, now + RECENT)
             poller = self._pollers[was_recent, self._look_at is not None]
+            if self._is_awaited:
+                self._show()
+                if can_receive(self.transport.socket):  # sending may have consumed its signal
+                    due = now
+                if self._must_watch_ring():
+                    poller = self._ring_poller
         pause = None if due is None else max(0.0, due - time.monotonic())
         self._sleep(poller, pause)
 
@@ -476,6 +492,57 @@ class NetworkWriter(NetworkEnd):
         with self.guard, self.lock:  # now: the thread would do it, but ends with close()
             self._announce_ready()
             self._flush()
+
+    # Watching ---------------------------------------------------------------------------------
+
+    def signal(self) -> NetworkWatch:
+        if self._local is not None and self._ring_watch is None:
+            ring = self._local.watch()
+            self._ring_poller = self._poller(
+                *self.transport.quiet, self._nudge, self.transport.news, ring.fileno()
+            )
+            self._ring_watch = ring
+        return self._new_watch()
+
+    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
+        self._is_awaited = is_waiting
+        if is_waiting:
+            with self.locked():
+                self._waits += counts
+                self._recover()  # drops what the ring had no room for
+                self._show()
+                self.nudge()
+
+    def _show(self) -> None:
+        self._watch.show(self._is_ready())  # type: ignore[union-attr]  # this end is awaited
+
+    def _must_watch_ring(self) -> bool:
+        """Whether only the ring has no room."""
+        is_watched = self._ring_watch is not None and not self._watch.is_readable  # type: ignore[union-attr]
+        return is_watched and self.session.has_room(self._wanted)
+
+    def _is_ready(self) -> bool:
+        """Whether the latest message fits now, or somebody has died."""
+        if self.session.has_dead():
+            return True
+        if not self.session.has_room(self._wanted):
+            return self._local is not None and self._local.has_dead()
+        return self._ring_watch is None or self._ring_watch.is_readable
+
+    def timed_out(self, timeout: float | None) -> MemlaneError:
+        with self.lock:
+            if self._local is not None and self.session.has_room(self._wanted):
+                return self._local.timed_out(timeout)
+            return timed_out(timeout, self._in_the_way(self._wanted))
+
+    def stall_line(self, waited: float) -> str | None:
+        with self.lock:
+            if self._local is not None and self.session.has_room(self._wanted):
+                return self._local.stall_line(waited)
+            return blocked("writer", waited, _FULL, self._in_the_way(self._wanted))
+
+    def _in_the_way(self, size: int) -> str:
+        return names_of(self.session.in_the_way(size, time.monotonic()))
 
     # The rest ---------------------------------------------------------------------------------
 

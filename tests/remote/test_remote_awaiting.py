@@ -1,0 +1,665 @@
+"""Queues between hosts in event loops: awaited by asyncio, selected on, many at once.
+
+``MEMLANE_SOAK_CANCELS`` is the number of cancelled calls (default 500).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from typing import Any
+
+import pytest
+
+from memlane import (
+    Closed,
+    ConcurrentUse,
+    Handle,
+    MessageQueue,
+    ReaderDied,
+    TimedOut,
+    WriterClosed,
+    WriterDied,
+    WrongProcess,
+    first_ready,
+)
+from memlane.broadcast.network import relay
+from memlane.broadcast.network.reader import NetworkReader
+from memlane.testing import kill
+from tests.support import PATIENCE, Aside, Link, start, until
+from tests.support.loops import LOOPS, in_loop, is_readable
+from tests.support.proxies import Cable
+from tests.support.queues import BOUND, refuses
+from tests.support.remote_queues import (
+    relayed_queue,
+    remote_queue,
+    remote_writer,
+    start_remote_reader,
+)
+
+CANCELS = int(os.environ.get("MEMLANE_SOAK_CANCELS", "500"))
+Ends = AbstractContextManager[tuple[MessageQueue, list[MessageQueue]]]
+QUEUES: dict[str, Callable[..., Ends]] = {
+    "direct": lambda **options: remote_queue(2, **options),
+    "mixed": lambda **options: remote_queue(1, 1, **options),
+    "relayed": lambda **options: relayed_queue(2, **options),
+}
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    """Runs a coroutine in a loop of each kind."""
+    return in_loop(request.param)
+
+
+@pytest.fixture(params=QUEUES)
+def queues(request: pytest.FixtureRequest) -> Callable[..., Ends]:
+    """A writer with two readers, of each kind."""
+    return QUEUES[request.param]
+
+
+# Awaiting ---------------------------------------------------------------------------------------
+
+
+def test_both_ends(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
+    """Every message once and in order, though windows and rings are small."""
+    count = 600
+
+    async def both(writer: MessageQueue, readers: list[MessageQueue]) -> list[list[int]]:
+        async def send() -> None:
+            for number in range(count):
+                await writer.aenqueue(number)
+
+        async def receive(reader: MessageQueue) -> list[int]:
+            return [await reader.adequeue() for _ in range(count)]
+
+        sending = asyncio.create_task(send())
+        received = await asyncio.gather(*map(receive, readers))
+        await sending
+        return received
+
+    with queues(remote_window=6) as (writer, readers):
+        assert run(both(writer, readers)) == [list(range(count))] * 2
+
+
+def sends(link: Link, count: int, pause: float, options: dict[str, Any]) -> None:
+    """Role: the writer, which then waits to be told to close, or is killed."""
+    with remote_writer(1, **options) as queue:
+        link.tell(queue.export_handle(0))
+        queue.wait_until_ready(PATIENCE)
+        for number in range(count):
+            queue.enqueue(number, PATIENCE)
+            if pause:
+                time.sleep(random.random() * pause)
+        link.hear()
+
+
+def test_cancelled_receives_consume_nothing(run: Callable[[Any], Any]) -> None:
+    """At random moments: while it waits, while a message comes, before it has begun."""
+    dice = random.Random(7)
+
+    async def receive(reader: MessageQueue[int]) -> list[int]:
+        received: list[int] = []
+        for number in range(CANCELS):
+            task = asyncio.create_task(reader.adequeue())
+            await asyncio.sleep(dice.choice([0, 0, 1e-4, 1e-3]) * dice.random())
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                received.append(await task)
+            if number % 3 == 0:  # it is free at once
+                with suppress(TimedOut):
+                    received.append(reader.dequeue(timeout=0))
+        return received
+
+    peer = start(sends, 1_000_000, 0.001, {})
+    with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
+        received = run(receive(reader))
+        assert len(received) > 10
+        assert received == list(range(len(received)))
+        peer.kill()
+
+
+def test_cancelled_sends_send_nothing(
+    run: Callable[[Any], Any], queues: Callable[..., Ends]
+) -> None:
+    """What a call that was cancelled would have sent never arrives."""
+    dice = random.Random(8)
+
+    async def send(writer: MessageQueue[int]) -> list[int]:
+        sent: list[int] = []
+        for number in range(CANCELS):
+            task = asyncio.create_task(writer.aenqueue(number))
+            await asyncio.sleep(dice.choice([0, 0, 1e-4, 1e-3]) * dice.random())
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+                sent.append(number)
+        await writer.aenqueue(-1)
+        return sent
+
+    def receive(reader: MessageQueue[int]) -> list[int]:
+        received = []
+        while (message := reader.dequeue(PATIENCE)) >= 0:
+            received.append(message)
+            time.sleep(0.0005)
+        return received
+
+    with queues(remote_window=2, max_chunks=2) as (writer, readers):
+        receiving = [Aside(receive, reader) for reader in readers]
+        sent = run(send(writer))
+        assert 10 < len(sent) < CANCELS
+        assert [each.result() for each in receiving] == [sent] * 2
+
+
+def test_timeouts(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
+    """Of both ends; the error names who was waited for."""
+
+    async def wait(writer: MessageQueue, readers: list[MessageQueue]) -> None:
+        for reader in readers:
+            began = time.monotonic()
+            with refuses(
+                TimeoutError, match=r"timed out after 0.2 s waiting for the (writer|relay)"
+            ):
+                await reader.adequeue(timeout=0.2)
+            assert 0.2 <= time.monotonic() - began < BOUND
+            with refuses(TimeoutError):
+                await reader.adequeue(timeout=0)
+        for number in range(2):
+            await writer.aenqueue(number)
+        began = time.monotonic()
+        with refuses(TimeoutError, match=r"timed out after 0.2 s waiting for reader"):
+            await writer.aenqueue("late", timeout=0.2)
+        assert 0.2 <= time.monotonic() - began < BOUND
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(writer.aenqueue("later"), 0.05)
+        for reader in readers:
+            assert [await reader.adequeue(timeout=PATIENCE) for _ in range(2)] == [0, 1]
+        await writer.aenqueue("now")
+        for reader in readers:
+            assert await reader.adequeue() == "now"
+
+    with queues(remote_window=2, max_chunks=2) as (writer, readers):
+        run(wait(writer, readers))
+
+
+def test_a_ring_that_is_full_beside_an_open_window(run: Callable[[Any], Any]) -> None:
+    """The send waits for the reader here, and is logged and told of its room and its death."""
+
+    async def fill(writer: MessageQueue, local: MessageQueue, remote: MessageQueue) -> None:
+        for number in range(4):
+            await writer.aenqueue(number)
+            assert await remote.adequeue() == number
+        with refuses(TimeoutError, match="waiting for reader 0"):
+            await writer.aenqueue("late", timeout=0.2)
+        waiting = asyncio.create_task(writer.aenqueue(4))
+        await asyncio.sleep(0.3)
+        before = time.process_time()
+        await asyncio.sleep(0.3)
+        assert time.process_time() - before < 0.15
+        assert not waiting.done()
+        assert await local.adequeue() == 0
+        await asyncio.wait_for(waiting, BOUND)
+        assert await remote.adequeue() == 4
+
+    with remote_queue(1, 1, max_chunks=4) as (writer, (local, remote)):
+        run(fill(writer, local, remote))
+
+
+def test_one_await_at_a_time(run: Callable[[Any], Any]) -> None:
+    async def twice(reader: MessageQueue, writer: MessageQueue) -> None:
+        first = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.01)
+        with pytest.raises(ConcurrentUse, match="another coroutine awaits this queue"):
+            await reader.adequeue(timeout=0)
+        writer.enqueue("first")
+        assert await first == "first"
+
+    with remote_queue() as (writer, (reader,)):
+        run(twice(reader, writer))
+
+
+def test_iteration(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
+    """Ends when the writer closes, after all its messages; plain calls go on in between."""
+
+    async def collect(reader: MessageQueue) -> list[Any]:
+        collected = [reader.dequeue(timeout=PATIENCE)]
+        async for message in reader:
+            collected.append(message)
+        with pytest.raises(WriterClosed):
+            await reader.adequeue()
+        return collected
+
+    async def all_of(readers: list[MessageQueue]) -> list[list[Any]]:
+        return await asyncio.gather(*map(collect, readers))
+
+    with queues(remote_window=16, max_chunks=16) as (writer, readers):
+        for number in range(6):
+            writer.enqueue(number)
+        closing = Aside(writer.close, PATIENCE)
+        assert run(all_of(readers)) == [list(range(6))] * 2
+        closing.result()
+
+
+def test_closed_while_it_waits(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
+    """In the loop's thread, and in another."""
+
+    async def wait(reader: MessageQueue, close: Callable[[], object]) -> None:
+        asyncio.get_running_loop().call_later(0.05, close)
+        with pytest.raises(Closed):
+            await reader.adequeue()
+        with pytest.raises(Closed):
+            await reader.adequeue()
+
+    with queues() as (_, readers):
+        run(wait(readers[0], readers[0].close))
+        thread = threading.Thread(target=readers[1].close)
+        run(wait(readers[1], thread.start))
+        thread.join()
+
+
+def test_a_writer_that_is_closed_while_it_waits(run: Callable[[Any], Any]) -> None:
+    async def wait(writer: MessageQueue) -> None:
+        await writer.aenqueue(1)
+        waiting = asyncio.create_task(writer.aenqueue(2))
+        await asyncio.sleep(0.05)
+        closing.append(Aside(writer.close, PATIENCE))
+        with pytest.raises(Closed):
+            await waiting
+
+    closing: list[Aside[None]] = []
+    with remote_queue(remote_window=1) as (writer, (reader,)):
+        run(wait(writer))
+        assert reader.dequeue(PATIENCE) == 1
+        closing[0].result()
+
+
+def test_the_writer_is_killed(run: Callable[[Any], Any]) -> None:
+    """Its messages come first, then its death, within a second."""
+
+    async def wait(reader: MessageQueue) -> float:
+        assert [await reader.adequeue() for _ in range(3)] == [0, 1, 2]
+        died = asyncio.get_running_loop().run_in_executor(None, peer.kill)
+        with pytest.raises(WriterDied):
+            await reader.adequeue()
+        return time.monotonic() - await died
+
+    peer = start(sends, 3, 0, {"remote_liveness": 3.0})
+    with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
+        reader.wait_until_ready(PATIENCE)
+        assert run(wait(reader)) < BOUND + 0.2
+
+
+def reads_nothing(link: Link, handle: Handle) -> None:
+    """Role: a reader that never reads."""
+    with MessageQueue.create_from_handle(handle, 0):
+        link.tell()
+        link.hear()
+
+
+@pytest.mark.parametrize("where", ["there", "here"])
+def test_a_reader_is_killed(
+    run: Callable[[Any], Any],
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A send that waits for another is logged, then fails."""
+    monkeypatch.setenv("MEMLANE_RINGBUFFER_WARNING_INTERVAL", "0.2")
+
+    async def send(writer: MessageQueue) -> None:
+        for number in range(2):
+            await writer.aenqueue(number)
+        asyncio.get_running_loop().call_later(0.5, kill, peer.pid)
+        with pytest.raises(ReaderDied) as died:
+            await writer.aenqueue(2)
+        assert died.value.rank == 0
+
+    n_local = int(where == "here")
+    with remote_writer(2 - n_local, n_local, remote_window=2, max_chunks=2) as writer:
+        peer = start(reads_nothing, writer.export_handle(0))
+        peer.hear()
+        with MessageQueue.create_from_handle(writer.export_handle(1), 1):
+            run(send(writer))
+        peer.join()
+        assert "blocked for 0.2 s" in caplog.text
+        writer.release_reader(0)
+
+
+def test_a_queue_that_moves_between_loops() -> None:
+    """Keeps no descriptor of a loop that was closed, or that never ran again."""
+    with remote_queue() as (writer, (reader,)):
+        before = 0
+        for number in range(20):
+            loops = [asyncio.new_event_loop() for _ in range(2)]
+            for loop in loops:
+                with pytest.raises(TimedOut):
+                    loop.run_until_complete(reader.adequeue(timeout=0.001))
+            for loop in loops:
+                loop.close()
+            del loop, loops
+            gc.collect()
+            if number == 2:
+                before = len(os.listdir("/proc/self/fd"))
+        assert len(os.listdir("/proc/self/fd")) <= before
+        writer.enqueue(1)
+        assert asyncio.run(reader.adequeue()) == 1
+
+
+def test_nothing_stays_open(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
+    """Of ends that were awaited and selected on, once they are closed and gone."""
+
+    async def use(writer: MessageQueue, readers: list[MessageQueue]) -> None:
+        await writer.aenqueue(1)
+        for reader in readers:
+            assert is_readable(reader, PATIENCE)
+            assert await reader.adequeue() == 1
+
+    counts = []
+    for _ in range(3):
+        with queues() as (writer, readers):
+            run(use(writer, readers))
+        del writer, readers
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[1] == counts[2]
+
+
+def test_an_awaiting_reader_acknowledges(run: Callable[[Any], Any]) -> None:
+    """Soon, though it has nothing more to do: the next message may need the room."""
+
+    async def receive(writer: MessageQueue, reader: MessageQueue) -> float:
+        waiting = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.05)
+        writer.enqueue(b"x" * 60_000)
+        await waiting
+        following = asyncio.create_task(reader.adequeue())
+        began = time.monotonic()
+        await writer.aenqueue(b"y" * 60_000)
+        waited = time.monotonic() - began
+        assert await following == b"y" * 60_000
+        return waited
+
+    with remote_queue(remote_window_bytes=100_000, remote_liveness=60.0) as (writer, (reader,)):
+        assert min(run(receive(writer, reader)) for _ in range(5)) < 0.2
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_relay_that_fails(
+    run: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: int,
+) -> None:
+    """Its readers go on by themselves, though one of them waits: nothing is lost."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    async def receive(writer: MessageQueue, reader: MessageQueue) -> list[Any]:
+        waiting = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.05)
+        writer.enqueue("in the ring")
+        received = [await waiting]
+        waiting = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.05)
+        monkeypatch.setattr(relay.Relay, "_put", fail)
+        writer.enqueue("over its own")
+        received.append(await waiting)
+        assert not is_readable(reader, 0.2)
+        asyncio.get_running_loop().call_later(0.05, writer.enqueue, "more")
+        received.append(await reader.adequeue())
+        return received
+
+    with relayed_queue(2) as (writer, readers):
+        descriptor = readers[place].fileno()
+        assert run(receive(writer, readers[place])) == ["in the ring", "over its own", "more"]
+        assert readers[place].fileno() == descriptor
+        assert not is_readable(readers[place], 0.1)
+        writer.enqueue("last")
+        assert is_readable(readers[place], PATIENCE)
+        assert readers[place].dequeue(timeout=0) == "last"
+    assert "over its own connection" in caplog.text
+    caplog.clear()  # its records refer to errors, and these to frames
+
+
+# Descriptors ------------------------------------------------------------------------------------
+
+
+def test_a_descriptor_is_readable_while_a_message_is_there(queues: Callable[..., Ends]) -> None:
+    """Level-triggered, however the messages are taken."""
+    with queues(remote_window=16, max_chunks=16) as (writer, readers):
+        for reader in readers:
+            assert not is_readable(reader, 0.05)
+        for number in range(60):
+            writer.enqueue(number)
+            writer.enqueue(-number)
+            for reader in readers:
+                assert is_readable(reader, PATIENCE)
+                assert reader.dequeue(PATIENCE) == number
+                assert is_readable(reader, PATIENCE)
+                assert reader.dequeue(PATIENCE if number % 2 else 0) == -number
+                assert not is_readable(reader)
+                with refuses(TimeoutError):
+                    reader.dequeue(timeout=0.001)
+        Aside(writer.close, PATIENCE)
+        for reader in readers:
+            assert is_readable(reader, PATIENCE)
+            for _ in range(2):
+                with pytest.raises(WriterClosed):
+                    reader.dequeue(timeout=PATIENCE)
+                assert is_readable(reader)
+            reader.close()
+            assert is_readable(reader)
+
+
+class Valve(Cable):
+    """A proxy that passes on `open_for` more times up to 64 KiB."""
+
+    open_for = 1 << 60
+
+    def _pass_on(self, end: Any) -> None:
+        if self.open_for <= 0:
+            time.sleep(0.001)
+            return
+        self.open_for -= 1
+        super()._pass_on(end)
+
+
+def test_a_part_of_a_message_is_none() -> None:
+    with (
+        remote_writer(1) as writer,
+        Valve(writer.export_handle(0)) as valve,
+        MessageQueue.create_from_handle(valve.handle, 0) as reader,
+    ):
+        writer.wait_until_ready(PATIENCE)
+        reader.fileno()
+        valve.open_for = 20
+        writer.enqueue(bytes(4 << 20))
+        until(lambda: valve.open_for <= 0)
+        session = reader._reader.session  # type: ignore[union-attr]
+        until(lambda: session.wanted[1] > 0, "a part is here")
+        assert not is_readable(reader, 0.1)
+        with pytest.raises(TimedOut):
+            asyncio.run(reader.adequeue(timeout=0.1))
+        valve.open_for = 1 << 60
+        assert is_readable(reader, PATIENCE)
+        assert len(reader.dequeue(timeout=0)) == 4 << 20
+
+
+def test_no_signal_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However calls, threads and acknowledgements take turns on the socket, the next message is
+    noticed at once: there is no second look here that would hide it."""
+    opening = NetworkReader.__init__
+
+    def open_without_looking_again(reader: NetworkReader, *args: Any, **options: Any) -> None:
+        opening(reader, *args, **options)
+        reader._recent = 1e6
+
+    monkeypatch.setattr(NetworkReader, "__init__", open_without_looking_again)
+    dice = random.Random(3)
+
+    async def take(reader: MessageQueue, number: int) -> None:
+        way = dice.randrange(4)
+        if way == 0:
+            assert is_readable(reader, PATIENCE)
+            assert reader.dequeue(timeout=0) == number
+        elif way == 1:
+            assert first_ready([reader], PATIENCE) is reader
+            assert reader.dequeue(timeout=0) == number
+        elif way == 2:
+            assert await reader.adequeue(timeout=PATIENCE) == number
+        else:
+            assert reader.dequeue(timeout=PATIENCE) == number
+
+    async def take_all(reader: MessageQueue) -> None:
+        for number in range(3000):
+            await take(reader, number)
+
+    peer = start(sends, 3000, 0.0005, {"remote_window": 64, "remote_liveness": 60.0})
+    with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
+        asyncio.run(take_all(reader))
+        peer.tell(None)
+        assert is_readable(reader, PATIENCE)
+        with pytest.raises(WriterClosed):
+            reader.dequeue(timeout=PATIENCE)
+    peer.result()
+
+
+def test_a_blocking_call_beside_a_watched_descriptor() -> None:
+    """Both are woken, message by message."""
+    with remote_queue() as (writer, (reader,)):
+        reader.fileno()
+        sending = Aside(lambda: [writer.enqueue(number, PATIENCE) for number in range(3000)])
+        assert [reader.dequeue(timeout=PATIENCE) for _ in range(3000)] == list(range(3000))
+        sending.result()
+        assert not is_readable(reader)
+
+
+def test_a_descriptor_says_that_the_writer_was_killed() -> None:
+    peer = start(sends, 0, 0, {"remote_liveness": 3.0})
+    with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
+        reader.wait_until_ready(PATIENCE)
+        assert not is_readable(reader, 0.05)
+        killed = peer.kill()
+        assert is_readable(reader, PATIENCE)
+        assert time.monotonic() - killed < BOUND + 0.2
+        for _ in range(3):
+            with pytest.raises(WriterDied):
+                reader.dequeue(timeout=0)
+            assert is_readable(reader)
+            assert first_ready([reader], 0) is reader
+
+
+def test_a_connection_that_is_cut() -> None:
+    """The descriptor is quiet meanwhile; then it says what arrives, or that nothing ever will."""
+    with (
+        remote_writer(1, remote_liveness=3.0) as writer,
+        Cable(writer.export_handle(0)) as cable,
+        MessageQueue.create_from_handle(cable.handle, 0) as reader,
+    ):
+        writer.wait_until_ready(PATIENCE)
+        assert not is_readable(reader)
+        cable.cut(mend=True)
+        writer.enqueue("after")
+        assert is_readable(reader, PATIENCE)
+        assert reader.dequeue(timeout=0) == "after"
+        assert not is_readable(reader, 0.05)
+        with cable.refusing():
+            assert is_readable(reader, PATIENCE)
+            with pytest.raises(WriterDied):
+                reader.dequeue(timeout=0)
+
+
+def test_a_child_that_was_forked(queues: Callable[..., Ends]) -> None:
+    """Is refused, and takes nothing from its parent, whose descriptor it shares."""
+    with queues() as (writer, readers):
+        for reader in readers:
+            reader.fileno()
+        for number in range(20):
+            writer.enqueue(number)
+            if (child := os.fork()) == 0:
+                status = 0
+                for reader in readers:
+                    for call in (reader.fileno, lambda r=reader: first_ready([r], 0)):
+                        try:
+                            call()
+                        except WrongProcess:
+                            continue
+                        status = 1
+                    reader.close()
+                os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            for reader in readers:
+                assert is_readable(reader, PATIENCE)
+                assert reader.dequeue(timeout=PATIENCE) == number
+
+
+def test_idle_ends_sleep(run: Callable[[Any], Any]) -> None:
+    """Awaited, selected on and closed by their writer: none of them costs anything."""
+
+    async def idle(readers: list[MessageQueue]) -> float:
+        waiting = [asyncio.create_task(reader.adequeue()) for reader in readers]
+        await asyncio.sleep(0.2)
+        before = time.process_time()
+        await asyncio.sleep(1)
+        used = time.process_time() - before
+        for task in waiting:
+            task.cancel()
+        return used
+
+    with ExitStack() as stack:
+        ends = [stack.enter_context(remote_queue()) for _ in range(5)]
+        readers = [reader for _, (reader,) in ends]
+        assert run(idle(readers)) < 0.1
+        for reader in readers:
+            reader.fileno()
+        time.sleep(0.2)
+        before = time.process_time()
+        time.sleep(1)
+        assert time.process_time() - before < 0.1
+
+
+def test_the_first_of_many() -> None:
+    """Also of queues on this host and others at once."""
+    with ExitStack() as stack:
+        ends = [stack.enter_context(make()) for make in (*QUEUES.values(), remote_queue) * 3]
+        writers, readers = [w for w, _ in ends], [r[-1] for _, r in ends]
+        with refuses(TimeoutError, match="none of 12 queues is ready"):
+            first_ready(readers, 0.05)
+        for number in (7, 2, 0, 11):
+            threading.Timer(0.02, writers[number].enqueue, (number,)).start()
+            assert first_ready(readers, PATIENCE) is readers[number]
+            assert readers[number].dequeue(timeout=0) == number
+
+
+def test_a_reader_in_another_process_awaits_beside_the_writer(run: Callable[[Any], Any]) -> None:
+    """A stopped reader holds up an awaited send, and the loop goes on meanwhile."""
+
+    async def send(writer: MessageQueue) -> int:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.01)
+
+        ticking = asyncio.create_task(tick())
+        for number in range(4):
+            await writer.aenqueue(number)
+        with pytest.raises(TimedOut):
+            await writer.aenqueue(4, timeout=0.5)
+        ticking.cancel()
+        return ticks
+
+    with remote_writer(1, remote_window=4) as writer:
+        there = start_remote_reader(writer)
+        assert run(send(writer)) > 20
+        assert [there.call("dequeue", PATIENCE) for _ in range(4)] == [0, 1, 2, 3]
+        there.call("close")
