@@ -14,8 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 
 from benchmarks.machine import describe
 from memlane.cli.bench.measure import PAUSE, Cell, run_cell
@@ -86,16 +86,31 @@ def top_percent() -> float:
         return 100 * (cpu_seconds(pid) - before) / (time.monotonic() - start)
 
 
-def beside(is_watched: bool) -> dict[str, float]:
-    """Medians of a queue with two readers."""
+def beside(watching: AbstractContextManager[object]) -> dict[str, float]:
+    """Medians of a queue with two readers, while it is watched in that way."""
     cell = Cell(BY_NAME["dict"], 2, 200, 0, 1.0, 0.0, PAUSE)
     peers = [peer for peer in memlane_queue.PEERS if peer.name == "memlane"]
-    with ExitStack() as stack, Workspace() as workspace:
-        if is_watched:
-            stack.enter_context(top())
+    with watching, Workspace() as workspace:
         result = run_cell(cell, 3, peers, workspace, print)
     figures = result.peers["memlane"]
     return {name: figures.median(name) or 0.0 for name in ("p50_us", "messages_s")}
+
+
+def show_ratios(watching: Callable[[], AbstractContextManager[object]], rounds: int) -> None:
+    """Of a queue that is watched in that way to one that is not, taking turns."""
+    ratios: dict[str, list[float]] = {}
+    for number in range(rounds):
+        order = (False, True) if number % 2 else (True, False)
+        seen = {
+            is_watched: beside(watching() if is_watched else nullcontext()) for is_watched in order
+        }
+        for name, value in seen[True].items():
+            ratios.setdefault(name, []).append(value / seen[False][name])
+    for name, values in ratios.items():
+        shown = " ".join(f"{value:.2f}" for value in sorted(values))
+        print(
+            f"{name}, watched / not: median {statistics.median(values):.3f} of {shown}", flush=True
+        )
 
 
 def main() -> None:
@@ -110,14 +125,7 @@ def main() -> None:
                 f"({taken[0]:.2f} to {taken[-1]:.2f}); memlane top {top_percent():.2f} % of a core",
                 flush=True,
             )
-    ratios: dict[str, list[float]] = {}
-    for number in range(ROUNDS):
-        order = (False, True) if number % 2 else (True, False)
-        seen = {is_watched: beside(is_watched) for is_watched in order}
-        for name, value in seen[True].items():
-            ratios.setdefault(name, []).append(value / seen[False][name])
-    for name, values in ratios.items():
-        print(f"{name}, watched / not: median {statistics.median(values):.3f} of {sorted(values)}")
+    show_ratios(top, ROUNDS)
 
 
 if __name__ == "__main__":

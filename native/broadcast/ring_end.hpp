@@ -59,6 +59,10 @@ public:
 
     // For observers.
     void show(core::SlotActivity activity) noexcept { core::show(participants_.slot(slot_), activity); }
+    // Not since when: for what happens with every message.
+    void show_briefly(core::SlotActivity activity) noexcept {
+        core::store_relaxed(participants_.slot(slot_).activity, activity);
+    }
     void show_rank(std::int64_t rank) noexcept {
         core::store_relaxed(participants_.slot(slot_).rank, 1 + static_cast<std::uint32_t>(rank));
     }

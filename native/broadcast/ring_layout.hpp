@@ -21,6 +21,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,6 +31,8 @@
 
 #include "core/layout.hpp"
 #include "core/segment.hpp"
+#include "core/sync.hpp"
+#include "os/clock.hpp"
 
 namespace memlane::broadcast {
 
@@ -73,9 +76,30 @@ struct ChunkDescriptor {
     std::uint64_t length;
     std::uint64_t extent_offset;
     std::uint64_t extent_bytes;
-    std::uint64_t reserved_0[3];
+    std::int64_t published_ns;  // CLOCK_MONOTONIC, of the first message after each tick of the coarse clock; else 0
+    std::uint64_t reserved_0[2];
 };
 static_assert(sizeof(ChunkDescriptor) == 64);
+
+// How long a reader's messages took from being published to being taken, of those that have published_ns: one a tick at
+// most, so that the others cost no clock. Only the reader writes it.
+struct DeliveryTimes {
+    static constexpr std::size_t kBuckets = 31;
+
+    std::uint64_t total_ns;
+    std::uint64_t counts[kBuckets];  // [i]: of those below 2^i us that are not below 2^(i-1) us; the last has the rest, too
+
+    // `published` may be anything, as a peer wrote it.
+    void add(os::Nanoseconds published, os::Nanoseconds now) noexcept {
+        if (published > now) return;
+        constexpr os::Nanoseconds kMost = 3600 * os::kSecond;
+        const os::Nanoseconds taken = now - std::max(published, now - kMost);
+        const std::size_t bucket = std::bit_width(static_cast<std::uint64_t>(taken / 1000));
+        core::add_single_writer(total_ns, static_cast<std::uint64_t>(taken));
+        core::add_single_writer<std::uint64_t>(counts[std::min(bucket, kBuckets - 1)], 1);
+    }
+};
+static_assert(sizeof(DeliveryTimes) == 256);
 
 // `space_each`: bytes of every chunk that the creator reserves.
 inline core::SegmentPlan plan_of(const RingGeometry& g, std::uint64_t space_each = 0) {
@@ -86,7 +110,8 @@ inline core::SegmentPlan plan_of(const RingGeometry& g, std::uint64_t space_each
              {core::Section::ring_waits, sizeof(RingWaits), 1},
              {core::Section::parked_readers, 1, g.n_reader},
              {core::Section::chunk_descriptors, sizeof(ChunkDescriptor), g.max_chunks},
-             {core::Section::extent_leases, static_cast<std::uint32_t>(g.n_reader), g.leases()}},
+             {core::Section::extent_leases, static_cast<std::uint32_t>(g.n_reader), g.leases()},
+             {core::Section::delivery_times, sizeof(DeliveryTimes), g.n_reader}},
             space_each};
 }
 
@@ -103,6 +128,7 @@ public:
           parked_(segment.section<std::uint8_t>(core::Section::parked_readers)),
           descriptors_(segment.section<ChunkDescriptor>(core::Section::chunk_descriptors)),
           leases_(segment.section<std::uint8_t>(core::Section::extent_leases)),
+          deliveries_(segment.section<DeliveryTimes>(core::Section::delivery_times)),
           slots_(segment.section<core::ParticipantSlot>(core::Section::participants)) {}
 
     // The same ring in another mapping, which begins with it.
@@ -115,6 +141,7 @@ public:
         move(moved.parked_);
         move(moved.descriptors_);
         move(moved.leases_);
+        move(moved.deliveries_);
         move(moved.slots_);
         moved.mapping_ = std::move(other);
         return moved;
@@ -137,6 +164,7 @@ public:
     std::uint8_t& lease(std::uint64_t row, std::uint64_t reader) const noexcept {
         return leases_[row * geometry_.n_reader + reader];
     }
+    DeliveryTimes& deliveries(std::uint64_t reader) const noexcept { return deliveries_[reader]; }
     core::ParticipantSlot& slot_of(std::uint64_t reader) const noexcept { return slots_[1 + reader]; }
     RingWaits& waits() const noexcept { return *waits_; }
     bool is_same_memory(const Ring& other) const noexcept { return mapping_ == other.mapping_; }
@@ -156,6 +184,7 @@ private:
     std::uint8_t* parked_;
     ChunkDescriptor* descriptors_;
     std::uint8_t* leases_;
+    DeliveryTimes* deliveries_;
     core::ParticipantSlot* slots_;
 };
 

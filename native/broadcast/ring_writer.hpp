@@ -456,6 +456,9 @@ private:
         d.length = length;
         d.extent_offset = claim.extent_.offset;
         d.extent_bytes = claim.extent_.bytes;
+        const os::Nanoseconds tick = os::tick_now();
+        const bool is_first = tick != core::load_relaxed(participants_.slot(kSlot).last_progress_ns);
+        d.published_ns = is_first ? os::monotonic_now() : 0;
         d.lap = ring_.lap_at(position_);
         for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
             // Release, not relaxed: a reader that sees its flag at 0 must also see
@@ -467,7 +470,7 @@ private:
         core::store_release<std::uint8_t>(ring_.written(chunk), 1);
         if (claim.extent_.bytes > 0) core::add_single_writer<std::uint64_t>(participants_.slot(kSlot).spills, 1);
         ++position_;
-        count(length);
+        count(length, tick);
         core::wake_parked(&ring_.waits().published, ring_.parked_readers());
     }
 
@@ -491,10 +494,10 @@ private:
         return 1 + static_cast<std::size_t>(at - readers_.begin());
     }
 
-    void count(std::uint64_t length) noexcept {
+    void count(std::uint64_t length, os::Nanoseconds tick) noexcept {
         core::ParticipantSlot& own = participants_.slot(kSlot);
         core::store_relaxed(own.position, position_);
-        core::store_relaxed(own.last_progress_ns, os::tick_now());
+        core::store_relaxed(own.last_progress_ns, tick);
         core::add_single_writer(own.bytes, length);
     }
 

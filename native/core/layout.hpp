@@ -18,10 +18,10 @@ namespace memlane::core {
 inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", little-endian
 // Major: raise it for what a process of an earlier version would get wrong; such a segment cannot be used. 3: a ring's
 // writer gives space of chunks back (RingWaits::given_back), so a reader that does not look at that count would touch
-// pages without space. Minor: raise it for fields in reserved bytes that may be ignored. 1: rank, waiting_since_ns and
-// the activities beyond `waiting`, for observers.
-inline constexpr std::uint32_t kLayoutMajor = 3;
-inline constexpr std::uint32_t kLayoutMinor = 1;
+// pages without space. 4: a ring has a section more, of delivery times. Minor: raise it for fields in reserved bytes that may
+// be ignored.
+inline constexpr std::uint32_t kLayoutMajor = 4;
+inline constexpr std::uint32_t kLayoutMinor = 0;
 inline constexpr std::uint64_t kUnderstoodFeatures = 0;
 
 inline constexpr std::size_t kPage = 4096;
@@ -39,6 +39,7 @@ enum class Section : std::uint32_t {
     object_table = 6,
     extent_leases = 7,
     tier_facts = 8,
+    delivery_times = 9,
 };
 
 struct SectionEntry {
@@ -84,8 +85,9 @@ static_assert(offsetof(SegmentHeader, sections) == 256);
 // slot's lock writes to it. The two are on separate cache lines because peers poll the first.
 enum class SlotState : std::uint32_t { absent = 0, attached = 1, closed = 2, released = 3 };
 // What its process does in memlane. waiting: for a message, or for a free chunk. attaching: in wait_until_ready.
-// in_block: between the two ends of acquire_read or acquire_write.
-enum class SlotActivity : std::uint32_t { elsewhere = 0, waiting = 1, attaching = 2, in_block = 3 };
+// in_block: between the two ends of acquire_read or acquire_write. copying: encodes a message and copies it in. decoding: copies
+// one out and decodes it.
+enum class SlotActivity : std::uint32_t { elsewhere = 0, waiting = 1, attaching = 2, in_block = 3, copying = 4, decoding = 5 };
 
 struct ParticipantSlot {
     SlotState state;
@@ -106,7 +108,7 @@ struct ParticipantSlot {
     std::uint64_t waits;   // calls that had to wait
     std::uint64_t spills;  // messages written to an extent
     std::int64_t views_since_ns;  // when the oldest view was taken; on the same clock
-    std::int64_t activity_since_ns;  // on the same clock; 0 while elsewhere
+    std::int64_t activity_since_ns;  // on the same clock; 0 while elsewhere, copying or decoding
 };
 // In `views` of a participant that has left, and was not killed: something in its process still refers to the mapping of
 // the ring, or to the chunks that are counted.

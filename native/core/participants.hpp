@@ -32,16 +32,21 @@ inline void show(ParticipantSlot& slot, SlotActivity activity) noexcept {
 // Shows a wait of the slot's owner until it ends, even if a signal handler raises.
 class Waiting {
 public:
-    explicit Waiting(ParticipantSlot& slot, SlotActivity activity = SlotActivity::waiting) noexcept : slot_(slot) {
+    explicit Waiting(ParticipantSlot& slot, SlotActivity activity = SlotActivity::waiting) noexcept
+        : slot_(slot), before_(load_relaxed(slot.activity)) {
         if (activity == SlotActivity::waiting) add_single_writer<std::uint64_t>(slot_.waits, 1);
         show(slot_, activity);
     }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
-    ~Waiting() { show(slot_, SlotActivity::elsewhere); }
+    ~Waiting() {
+        store_relaxed<std::int64_t>(slot_.activity_since_ns, 0);
+        store_relaxed(slot_.activity, before_);
+    }
 
 private:
     ParticipantSlot& slot_;
+    const SlotActivity before_;
 };
 
 class Participants {

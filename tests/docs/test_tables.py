@@ -14,6 +14,7 @@ from memlane import errors
 from memlane.broadcast import handle
 from memlane.broadcast.protocol import frames
 from memlane.groups import TcpGroup
+from memlane.metrics.catalogue import METRICS
 from memlane.store import _wire
 from memlane.store import handle as store_handle
 from tests.docs.manual import ROOT, tables
@@ -85,6 +86,14 @@ def _default_of(parameter: inspect.Parameter) -> str:
     if isinstance(parameter.default, type):
         return parameter.default.__name__
     return repr(parameter.default)
+
+
+def test_every_metric_is_in_the_table() -> None:
+    """With its kind, its labels, and what it means."""
+    (rows,) = tables(ROOT / "docs/reference/metrics.md").values()
+    assert [[cell.replace("`", "") for cell in row] for row in rows] == [
+        [metric.name, metric.kind, ", ".join(metric.labels), metric.help] for metric in METRICS
+    ]
 
 
 def test_versions() -> None:

@@ -26,6 +26,7 @@ SILENT = {
     "The given buffer is not writable",  # a filter for one of torch's warnings
     "can't start new thread",  # Python's own text, looked for
     "it was closed",  # for a caller within memlane, which handles it
+    "Callable[[Any, int], int]",  # a type
     "lazily computed",  # within another text, which is listed whole
     "and no",  # the same
     "memlane/{store.add(f'memlane/calls/{rank}', 1)}",  # a key
@@ -38,8 +39,10 @@ def texts() -> dict[str, str]:
     """Each template, without surrounding spaces, with a place where it stands."""
     found: dict[str, str] = {}
     for path in sorted(ROOT.glob("src/memlane/**/*.py")):
-        if "cli" in path.parts or path.name in ("replay.py", "conformance.py"):
-            continue  # what commands show, and complain of in their own words; a suite of tests
+        own = ("replay.py", "conformance.py", "catalogue.py", "exposition.py")
+        if "cli" in path.parts or path.name in own:
+            continue  # what commands show, and complain of in their own words; a suite of tests;
+            # what metrics mean, which docs/reference/metrics.md says
         for line, text in _python(path.read_text(), path.name == "errors.py"):
             found.setdefault(text, f"{path.relative_to(ROOT)}:{line}")
     for pattern in ("**/*.hpp", "**/*.cpp"):

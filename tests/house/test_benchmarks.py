@@ -18,6 +18,7 @@ ALL = [
     "remote.scale",
     "awaiting",
     "watching",
+    "exporting",
     "tiers",
     "engines",
     "engines.ray",

@@ -68,7 +68,8 @@ def test_tests_of_every_wheel_exist() -> None:
 def test_a_wheel_has_the_package_only(tmp_path: Path) -> None:
     """What lacks a file of the package, or has one that is not of it, is no wheel to release."""
     wheel = tmp_path / "memlane.whl"
-    package = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".pyi")]
+    files = [path for path in (ROOT / "src").rglob("*") if path.is_file()]
+    package = [path for path in files if path.suffix not in (".typed", ".pyc")]
     with zipfile.ZipFile(wheel, "w") as file:
         for path in package:
             file.write(path, path.relative_to(ROOT / "src"))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from memlane import MessageQueue, ShmRingBuffer, inspect
+from memlane.inspect.looks import Looks
 from memlane.inspect.segment import Participant, Segment
 from memlane.inspect.waits import waits_in
 from memlane.tiers import BlockPool
@@ -319,3 +320,47 @@ def own_tiers() -> list[Segment]:
     """Pools and tiers of this process."""
     found = [one for one in inspect.segments() if one.kind == "tier"]
     return [one for one in found if os.getpid() in one.pids]
+
+
+def test_delivery_times() -> None:
+    """Of every message of a slow queue; of a fast one of some."""
+    with queue_of() as (writer, (reader,)):
+        name = name_in(writer.export_handle())
+        for number in range(3):
+            time.sleep(0.02)
+            writer.enqueue(number)
+            time.sleep(0.03)
+            assert reader.dequeue() == number
+        deliveries = seen(name).participants[1].deliveries
+        assert deliveries is not None
+        assert sum(deliveries.counts[15:]) == sum(deliveries.counts) == 3  # 16 ms and more
+        assert 0.09 <= deliveries.seconds < 1.0
+        began = time.monotonic()
+        for number in range(20_000):
+            writer.enqueue(number)
+            reader.dequeue()
+        ticks = (time.monotonic() - began) * 1000 + 2  # at most, of a kernel with HZ=1000
+        deliveries = seen(name).participants[1].deliveries
+        assert deliveries is not None
+        assert 0 < sum(deliveries.counts) - 3 <= min(ticks, 10_000)
+        assert seen(name).participants[0].deliveries is None
+
+
+def test_looks_again_and_again() -> None:
+    """See what is new, gone, or has lost its name, as a first look does."""
+    looks = Looks(after=AFTER, search_every=1000.0)
+    with MessageQueue(1, 1) as writer:
+        name = name_in(writer.export_handle())
+        assert name in {segment.name for segment in looks.take().segments}
+        with MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:
+            writer.wait_until_ready(PATIENCE)  # which removes the name
+            writer.enqueue(1)
+            until(lambda: is_seen(looks, name), "it is searched for", pause=0.1)
+            reader.dequeue()
+            (segment,) = [each for each in looks.take().segments if each.name == name]
+            assert [who.position for who in segment.participants] == [1, 1]
+    until(lambda: not is_seen(looks, name), "it has gone", pause=0.1)
+
+
+def is_seen(looks: Looks, name: str) -> bool:
+    return name in {segment.name for segment in looks.take().segments}

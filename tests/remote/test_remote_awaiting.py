@@ -9,6 +9,9 @@ import asyncio
 import gc
 import os
 import random
+import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,12 +34,14 @@ from memlane import (
 )
 from memlane.broadcast.network import relay
 from memlane.broadcast.network.reader import NetworkReader
+from memlane.broadcast.protocol.frames import PIECE
 from memlane.testing import kill
 from tests.support import PATIENCE, Aside, Link, start, until
 from tests.support.loops import LOOPS, in_loop, is_readable
 from tests.support.proxies import Cable
 from tests.support.queues import BOUND, refuses
 from tests.support.remote_queues import (
+    address_of,
     relayed_queue,
     remote_queue,
     remote_writer,
@@ -412,19 +417,273 @@ def test_a_relay_that_fails(
         writer.enqueue("over its own")
         received.append(await waiting)
         assert not is_readable(reader, 0.2)
-        asyncio.get_running_loop().call_later(0.05, writer.enqueue, "more")
-        received.append(await reader.adequeue())
+        late = []
+        for number in range(5):
+            waiting = asyncio.create_task(reader.adequeue())
+            await asyncio.sleep(0.13)
+            began = time.monotonic()
+            writer.enqueue(number)
+            received.append(await waiting)
+            late.append(time.monotonic() - began)
+        assert sorted(late)[2] < 0.2
         return received
 
-    with relayed_queue(2) as (writer, readers):
+    with relayed_queue(2, remote_liveness=3.0) as (writer, readers):
         descriptor = readers[place].fileno()
-        assert run(receive(writer, readers[place])) == ["in the ring", "over its own", "more"]
+        assert run(receive(writer, readers[place])) == ["in the ring", "over its own", *range(5)]
         assert readers[place].fileno() == descriptor
         assert not is_readable(readers[place], 0.1)
         writer.enqueue("last")
         assert is_readable(readers[place], PATIENCE)
         assert readers[place].dequeue(timeout=0) == "last"
     assert "over its own connection" in caplog.text
+    caplog.clear()  # its records refer to errors, and these to frames
+
+
+def flooding(_link: Link, address: tuple[str, int]) -> tuple[bool, int]:
+    """Role: a stranger of an insecure queue, whose frame never ends. Returns whether its connection
+    was ended, and how many bytes it has sent."""
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+    part = b"\x03" + (4000).to_bytes(8, "big") + bytes(4000)  # and more follow
+    sent, end = 0, time.monotonic() + 3.0
+    with socket.create_connection(address) as stranger:
+        stranger.settimeout(3.0)
+        stranger.sendall(
+            b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+        )
+        greeting = b""
+        while len(greeting) < 64:
+            greeting += stranger.recv(64 - len(greeting))
+        stranger.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        stranger.recv(1000)
+        time.sleep(0.5)  # until the send waits
+        try:
+            while time.monotonic() < end:
+                stranger.sendall(64 * part)
+                sent += 64 * len(part)
+        except OSError:
+            return True, sent
+    return False, sent
+
+
+def test_a_flood_while_a_send_is_awaited(run: Callable[[Any], Any]) -> None:
+    """It is ended as soon as ever, though only the reader here is waited for."""
+    options = {"insecure_network": True, "serializer": "msgpack", "max_chunks": 2}
+    with (
+        remote_writer(1, 1, **options) as writer,
+        MessageQueue.create_from_handle(writer.export_handle(0), 0),
+    ):
+        for number in range(2):
+            writer.enqueue(number)
+        stranger = start(flooding, address_of(writer.export_handle(1)))
+        with pytest.raises(TimedOut):
+            run(writer.aenqueue("late", timeout=2.0))
+        was_ended, sent = stranger.result()
+        assert was_ended
+        assert sent < 200 << 20
+
+
+def test_an_awaited_send_beside_a_plain_one(run: Callable[[Any], Any]) -> None:
+    """A larger message that had no room does not keep the awaited one waiting."""
+
+    async def send(writer: MessageQueue, reader: MessageQueue) -> None:
+        await writer.aenqueue(b"a" * 50_000)
+        await writer.aenqueue(b"b" * 48_000)
+        waiting = asyncio.create_task(writer.aenqueue(b"c" * 10_000))
+        await asyncio.sleep(0.1)
+        with refuses(TimeoutError):
+            writer.enqueue(b"d" * 200_000, timeout=0)
+        reader.dequeue(PATIENCE)
+        await asyncio.wait_for(waiting, BOUND)
+
+    with remote_queue(remote_window_bytes=100_000, remote_liveness=3.0) as (writer, (reader,)):
+        run(send(writer, reader))
+
+
+def test_a_plain_receive_beside_an_awaited_one(run: Callable[[Any], Any]) -> None:
+    """Takes the first message, and the second is noticed at once."""
+
+    async def receive(writer: MessageQueue, reader: MessageQueue) -> list[float]:
+        late = []
+        for _ in range(5):
+            waiting = asyncio.create_task(reader.adequeue(timeout=PATIENCE))
+            await asyncio.sleep(0.07)
+            writer.enqueue("a")
+            writer.enqueue("b")
+            time.sleep(0.005)
+            began = time.monotonic()
+            assert reader.dequeue(timeout=PATIENCE) == "a"
+            assert await waiting == "b"
+            late.append(time.monotonic() - began)
+        return late
+
+    with remote_queue(remote_window=4, remote_liveness=3.0) as (writer, (reader,)):
+        assert sorted(run(receive(writer, reader)))[2] < 0.2
+
+
+def test_first_ready_beside_an_await(run: Callable[[Any], Any]) -> None:
+    async def receive(writer: MessageQueue, reader: MessageQueue) -> list[float]:
+        late = []
+        for number in range(5):
+            waiting = asyncio.create_task(reader.adequeue(timeout=PATIENCE))
+            await asyncio.sleep(0.08)
+            threading.Timer(0.03, writer.enqueue, (number,)).start()
+            began = time.monotonic()
+            assert first_ready([reader], PATIENCE) is reader
+            late.append(time.monotonic() - began)
+            await waiting
+        return late
+
+    with remote_queue(remote_liveness=3.0) as (writer, (reader,)):
+        reader.fileno()
+        assert sorted(run(receive(writer, reader)))[2] < 0.2
+
+
+def test_a_large_message_lets_others_run(run: Callable[[Any], Any]) -> None:
+    """It is received in parts, between which other tasks have a turn."""
+    size = 128 << 20
+
+    async def receive(writer: MessageQueue, reader: MessageQueue) -> tuple[int, int]:
+        turns = 0
+
+        async def tick() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        waiting = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.05)
+        hear, hears = reader._reader.hear_now, 0  # type: ignore[union-attr]
+
+        def counted() -> bool:
+            nonlocal hears
+            hears += 1
+            return hear()
+
+        parts = reader._awaiting._signal._parts  # type: ignore[union-attr]
+        parts[1]._hear = counted
+        writer.enqueue(bytes(size))
+        ticking = asyncio.create_task(tick())
+        assert len(await waiting) == size
+        ticking.cancel()
+        return hears, turns
+
+    with remote_queue(remote_window_bytes=2 * size, remote_liveness=5.0) as (writer, (reader,)):
+        hears, turns = run(receive(writer, reader))
+        assert hears >= size / (4 * PIECE)
+        assert turns >= hears
+
+
+class Alarm(Exception):
+    """Raised by a signal's handler."""
+
+
+def test_a_handler_that_closes_as_the_time_is_over() -> None:
+    """The reader is closed, and the writer knows."""
+    with remote_queue() as (writer, (reader,)):
+        end: Any = reader._reader
+        who = end.session.who
+
+        def close(now: float) -> str:
+            text: str = who(now)
+            if end.guard.thread == 0 and not reader._is_closed:
+                signal.raise_signal(signal.SIGUSR1)
+            return text
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: reader.close(timeout=1))
+        try:
+            end.session.who = close
+            with pytest.raises((TimedOut, Closed)):
+                asyncio.run(reader.adequeue(timeout=0.05))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert end._is_freed
+        until(lambda: writer.statistics().readers[0].state == "closed")
+
+
+def test_a_handler_that_raises_as_an_await_ends() -> None:
+    """The descriptor says what comes next as soon as ever."""
+    with remote_queue(remote_liveness=3.0) as (writer, (reader,)):
+        reader.fileno()
+        end: Any = reader._reader
+        show_waiting = end.show_waiting
+
+        def raises(is_waiting: bool, counts: bool) -> None:
+            if not is_waiting:
+                raise Alarm
+            show_waiting(is_waiting, counts)
+
+        end.show_waiting = raises
+        with pytest.raises(Alarm):
+            asyncio.run(reader.adequeue(timeout=0.05))
+        end.show_waiting = show_waiting
+        late = []
+        for number in range(5):
+            time.sleep(0.13)
+            began = time.monotonic()
+            writer.enqueue(number)
+            assert is_readable(reader, PATIENCE)
+            late.append(time.monotonic() - began)
+            assert reader.dequeue(timeout=0) == number
+        assert sorted(late)[2] < 0.2
+
+
+def test_a_handler_that_raises_as_a_call_ends() -> None:
+    """The next call returns the message: nobody has it."""
+    with remote_queue() as (writer, (reader,)):
+        writer.enqueue("kept")
+
+        def raises(frame: Any, event: str, _: object) -> None:
+            if event == "call" and frame.f_code.co_name == "_end_call":
+                sys.setprofile(None)
+                raise Alarm
+
+        sys.setprofile(raises)
+        try:
+            with pytest.raises(Alarm):
+                reader.dequeue(timeout=PATIENCE)
+        finally:
+            sys.setprofile(None)
+        assert reader.dequeue(timeout=PATIENCE) == "kept"
+
+
+def test_a_handler_that_raises_as_a_relay_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader goes on with the next call."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    class Interrupted:
+        """An epoll descriptor, during whose system call a signal comes."""
+
+        is_armed = True
+
+        def __init__(self, real: Any) -> None:
+            self._real = real
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def unregister(self, descriptor: int) -> None:
+            self._real.unregister(descriptor)
+            if self.is_armed:
+                self.is_armed = False
+                raise Alarm
+
+    with relayed_queue(2) as (writer, readers):
+        reader = readers[1]
+        reader.fileno()
+        joint: Any = reader._watch
+        joint._epoll = Interrupted(joint._epoll)
+        monkeypatch.setattr(relay.Relay, "_put", fail)
+        writer.enqueue("after")
+        with pytest.raises(Alarm):
+            reader.dequeue(PATIENCE)
+        assert is_readable(reader, PATIENCE)
+        assert reader.dequeue(PATIENCE) == "after"
     caplog.clear()  # its records refer to errors, and these to frames
 
 

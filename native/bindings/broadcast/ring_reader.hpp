@@ -72,6 +72,7 @@ public:
         if (undecoded_) return decode_again();
         std::optional<Sample> sample = try_begin(timeout, cancel);
         if (!sample) return {};
+        const Doing doing(*this, core::SlotActivity::decoding);
         Message message = described(std::move(*sample));
         nb::object object = explained([&] { return receive_object(message, lends); });
         check_own();
@@ -82,7 +83,9 @@ public:
     nb::tuple receive_view(nb::handle timeout, nb::handle cancel) {
         const Call call(*this);
         if (undecoded_) return nb::make_tuple(decode_again(), nb::none());
-        Message message = described(begin(timeout, cancel));
+        Sample sample = begin(timeout, cancel);
+        const Doing doing(*this, core::SlotActivity::decoding);
+        Message message = described(std::move(sample));
         nb::object lease = nb::none();
         nb::object object = explained([&] {
             return message.kind == ChunkKind::frames ? receive_in_place(message, lease) : receive_object(message, false);

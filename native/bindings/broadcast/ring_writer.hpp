@@ -50,6 +50,7 @@ public:
         const Call call(*this);
         const Cleared cleared{encoder_};
         const os::Deadline deadline = deadline_of(timeout);
+        const Doing doing(*this, core::SlotActivity::copying);
         encoder_.encode(object);
         check_own();
         return explained([&] { return put(encoder_, deadline, timeout); });
@@ -59,6 +60,7 @@ public:
     // `watch` is checked like a `cancel`, so that it can raise what happened there.
     nb::object send_encoded(const Encoder& encoder, nb::handle timeout, nb::handle watch) {
         const Call call(*this);
+        const Doing doing(*this, core::SlotActivity::copying);
         return explained([&] { return put(encoder, deadline_of(timeout), timeout, watch); });
     }
 

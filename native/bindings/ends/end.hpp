@@ -175,6 +175,20 @@ public:
         End& end_;
     };
 
+    // Shows what a call does besides waiting. Within a `Call`.
+    class Doing {
+    public:
+        Doing(End& end, core::SlotActivity activity) : end_(end) { end_.core_->show_briefly(activity); }
+        Doing(const Doing&) = delete;
+        Doing& operator=(const Doing&) = delete;
+        ~Doing() {
+            if (end_.segment_->is_own()) end_.core_->show_briefly(core::SlotActivity::elsewhere);
+        }
+
+    private:
+        End& end_;
+    };
+
     // Wakes a call that is blocked in another thread; it then raises Closed and frees everything on its way
     // out. With `wait`, waits for that, except in a signal handler of the thread that is in the call.
     void close(bool announce, bool wait) {

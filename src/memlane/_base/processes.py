@@ -6,7 +6,7 @@ Everything here is about one moment: a process may end while it is looked at, wh
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -158,10 +158,11 @@ def holders_of(path: str) -> str:
     return ", ".join(f"pid {pid} ({name_of(pid)})" for pid in holders)
 
 
-def holders_in(folder: str) -> Iterator[tuple[str, Holder]]:
-    """(path as the kernel has it, holder) of each file of `folder` that a process has open or
-    mapped. A removed file's path ends in ` (deleted)`. What this user may not see is left out."""
-    for pid in pids():
+def holders_in(folder: str, of: Iterable[int] | None = None) -> Iterator[tuple[str, Holder]]:
+    """(path as the kernel has it, holder) of each file of `folder` that a process, or one of those
+    in `of`, has open or mapped. A removed file's path ends in ` (deleted)`. What this user may not
+    see is left out."""
+    for pid in pids() if of is None else of:
         seen: set[str] = set()
         mapped = set(_mapped(pid, folder))
         with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as links:

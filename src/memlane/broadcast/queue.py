@@ -360,7 +360,11 @@ class MessageQueue(Owned, Generic[M]):
         """
         seconds_of(timeout)  # an invalid timeout closes nothing
         self._is_closed = True
-        self._end.close(timeout)
+        try:
+            self._end.close(timeout)
+        except TimedOut:  # it is closed all the same
+            self._disown()
+            raise
         self._disown()
 
     def _end_block(self, has_failed: bool) -> None:

@@ -177,3 +177,52 @@ def bench(
         benching.run(output, json)
     except MemlaneError as error:
         raise fail(str(error)) from None
+
+
+@app.command()
+def export(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 lets the system choose.", min=0, max=65535)] = 9469,
+    pid: Annotated[
+        int | None, typer.Option(help="Only the segments that this process holds.")
+    ] = None,
+    ends_with: Annotated[int | None, typer.Option(help="End when this process has ended.")] = None,
+) -> None:
+    """Serve metrics for Prometheus, JSON, and a live page for browsers."""
+    from memlane.cli import exporting
+
+    for process in (pid, ends_with):
+        if process is not None:
+            _check_pid(process)
+    try:
+        exporting.run(host, port, pid, ends_with)
+    except MemlaneError as error:
+        raise fail(str(error)) from None
+    except OSError as error:
+        raise fail(f"cannot listen on {host} port {port}: {error.strerror}") from None
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+@app.command()
+def trace(
+    pid: Annotated[int, typer.Argument(help="A process that takes part.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
+        "trace.json"
+    ),
+    seconds: Annotated[float, typer.Option(help="For how long.", min=0.01, max=3600)] = 10.0,
+) -> None:
+    """Record what every participant of a process's queues and stores does, for Perfetto."""
+    from memlane.cli import tracing
+
+    _check_pid(pid)
+    try:
+        problem = tracing.run(pid, seconds, output)
+    except MemlaneError as error:
+        raise fail(str(error)) from None
+    except OSError as error:
+        raise fail(f"cannot write {output}: {error.strerror}") from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if problem is not None:
+        raise fail(problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from memlane.cli import show
 from memlane.cli.rates import Rates
 from memlane.inspect import Segment, segments
-from memlane.inspect.segment import FOLDER
+from memlane.inspect.segment import FOLDER, free_space
 
 _APART = 0.1  # seconds
 
@@ -42,15 +41,8 @@ def row(segment: Segment, per_second: float | None, now: float) -> list[str]:
     ]
 
 
-def shm() -> dict[str, int]:
-    """Bytes of /dev/shm."""
-    facts = os.statvfs(FOLDER)
-    total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
-    return {"total": total, "used": total - facts.f_bfree * facts.f_frsize, "free": free}
-
-
 def shm_line() -> str:
-    sizes = {what: show.nbytes(count) for what, count in shm().items()}
+    sizes = {what: show.nbytes(count) for what, count in free_space().items()}
     return f"{FOLDER}: {sizes['total']} total, {sizes['used']} used, {sizes['free']} free"
 
 
@@ -75,7 +67,7 @@ def run(rates: Rates, as_json_text: bool) -> None:
     per_second = rates.of(seen, time.monotonic())
     if as_json_text:
         listed = [as_json(segment, per_second.get(segment.name)) for segment in seen]
-        show.print_json({"segments": listed, "shm": shm()})
+        show.print_json({"segments": listed, "shm": free_space()})
         return
     console = show.console()
     if seen:

@@ -15,7 +15,7 @@ from memlane.cli import show
 from memlane.inspect import Participant, Wait, foreign, segments, stuck
 from memlane.inspect.foreign import ForeignWait, Geometry
 from memlane.inspect.stacks import NoStack, Stack, stack
-from memlane.inspect.waits import describe
+from memlane.inspect.waits import describe, headline
 
 _SHOWN = 6  # frames of a stack; JSON has them all
 
@@ -103,12 +103,9 @@ class Look:
         """The wait, those that are waited for with their stacks, and the advice."""
         who = wait.waiter
         name = who.role if who.rank is None else f"{who.role} {who.rank}"
-        if wait.reason == "no new message" and wait.awaited[0].activity == "waiting":
+        if wait.is_in_turn:
             return [f"{name} (pid {who.pid}{_titled(who.pid)}) waits for that writer in turn"]
-        made = [
-            f"{name} (pid {who.pid}{_titled(who.pid)}) of {show.short_name(wait.segment)} "
-            f"blocked for {wait.seconds:.1f} s: {wait.reason}"
-        ]
+        made = [headline(wait, show.short_name(wait.segment), show.name(who.pid))]
         for awaited in wait.awaited:
             made.append(f"  waits for {describe(awaited, self.now, show.name(awaited.pid))}")
             seen = None if awaited.pid is None else self.stacks.get(awaited.pid)

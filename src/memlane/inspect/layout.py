@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 PAGE = 4096
-MAJOR = 3
+MAJOR = 4
 MAGIC = b"MEMLANE1"
 
 _HEADER_BYTES = 1024
@@ -25,11 +25,13 @@ _SECTIONS_AT = 256
 _MAX_SECTIONS = 24
 _BLOCK = 1 << 20
 
-PARTICIPANTS, STORE_FACTS, OBJECT_TABLE, TIER_FACTS = 1, 5, 6, 8
+PARTICIPANTS, STORE_FACTS, OBJECT_TABLE, TIER_FACTS, DELIVERY_TIMES = 1, 5, 6, 8, 9
 _SYSTEMS = {1: "queue", 2: "store", 3: "tier"}
 
 _SLOT = struct.Struct("<IIQQQ12xIQ8xQqIIQQQqq")
+_GLANCE = struct.Struct("<I4xQ48xQ8xII40x")
 _FACTS = struct.Struct("<QQQ32xQQQQQQ")
+_DELIVERIES = struct.Struct("<32Q")
 _MAX_SLOTS = 1 << 20
 # As native/tiers/shown_facts.hpp has them; behind the first nine those that only a disk tier has.
 _TIER_NAMES = (
@@ -38,11 +40,21 @@ _TIER_NAMES = (
     *("loaded", "missed", "errors", "corrupt", "expired", "queue", "stalled"),
 )
 _OF_POOLS = 9
-_VIEWS = (1 << 30) - 1  # the bits above mark what has survived an end
+VIEWS = (1 << 30) - 1  # the bits above mark what has survived an end
 
-Activity = Literal["elsewhere", "waiting", "attaching", "in_block", "unknown"]
-_ACTIVITIES: dict[int, Activity] = {0: "elsewhere", 1: "waiting", 2: "attaching", 3: "in_block"}
+Activity = Literal[
+    "elsewhere", "waiting", "attaching", "in_block", "copying", "decoding", "unknown"
+]
+_ACTIVITIES: dict[int, Activity] = {
+    0: "elsewhere",
+    1: "waiting",
+    2: "attaching",
+    3: "in_block",
+    4: "copying",
+    5: "decoding",
+}
 _STATES = {0: "absent", 1: "attached", 2: "closed", 3: "released"}
+ATTACHED = 1
 
 
 class Unreadable(Exception):
@@ -96,6 +108,12 @@ class StoreFacts:
     evictions: int
     objects: int
     bytes: int
+
+
+def header_at(file: int, offset: int) -> Header | None:
+    """The header if it is still there. Raises Unreadable as `header_of`."""
+    is_there = os.pread(file, len(MAGIC), offset) == MAGIC
+    return _parsed(file, offset) if is_there else None
 
 
 def header_of(file: int) -> Header | None:
@@ -169,6 +187,14 @@ def slots_of(file: int, header: Header) -> list[Slot]:
     return [_slot(*fields) for fields in _SLOT.iter_unpack(data)]
 
 
+def glance(file: int, header: Header) -> list[tuple[int, int, int, int, int]]:
+    """(state, pid, position, activity, views) of each slot, as numbers: 2 us, for samplers. Empty
+    if the file was cut. `slots_of` has checked the directory."""
+    stride, at, count = header.sections[PARTICIPANTS]
+    data = os.pread(file, stride * count, at)
+    return list(_GLANCE.iter_unpack(data)) if len(data) == stride * count else []
+
+
 def _slot(
     state: int,
     rank: int,
@@ -198,7 +224,7 @@ def _slot(
         position,
         progress,
         _ACTIVITIES.get(activity, "unknown"),
-        views & _VIEWS,
+        views & VIEWS,
         nbytes,
         waits,
         extents,
@@ -230,6 +256,20 @@ def tier_of(file: int, header: Header) -> dict[str, int]:
     named = dict(zip(_TIER_NAMES, struct.unpack_from(f"<{len(_TIER_NAMES)}Q", data), strict=True))
     is_disk = header.geometry[1] > 0
     return named if is_disk else {name: named[name] for name in _TIER_NAMES[:_OF_POOLS]}
+
+
+def deliveries_of(file: int, header: Header) -> list[tuple[int, ...]]:
+    """Of each reader of a queue: nanoseconds in total, then how many messages took less than 1 us,
+    2 us, 4 us, ... and longer than any. Empty of other segments."""
+    if DELIVERY_TIMES not in header.sections:
+        return []
+    stride, at, count = header.sections[DELIVERY_TIMES]
+    if stride != _DELIVERIES.size or count > _MAX_SLOTS:
+        raise Unreadable("a damaged section directory")
+    data = os.pread(file, stride * count, at)
+    if len(data) < stride * count:
+        raise Unreadable("truncated")
+    return list(_DELIVERIES.iter_unpack(data))
 
 
 def blockers_of(file: int, header: Header) -> list[tuple[int, int, int]]:

@@ -26,6 +26,21 @@ State = Literal["absent", "running", "stopped", "dead", "closed", "unknown"]
 
 
 @dataclass(frozen=True)
+class Deliveries:
+    """How long a reader's messages took from being published to being taken, copying included: of
+    the first message after each tick of the kernel's coarse clock (every 4 ms, mostly).
+
+    Attributes:
+        seconds: of all of them together.
+        counts: how many took less than 1 us, at least that and less than 2 us, then 4 us, and so on
+            in powers of two; the last has all that took longer.
+    """
+
+    seconds: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Participant:
     """A process in its slot of a segment. Times are on the clock of `time.monotonic()`.
 
@@ -40,8 +55,9 @@ class Participant:
         behind: published messages that it has not taken; of a writer 0.
         last_progress: time of its last message, or of attaching or closing; None if unknown.
         activity: `waiting` for a message or for a free chunk, `attaching` in `wait_until_ready`,
-            `in_block` of `acquire_read` or `acquire_write`, or `elsewhere`: not in memlane.
-        activity_since: when that began; None while elsewhere, or unknown.
+            `in_block` of `acquire_read` or `acquire_write`, `copying` a message in after encoding
+            it, `decoding` one after copying it out, or `elsewhere`: not in memlane.
+        activity_since: when that began; None while elsewhere, copying, decoding, or unknown.
         views: chunks or objects that it keeps for views.
         views_since: when it took the oldest of them, or None.
         bytes: of its messages, as encoded.
@@ -51,6 +67,7 @@ class Participant:
         owed: stored objects that it has not read as often as they were put.
         lent: bytes that cannot be reused because of its views: a queue's chunks, whole, and
             extents; a store's pinned objects.
+        deliveries: of a queue's reader, else None.
     """
 
     role: Literal["writer", "reader", "holder"]
@@ -71,6 +88,7 @@ class Participant:
     pinned: int = 0
     owed: int = 0
     lent: int = 0
+    deliveries: Deliveries | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +145,40 @@ class Found:
     keepers: set[int]
 
 
+class Known:
+    """What looks need to find out only once: where a file's header is, and, of one look, how its
+    processes fare."""
+
+    def __init__(self) -> None:
+        self.pid_namespace = os.stat("/proc/self/ns/pid").st_ino
+        self._headers: dict[int, int] = {}
+        self._statuses: dict[int, tuple[processes.State, int | None]] = {}
+
+    def header_of(self, file: int) -> Header | None:
+        """Raises Unreadable as `layout.header_of`."""
+        inode = os.fstat(file).st_ino
+        header = None
+        if inode in self._headers:
+            header = layout.header_at(file, self._headers[inode])
+        header = header or layout.header_of(file)
+        if header is not None:
+            self._headers[inode] = header.offset
+        return header
+
+    def status(self, pid: int) -> tuple[processes.State, int | None]:
+        """As `processes.status`."""
+        if pid not in self._statuses:
+            self._statuses[pid] = processes.status(pid)
+        return self._statuses[pid]
+
+    def begin(self, inodes: set[int]) -> None:
+        """Of a new look at those files."""
+        self._statuses.clear()
+        self._headers = {
+            inode: offset for inode, offset in self._headers.items() if inode in inodes
+        }
+
+
 def segments() -> list[Segment]:
     """All of this user's segments, sorted by name.
 
@@ -136,12 +188,22 @@ def segments() -> list[Segment]:
     Raises:
         SystemFault: there is no /dev/shm, or no /proc, which shows who has segments open.
     """
-    seen = []
+    seen, known = [], Known()
     for found in files():
         with opened(found) as file:
-            if file is not None and (segment := look(file, found)) is not None:
+            if file is not None and (segment := look(file, found, known)) is not None:
                 seen.append(segment)
     return sorted(seen, key=lambda segment: segment.name)
+
+
+def free_space() -> dict[str, int]:
+    """Bytes of /dev/shm: `total`, `used` and `free`. Raises SystemFault if there is none."""
+    try:
+        facts = os.statvfs(FOLDER)
+    except OSError as error:
+        raise system_fault(error.errno or 0, f"cannot look at {FOLDER}") from None
+    total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+    return {"total": total, "used": total - facts.f_bfree * facts.f_frsize, "free": free}
 
 
 def leftovers() -> list[Segment]:
@@ -153,18 +215,25 @@ def leftovers() -> list[Segment]:
     return [segment for segment in segments() if segment.is_leftover]
 
 
-def files() -> list[Found]:
-    """The files of /dev/shm that may be segments, one for each file, whatever its names."""
-    if not os.path.exists("/proc/self/fd"):
-        raise system_fault(errno.ENOENT, "cannot list the processes in /proc; mount it")
+def named_files() -> dict[int, Found]:
+    """Those of `files` that have a name, by inode; not who holds them."""
     found: dict[int, Found] = {}
     for name in _named():
         path = f"{FOLDER}/{name}"
         with suppress(OSError):  # removed meanwhile
             entry = found.setdefault(os.lstat(path).st_ino, Found(path, set(), True, set(), set()))
             entry.names.add(name)
+    return found
+
+
+def files(pid: int | None = None) -> list[Found]:
+    """The files of /dev/shm that may be segments, one for each file, whatever its names; with
+    `pid`, those that this process holds."""
+    if not os.path.exists("/proc/self/fd"):
+        raise system_fault(errno.ENOENT, "cannot list the processes in /proc; mount it")
+    found = named_files()
     device = os.stat(FOLDER).st_dev
-    for path, holder in processes.holders_in(FOLDER):
+    for path, holder in processes.holders_in(FOLDER, None if pid is None else [pid]):
         with suppress(OSError):  # closed meanwhile
             file = _stat_of(holder)
             if not _is_ours(file) or file.st_dev != device:  # else of another container
@@ -174,6 +243,8 @@ def files() -> list[Found]:
             (entry.pids if holder.is_open else entry.keepers).add(holder.pid)
             entry.names.add(name)
             entry.is_named |= not path.endswith(" (deleted)")
+    if pid is not None:
+        return [each for each in found.values() if pid in each.pids | each.keepers]
     return list(found.values())
 
 
@@ -228,7 +299,7 @@ def opened(found: Found) -> Iterator[int | None]:
         os.close(file)
 
 
-def look(file: int, found: Found) -> Segment | None:
+def look(file: int, found: Found, known: Known) -> Segment | None:
     """What the file is; None if it is no segment."""
     facts = os.fstat(file)
     # A name that the creator chose, else memlane's own; `#7` is of a file that never had one.
@@ -258,16 +329,15 @@ def look(file: int, found: Found) -> Segment | None:
             "row_bytes": region.row_bytes,
             "cell_bytes": region.cell_bytes,
         }
-        return segment(
-            "region", True, geometry=geometry, participants=tuple(map(_holder, region.holders))
-        )
+        holders = tuple(_holder(pid, known) for pid in region.holders)
+        return segment("region", True, geometry=geometry, participants=holders)
     is_held = stat.S_ISREG(facts.st_mode) and locks.is_held(file)
     if not is_held and not any(each.startswith(_PREFIX) for each in found.names):
         return segment("region", False) if name.startswith(_REGION_PREFIX) else None
     try:
         if not is_held and not found.is_named:
             return segment("unknown", False, problem="closed; arrays or views keep it")
-        header = layout.header_of(file)
+        header = known.header_of(file)
         if header is None:
             return segment("unknown", is_held, problem="no header: it is being created, or damaged")
         store = layout.store_of(file, header)
@@ -276,7 +346,7 @@ def look(file: int, found: Found) -> Segment | None:
             is_held,
             geometry=_geometry(header, store),
             counters=_counters(store) or layout.tier_of(file, header),
-            participants=_participants(file, header),
+            participants=_participants(file, header, known),
             absent_elsewhere=next(
                 (slot.absent_elsewhere for slot in layout.slots_of(file, header)[:1]), 0
             ),
@@ -312,22 +382,29 @@ def _counters(store: layout.StoreFacts | None) -> dict[str, int]:
     }
 
 
-def _participants(file: int, header: Header) -> tuple[Participant, ...]:
+def _participants(file: int, header: Header, known: Known) -> tuple[Participant, ...]:
     slots = layout.slots_of(file, header)
     blockers = layout.blockers_of(file, header)
-    return tuple(
-        _participant(file, header, number, slot, slots[0], blockers)
-        for number, slot in enumerate(slots)
-    )
+    deliveries = layout.deliveries_of(file, header)
+    made = []
+    for number, slot in enumerate(slots):
+        state = _state(file, number, slot, known)
+        delivered = None
+        if 0 < number <= len(deliveries):
+            total, *counts = deliveries[number - 1]
+            delivered = Deliveries(total / 1e9, tuple(counts))
+        made.append(_participant(header, number, slot, slots[0], blockers, state, delivered))
+    return tuple(made)
 
 
 def _participant(
-    file: int,
     header: Header,
     number: int,
     slot: Slot,
     writer: Slot,
     blockers: list[tuple[int, int, int]],
+    state: State,
+    delivered: Deliveries | None,
 ) -> Participant:
     rank = slot.rank
     if number and rank is None:
@@ -341,7 +418,7 @@ def _participant(
         rank if number else None,
         None if is_absent else slot.pid,
         None if is_absent else _started(slot),
-        _state(file, number, slot),
+        state,
         slot.position,
         max(0, writer.position - slot.position) if is_of_queue else 0,
         None if is_absent else slot.last_progress / 1e9,
@@ -355,10 +432,11 @@ def _participant(
         pinned,
         owed,
         slot.leased_bytes + kept,
+        delivered,
     )
 
 
-def _state(file: int, number: int, slot: Slot) -> State:
+def _state(file: int, number: int, slot: Slot, known: Known) -> State:
     """The lock decides who lives; /proc says only whether that process runs."""
     if slot.state == "absent":
         return "absent"
@@ -366,14 +444,11 @@ def _state(file: int, number: int, slot: Slot) -> State:
         return "closed" if slot.state in ("closed", "released") else "unknown"
     if not locks.is_slot_held(file, number):
         return "dead"
-    state, start_ticks = processes.status(slot.pid)
-    if not _is_of_here(slot) or start_ticks != slot.start_ticks or state == "dead":
+    state, start_ticks = known.status(slot.pid)
+    is_of_here = slot.pid_namespace in (0, known.pid_namespace)
+    if not is_of_here or start_ticks != slot.start_ticks or state == "dead":
         return "unknown"
     return state
-
-
-def _is_of_here(slot: Slot) -> bool:
-    return slot.pid_namespace in (0, os.stat("/proc/self/ns/pid").st_ino)
 
 
 def _started(slot: Slot) -> float | None:
@@ -382,8 +457,8 @@ def _started(slot: Slot) -> float | None:
     return processes.boot_time() + slot.start_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _holder(pid: int) -> Participant:
-    state, ticks = processes.status(pid)
+def _holder(pid: int, known: Known) -> Participant:
+    state, ticks = known.status(pid)
     started = None
     if ticks is not None:
         started = processes.boot_time() + ticks / os.sysconf("SC_CLK_TCK")

@@ -11,7 +11,7 @@ from typing import Literal
 from memlane.errors import InvalidArgument
 from memlane.inspect import layout
 from memlane.inspect.layout import Unreadable
-from memlane.inspect.segment import Found, Participant, Segment, files, look, opened
+from memlane.inspect.segment import Known, Participant, Segment, files, look, opened
 
 Reason = Literal[
     "no free chunk", "no space for a large message", "no new message", "not all attached"
@@ -40,6 +40,11 @@ class Wait:
     absent_elsewhere: int
     advice: str
 
+    @property
+    def is_in_turn(self) -> bool:
+        """A reader that waits for its writer, which waits itself: another wait names the cause."""
+        return self.reason == "no new message" and self.awaited[0].activity == "waiting"
+
 
 def stuck(after: float = 1.0) -> list[Wait]:
     """Every writer or reader of this user's queues that waits for longer than `after` seconds for
@@ -54,20 +59,21 @@ def stuck(after: float = 1.0) -> list[Wait]:
     if isinstance(after, bool) or not isinstance(after, (int, float)) or not after >= 0:
         raise InvalidArgument(f"after must be a number of seconds, not {after!r}")
     found: list[Wait] = []
+    known = Known()
     for candidate in files():
         with opened(candidate) as file:
-            if file is not None:
-                found += _in_file(file, candidate, after)
+            if file is not None and (segment := look(file, candidate, known)) is not None:
+                found += waits_of(file, segment, known, after)
     return sorted(found, key=lambda wait: -wait.seconds)
 
 
-def _in_file(file: int, found: Found, after: float) -> list[Wait]:
-    segment = look(file, found)
-    if segment is None or segment.kind != "queue":
+def waits_of(file: int, segment: Segment, known: Known, after: float) -> list[Wait]:
+    """Those in the segment that the file is."""
+    if segment.kind != "queue":
         return []
     unread: set[int] = set()
     with suppress(Unreadable):  # it was given up meanwhile
-        header = layout.header_of(file)
+        header = known.header_of(file)
         if header is not None:
             written, read = layout.flags_of(file, header, segment.participants[0].position)
             unread = {number for number, is_read in enumerate(read) if written and not is_read}
@@ -151,6 +157,16 @@ def _advice(awaited: Sequence[Participant]) -> str:
     if who.views:
         return f"Process {who.pid} keeps views of {who.views} chunks: it must drop or copy them."
     return f"Process {who.pid} computes, or is blocked elsewhere: its stack says where."
+
+
+def headline(wait: Wait, segment: str, title: str) -> str:
+    """Who waits in that segment, for how long and what for; `title` is of the waiter's process."""
+    who = wait.waiter
+    name = who.role if who.rank is None else f"{who.role} {who.rank}"
+    return (
+        f"{name} (pid {f'{who.pid} {title}'.rstrip()}) of {segment} blocked for "
+        f"{wait.seconds:.1f} s: {wait.reason}"
+    )
 
 
 def describe(who: Participant, now: float, title: str = "") -> str:

@@ -46,19 +46,20 @@ if TYPE_CHECKING:
 
 
 class _News:
-    """What libzmq signals to a reader."""
+    """What is signalled to a reader that receives by itself: by libzmq, or that there is more."""
 
-    def __init__(self, end: NetworkReader) -> None:
-        self._end = end
+    def __init__(self, descriptor: int, hear: Callable[[], bool]) -> None:
+        self._descriptor, self._hear = descriptor, hear
 
     def fileno(self) -> int:
-        return self._end.transport.news
+        return self._descriptor
 
     @property
     def is_readable(self) -> bool:
-        return self._end.hear_now()
+        return self._hear()
 
 
+_AT_ONCE = 4  # frames, of 512 KiB at most, that an event loop receives before others have a turn
 _ASK_AGAIN = 1.0
 _RECENT = 0.5
 """Seconds without a call, or a quarter of the bound if that is less, after which the thread
@@ -175,13 +176,14 @@ class NetworkReader(NetworkEnd):
     def receive_by(self, deadline: Deadline, cancel: threading.Event | None) -> Any:
         """As `receive`, for a call that may have begun on another end."""
         with self.guard:
+            was_awaited, self._is_awaited = self._is_awaited, False
             try:
                 value = self._decoded(deadline, cancel)
             finally:
-                if self._watch is not None:  # while the message is kept: a handler may raise here
-                    self._show_after_call()
-            self._kept = None
-            return value
+                if self._watch is not None:
+                    self._show_after_call(was_awaited)
+        self._kept = None  # only now: a signal handler may raise at any call before
+        return value
 
     def _decoded(self, deadline: Deadline, cancel: threading.Event | None) -> Any:
         """The next message, which is kept until it is returned."""
@@ -251,8 +253,9 @@ class NetworkReader(NetworkEnd):
 
     # The session and the transport --------------------------------------------------------------
 
-    def _hear(self, *, until_whole: bool = False) -> bool:
-        """Receives what has arrived, with the lock held; is there a complete message?"""
+    def _hear(self, *, until_whole: bool = False, most: int = -1) -> bool:
+        """Receives what has arrived, with the lock held; is there a complete message? After `most`
+        frames it wakes whoever waits instead of going on."""
         session, transport = self.session, self.transport
         if self._has_news:  # set by the thread, which has used the socket
             with suppress(BlockingIOError):
@@ -270,7 +273,10 @@ class NetworkReader(NetworkEnd):
                         session.receive(part, payload, time.monotonic())
                     except CorruptMessage as error:
                         logger.warning("reader %d requests a frame again: %s", self.rank, error)
-            if until_whole and session.inbox:
+            most -= 1
+            if most == 0:
+                self.wake()
+            if (until_whole and session.inbox) or most == 0:
                 break
         self._was_interrupted = self._lacks_memory = False
         if session.out:
@@ -328,45 +334,64 @@ class NetworkReader(NetworkEnd):
 
     def signal(self) -> JointWatch:
         """Without the thread: it would take two changes of threads more."""
-        return JointWatch(self._new_watch(), _News(self))
+        return JointWatch(
+            self._new_watch(),
+            _News(self.transport.news, self.hear_now),
+            _News(self._news, bool),  # whose message the other hears
+        )
 
     def hear_now(self) -> bool:
-        """Receives what has arrived; would a call not wait? If it would, libzmq will signal."""
+        """Receives what has arrived; would a call not wait? If it would, libzmq will signal, or
+        there is more than an event loop should receive at once."""
         with suppress(Closed), self.locked():
-            self._listen()
+            self._listen(_AT_ONCE)
             return self._is_ready()
         return True
 
     def show_waiting(self, is_waiting: bool, counts: bool) -> None:
         self._is_awaited = is_waiting
         if is_waiting:
+            self.count_wait(counts)
             with self.locked():
-                self._waits += counts
-                if self._is_selected or can_receive(self.transport.socket):
-                    self._show()
-        elif self._is_selected:
-            self.nudge()
+                if can_receive(self.transport.socket):
+                    self.wake()
+                self._watch.show(self._is_ready())  # type: ignore[union-attr]  # it is watched
+
+    def count_wait(self, counts: bool) -> None:
+        """Of a call that is awaited, if it counts."""
+        self._waits += counts
 
     def timed_out(self, timeout: float | None) -> TimedOut:
-        with self.lock:
+        with self.locked():
             return timed_out(timeout, self.writer())
 
-    def _show_after_call(self) -> None:
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Around a call that receives, but takes no message."""
+        with self.guard:
+            try:
+                yield
+            finally:
+                if self._watch is not None:
+                    self._show_after_call(self._is_awaited)
+
+    def _show_after_call(self, was_awaited: bool) -> None:
         """Shows whether another call would wait; wakes the thread if it is to look sooner."""
         with self.lock:
-            if self._is_selected:
-                ack_at = self._show()
+            if self._is_selected or was_awaited:
+                ack_at = self._show(_AT_ONCE)
             else:
                 ack_at = self._acknowledge()
                 self._watch.show(self._is_ready())  # type: ignore[union-attr]  # it is watched
             is_late = ack_at is not None and ack_at < self._looks_at
-            if is_late or (self._is_selected and self._is_quiet):
+            if is_late or (self._is_selected and (self._is_quiet or self._has_news)):
                 self.nudge()
 
-    def _show(self) -> float | None:
-        """Shows whether a call would not wait; returns when to acknowledge what was taken."""
+    def _show(self, most: int = -1) -> float | None:
+        """Shows whether a call would not wait; returns when to acknowledge what was taken. Listens
+        for that, as `_listen` says."""
         ack_at = self._acknowledge()
-        self._listen()
+        self._listen(most)
         self._watch.show(self._is_ready())  # type: ignore[union-attr]  # this end is watched
         return ack_at
 
@@ -378,11 +403,14 @@ class NetworkReader(NetworkEnd):
             self._flush()
         return due
 
-    def _listen(self) -> None:
-        """Receives until there is a message, or libzmq will signal the next frame."""
+    def _listen(self, most: int = -1) -> None:
+        """Receives until there is a message, or libzmq will signal the next frame; or until
+        `most` frames were received, and then signals by itself."""
         try:
-            while not (self.session.inbox or self._hear(until_whole=True)):
-                if not can_receive(self.transport.socket):  # sending may have consumed its signal
+            while not (self.session.inbox or self._hear(until_whole=True, most=most)):
+                if self._has_news or not can_receive(
+                    self.transport.socket
+                ):  # sending may have consumed its signal
                     break
         except MemoryError:  # the next call raises it
             self._lacks_memory = True
@@ -441,7 +469,7 @@ class NetworkReader(NetworkEnd):
             return blocked(f"reader {self.rank}", waited, reason, missing())
 
         self._asked_at = 0.0
-        with self.guard:
+        with self._calling():
             self.wait(ready, deadline, missing, stall_line=line)
 
     def _ask(self) -> None:
@@ -496,9 +524,10 @@ class NetworkReader(NetworkEnd):
 
     def _must_listen(self, now: float) -> bool:
         """Whether nobody else receives."""
-        if self._is_hearing or self._is_awaited:
+        if self._is_hearing:
             return False
-        return self._is_selected or now - self._served_at >= self._recent
+        is_recent = self._is_awaited or now - self._served_at < self._recent
+        return self._is_selected or not is_recent
 
     def _note_events(self, now: float) -> bool:
         """Handles connection events; were there any?"""
@@ -593,7 +622,7 @@ class NetworkReader(NetworkEnd):
 
     def go_alone(self, taken: int, nbytes: int = 0) -> None:
         """Requests a stream of its own from message `taken` on; `nbytes` were taken before it."""
-        with self.guard, self.lock:
+        with self._calling(), self.lock:
             with suppress(MemoryError):  # of a message that is asked for again
                 self._hear()  # frames that came while it did not listen
             self.session.read_alone(taken, time.monotonic(), nbytes)

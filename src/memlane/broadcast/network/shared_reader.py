@@ -206,7 +206,7 @@ class SharedReader(LocalReader):
         if self._alone is None:
             super().show_waiting(is_waiting, counts)
         else:
-            self._alone.show_waiting(is_waiting, counts)
+            self._alone.count_wait(counts)  # its thread receives, as it does for selectors
 
     def timed_out(self, timeout: float | None) -> MemlaneError:
         alone = self._alone

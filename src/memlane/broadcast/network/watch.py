@@ -87,7 +87,8 @@ class JointWatch:
             raise system_fault(error.errno or 0, "cannot watch a descriptor") from None
         for part in old:
             if part not in parts:
-                self._epoll.unregister(part.fileno())
+                with suppress(FileNotFoundError):  # a signal handler has raised here before
+                    self._epoll.unregister(part.fileno())
         self._parts = parts
 
     def fileno(self) -> int:

@@ -96,7 +96,8 @@ class NetworkWriter(NetworkEnd):
         self._credit = 0  # messages that may be sent without another look
         self._room = -1  # the same in bytes, -1: none
         self._lends = False
-        self._wanted = 0  # bytes of the latest message
+        self._latest = 0  # bytes of the message of the latest call
+        self._wanted = 0  # of the one that is awaited
         self._is_awaited = False
         self._ring_watch: Watching | None = None
         self._look_at: float | None = None  # when connections are looked at for floods
@@ -152,7 +153,7 @@ class NetworkWriter(NetworkEnd):
         with self.guard:
             self._begin()
             try:
-                size = self._wanted = encoder.encode(obj)
+                size = self._latest = encoder.encode(obj)
                 if encoder.kind != Kind.PLAIN:
                     self.check()  # pickling may have forked
                 if size <= PIECE and size <= self._room and self._local is None:
@@ -341,6 +342,8 @@ class NetworkWriter(NetworkEnd):
             self._told_absent = absent
             if self._local is not None:
                 self._local.note_absent_elsewhere(absent)
+        if self._is_awaited:
+            self._show()
 
     def _absent_here(self) -> list[str]:
         """The readers on this host that have not attached, or had not when this end closed."""
@@ -421,7 +424,7 @@ class NetworkWriter(NetworkEnd):
                 if can_receive(self.transport.socket):  # sending may have consumed its signal
                     due = now
                 if self._must_watch_ring():
-                    poller = self._ring_poller
+                    poller = self._ring_pollers[self._look_at is not None]
         pause = None if due is None else max(0.0, due - time.monotonic())
         self._sleep(poller, pause)
 
@@ -498,9 +501,11 @@ class NetworkWriter(NetworkEnd):
     def signal(self) -> NetworkWatch:
         if self._local is not None and self._ring_watch is None:
             ring = self._local.watch()
-            self._ring_poller = self._poller(
-                *self.transport.quiet, self._nudge, self.transport.news, ring.fileno()
-            )
+            known = (*self.transport.quiet, self._nudge, self.transport.news, ring.fileno())
+            self._ring_pollers = {
+                False: self._poller(*known, self.transport.arrivals),
+                True: self._poller(*known),
+            }
             self._ring_watch = ring
         return self._new_watch()
 
@@ -509,6 +514,8 @@ class NetworkWriter(NetworkEnd):
         if is_waiting:
             with self.locked():
                 self._waits += counts
+                if counts:  # later on, other calls may have come between
+                    self._wanted = self._latest
                 self._recover()  # drops what the ring had no room for
                 self._show()
                 self.nudge()
@@ -530,13 +537,13 @@ class NetworkWriter(NetworkEnd):
         return self._ring_watch is None or self._ring_watch.is_readable
 
     def timed_out(self, timeout: float | None) -> MemlaneError:
-        with self.lock:
+        with self.locked():
             if self._local is not None and self.session.has_room(self._wanted):
                 return self._local.timed_out(timeout)
             return timed_out(timeout, self._in_the_way(self._wanted))
 
     def stall_line(self, waited: float) -> str | None:
-        with self.lock:
+        with self.locked():
             if self._local is not None and self.session.has_room(self._wanted):
                 return self._local.stall_line(waited)
             return blocked("writer", waited, _FULL, self._in_the_way(self._wanted))

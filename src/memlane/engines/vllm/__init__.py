@@ -2,7 +2,8 @@
 
 `MEMLANE_VLLM=queue` switches the queue on, `store` the object store, `region` the offload region,
 `all` every system that memlane has for this vLLM; unset or empty changes and imports nothing: every
-process of vLLM imports this file, so it imports nothing either.
+process of vLLM imports this file, so it imports nothing either. `MEMLANE_METRICS_PORT` starts
+`memlane export` beside the first of them.
 Names and callers are the same in all versions of vLLM, except for arguments of the region
 (`region.py`).
 """
@@ -21,6 +22,10 @@ def register() -> None:
         InvalidArgument: the variable names an unknown system, or one that this vLLM lacks; or the
             engine's object store is memlane's, but this process would look for vLLM's own.
     """
+    if os.environ.get("MEMLANE_METRICS_PORT"):
+        from memlane.engines._metrics import start_if_asked
+
+        start_if_asked()
     if os.environ.get(VARIABLE, "").strip() or os.environ.get(STORE_NAME):
         from memlane.engines.vllm._engine import switch
 

@@ -1,0 +1,233 @@
+"""`memlane export`: metrics, the same as JSON, and a live page, over HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+
+from memlane._base import processes
+from memlane.cli.listing import as_json
+from memlane.cli.show import short_name
+from memlane.errors import MemlaneError
+from memlane.inspect.looks import Look, Looks
+from memlane.inspect.segment import free_space
+from memlane.inspect.waits import Wait, describe, headline
+from memlane.metrics import exposition
+from memlane.metrics.catalogue import measure
+
+AFTER = 0.5  # seconds, after which a wait is shown
+_SEARCH_EVERY = 10.0  # seconds between two searches for who holds what; 0.1 s of a core each
+_FRESH = 0.2  # seconds that a look serves for all who ask
+_PATIENCE = 10.0  # seconds that a client may take for its request
+_MOST_CLIENTS = 32
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+)
+
+
+class Source:
+    """What is served: one look for all who ask at the same time. A thread finds out who holds what,
+    so that no answer waits for that."""
+
+    def __init__(self, pid: int | None) -> None:
+        self._looks = Looks(pid, AFTER, search_every=float("inf"))
+        self._looks.search()
+        self._lock = threading.Lock()
+        self._look: Look | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._search, name="memlane-search", daemon=True)
+        self._thread.start()
+
+    def _search(self) -> None:
+        while not self._over.wait(_SEARCH_EVERY):
+            self._looks.search()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def look(self) -> Look:
+        """Raises SystemFault as `memlane.inspect.segments`."""
+        with self._lock:
+            if self._look is None or time.monotonic() - self._look.at >= _FRESH:
+                self._look = self._looks.take()
+            return self._look
+
+    def metrics(self) -> str:
+        return exposition.text(measure(self.look(), free_space()))
+
+    def as_json(self) -> dict[str, Any]:
+        """Bytes and seconds, as `memlane ls --json`, and who is stuck."""
+        look = self.look()
+        names = {
+            who.pid: processes.name_of(who.pid)
+            for segment in look.segments
+            for who in segment.participants
+            if who.pid is not None
+        }
+        return {
+            "at": time.time() - (time.monotonic() - look.at),
+            "host": socket.gethostname(),
+            "shm": free_space(),
+            "segments": [as_json(segment, None) for segment in look.segments],
+            "names": {str(pid): name for pid, name in names.items()},
+            "stuck": [_stuck(wait, look.at, names) for wait in look.waits if not wait.is_in_turn],
+        }
+
+
+def _stuck(wait: Wait, now: float, names: dict[int, str]) -> dict[str, Any]:
+    def name(pid: int | None) -> str:
+        return "" if pid is None else names.get(pid, "")
+
+    awaited = ", ".join(describe(who, now, name(who.pid)) for who in wait.awaited)
+    if wait.absent_elsewhere:
+        awaited += f" and {wait.absent_elsewhere} readers on other hosts"
+    first = headline(wait, short_name(wait.segment), name(wait.waiter.pid))
+    return {
+        "segment": wait.segment,
+        "waiter": wait.waiter.pid,
+        "awaited": [who.pid for who in wait.awaited],
+        "seconds": wait.seconds,
+        "sentence": f"{first}. It waits for {awaited}. {wait.advice}",
+    }
+
+
+@cache
+def page() -> str:
+    """The live page: one file, which asks for `/json` twice a second."""
+    return (files("memlane.cli") / "page.html").read_text("utf-8")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves until `shutdown`."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, source: Source) -> None:
+        """Raises OSError if the port is taken, or the address not of this host."""
+        self.source = source
+        self.is_local = _is_loopback(host)
+        self.names = {"localhost", host.lower()}
+        if not self.is_local:
+            self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._room = threading.BoundedSemaphore(_MOST_CLIENTS)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), Answer)
+
+    def admits(self, header: str | None) -> bool:
+        """Whether a page of that host may ask: else any page in a browser could, by a name of its
+        own that leads here. Addresses are nobody's names."""
+        if header is None:
+            return False
+        host = header.rpartition("]")[0].lstrip("[") or header.partition(":")[0]
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return host.lower() in self.names
+        return address.is_loopback or not self.is_local
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(timeout=_PATIENCE):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone is no error."""
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers one client."""
+
+    server: Server
+    timeout = _PATIENCE
+    server_version = "memlane"
+    sys_version = ""
+
+    def do_GET(self) -> None:  # so named by its base
+        if not self.server.admits(self.headers.get("Host")):
+            self._answer(421, "text/plain", "this host name is not served here; use the address\n")
+            return
+        source = self.server.source
+        made: dict[str, tuple[str, Callable[[], str]]] = {
+            "/metrics": (exposition.CONTENT_TYPE, source.metrics),
+            "/json": ("application/json", lambda: json.dumps(source.as_json())),
+            "/": ("text/html; charset=utf-8", page),
+        }
+        kind, make = made.get(self.path.partition("?")[0], ("", str))
+        if not kind:
+            self._answer(404, "text/plain", "there are /, /json and /metrics\n")
+            return
+        try:
+            text = make()
+        except MemlaneError as error:
+            self._answer(503, "text/plain", f"{error}\n")
+            return
+        self._answer(200, kind, text)
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", _POLICY)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: one line a scrape says nothing."""
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _end_with(server: Server, pid: int) -> None:
+    """Ends the server when that process has ended."""
+    with suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        select.select([process], [], [])
+        os.close(process)
+    server.shutdown()
+
+
+def run(host: str, port: int, pid: int | None, ends_with: int | None) -> None:
+    """Serves until it is interrupted, or that process has ended. Raises OSError as `Server`."""
+    source = Source(pid)
+    try:
+        with Server(host, port, source) as server:
+            if ends_with is not None:
+                threading.Thread(target=_end_with, args=(server, ends_with), daemon=True).start()
+            where, bound = server.server_address[:2]
+            shown = f"[{where!s}]" if ":" in str(where) else str(where)
+            print(f"memlane: http://{shown}:{bound}/ (also /metrics and /json)", flush=True)
+            server.serve_forever()
+    finally:
+        source.close()

@@ -1,0 +1,190 @@
+"""`memlane trace`: what every participant did, sampled from outside, as a timeline for Perfetto."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memlane._base import processes
+from memlane.cli.show import short_name
+from memlane.inspect import layout
+from memlane.inspect.layout import Header
+from memlane.inspect.segment import Known, files, look, opened
+
+PERIOD = 1e-3  # seconds between two samples
+_COUNTED = 0.02  # seconds between two values of a counter
+_ACTIVITIES = (
+    None,  # not in memlane
+    "waiting",
+    "waiting for all to attach",
+    "holding",  # a block
+    "copying",
+    "decoding",
+)
+
+
+def doing(state: int, activity: int, views: int) -> str | None:
+    """What a sample shows; None: nothing of memlane's."""
+    if state != layout.ATTACHED:
+        return None
+    what = _ACTIVITIES[activity] if activity < len(_ACTIVITIES) else None
+    return what or ("holding" if views & layout.VIEWS else None)
+
+
+class Track:
+    """One participant's row: joins equal samples to spans. Times in seconds."""
+
+    def __init__(self, pid: int, number: int, name: str) -> None:
+        self.pid, self.number, self.name = pid, number, name
+        self.events: list[dict[str, Any]] = []
+        self._what: str | None = None
+        self._began = 0.0
+        self._position = 0
+
+    def sample(self, at: float, what: str | None, position: int) -> None:
+        if what == self._what:
+            return
+        self.end(at, position)
+        self._what, self._began, self._position = what, at, position
+
+    def end(self, at: float, position: int) -> None:
+        """Of the span that is open."""
+        if self._what is not None:
+            self.events.append(
+                {
+                    "name": self._what,
+                    "cat": "memlane",
+                    "ph": "X",
+                    "ts": 1e6 * self._began,
+                    "dur": 1e6 * (at - self._began),
+                    "pid": self.pid,
+                    "tid": self.number,
+                    "args": {"messages": position - self._position},
+                }
+            )
+        self._what = None
+
+
+@dataclass
+class Watched:
+    """An open segment and its rows; `counters` are of the lag of each reader."""
+
+    name: str
+    file: int
+    header: Header
+    tracks: list[Track]
+    counters: list[dict[str, Any]]
+    counted_at: float = 0.0
+    is_gone: bool = False
+
+    def sample(self, at: float) -> None:
+        slots = layout.glance(self.file, self.header)
+        self.is_gone = not slots
+        for track, (state, pid, position, activity, views) in zip(self.tracks, slots, strict=False):
+            track.pid = pid or track.pid  # it may have attached since
+            track.sample(at, doing(state, activity, views), position)
+        if slots and self.header.kind == "queue" and at - self.counted_at >= _COUNTED:
+            self.counted_at = at
+            self.counters.append(self._lag(at, slots))
+
+    def _lag(self, at: float, slots: list[tuple[int, int, int, int, int]]) -> dict[str, Any]:
+        _, writer, published, *_ = slots[0]
+        lag = {
+            track.name.rpartition(": ")[2]: max(0, published - position)
+            for track, (state, _, position, *_) in zip(self.tracks[1:], slots[1:], strict=True)
+            if state == layout.ATTACHED
+        }
+        name = f"lag of {short_name(self.name)}"
+        return {"name": name, "ph": "C", "ts": 1e6 * at, "pid": writer, "args": lag}
+
+    def end(self, at: float) -> None:
+        slots = layout.glance(self.file, self.header)
+        for number, track in enumerate(self.tracks):
+            track.end(at, slots[number][2] if slots else 0)
+
+
+def watch(pid: int, stack: ExitStack) -> list[Watched]:
+    """The queues and stores in which the process takes part; open until the stack ends."""
+    watched: list[Watched] = []
+    known = Known()
+    numbers = iter(range(1, 1 << 30))
+    for found in files(pid):
+        file = stack.enter_context(opened(found))
+        segment = None if file is None else look(file, found, known)
+        if file is None or segment is None or segment.kind not in ("queue", "store"):
+            continue
+        header = known.header_of(file)
+        if header is None or pid not in [who.pid for who in segment.participants]:
+            continue
+        tracks = []
+        for who in segment.participants:
+            end = who.role if who.rank is None else f"{who.role} {who.rank}"
+            name = f"{segment.kind} {short_name(segment.name)}: {end}"
+            tracks.append(Track(who.pid or 0, next(numbers), name))
+        watched.append(Watched(segment.name, file, header, tracks, []))
+    return watched
+
+
+def sample(watched: list[Watched], seconds: float) -> int:
+    """Samples for so long, or until it is interrupted; returns how often."""
+    with suppress(OSError):  # it must not take the core from whom it watches
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.nice(10)
+    due = time.monotonic()
+    end, count = due + seconds, 0
+    with suppress(KeyboardInterrupt):
+        while (now := time.monotonic()) < end:
+            for each in watched:
+                if not each.is_gone:
+                    each.sample(now)
+            count += 1
+            due = max(due + PERIOD, now)  # what was missed is not made up for
+            time.sleep(max(0.0, due - time.monotonic()))
+    now = time.monotonic()
+    for each in watched:
+        each.end(now)
+    return count
+
+
+def events(watched: list[Watched]) -> Iterator[dict[str, Any]]:
+    """In Chrome's trace event format; a process has a row for each of its ends."""
+    pids: set[int] = set()
+    for each in watched:
+        for track in each.tracks:
+            if not track.events:
+                continue
+            if track.pid not in pids:
+                pids.add(track.pid)
+                name = processes.name_of(track.pid) or "ended"
+                yield _name("process_name", track.pid, 0, name)
+            yield _name("thread_name", track.pid, track.number, track.name)
+            yield from track.events
+        yield from each.counters
+
+
+def _name(kind: str, pid: int, number: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": number, "args": {"name": name}}
+
+
+def run(pid: int, seconds: float, output: Path) -> str | None:
+    """Samples, and writes the file; returns why there is nothing to see, or None.
+
+    Raises:
+        OSError: the file cannot be written.
+        SystemFault: as `memlane.inspect.segments`.
+    """
+    with ExitStack() as stack:
+        watched = watch(pid, stack)
+        if not watched:
+            return f"process {pid} takes part in no queue and no store"
+        with output.open("w") as file:
+            count = sample(watched, seconds)
+            json.dump({"traceEvents": list(events(watched)), "displayTimeUnit": "ms"}, file)
+    print(f"{output}: {len(watched)} segments, {count} samples; open it in https://ui.perfetto.dev")
+    return None

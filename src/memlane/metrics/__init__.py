@@ -1,0 +1,26 @@
+"""Metrics of memlane's segments for Prometheus, read from outside: no thread, no call and no cost
+in the processes that are watched.
+
+from prometheus_client import REGISTRY
+REGISTRY.register(memlane.metrics.Collector())
+
+`memlane export` serves the same over HTTP, and needs no prometheus-client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memlane.metrics.collector import Collector
+
+__all__ = ["Collector"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Collector` alone needs prometheus-client, so it is imported when it is first used."""
+    if name != "Collector":
+        raise AttributeError(f"module 'memlane.metrics' has no attribute {name!r}")
+    from memlane.metrics.collector import Collector
+
+    return Collector

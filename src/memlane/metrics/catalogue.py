@@ -1,0 +1,220 @@
+"""Every metric that memlane has, and what a look at the segments says of each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from memlane.inspect.looks import Look
+from memlane.inspect.segment import Deliveries, Participant, Segment
+
+Kind = Literal["counter", "gauge", "histogram"]
+Sample = tuple[tuple[str, ...], float | Deliveries]
+Family = tuple["Metric", list[Sample]]
+
+BOUNDS = tuple((exponent, 2**exponent / 1e6) for exponent in range(2, 25, 2))
+"""Of a histogram's buckets: the index into `Deliveries.counts` of the last that counts, and the
+bound in seconds: 4 us, 16 us, ... 16.8 s."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: its name, what it counts, and the names of its labels."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+
+
+def cumulative(deliveries: Deliveries) -> list[int]:
+    """The value of each bucket of BOUNDS, then of the one without a bound."""
+    sums = list(accumulate(deliveries.counts))
+    return [sums[index] for index, _ in BOUNDS] + [sums[-1]]
+
+
+_ENDS = ("queue", "role", "rank", "pid")
+_USERS = ("store", "role", "rank", "pid")
+
+
+def _queue(name: str, kind: Kind, text: str, labels: tuple[str, ...] = _ENDS) -> Metric:
+    return Metric(f"memlane_queue_{name}", kind, text, labels)
+
+
+MESSAGES = _queue("messages_total", "counter", "Messages published or taken.")
+BYTES = _queue("bytes_total", "counter", "Bytes of those messages, as encoded.")
+WAITS = _queue("waits_total", "counter", "Calls that had to wait.")
+EXTENTS = _queue("extents_total", "counter", "Messages that did not fit a chunk.")
+LAG = _queue("lag_messages", "gauge", "Published messages that a reader has not taken.")
+LENT = _queue("lent_bytes", "gauge", "Bytes that cannot be reused because of a reader's views.")
+WAITING = _queue("waiting_seconds", "gauge", "How long the wait of this moment has lasted, or 0.")
+DELIVERY = _queue(
+    "delivery_seconds",
+    "histogram",
+    "Time from publishing to taking, of the first message after each tick of the clock.",
+    ("queue", "rank", "pid"),
+)
+CHUNKS = _queue("chunks", "gauge", "Messages that a writer may be ahead.", ("queue",))
+PARTICIPANTS = _queue(
+    "participants", "gauge", "Writers and readers by state.", ("queue", "role", "state")
+)
+ELSEWHERE = _queue(
+    "absent_elsewhere", "gauge", "Readers on other hosts that have not attached.", ("queue",)
+)
+STUCK = Metric(
+    "memlane_stuck_seconds",
+    "gauge",
+    "How long somebody has waited for somebody else that does not wait itself.",
+    (*_ENDS, "reason"),
+)
+SIZE = Metric("memlane_segment_bytes", "gauge", "Size of a segment.", ("segment", "kind"))
+USED = Metric(
+    "memlane_segment_used_bytes",
+    "gauge",
+    "Bytes of /dev/shm that a segment takes.",
+    ("segment", "kind"),
+)
+LEFTOVERS = Metric("memlane_leftover_segments", "gauge", "Segments that dead processes left.", ())
+LEFTOVER_BYTES = Metric("memlane_leftover_bytes", "gauge", "Bytes that those take.", ())
+UNREADABLE = Metric("memlane_unreadable_segments", "gauge", "Segments that cannot be read.", ())
+SHM_SIZE = Metric("memlane_shm_bytes", "gauge", "Size of /dev/shm.", ())
+SHM_FREE = Metric("memlane_shm_free_bytes", "gauge", "Free bytes of /dev/shm.", ())
+PINNED = Metric(
+    "memlane_store_pinned_objects",
+    "gauge",
+    "Objects that a reader reads, or keeps.",
+    _USERS,
+)
+OWED = Metric(
+    "memlane_store_owed_objects",
+    "gauge",
+    "Objects that a reader has not read as often as they were put.",
+    _USERS,
+)
+REGION_SIZE = Metric("memlane_region_bytes", "gauge", "Size of an offload region.", ("region",))
+REGION_HOLDERS = Metric("memlane_region_holders", "gauge", "Processes that hold it.", ("region",))
+
+_COUNTED = {
+    "store": {
+        "objects": ("gauge", "Objects in a store."),
+        "object_bytes": ("gauge", "Bytes of those objects."),
+        "puts": ("counter", "Objects that were put."),
+        "hits": ("counter", "Puts that found their object stored already."),
+        "evictions": ("counter", "Objects that were evicted."),
+    },
+    "tier": {
+        "blocks": ("gauge", "Blocks that a tier or pool has room for."),
+        "used": ("gauge", "Blocks that are stored."),
+        "reserved": ("gauge", "Blocks that are being stored."),
+        "pinned": ("gauge", "Blocks that are being read."),
+        "accesses": ("counter", "Blocks that were asked for."),
+        "hits": ("counter", "Of those, blocks that were there."),
+        "stored": ("counter", "Blocks that were stored."),
+        "evicted": ("counter", "Blocks that were evicted."),
+        "declined": ("counter", "Blocks that the policy did not admit."),
+        "loaded": ("counter", "Blocks that were read from the disk."),
+        "missed": ("counter", "Loads of blocks that were not there."),
+        "errors": ("counter", "Blocks that the disk failed to read or write."),
+        "corrupt": ("counter", "Blocks whose checksum was wrong."),
+        "expired": ("counter", "Blocks that were not done at their deadline."),
+        "queue": ("gauge", "Blocks that wait for the disk."),
+        "stalled": ("gauge", "1 while the disk does not answer."),
+    },
+}
+_COUNTERS = {
+    (system, counter): Metric(
+        f"memlane_{system}_{counter}{'_total' if kind == 'counter' else ''}",
+        kind,  # type: ignore[arg-type]
+        text,
+        (system,),
+    )
+    for system, counters in _COUNTED.items()
+    for counter, (kind, text) in counters.items()
+}
+METRICS = (
+    *(MESSAGES, BYTES, WAITS, EXTENTS, LAG, LENT, WAITING, DELIVERY, CHUNKS, PARTICIPANTS),
+    *(ELSEWHERE, STUCK, SIZE, USED, LEFTOVERS, LEFTOVER_BYTES, UNREADABLE, SHM_SIZE, SHM_FREE),
+    *(PINNED, OWED, REGION_SIZE, REGION_HOLDERS, *_COUNTERS.values()),
+)
+
+
+class _Samples:
+    def __init__(self) -> None:
+        self.of: dict[Metric, list[Sample]] = {metric: [] for metric in METRICS}
+
+    def add(self, metric: Metric, labels: tuple[str, ...], value: float | Deliveries) -> None:
+        self.of[metric].append((labels, value))
+
+
+def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
+    """All metrics, those without samples too.
+
+    Args:
+        shm: bytes of /dev/shm: `total` and `free`.
+    """
+    samples = _Samples()
+    for segment in look.segments:
+        samples.add(SIZE, (segment.name, segment.kind), segment.size)
+        samples.add(USED, (segment.name, segment.kind), segment.used)
+        for counter, value in segment.counters.items():
+            samples.add(_COUNTERS[segment.kind, counter], (segment.name,), value)
+        if segment.kind == "queue":
+            _add_queue(samples, segment, look.at)
+        elif segment.kind == "store":
+            _add_store(samples, segment)
+        elif segment.kind == "region":
+            samples.add(REGION_SIZE, (segment.name,), segment.size)
+            samples.add(REGION_HOLDERS, (segment.name,), len(segment.participants))
+    for wait in look.waits:
+        if not wait.is_in_turn:
+            samples.add(STUCK, (*_end(wait.segment, wait.waiter), wait.reason), wait.seconds)
+    left = [segment for segment in look.segments if segment.is_leftover]
+    samples.add(LEFTOVERS, (), len(left))
+    samples.add(LEFTOVER_BYTES, (), sum(segment.used for segment in left))
+    unreadable = sum(segment.problem is not None for segment in look.segments)
+    samples.add(UNREADABLE, (), unreadable)
+    samples.add(SHM_SIZE, (), shm["total"])
+    samples.add(SHM_FREE, (), shm["free"])
+    return iter(samples.of.items())
+
+
+def _end(name: str, who: Participant) -> tuple[str, str, str, str]:
+    rank = "" if who.rank is None else str(who.rank)
+    return name, who.role, rank, "" if who.pid is None else str(who.pid)
+
+
+def _add_queue(samples: _Samples, segment: Segment, now: float) -> None:
+    name, people = segment.name, segment.participants
+    samples.add(CHUNKS, (name,), segment.geometry["max_chunks"])
+    samples.add(ELSEWHERE, (name,), segment.absent_elsewhere)
+    states: dict[tuple[str, str], int] = {}
+    for who in people:
+        states[who.role, who.state] = states.get((who.role, who.state), 0) + 1
+        if who.pid is None:
+            continue
+        end = _end(name, who)
+        samples.add(MESSAGES, end, who.position)
+        samples.add(BYTES, end, who.bytes)
+        samples.add(WAITS, end, who.waits)
+        is_waiting = who.activity in ("waiting", "attaching") and who.activity_since is not None
+        since = who.activity_since if is_waiting else None
+        samples.add(WAITING, end, 0.0 if since is None else max(0.0, now - since))
+        if who.role == "writer":
+            samples.add(EXTENTS, end, who.extents)
+            continue
+        samples.add(LAG, end, who.behind)
+        samples.add(LENT, end, who.lent)
+        if who.deliveries is not None:
+            samples.add(DELIVERY, (name, end[2], end[3]), who.deliveries)
+    for (role, state), count in sorted(states.items()):
+        samples.add(PARTICIPANTS, (name, role, state), count)
+
+
+def _add_store(samples: _Samples, segment: Segment) -> None:
+    for who in segment.participants:
+        if who.pid is not None and who.role == "reader":
+            user = _end(segment.name, who)
+            samples.add(PINNED, user, who.pinned)
+            samples.add(OWED, user, who.owed)

@@ -1,0 +1,80 @@
+"""A collector for prometheus-client."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
+
+try:
+    from prometheus_client import Metric as ClientMetric
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+    from prometheus_client.registry import Collector as ClientCollector
+except ImportError as error:
+    raise ImportError(
+        f"memlane.metrics needs prometheus-client: pip install 'memlane[metrics]' ({error})"
+    ) from error
+
+from memlane.inspect.looks import Looks
+from memlane.inspect.segment import Deliveries, free_space
+from memlane.metrics.catalogue import BOUNDS, METRICS, Metric, cumulative, measure
+
+
+class Collector(ClientCollector):
+    """Metrics of the segments that this process takes part in.
+
+    Collecting reads /proc and the segments, some 2 ms with 20 queues, in the thread that asks. It
+    may be asked by several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._looks = Looks(os.getpid())
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_user(cls) -> Self:
+        """Of all segments of this user: for a process that reports on others."""
+        made = cls()
+        made._looks = Looks()
+        return made
+
+    def describe(self) -> Iterable[ClientMetric]:
+        """Every metric that `collect` may return, without samples."""
+        return [_family(metric) for metric in METRICS]
+
+    def collect(self) -> Iterator[ClientMetric]:
+        """One look.
+
+        Raises:
+            SystemFault: as `memlane.inspect.segments`.
+        """
+        with self._lock:
+            look = self._looks.take()
+        for metric, samples in measure(look, free_space()):
+            family = _family(metric)
+            for labels, value in samples:
+                if isinstance(value, Deliveries):
+                    counts = map(float, cumulative(value))
+                    family.add_metric(
+                        labels, list(zip(_BOUNDS, counts, strict=True)), value.seconds
+                    )
+                else:
+                    family.add_metric(labels, value)
+            yield family
+
+
+_BOUNDS = [str(bound) for _, bound in BOUNDS] + ["+Inf"]
+_FAMILIES: dict[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+def _family(metric: Metric) -> Any:
+    return _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)

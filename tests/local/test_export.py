@@ -1,0 +1,412 @@
+"""`memlane export`, a browser at its page, Prometheus at its metrics, and `memlane trace`.
+
+With ``MEMLANE_PICTURES=docs/figures`` they take the manual's pictures.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from memlane import Handle, MessageQueue, ShmRingBuffer, WriterClosed
+from tests.support import PATIENCE, Link, dismiss, start, until
+from tests.support.exporters import Browser, browser, exporter
+from tests.support.queues import name_in, path_of, queue_of, start_reader
+from tests.support.stores import store_of
+
+PICTURES = os.environ.get("MEMLANE_PICTURES")
+PROMETHEUS = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="needs Prometheus: apt-get install prometheus"
+)
+CHROMIUM = pytest.mark.skipif(
+    shutil.which("chromedriver") is None,
+    reason="needs Chromium: apt-get install chromium chromium-driver",
+)
+
+
+def memlane(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "memlane", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+
+def names(text: str) -> set[str]:
+    return {family.name for family in text_string_to_metric_families(text)}
+
+
+def test_what_is_served() -> None:
+    with queue_of(2) as (writer, readers), store_of() as _, exporter() as served:
+        writer.enqueue({"step": 1})
+        for reader in readers:
+            reader.dequeue()
+        name = name_in(writer.export_handle())
+        assert f'memlane_queue_messages_total{{queue="{name}",role="reader",rank="1"' in (
+            served.metrics()
+        )
+        assert "memlane_store_puts" in names(served.metrics())
+        seen = served.json()
+        (segment,) = [each for each in seen["segments"] if each["name"] == name]
+        assert [who["position"] for who in segment["participants"]] == [1, 1, 1]
+        assert seen["names"][str(os.getpid())].startswith("python")
+        status, page = served.get("/")
+        assert status == 200
+        assert "http://" not in page.replace("http://www.w3.org", "")  # it loads nothing
+        assert served.get("/elsewhere")[0] == 404
+        assert served.get("/metrics", method="HEAD") == (200, "")
+        assert served.get("/metrics", method="POST")[0] == 501
+
+
+def test_who_may_ask() -> None:
+    """A page of another site, whose name leads here, may not."""
+    with exporter() as served:
+        for host in (f"localhost:{served.port}", "127.0.0.1", f"[::1]:{served.port}"):
+            assert served.get("/json", host)[0] == 200
+        for host in ("evil.example", "localhost.evil.example", "192.0.2.7", "", "[evil]"):
+            status, text = served.get("/json", host)
+            assert status == 421
+            assert "segments" not in text
+
+
+def test_only_one_process() -> None:
+    with queue_of() as (writer, _), exporter("--pid", str(os.getpid())) as served:
+        name = name_in(writer.export_handle())
+        assert name in served.metrics()
+        with MessageQueue(1, 1) as second:
+            until(lambda: name_in(second.export_handle()) in served.metrics(), timeout=30)
+    with exporter("--pid", str(os.getppid())) as served, queue_of() as (writer, _):
+        assert name_in(writer.export_handle()) not in served.metrics()
+
+
+def test_what_is_refused() -> None:
+    with exporter() as served:
+        taken = memlane("export", "--port", str(served.port))
+        assert taken.returncode == 2
+        assert taken.stderr == (
+            f"memlane: cannot listen on 127.0.0.1 port {served.port}: Address already in use\n"
+        )
+    for arguments, text in (
+        (["export", "--host", "192.0.2.1"], "Cannot assign requested address"),
+        (["export", "--pid", "999999999"], "there is no process 999999999"),
+        (["trace", "999999999"], "there is no process 999999999"),
+        (["trace", str(os.getppid()), "--seconds", "0.1", "-o", "/dev/null"], "takes part in no"),
+    ):
+        done = memlane(*arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("memlane: ")
+        assert text in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_segment_of_another_version() -> None:
+    """Is counted, and hides nothing."""
+    with queue_of() as (writer, _), ShmRingBuffer(1, 64, 1) as ring, exporter() as served:
+        path = path_of(ring)
+        data = bytearray(path.read_bytes())
+        data[data.index(b"MEMLANE1") + 8] = 99
+        path.write_bytes(data)
+        until(lambda: "memlane_unreadable_segments 1\n" in served.metrics(), "it is seen")
+        assert name_in(writer.export_handle()) in served.metrics()
+
+
+def test_processes_that_come_and_go() -> None:
+    """While they are scraped: series come and go, and nothing fails."""
+    with exporter() as served:
+        over = threading.Event()
+
+        def churn() -> None:
+            while not over.is_set():
+                with MessageQueue(1, 1) as writer:
+                    start_reader(writer.export_handle())
+                    writer.wait_until_ready(PATIENCE)
+                dismiss()
+
+        churning = threading.Thread(target=churn)
+        churning.start()
+        try:
+            for _ in range(60):
+                served.metrics()
+                served.json()
+        finally:
+            over.set()
+            churning.join()
+
+
+def test_many_scrapes() -> None:
+    """Memory stays as it is, and so do descriptors."""
+    with queue_of(4) as (writer, _), exporter() as served:
+        writer.enqueue(1)
+
+        def held() -> tuple[int, int]:
+            process = Path(f"/proc/{served.process.pid}")
+            pages = int((process / "statm").read_text().split()[1])
+            return pages, len(os.listdir(process / "fd"))
+
+        for _ in range(100):
+            served.metrics()
+        before = held()
+        for _ in range(300):
+            served.metrics()
+        after = held()
+        assert after[0] - before[0] < 512  # pages: 2 MiB
+        assert after[1] <= before[1]
+
+
+def test_it_ends_with_its_process() -> None:
+    peer = start(_sleeps)
+    peer.hear()
+    with exporter("--ends-with", str(peer.pid)) as served:
+        served.metrics()
+        peer.kill()
+        assert served.process.wait(PATIENCE) == 0
+
+
+def _sleeps(link: Link) -> None:
+    link.tell()
+    link.hear()
+
+
+def test_interrupted() -> None:
+    with exporter() as served:
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(PATIENCE) == 0
+
+
+def sending(link: Link, count: int) -> None:
+    """Role: a writer that never pauses for long; its ring is full when a reader stops."""
+    with MessageQueue(count, count, max_chunk_bytes=4096, max_chunks=8) as writer:
+        link.tell([writer.export_handle(rank) for rank in range(count)])
+        writer.wait_until_ready(PATIENCE)
+        while not link.has_word():
+            writer.enqueue(b"x" * 100, PATIENCE)
+            time.sleep(0.002)
+
+
+def taking(link: Link, handle: Handle, rank: int) -> None:
+    with MessageQueue.create_from_handle(handle, rank) as reader:
+        link.tell()
+        for _ in reader:
+            pass
+
+
+@contextmanager
+def scene(count: int = 3) -> Iterator[list[Any]]:
+    """A writer and its readers, in processes of their own."""
+    writer = start(sending, count)
+    readers = [start(taking, handle, rank) for rank, handle in enumerate(writer.hear())]
+    for reader in readers:
+        reader.hear()
+    yield readers
+    writer.tell(None)
+    writer.join()
+    for reader in readers:
+        reader.join()
+
+
+BANNER = 'return [...document.querySelectorAll("#banner li")].map(line => line.textContent)'
+OVERFLOWS = """
+const wide = document.documentElement.scrollWidth > window.innerWidth;
+const boxes = [...document.querySelectorAll("svg text")].filter(text => {
+  const inside = text.getBoundingClientRect(), card = text.closest(".card").getBoundingClientRect();
+  return inside.right > card.right || inside.left < card.left;
+});
+return wide || boxes.length > 0;
+"""
+
+
+@CHROMIUM
+def test_the_page(tmp_path: Path) -> None:
+    """Names a stopped reader within two seconds; fits a phone and a desk, light and dark."""
+    with scene() as readers, store_of() as _, exporter() as served, browser() as page:
+        address = f"http://127.0.0.1:{served.port}/"
+        for width in (400, 1400):
+            for dark in (False, True):
+                page.open(address, width, dark=dark)
+                until(lambda: page.run('return document.querySelectorAll(".card svg").length >= 1'))
+                until(lambda: page.run('return document.querySelector(".spark").points.length > 2'))
+                assert not page.run(OVERFLOWS)
+                assert page.run(BANNER) == []
+                page.shoot(tmp_path / f"{width}-{'dark' if dark else 'light'}.png")
+        os.kill(readers[1].pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        try:
+            until(lambda: page.run(BANNER), "the banner is there")
+            assert time.monotonic() - stopped < 2.0
+            (sentence,) = page.run(BANNER)
+            assert "no free chunk" in sentence
+            assert f"reader 1 (pid {readers[1].pid}" in sentence
+            assert f"`kill -CONT {readers[1].pid}`" in sentence
+            page.shoot(picture(tmp_path, "live-page.png", page))
+            assert page.run('return document.querySelectorAll(".link.waits").length > 0')
+        finally:
+            os.kill(readers[1].pid, signal.SIGCONT)
+        until(lambda: page.run(BANNER) == [], "the banner has gone")
+        assert page.errors() == []
+        served.process.kill()
+        until(lambda: "no answer" in "".join(page.run(BANNER)), "it says that nobody answers")
+
+
+@PROMETHEUS
+def test_prometheus(tmp_path: Path) -> None:
+    """Scrapes an exporter, and its rule fires for a stopped reader."""
+    rules = (files("memlane.metrics") / "alerts.yml").read_text().replace("> 10\n", "> 1\n")
+    (tmp_path / "rules.yml").write_text(rules)
+    with scene() as readers, exporter() as served:
+        (tmp_path / "prometheus.yml").write_text(
+            "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+            "rule_files: [rules.yml]\n"
+            "scrape_configs:\n"
+            "  - job_name: memlane\n"
+            f"    static_configs: [{{targets: ['127.0.0.1:{served.port}']}}]\n"
+        )
+        command = [
+            "prometheus",
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/data",
+            "--web.listen-address=127.0.0.1:0",
+        ]
+        log = tmp_path / "log"
+        with log.open("w") as output, subprocess.Popen(command, stderr=output) as prometheus:
+            try:
+                until(lambda: "Listening on" in log.read_text(), "it listens")
+                line = next(line for line in log.read_text().splitlines() if "Listening on" in line)
+                where = line.rpartition("127.0.0.1:")[2].strip('"')
+
+                def ask(path: str) -> Any:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{where}/api/v1/{path}") as found:
+                        return json.load(found)["data"]
+
+                until(lambda: has_scraped(ask), "it has scraped")
+                assert ask("alerts")["alerts"] == []
+                os.kill(readers[2].pid, signal.SIGSTOP)
+                until(lambda: firing(ask("alerts")["alerts"]), "the alert fires")
+                assert "no free chunk" in firing(ask("alerts")["alerts"])[0]
+                if PICTURES is not None:
+                    with browser() as page:
+                        page.open(f"http://127.0.0.1:{where}/classic/alerts", 1100, dark=False)
+                        time.sleep(3.0)
+                        page.shoot(picture(tmp_path, "alert.png", page, 560))
+            finally:
+                os.kill(readers[2].pid, signal.SIGCONT)
+                prometheus.terminate()
+
+
+def picture(folder: Path, name: str, page: Browser, height: int = 370) -> Path:
+    """Where to put that picture."""
+    if PICTURES is None:
+        return folder / name
+    page.resize(1100, height)
+    return Path(PICTURES) / name
+
+
+def has_scraped(ask: Callable[[str], Any]) -> bool:
+    with suppress(urllib.error.HTTPError):  # it is not ready yet
+        return bool(ask("query?query=memlane_queue_chunks")["result"])
+    return False
+
+
+def firing(alerts: list[Any]) -> list[str]:
+    return [
+        each["annotations"]["summary"]
+        for each in alerts
+        if each["state"] == "firing" and each["labels"]["alertname"] == "MemlaneStuck"
+    ]
+
+
+def test_a_timeline(tmp_path: Path) -> None:
+    """What the writer and its readers did, in the format that Perfetto reads."""
+    output = tmp_path / "trace.json"
+    with MessageQueue(1, 1, max_chunk_bytes=1 << 25, max_chunks=2) as writer:
+        peer = start(taking, writer.export_handle(), 0)
+        writer.wait_until_ready(PATIENCE)
+        over = threading.Event()
+        text = "x" * (1 << 24)
+
+        def send() -> None:
+            while not over.is_set():
+                writer.enqueue({"text": text}, PATIENCE)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            done = memlane("trace", str(os.getpid()), "--seconds", "1", "-o", str(output))
+        finally:
+            over.set()
+            sender.join()
+        assert done.returncode == 0, done.stderr
+        assert "1 segments" in done.stdout
+        peer.kill()
+    check(json.loads(output.read_text()), {"copying", "decoding", "waiting"})
+
+
+@CHROMIUM
+def test_a_timeline_is_drawn(tmp_path: Path) -> None:
+    """Rows, spans and curves, by a page that knows only the format."""
+    output = tmp_path / "trace.json"
+    with MessageQueue(2, 2, max_chunk_bytes=1 << 22, max_chunks=4) as writer:
+        peers = [start(taking, writer.export_handle(0), 0), start(holding, writer.export_handle(1))]
+        writer.wait_until_ready(PATIENCE)
+        over = threading.Event()
+
+        def send() -> None:
+            while not over.is_set():
+                writer.enqueue({"text": "x" * (1 << 21)}, PATIENCE)
+                time.sleep(0.004)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            done = memlane("trace", str(os.getpid()), "--seconds", "0.3", "-o", str(output))
+        finally:
+            over.set()
+            sender.join()
+        assert done.returncode == 0, done.stderr
+        for peer in peers:
+            peer.kill()
+    trace = json.loads(output.read_text())
+    check(trace, {"copying", "decoding", "holding", "waiting"})
+    with browser() as page:
+        page.open((Path(__file__).parents[1] / "support/timeline.html").as_uri(), 1100, dark=False)
+        rows = page.run(f"return draw({json.dumps(trace)})")
+        assert rows == 3
+        page.shoot(picture(tmp_path, "timeline.png", page, 300))
+
+
+def holding(_link: Link, handle: Handle) -> None:
+    """Role: a reader that keeps each message for a while."""
+    with MessageQueue.create_from_handle(handle, 1) as reader, suppress(WriterClosed):
+        while True:
+            with reader.acquire_read():
+                time.sleep(0.01)
+
+
+def check(trace: Any, expected: set[str]) -> None:
+    events = trace["traceEvents"]
+    rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert any(row.endswith(": writer") for row in rows)
+    spans = [event for event in events if event["ph"] == "X"]
+    assert expected <= {span["name"] for span in spans}
+    last: dict[int, float] = {}
+    for span in spans:
+        assert span["dur"] > 0
+        assert span["ts"] >= last.get(span["tid"], 0.0) - 1.0
+        last[span["tid"]] = span["ts"] + span["dur"]
+    counters = [event for event in events if event["ph"] == "C"]
+    assert counters
+    assert all(isinstance(value, int) for each in counters for value in each["args"].values())
