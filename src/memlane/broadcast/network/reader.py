@@ -45,6 +45,14 @@ if TYPE_CHECKING:
     from memlane.broadcast.protocol.message import Message
 
 
+_AT_ONCE = 4  # frames, of 512 KiB at most, that an event loop receives before others have a turn
+_ASK_AGAIN = 1.0
+_RECENT = 0.5
+"""Seconds without a call, or a quarter of the bound if that is less, after which the thread
+receives, so that the writer can close meanwhile."""
+_LAST_WORDS = 1.0  # seconds for the frames that a reader sends as it leaves
+
+
 class _News:
     """What is signalled to a reader that receives by itself: by libzmq, or that there is more."""
 
@@ -57,14 +65,6 @@ class _News:
     @property
     def is_readable(self) -> bool:
         return self._hear()
-
-
-_AT_ONCE = 4  # frames, of 512 KiB at most, that an event loop receives before others have a turn
-_ASK_AGAIN = 1.0
-_RECENT = 0.5
-"""Seconds without a call, or a quarter of the bound if that is less, after which the thread
-receives, so that the writer can close meanwhile."""
-_LAST_WORDS = 1.0  # seconds for the frames that a reader sends as it leaves
 
 
 class NetworkReader(NetworkEnd):
@@ -408,10 +408,8 @@ class NetworkReader(NetworkEnd):
         `most` frames were received, and then signals by itself."""
         try:
             while not (self.session.inbox or self._hear(until_whole=True, most=most)):
-                if self._has_news or not can_receive(
-                    self.transport.socket
-                ):  # sending may have consumed its signal
-                    break
+                if self._has_news or not can_receive(self.transport.socket):
+                    break  # else sending has consumed the signal
         except MemoryError:  # the next call raises it
             self._lacks_memory = True
 
