@@ -61,6 +61,7 @@ public:
     void show(core::SlotActivity activity) noexcept { core::show(participants_.slot(slot_), activity); }
     // Not since when: for what happens with every message.
     void show_briefly(core::SlotActivity activity) noexcept {
+        core::store_relaxed<std::int64_t>(participants_.slot(slot_).activity_since_ns, 0);
         core::store_relaxed(participants_.slot(slot_).activity, activity);
     }
     void show_rank(std::int64_t rank) noexcept {

@@ -33,20 +33,21 @@ inline void show(ParticipantSlot& slot, SlotActivity activity) noexcept {
 class Waiting {
 public:
     explicit Waiting(ParticipantSlot& slot, SlotActivity activity = SlotActivity::waiting) noexcept
-        : slot_(slot), before_(load_relaxed(slot.activity)) {
+        : slot_(slot), before_(load_relaxed(slot.activity)), before_since_(load_relaxed(slot.activity_since_ns)) {
         if (activity == SlotActivity::waiting) add_single_writer<std::uint64_t>(slot_.waits, 1);
         show(slot_, activity);
     }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
     ~Waiting() {
-        store_relaxed<std::int64_t>(slot_.activity_since_ns, 0);
+        store_relaxed(slot_.activity_since_ns, before_since_);
         store_relaxed(slot_.activity, before_);
     }
 
 private:
     ParticipantSlot& slot_;
     const SlotActivity before_;
+    const std::int64_t before_since_;
 };
 
 class Participants {

@@ -37,12 +37,13 @@ from memlane import (
     WrongProcess,
     WrongRole,
     first_ready,
+    inspect,
 )
 from memlane.broadcast.local import LocalWriter
 from memlane.testing import kill
 from tests.support import PATIENCE, Link, start, until
 from tests.support.loops import LOOPS, in_loop, is_readable
-from tests.support.queues import BOUND, queue_of, refuses
+from tests.support.queues import BOUND, name_in, queue_of, refuses
 from tests.support.seccomp import refuse
 
 CANCELS = int(os.environ.get("MEMLANE_SOAK_CANCELS", "500"))
@@ -165,6 +166,49 @@ def test_one_await_at_a_time(run: Callable[[Any], Any]) -> None:
 
     with queue_of() as (writer, (reader,)):
         run(twice(reader, writer))
+
+
+def test_what_observers_see_of_an_await(run: Callable[[Any], Any]) -> None:
+    """Whatever other calls come between: it waits as long as it does, and no longer."""
+
+    def shown(name: str, place: int) -> tuple[str, bool]:
+        (segment,) = [each for each in inspect.segments() if each.name == name]
+        who = segment.participants[place]
+        return who.activity, who.activity_since is not None
+
+    async def wait(writer: MessageQueue, reader: MessageQueue) -> None:
+        name = name_in(writer.export_handle())
+        receiving = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.01)
+        assert shown(name, 1) == ("waiting", True)
+        with suppress(TimedOut):
+            reader.dequeue(timeout=0.02)
+        assert shown(name, 1) == ("waiting", True)
+        blocked = threading.Thread(target=lambda: suppress_timeout(reader))
+        blocked.start()
+        await asyncio.sleep(0.05)
+        receiving.cancel()
+        await asyncio.sleep(0)
+        blocked.join()
+        assert shown(name, 1) == ("elsewhere", False)
+        for number in range(4):
+            writer.enqueue(number)
+        sending = asyncio.create_task(writer.aenqueue(4))
+        await asyncio.sleep(0.01)
+        with suppress(TimedOut):
+            writer.enqueue(5, timeout=0)
+        assert shown(name, 0) == ("waiting", True)
+        reader.dequeue()
+        await sending
+        assert shown(name, 0) == ("elsewhere", False)
+
+    with queue_of() as (writer, (reader,)):
+        run(wait(writer, reader))
+
+
+def suppress_timeout(reader: MessageQueue) -> None:
+    with suppress(TimedOut):
+        reader.dequeue(timeout=0.2)
 
 
 def test_timeouts(run: Callable[[Any], Any]) -> None:

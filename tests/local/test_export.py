@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ def memlane(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "memlane", *arguments],
         capture_output=True,
         text=True,
+        errors="backslashreplace",
         timeout=PATIENCE,
     )
 
@@ -123,6 +126,69 @@ def test_a_segment_of_another_version() -> None:
         path.write_bytes(data)
         until(lambda: "memlane_unreadable_segments 1\n" in served.metrics(), "it is seen")
         assert name_in(writer.export_handle()) in served.metrics()
+
+
+def patched(queue: MessageQueue, patch: Callable[[bytearray, int], None]) -> bytes:
+    """The bytes of its segment, changed; `patch` gets the offset of the header, too."""
+    data = bytearray(path_of(queue).read_bytes())
+    patch(data, data.index(b"MEMLANE1"))
+    return bytes(data)
+
+
+def put(data: bytearray, at: int, form: str, *values: int) -> None:
+    struct.pack_into(form, data, at, *values)
+
+
+def test_segments_that_lie() -> None:
+    """Each is one that cannot be read, and the others are shown as ever."""
+    sections = 256
+    lies: list[Callable[[bytearray, int], None]] = [
+        lambda data, at: put(data, at + 72, "<Q", 1 << 40),  # readers
+        lambda data, at: put(data, at + 80, "<Q", 1 << 63),  # bytes of a chunk
+        lambda data, at: put(data, at + 68, "<I", 0),  # no sections
+        lambda data, at: put(data, at + sections + 16, "<Q", 0),  # no participants
+        lambda data, at: put(data, at + sections + 16, "<Q", 1 << 50),
+        lambda data, at: put(data, at + sections, "<I", 6),  # an object table in their place
+        lambda data, at: put(data, at + sections, "<I", 8),  # a tier's counters
+        lambda data, at: put(data, at + 64, "<I", 3),  # a tier without counters
+    ]
+    with MessageQueue(1, 1, None, 64, 2) as writer, exporter() as served:
+        copies = [Path(f"/dev/shm/memlane-lie-{number}") for number in range(len(lies))]
+        odd = os.fsencode("/dev/shm/memlane-") + b'\xff"\n'
+        try:
+            for path, lie in zip(copies, lies, strict=True):
+                path.write_bytes(patched(writer, lie))
+            with open(odd, "wb") as file:
+                file.write(path_of(writer).read_bytes())
+            names(served.metrics())
+            seen = {segment["name"]: segment for segment in served.json()["segments"]}
+            assert seen[name_in(writer.export_handle())]["kind"] == "queue"
+            shown = [path.name for path in copies if path.name in seen]
+            assert len(shown) == len(lies)
+            assert memlane("ls").returncode == 0
+            assert memlane("stuck").returncode == 0
+        finally:
+            for path in (*copies, odd):
+                os.unlink(path)
+
+
+def test_clients_that_are_slow() -> None:
+    """Are turned away when there are too many, and others are served."""
+    with exporter() as served, ExitStack() as stack:
+        for _ in range(20):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+            client.sendall(b"GET /metr")
+        began = time.monotonic()
+        served.metrics()
+        assert time.monotonic() - began < 5.0
+        late = stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+        late.settimeout(PATIENCE)
+        began = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() - began < 60:
+                late.sendall(b"x")
+                time.sleep(0.5)
+        assert 8.0 < time.monotonic() - began < 30.0
 
 
 def test_processes_that_come_and_go() -> None:
@@ -353,6 +419,28 @@ def test_a_timeline(tmp_path: Path) -> None:
         assert "1 segments" in done.stdout
         peer.kill()
     check(json.loads(output.read_text()), {"copying", "decoding", "waiting"})
+
+
+def test_a_timeline_of_a_process_that_is_killed(tmp_path: Path) -> None:
+    """It waits until then, and no longer."""
+    output = tmp_path / "trace.json"
+    with MessageQueue(1, 1) as writer:
+        peer = start(taking, writer.export_handle(), 0)
+        writer.wait_until_ready(PATIENCE)
+        output.write_text("before")
+        command = [sys.executable, "-m", "memlane", "trace", str(os.getpid()), "-o", str(output)]
+        with subprocess.Popen([*command, "--seconds", "60"], stdout=subprocess.PIPE) as tracing:
+            until(lambda: len(os.listdir(tmp_path)) == 2, "it has begun")
+            time.sleep(0.5)
+            assert output.read_text() == "before"
+            killed = peer.kill()
+            time.sleep(0.5)
+            tracing.send_signal(signal.SIGINT)
+            assert tracing.wait(PATIENCE) == 0
+        assert os.listdir(tmp_path) == ["trace.json"]
+        spans = [e for e in json.loads(output.read_text())["traceEvents"] if e["ph"] == "X"]
+        (last,) = [span["ts"] + span["dur"] for span in spans if span["pid"] == peer.pid]
+        assert abs(last / 1e6 - killed) < 0.2
 
 
 @CHROMIUM

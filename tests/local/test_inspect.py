@@ -362,5 +362,19 @@ def test_looks_again_and_again() -> None:
     until(lambda: not is_seen(looks, name), "it has gone", pause=0.1)
 
 
+def test_a_name_that_goes_soon_after_a_search() -> None:
+    """The queue is missed for a second at most."""
+    looks = Looks(after=AFTER, search_every=1000.0)
+    looks.take()
+    with MessageQueue(1, 1) as writer:
+        name = name_in(writer.export_handle())
+        assert is_seen(looks, name)
+        with MessageQueue.create_from_handle(writer.export_handle(), 0):
+            writer.wait_until_ready(PATIENCE)
+            began = time.monotonic()
+            until(lambda: is_seen(looks, name), "it is there again", pause=0.1)
+            assert time.monotonic() - began < 3.0
+
+
 def is_seen(looks: Looks, name: str) -> bool:
     return name in {segment.name for segment in looks.take().segments}

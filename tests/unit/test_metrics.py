@@ -83,12 +83,20 @@ def test_delivery_times() -> None:
     own = {"queue": QUEUE.name, "rank": "2", "pid": "9"}
     bucket = "memlane_queue_delivery_seconds_bucket"
     assert value(bucket, **own, le="4e-06") == 5
-    assert value(bucket, **own, le="16.7772") == 10
+    assert value(bucket, **own, le="16.777216") == 10
     assert value(bucket, **own, le="+Inf") == 17
     assert value("memlane_queue_delivery_seconds_count", **own) == 17
     assert value("memlane_queue_delivery_seconds_sum", **own) == 1.5
     assert cumulative(Deliveries(0.0, COUNTS))[-1] == sum(COUNTS)
     assert [bound for _, bound in BOUNDS] == sorted(bound for _, bound in BOUNDS)
+
+
+def test_one_sample_for_the_same_labels() -> None:
+    """Though a segment has the name of one that is still held, and slots say the same."""
+    twice = replace(QUEUE, participants=(WRITER, READER, READER))
+    text = exposition.text(measure(Look(100.0, [twice, QUEUE], []), SHM))
+    lines = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines))
 
 
 def test_a_collector() -> None:

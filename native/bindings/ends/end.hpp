@@ -167,7 +167,10 @@ public:
         Call& operator=(const Call&) = delete;
         ~Call() {
             if (end_.closing_) end_.finish(end_.announce_);
-            if (end_.watch_) end_.watch_->resume(static_cast<Bound&>(end_).is_ready_anyway());
+            if (end_.watch_) {
+                if (!end_.closed_) end_.show_awaited();
+                end_.watch_->resume(static_cast<Bound&>(end_).is_ready_anyway());
+            }
             end_.call_.end();
         }
 
@@ -234,9 +237,19 @@ public:
 
     // For observers: somebody waits for this end, though in no call of it. `counts`: as one of its waits.
     void show_waiting(bool is_waiting, bool counts) {
-        if (closed_ || !segment_->is_own() || call_.is_under_way()) return;
+        if (closed_ || !segment_->is_own()) return;
+        awaited_since_ = is_waiting ? os::tick_now() : 0;
+        if (call_.is_under_way()) return;  // which shows it as it ends
         if (counts) core::add_single_writer<std::uint64_t>(core_->participants().slot(core_->slot()).waits, 1);
-        core_->show(is_waiting ? core::SlotActivity::waiting : core::SlotActivity::elsewhere);
+        show_awaited();
+    }
+
+private:
+    void show_awaited() noexcept {
+        if (!segment_->is_own() || static_cast<Bound*>(this)->has_open_block()) return;
+        core::ParticipantSlot& slot = core_->participants().slot(core_->slot());
+        core::store_relaxed<std::int64_t>(slot.activity_since_ns, awaited_since_);
+        core::store_relaxed(slot.activity, awaited_since_ != 0 ? core::SlotActivity::waiting : core::SlotActivity::elsewhere);
     }
 
 protected:
@@ -301,6 +314,7 @@ private:
     std::shared_ptr<Core> core_;
     OneCall call_;
     std::shared_ptr<core::Watch> watch_;  // once somebody has asked for it
+    os::Nanoseconds awaited_since_ = 0;  // somebody waits for this end, though in no call of it
     std::uint64_t last_position_ = 0;
     bool closing_ = false;
     bool announce_ = false;

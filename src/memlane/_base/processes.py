@@ -6,6 +6,7 @@ Everything here is about one moment: a process may end while it is looked at, wh
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from typing import Literal
 
 State = Literal["running", "stopped", "dead", "unknown"]
 
+# How interpreters are called: options that take the next argument, those behind which a program's
+# text stands, by interpreter, and names of scripts and modules.
+_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs", "-r", "--require")
+_CODE = {"python": "c", "pypy": "c", "node": "ep", "perl": "eE", "ruby": "e"}
+_SCRIPT = re.compile(r"[\w.+@][\w.+@-]{0,63}")
 _INTERPRETERS = ("python", "pypy", "sh", "bash", "dash", "node", "perl", "ruby")
 _STATES: dict[str, State] = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}
 
@@ -109,6 +115,12 @@ def _name_in(line: str) -> str:
     'python3.11 serve.py'
     >>> _name_in("VLLM::Worker_TP1\\0\\0\\0")
     'VLLM::Worker_TP1'
+    >>> _name_in("python\\0-Ic\\0key='secret'\\0"), _name_in("python3\\0-\\0--key\\0secret\\0")
+    ('python -c', 'python3')
+    >>> _name_in("bash\\0-lc\\0TOKEN=secret serve\\0"), _name_in("perl\\0-e\\0$key='secret'\\0")
+    ('bash -c', 'perl -e')
+    >>> _name_in("python\\0-um\\0engine.serve\\0secret\\0"), _name_in("sh\\0-e\\0run.sh\\0")
+    ('python -m engine.serve', 'sh run.sh')
     """
     arguments = line.rstrip("\0").split("\0")
     if len(arguments) == 1:
@@ -120,15 +132,23 @@ def _name_in(line: str) -> str:
     if not program.startswith(_INTERPRETERS):
         return program
     rest = iter(arguments[1:])
+    kind = program.rstrip("0123456789.")
+    code = _CODE.get(kind, "c")
     for argument in rest:
-        if argument == "-m":
-            return f"{program} -m {next(rest, '')}".rstrip()
-        if argument in ("-X", "-W"):
+        if argument in _WITH_VALUE:
             next(rest, None)
-        elif argument.startswith("-c"):
-            return f"{program} -c"
+        elif argument == "-" or argument.startswith(("--eval", "--print")):
+            break
         elif not argument.startswith("-"):
-            return f"{program} {os.path.basename(argument)}"
+            script = os.path.basename(argument)
+            return f"{program} {script}" if _SCRIPT.fullmatch(script) else program
+        elif argument.startswith("--"):
+            continue
+        elif argument.endswith("m") and kind in ("python", "pypy"):
+            module = next(rest, "")
+            return f"{program} -m {module}" if _SCRIPT.fullmatch(module) else program
+        elif found := next((letter for letter in argument[1:] if letter in code), None):
+            return f"{program} -{found}"  # not what follows: keys may stand in it
     return program
 
 

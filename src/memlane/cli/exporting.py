@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import json
 import os
@@ -51,7 +52,8 @@ class Source:
 
     def _search(self) -> None:
         while not self._over.wait(_SEARCH_EVERY):
-            self._looks.search()
+            with suppress(MemlaneError, OSError):  # such as no descriptor left: the next one may do
+                self._looks.search()
 
     def close(self) -> None:
         self._over.set()
@@ -137,11 +139,22 @@ class Server(ThreadingHTTPServer):
             return host.lower() in self.names
         return address.is_loopback or not self.is_local
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # no descriptor left: the client waits on, and would be asked for at once
+            time.sleep(0.1)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(timeout=_PATIENCE):
+        if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread left
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -153,13 +166,33 @@ class Server(ThreadingHTTPServer):
         """A client that has gone is no error."""
 
 
+class _Hurried(io.RawIOBase):
+    """What a client sends, within `_PATIENCE` in all."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self._client, self._end = client, time.monotonic() + _PATIENCE
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._client.settimeout(left)
+        return self._client.recv_into(buffer)
+
+
 class Answer(BaseHTTPRequestHandler):
     """Answers one client."""
 
     server: Server
-    timeout = _PATIENCE
     server_version = "memlane"
     sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Hurried(self.connection))
 
     def do_GET(self) -> None:  # so named by its base
         if not self.server.admits(self.headers.get("Host")):
@@ -177,7 +210,7 @@ class Answer(BaseHTTPRequestHandler):
             return
         try:
             text = make()
-        except MemlaneError as error:
+        except (MemlaneError, OSError) as error:
             self._answer(503, "text/plain", f"{error}\n")
             return
         self._answer(200, kind, text)
@@ -185,7 +218,7 @@ class Answer(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _answer(self, status: int, kind: str, text: str) -> None:
-        body = text.encode()
+        body = text.encode(errors="backslashreplace")  # a file's name may be no text
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -211,8 +244,14 @@ def _is_loopback(host: str) -> bool:
 
 def _end_with(server: Server, pid: int) -> None:
     """Ends the server when that process has ended."""
-    with suppress(ProcessLookupError):
+    try:
         process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        pass
+    except OSError:  # forbidden; a child's parent changes when it ends
+        while os.getppid() == pid:
+            time.sleep(1.0)
+    else:
         select.select([process], [], [])
         os.close(process)
     server.shutdown()

@@ -7,13 +7,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from memlane._base import processes
 from memlane.cli.show import short_name
-from memlane.inspect import layout
+from memlane.inspect import layout, locks
 from memlane.inspect.layout import Header
 from memlane.inspect.segment import Known, files, look, opened
 
@@ -80,17 +80,24 @@ class Watched:
     header: Header
     tracks: list[Track]
     counters: list[dict[str, Any]]
+    dead: set[int] = field(default_factory=set)
     counted_at: float = 0.0
     is_gone: bool = False
 
     def sample(self, at: float) -> None:
         slots = layout.glance(self.file, self.header)
         self.is_gone = not slots
-        for track, (state, pid, position, activity, views) in zip(self.tracks, slots, strict=False):
-            track.pid = pid or track.pid  # it may have attached since
-            track.sample(at, doing(state, activity, views), position)
-        if slots and self.header.kind == "queue" and at - self.counted_at >= _COUNTED:
+        is_due = at - self.counted_at >= _COUNTED
+        if is_due:  # a slot does not say that its process was killed; the lock does
             self.counted_at = at
+            attached = [number for number, slot in enumerate(slots) if slot[0] == layout.ATTACHED]
+            self.dead = {n for n in attached if not locks.is_slot_held(self.file, n)}
+        for number, (state, pid, position, activity, views) in enumerate(slots):
+            track = self.tracks[number]
+            track.pid = track.pid or pid  # it may have attached since
+            what = None if number in self.dead else doing(state, activity, views)
+            track.sample(at, what, position)
+        if slots and is_due and self.header.kind == "queue":
             self.counters.append(self._lag(at, slots))
 
     def _lag(self, at: float, slots: list[tuple[int, int, int, int, int]]) -> dict[str, Any]:
@@ -183,8 +190,17 @@ def run(pid: int, seconds: float, output: Path) -> str | None:
         watched = watch(pid, stack)
         if not watched:
             return f"process {pid} takes part in no queue and no store"
-        with output.open("w") as file:
-            count = sample(watched, seconds)
-            json.dump({"traceEvents": list(events(watched)), "displayTimeUnit": "ms"}, file)
+        is_special = output.exists() and not output.is_file()  # such as /dev/stdout
+        part = output if is_special else output.with_name(f".{output.name}.{os.getpid()}")
+        try:
+            with part.open("w") as file:
+                count = sample(watched, seconds)
+                json.dump({"traceEvents": list(events(watched)), "displayTimeUnit": "ms"}, file)
+            if not is_special:
+                part.replace(output)
+        except BaseException:
+            if not is_special:
+                part.unlink(missing_ok=True)
+            raise
     print(f"{output}: {len(watched)} segments, {count} samples; open it in https://ui.perfetto.dev")
     return None

@@ -21,6 +21,9 @@ def start_if_asked() -> None:
     port = os.environ.pop(VARIABLE, "").strip()  # the engine's other processes do not see it
     if not port or multiprocessing.parent_process() is not None:
         return
+    if not sys.executable:
+        logger.warning("no metrics: this interpreter does not know how to start another")
+        return
     command = [sys.executable, "-m", "memlane", "export", "--port", port]
     try:
         child = subprocess.Popen(
@@ -44,8 +47,8 @@ def _report(child: subprocess.Popen[str]) -> None:
         line = output.readline().strip()
         if line.startswith("memlane: http://"):
             logger.info("metrics at %s", line.removeprefix("memlane: "))
-            return
+            line = ""
         rest = output.read()
-    child.wait()
+    child.wait()  # or it would stay a zombie
     said = " ".join(f"{line}\n{rest}".split())
     logger.warning("no metrics: memlane export ended: %s", said[-500:])

@@ -27,12 +27,18 @@ _BLOCK = 1 << 20
 
 PARTICIPANTS, STORE_FACTS, OBJECT_TABLE, TIER_FACTS, DELIVERY_TIMES = 1, 5, 6, 8, 9
 _SYSTEMS = {1: "queue", 2: "store", 3: "tier"}
+_NEEDS: dict[str, set[int]] = {
+    "queue": {PARTICIPANTS},
+    "ring": set(),
+    "store": {PARTICIPANTS, STORE_FACTS, OBJECT_TABLE},
+    "tier": {TIER_FACTS},
+}
 
 _SLOT = struct.Struct("<IIQQQ12xIQ8xQqIIQQQqq")
 _GLANCE = struct.Struct("<I4xQ48xQ8xII40x")
 _FACTS = struct.Struct("<QQQ32xQQQQQQ")
 _DELIVERIES = struct.Struct("<32Q")
-_MAX_SLOTS = 1 << 20
+_MAX_SLOTS = 1 << 13
 # As native/tiers/shown_facts.hpp has them; behind the first nine those that only a disk tier has.
 _TIER_NAMES = (
     *("blocks", "used", "reserved", "pinned"),
@@ -167,6 +173,10 @@ def _parsed(file: int, offset: int) -> Header | None:
     if kind == "store" and OBJECT_TABLE not in sections:
         kind = "ring"
     first, second, third, fourth = geometry
+    participants = sections.get(PARTICIPANTS, (0, 0, 0))[2]
+    is_whole = sections.keys() >= _NEEDS[kind] and participants >= (2 if kind == "queue" else 0)
+    if not is_whole or max(geometry) >= 1 << 62:
+        raise Unreadable("a damaged section directory")
     return Header(kind, major, minor, offset, end, (first, second, third, fourth), sections)
 
 
@@ -250,7 +260,7 @@ def tier_of(file: int, header: Header) -> dict[str, int]:
     if TIER_FACTS not in header.sections:
         return {}
     stride, at, _ = header.sections[TIER_FACTS]
-    data = os.pread(file, stride, at)
+    data = os.pread(file, min(stride, 8 * len(_TIER_NAMES)), at)
     if len(data) < 8 * len(_TIER_NAMES):
         raise Unreadable("truncated")
     named = dict(zip(_TIER_NAMES, struct.unpack_from(f"<{len(_TIER_NAMES)}Q", data), strict=True))
@@ -280,13 +290,11 @@ def blockers_of(file: int, header: Header) -> list[tuple[int, int, int]]:
     if OBJECT_TABLE not in header.sections:
         return []
     stride, at, count = header.sections[OBJECT_TABLE]
-    slots = header.sections[PARTICIPANTS][2]
-    if stride < 64 + 8 * slots:
+    slots = header.sections.get(PARTICIPANTS, (0, 0, 0))[2]
+    if not 0 < slots <= _MAX_SLOTS or not 64 + 8 * slots <= stride <= _BLOCK:
         raise Unreadable("a damaged section directory")
     pinned, nbytes, owed = [0] * slots, [0] * slots, [0] * slots
-    entries = max(1, _BLOCK // stride)
-    for first in range(0, count, entries):
-        data = os.pread(file, stride * min(entries, count - first), at + first * stride)
+    for data in _elements(file, stride, at, count):
         for entry in range(0, len(data) - stride + 1, stride):
             stamp, _, size, references = struct.unpack_from("<QQQI", data, entry)
             if not stamp & 1 << 32:
@@ -300,10 +308,25 @@ def blockers_of(file: int, header: Header) -> list[tuple[int, int, int]]:
     return list(zip(pinned, nbytes, owed, strict=True))
 
 
+def _elements(file: int, stride: int, at: int, count: int) -> Iterator[bytes]:
+    """The elements of a section, several at once; those without space, which are 0, left out."""
+    most, number = _BLOCK // stride, 0
+    while number < count:
+        try:
+            there = os.lseek(file, at + number * stride, os.SEEK_DATA)
+        except OSError:  # only a hole is left
+            return
+        number = max(number, (there - at) // stride)
+        some = min(most, count - number)
+        if some > 0:
+            yield os.pread(file, stride * some, at + number * stride)
+        number += most
+
+
 def flags_of(file: int, header: Header, position: int) -> tuple[bool, list[bool]]:
     """(written, whether each reader has read it) of the chunk of the message at `position`."""
     n_reader, chunk_bytes, chunks, _ = header.geometry
-    if not chunks:
+    if not chunks or n_reader != header.sections[PARTICIPANTS][2] - 1:
         raise Unreadable("a ring without chunks")
     at = chunk_bytes * chunks + position % chunks * (1 + n_reader)
     data = os.pread(file, 1 + n_reader, at)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from memlane.inspect.segment import Found, Known, Segment, files, look, named_files, opened
 from memlane.inspect.waits import Wait, waits_of
 
-_SEARCH_PAUSE = 2.0  # seconds between two searches at least
+_SEARCH_PAUSE = 1.0  # seconds between two searches at least
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,12 @@ class Looks:
         self._files: dict[int, Found] = {}
         self._seen: set[int] = set()  # inodes, by the last look
         self._searched = float("-inf")
+        self._owes_search = False  # a file was missed
 
     def search(self) -> None:
         """Finds out who holds which files; may run in a thread of its own. Raises as `segments`."""
         self._searched = time.monotonic()
+        self._owes_search = False
         found = {}
         for each in files(self._pid):
             with opened(each) as file:
@@ -61,16 +63,15 @@ class Looks:
         """Raises as `segments`."""
         if time.monotonic() - self._searched >= self._search_every:
             self.search()
-        seen, waits, is_complete = self._look()
-        if not is_complete and time.monotonic() - self._searched >= _SEARCH_PAUSE:
-            self.search()  # most often a queue whose name was removed when all had attached
-            seen, waits, _ = self._look()
+        seen, waits = self._look()
+        if self._owes_search and time.monotonic() - self._searched >= _SEARCH_PAUSE:
+            self.search()
+            seen, waits = self._look()
         seen.sort(key=lambda segment: segment.name)
         waits.sort(key=lambda wait: -wait.seconds)
         return Look(time.monotonic(), seen, waits)
 
-    def _look(self) -> tuple[list[Segment], list[Wait], bool]:
-        """And whether every file was still there."""
+    def _look(self) -> tuple[list[Segment], list[Wait]]:
         found = dict(self._files)
         if self._pid is None:
             for inode, new in named_files().items():
@@ -78,15 +79,16 @@ class Looks:
         self._known.begin(set(found))
         seen: list[Segment] = []
         waits: list[Wait] = []
-        is_complete = self._seen <= found.keys()
+        if not self._seen <= found.keys():  # most often its name was removed when all had attached
+            self._owes_search = True
         self._seen = set(found)
         for inode, each in found.items():
             with opened(each) as file:
                 if file is None or os.fstat(file).st_ino != inode:
-                    is_complete = False
+                    self._owes_search = True
                     continue
                 segment = look(file, each, self._known)
                 if segment is not None:
                     seen.append(segment)
                     waits += waits_of(file, segment, self._known, self._after)
-        return seen, waits, is_complete
+        return seen, waits

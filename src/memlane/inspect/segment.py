@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from memlane.inspect import layout, locks
 from memlane.inspect.layout import Activity, Header, Slot, Unreadable
 
 FOLDER = "/dev/shm"
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _PREFIX = "memlane-"
 _REGION_PREFIX = "vllm_offload_"
 _REGION_FILE = "memlane"  # in a folder of that name, with MEMLANE_VLLM=region
@@ -289,7 +291,7 @@ def _named() -> Iterator[str]:
 def opened(found: Found) -> Iterator[int | None]:
     """A descriptor for reading; None if the file is gone."""
     try:
-        file = os.open(found.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(found.path, _READ)
     except OSError:
         yield None
         return
@@ -340,12 +342,12 @@ def look(file: int, found: Found, known: Known) -> Segment | None:
         header = known.header_of(file)
         if header is None:
             return segment("unknown", is_held, problem="no header: it is being created, or damaged")
-        store = layout.store_of(file, header)
+        store = layout.store_of(file, header) if header.kind == "store" else None
         return segment(
             header.kind,  # type: ignore[arg-type]
             is_held,
             geometry=_geometry(header, store),
-            counters=_counters(store) or layout.tier_of(file, header),
+            counters=layout.tier_of(file, header) if header.kind == "tier" else _counters(store),
             participants=_participants(file, header, known),
             absent_elsewhere=next(
                 (slot.absent_elsewhere for slot in layout.slots_of(file, header)[:1]), 0
@@ -353,6 +355,8 @@ def look(file: int, found: Found, known: Known) -> Segment | None:
         )
     except Unreadable as error:
         return segment("unknown", is_held, problem=str(error))
+    except (LookupError, ValueError, OverflowError, OSError, struct.error) as error:
+        return segment("unknown", is_held, problem=f"damaged, or cut meanwhile: {error!r}")
 
 
 def _geometry(header: Header, store: layout.StoreFacts | None) -> dict[str, int]:

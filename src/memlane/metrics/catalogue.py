@@ -141,11 +141,16 @@ METRICS = (
 
 
 class _Samples:
+    """One value for the same labels: a segment may have the name of an older one that is held, and
+    what slots say may be false."""
+
     def __init__(self) -> None:
-        self.of: dict[Metric, list[Sample]] = {metric: [] for metric in METRICS}
+        self.of: dict[Metric, dict[tuple[str, ...], float | Deliveries]] = {
+            metric: {} for metric in METRICS
+        }
 
     def add(self, metric: Metric, labels: tuple[str, ...], value: float | Deliveries) -> None:
-        self.of[metric].append((labels, value))
+        self.of[metric].setdefault(labels, value)
 
 
 def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
@@ -159,7 +164,8 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
         samples.add(SIZE, (segment.name, segment.kind), segment.size)
         samples.add(USED, (segment.name, segment.kind), segment.used)
         for counter, value in segment.counters.items():
-            samples.add(_COUNTERS[segment.kind, counter], (segment.name,), value)
+            if (metric := _COUNTERS.get((segment.kind, counter))) is not None:
+                samples.add(metric, (segment.name,), value)
         if segment.kind == "queue":
             _add_queue(samples, segment, look.at)
         elif segment.kind == "store":
@@ -177,7 +183,8 @@ def measure(look: Look, shm: Mapping[str, int]) -> Iterator[Family]:
     samples.add(UNREADABLE, (), unreadable)
     samples.add(SHM_SIZE, (), shm["total"])
     samples.add(SHM_FREE, (), shm["free"])
-    return iter(samples.of.items())
+    for metric, values in samples.of.items():
+        yield metric, list(values.items())
 
 
 def _end(name: str, who: Participant) -> tuple[str, str, str, str]:

@@ -24,6 +24,8 @@ from memlane.inspect.looks import Looks
 from memlane.inspect.segment import Deliveries, free_space
 from memlane.metrics.catalogue import BOUNDS, METRICS, Metric, cumulative, measure
 
+_SEARCH_EVERY = 0.5  # seconds: cheap, as only this process is searched
+
 
 class Collector(ClientCollector):
     """Metrics of the segments that this process takes part in.
@@ -33,7 +35,7 @@ class Collector(ClientCollector):
     """
 
     def __init__(self) -> None:
-        self._looks = Looks(os.getpid())
+        self._looks = Looks(os.getpid(), search_every=_SEARCH_EVERY)
         self._lock = threading.Lock()
 
     @classmethod

@@ -9,7 +9,7 @@ from memlane.inspect.segment import Deliveries
 from memlane.metrics.catalogue import BOUNDS, Family, cumulative
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_BUCKETS = [f',le="{bound:g}"}} ' for _, bound in BOUNDS] + [',le="+Inf"} ']
+_BUCKETS = [f',le="{bound}"}} ' for _, bound in BOUNDS] + [',le="+Inf"} ']
 
 
 def text(families: Iterable[Family]) -> str:
