@@ -243,8 +243,8 @@ private:
 
     std::uint64_t advance(std::uint64_t length) noexcept {
         const ChunkDescriptor& d = ring_.descriptor(ring_.chunk_at(position_));
-        const os::Nanoseconds published = core::load_relaxed(d.published_ns);
-        if (published != 0 && core::load_relaxed(d.lap) == ring_.lap_at(position_))
+        const os::Nanoseconds published = core::private_copy(d.published_ns);
+        if (published != 0 && core::private_copy(d.lap) == ring_.lap_at(position_))
             ring_.deliveries(reader_).add(published, os::monotonic_now());
         core::store_relaxed(own().position, position_ + 1);
         core::store_relaxed(own().last_progress_ns, os::tick_now());

@@ -152,7 +152,9 @@ class Known:
     processes fare."""
 
     def __init__(self) -> None:
-        self.pid_namespace = os.stat("/proc/self/ns/pid").st_ino
+        self.pid_namespace = 0
+        with suppress(OSError):  # without /proc, which whoever needs it says
+            self.pid_namespace = os.stat("/proc/self/ns/pid").st_ino
         self._headers: dict[int, int] = {}
         self._statuses: dict[int, tuple[processes.State, int | None]] = {}
 
