@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -110,8 +112,15 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
-    with driver:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            ["chromedriver", "--port=0"],
+            env={**os.environ, "TMPDIR": folder},  # or its profiles would stay
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as driver,
+    ):
         try:
             assert driver.stdout is not None
             port = 0
