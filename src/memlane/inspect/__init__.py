@@ -8,7 +8,7 @@ call shows one moment, and what changes meanwhile may be seen half. What waits f
 hosts is not in shared memory; the log names it.
 """
 
-from memlane.inspect.segment import Participant, Segment, leftovers, segments
+from memlane.inspect.segment import Deliveries, Participant, Segment, leftovers, segments
 from memlane.inspect.waits import Wait, stuck
 
-__all__ = ["Participant", "Segment", "Wait", "leftovers", "segments", "stuck"]
+__all__ = ["Deliveries", "Participant", "Segment", "Wait", "leftovers", "segments", "stuck"]

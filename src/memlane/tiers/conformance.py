@@ -1,4 +1,4 @@
-"""What every tier promises, as tests: for `memlane`'s own tiers, and for yours.
+"""What every tier promises, as tests: for `memlane`'s own tiers, and for yours::
 
     from memlane.tiers.conformance import TierConformance
 

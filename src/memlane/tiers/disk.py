@@ -106,7 +106,7 @@ class DiskStatistics:
 
 
 class DiskTier:
-    """Blocks in a pair of files, one slot each, that are never more than their capacity.
+    """Blocks in a pair of files, one slot each, that are never more than their capacity::
 
         with DiskTier("/nvme/kv", region.rows, "200GiB", namespace="llama-3-8b") as tier:
             ticket = tier.store(keys, ids)
