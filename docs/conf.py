@@ -46,7 +46,10 @@ python_use_unqualified_type_names = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!memlane\b).*"),
     (r"py:.*", r"memlane\.(_.*|groups\.stores\..*|store\.(reading|serde)\..*)"),
-    (r"py:.*", r"memlane\.(broadcast\.queue\.M|tiers\.tier\.Ticket)"),  # type variables and the like
+    (
+        r"py:.*",
+        r"memlane\.(broadcast\.queue\.M|tiers\.tier\.Ticket)",
+    ),
 ]
 
 # Links within the manual are checked by every build, others by `make docs-links` only.
