@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 import random
 import resource
@@ -42,7 +41,14 @@ from memlane import (
 from memlane.broadcast.local import LocalWriter
 from memlane.testing import kill
 from tests.support import PATIENCE, Link, start, until
-from tests.support.loops import LOOPS, in_loop, is_readable
+from tests.support.loops import (
+    LOOPS,
+    in_loop,
+    is_readable,
+    move_between_loops,
+    receive_and_cancel,
+    wait_and_close,
+)
 from tests.support.queues import BOUND, name_in, queue_of, refuses
 from tests.support.seccomp import refuse
 
@@ -94,24 +100,9 @@ def sends(link: Link, count: int, pause: float) -> None:
 
 def test_cancelled_receives_consume_nothing(run: Callable[[Any], Any]) -> None:
     """At random moments: while it waits, while a message comes, before it has begun."""
-    dice = random.Random(7)
-
-    async def receive(reader: MessageQueue[int]) -> list[int]:
-        received: list[int] = []
-        for number in range(CANCELS):
-            task = asyncio.create_task(reader.adequeue())
-            await asyncio.sleep(dice.choice([0, 0, 1e-5, 1e-4, 1e-3]) * dice.random())
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                received.append(await task)
-            if number % 3 == 0:  # it is free at once
-                with suppress(TimedOut):
-                    received.append(reader.dequeue(timeout=0))
-        return received
-
     peer = start(sends, 1_000_000, 0.001)
     with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
-        received = run(receive(reader))
+        received = run(receive_and_cancel(reader, CANCELS))
         assert len(received) > 10
         assert received == list(range(len(received)))
     peer.kill()
@@ -337,19 +328,7 @@ def test_a_loop_that_was_closed_with_a_call_pending() -> None:
 def test_a_queue_that_moves_between_loops() -> None:
     """Keeps no descriptor of a loop that was closed, or that never ran again."""
     with queue_of() as (writer, (reader,)):
-        before = 0
-        for number in range(20):
-            loops = [asyncio.new_event_loop() for _ in range(2)]
-            for loop in loops:
-                with pytest.raises(TimedOut):
-                    loop.run_until_complete(reader.adequeue(timeout=0.001))
-            for loop in loops:
-                loop.close()
-            del loop, loops
-            gc.collect()
-            if number == 2:
-                before = len(os.listdir("/proc/self/fd"))
-        assert len(os.listdir("/proc/self/fd")) <= before
+        move_between_loops(reader)
         writer.enqueue(1)
         assert asyncio.run(reader.adequeue()) == 1
 
@@ -470,18 +449,10 @@ def test_a_message_does_not_end_the_iteration(run: Callable[[Any], Any]) -> None
 
 def test_closed_while_it_waits(run: Callable[[Any], Any]) -> None:
     """In the loop's thread, and in another."""
-
-    async def wait(reader: MessageQueue, close: Callable[[], object]) -> None:
-        asyncio.get_running_loop().call_later(0.05, close)
-        with pytest.raises(Closed):
-            await reader.adequeue()
-        with pytest.raises(Closed):
-            await reader.adequeue()
-
     for in_thread in (False, True):
         with queue_of() as (_, (reader,)):
             thread = threading.Thread(target=reader.close)
-            run(wait(reader, thread.start if in_thread else reader.close))
+            run(wait_and_close(reader, thread.start if in_thread else reader.close))
             if in_thread:
                 thread.join()
 

@@ -395,28 +395,34 @@ def firing(alerts: list[Any]) -> list[str]:
     ]
 
 
+def traced(writer: MessageQueue, text: str, pause: float, options: list[str]) -> str:
+    """What `memlane trace` prints of this process, whose writer sends that text meanwhile."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.is_set():
+            writer.enqueue({"text": text}, PATIENCE)
+            time.sleep(pause)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        done = memlane("trace", str(os.getpid()), *options)
+    finally:
+        over.set()
+        sender.join()
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_a_timeline(tmp_path: Path) -> None:
     """What the writer and its readers did, in the format that Perfetto reads."""
     output = tmp_path / "trace.json"
     with MessageQueue(1, 1, max_chunk_bytes=1 << 25, max_chunks=2) as writer:
         peer = start(taking, writer.export_handle(), 0)
         writer.wait_until_ready(PATIENCE)
-        over = threading.Event()
-        text = "x" * (1 << 24)
-
-        def send() -> None:
-            while not over.is_set():
-                writer.enqueue({"text": text}, PATIENCE)
-
-        sender = threading.Thread(target=send)
-        sender.start()
-        try:
-            done = memlane("trace", str(os.getpid()), "--seconds", "1", "-o", str(output))
-        finally:
-            over.set()
-            sender.join()
-        assert done.returncode == 0, done.stderr
-        assert "1 segments" in done.stdout
+        done = traced(writer, "x" * (1 << 24), 0, ["--seconds", "1", "-o", str(output)])
+        assert "1 segments" in done
         peer.kill()
     check(json.loads(output.read_text()), {"copying", "decoding", "waiting"})
 
@@ -450,21 +456,7 @@ def test_a_timeline_is_drawn(tmp_path: Path) -> None:
     with MessageQueue(2, 2, max_chunk_bytes=1 << 22, max_chunks=4) as writer:
         peers = [start(taking, writer.export_handle(0), 0), start(holding, writer.export_handle(1))]
         writer.wait_until_ready(PATIENCE)
-        over = threading.Event()
-
-        def send() -> None:
-            while not over.is_set():
-                writer.enqueue({"text": "x" * (1 << 21)}, PATIENCE)
-                time.sleep(0.004)
-
-        sender = threading.Thread(target=send)
-        sender.start()
-        try:
-            done = memlane("trace", str(os.getpid()), "--seconds", "0.3", "-o", str(output))
-        finally:
-            over.set()
-            sender.join()
-        assert done.returncode == 0, done.stderr
+        traced(writer, "x" * (1 << 21), 0.004, ["--seconds", "0.3", "-o", str(output)])
         for peer in peers:
             peer.kill()
     trace = json.loads(output.read_text())

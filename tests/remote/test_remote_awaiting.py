@@ -37,7 +37,14 @@ from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.protocol.frames import PIECE
 from memlane.testing import kill
 from tests.support import PATIENCE, Aside, Link, start, until
-from tests.support.loops import LOOPS, in_loop, is_readable
+from tests.support.loops import (
+    LOOPS,
+    in_loop,
+    is_readable,
+    move_between_loops,
+    receive_and_cancel,
+    wait_and_close,
+)
 from tests.support.proxies import Cable
 from tests.support.queues import BOUND, refuses
 from tests.support.remote_queues import (
@@ -107,24 +114,9 @@ def sends(link: Link, count: int, pause: float, options: dict[str, Any]) -> None
 
 def test_cancelled_receives_consume_nothing(run: Callable[[Any], Any]) -> None:
     """At random moments: while it waits, while a message comes, before it has begun."""
-    dice = random.Random(7)
-
-    async def receive(reader: MessageQueue[int]) -> list[int]:
-        received: list[int] = []
-        for number in range(CANCELS):
-            task = asyncio.create_task(reader.adequeue())
-            await asyncio.sleep(dice.choice([0, 0, 1e-4, 1e-3]) * dice.random())
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                received.append(await task)
-            if number % 3 == 0:  # it is free at once
-                with suppress(TimedOut):
-                    received.append(reader.dequeue(timeout=0))
-        return received
-
     peer = start(sends, 1_000_000, 0.001, {})
     with MessageQueue.create_from_handle(peer.hear(), 0) as reader:
-        received = run(receive(reader))
+        received = run(receive_and_cancel(reader, CANCELS))
         assert len(received) > 10
         assert received == list(range(len(received)))
         peer.kill()
@@ -253,18 +245,10 @@ def test_iteration(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> No
 
 def test_closed_while_it_waits(run: Callable[[Any], Any], queues: Callable[..., Ends]) -> None:
     """In the loop's thread, and in another."""
-
-    async def wait(reader: MessageQueue, close: Callable[[], object]) -> None:
-        asyncio.get_running_loop().call_later(0.05, close)
-        with pytest.raises(Closed):
-            await reader.adequeue()
-        with pytest.raises(Closed):
-            await reader.adequeue()
-
     with queues() as (_, readers):
-        run(wait(readers[0], readers[0].close))
+        run(wait_and_close(readers[0], readers[0].close))
         thread = threading.Thread(target=readers[1].close)
-        run(wait(readers[1], thread.start))
+        run(wait_and_close(readers[1], thread.start))
         thread.join()
 
 
@@ -339,19 +323,7 @@ def test_a_reader_is_killed(
 def test_a_queue_that_moves_between_loops() -> None:
     """Keeps no descriptor of a loop that was closed, or that never ran again."""
     with remote_queue() as (writer, (reader,)):
-        before = 0
-        for number in range(20):
-            loops = [asyncio.new_event_loop() for _ in range(2)]
-            for loop in loops:
-                with pytest.raises(TimedOut):
-                    loop.run_until_complete(reader.adequeue(timeout=0.001))
-            for loop in loops:
-                loop.close()
-            del loop, loops
-            gc.collect()
-            if number == 2:
-                before = len(os.listdir("/proc/self/fd"))
-        assert len(os.listdir("/proc/self/fd")) <= before
+        move_between_loops(reader)
         writer.enqueue(1)
         assert asyncio.run(reader.adequeue()) == 1
 

@@ -17,7 +17,7 @@ from memlane.errors import ConcurrentUse, TimedOut, system_fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memlane.broadcast.local import Awaitable
+    from memlane.broadcast.local import AwaitableEnd
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ class Awaiting:
     system call, until it is readable and nobody waits.
     """
 
-    def __init__(self, end: Awaitable) -> None:
+    def __init__(self, end: AwaitableEnd) -> None:
         self._end = end
         self._signal = end.signal()
         self._registered: _Registered | None = None  # for the loop that waited last

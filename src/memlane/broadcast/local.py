@@ -52,7 +52,7 @@ class Watching(Protocol):
     def is_readable(self) -> bool: ...
 
 
-class Awaitable(Protocol):
+class AwaitableEnd(Protocol):
     """What awaiting needs of an end."""
 
     def check(self) -> None: ...
@@ -98,7 +98,7 @@ class WriterEnd(End, Protocol):
     def secrets_for(self, rank: int | None) -> list[str]: ...
 
 
-class ReaderEnd(End, Awaitable, Protocol):
+class ReaderEnd(End, AwaitableEnd, Protocol):
     """A reader's end. `receive` is `MessageQueue.dequeue`; its last argument is `lend`."""
 
     @property

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from memlane._native import RingGeometry
     from memlane.broadcast.awaiting import Awaiting
-    from memlane.broadcast.local import Awaitable, End, ReaderEnd, Watching, WriterEnd
+    from memlane.broadcast.local import AwaitableEnd, End, ReaderEnd, Watching, WriterEnd
     from memlane.broadcast.statistics import QueueStatistics
 
 
@@ -387,7 +387,7 @@ class MessageQueue(Owned, Generic[M]):
 
     # Awaiting -------------------------------------------------------------------------------
 
-    def _awaited(self, end: Awaitable) -> tuple[Awaiting, float]:
+    def _awaited(self, end: AwaitableEnd) -> tuple[Awaiting, float]:
         """And the timeout of an attempt."""
         from memlane.broadcast.awaiting import NOW, Awaiting  # which imports asyncio
 
@@ -414,7 +414,7 @@ class MessageQueue(Owned, Generic[M]):
         if isinstance(writer, LonelyWriter):  # never waits
             writer.send(obj, timeout)
             return
-        awaited, now = self._awaited(cast("Awaitable", writer))  # as the others are
+        awaited, now = self._awaited(cast("AwaitableEnd", writer))  # as the others are
         await awaited.call(lambda: writer.send(obj, now), timeout, is_send=True)
 
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,6 +34,19 @@ def fail(text: str) -> typer.Exit:
     return typer.Exit(2)
 
 
+@contextmanager
+def _in_a_line(trouble: str = "") -> Iterator[None]:
+    """What fails in the block is one line and exit code 2; `trouble` is what an OSError means."""
+    try:
+        yield
+    except MemlaneError as error:
+        raise fail(str(error)) from None
+    except OSError as error:
+        if not trouble:
+            raise
+        raise fail(f"{trouble}: {error.strerror}") from None
+
+
 def _version(is_asked: bool) -> None:
     if is_asked:
         print(f"memlane {memlane.__version__}")
@@ -52,14 +67,12 @@ def list_segments(json: AsJson = False) -> None:
     """List the segments of this user: one row each."""
     from memlane.cli.rates import Rates
 
-    try:
+    with _in_a_line():
         rates = Rates()
         rates.first()
         from memlane.cli import listing
 
         listing.run(rates, json)
-    except MemlaneError as error:
-        raise fail(str(error)) from None
 
 
 @app.command()
@@ -73,10 +86,8 @@ def top(
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise fail("top needs a terminal; use `memlane ls`")
-    try:
+    with _in_a_line():
         live.run(interval)
-    except MemlaneError as error:
-        raise fail(str(error)) from None
 
 
 @app.command()
@@ -90,10 +101,8 @@ def clean(
     """Show what dead processes left in /dev/shm; with --yes, remove it."""
     from memlane.cli import cleaning
 
-    try:
+    with _in_a_line():
         cleaning.run(yes, foreign, json)
-    except MemlaneError as error:
-        raise fail(str(error)) from None
 
 
 @app.command("stuck")
@@ -129,7 +138,7 @@ def who_is_stuck(
         raise fail("--run needs --watch")
     if pid is not None:
         _check_pid(pid)
-    try:
+    with _in_a_line(), suppress(KeyboardInterrupt):
         asked = sticking.Asked(
             pid,
             after,
@@ -140,10 +149,6 @@ def who_is_stuck(
         if watch is None:
             raise typer.Exit(sticking.look(asked))
         sticking.watch(asked, watch, run)
-    except MemlaneError as error:
-        raise fail(str(error)) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
 
 
 def _check_pid(pid: int) -> None:
@@ -173,10 +178,8 @@ def bench(
     """Measure a queue beside pipes, ZeroMQ and what else is installed: a quarter of a minute."""
     from memlane.cli import benching
 
-    try:
+    with _in_a_line():
         benching.run(output, json)
-    except MemlaneError as error:
-        raise fail(str(error)) from None
 
 
 @app.command()
@@ -194,14 +197,8 @@ def export(
     for process in (pid, ends_with):
         if process is not None:
             _check_pid(process)
-    try:
+    with _in_a_line(f"cannot listen on {host} port {port}"), suppress(KeyboardInterrupt):
         exporting.run(host, port, pid, ends_with)
-    except MemlaneError as error:
-        raise fail(str(error)) from None
-    except OSError as error:
-        raise fail(f"cannot listen on {host} port {port}: {error.strerror}") from None
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
 
 
 @app.command()
@@ -217,11 +214,8 @@ def trace(
 
     _check_pid(pid)
     try:
-        problem = tracing.run(pid, seconds, output)
-    except MemlaneError as error:
-        raise fail(str(error)) from None
-    except OSError as error:
-        raise fail(f"cannot write {output}: {error.strerror}") from None
+        with _in_a_line(f"cannot write {output}"):
+            problem = tracing.run(pid, seconds, output)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if problem is not None:

@@ -8,6 +8,7 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from typing import Any
 from memlane._base import processes
 from memlane.cli.listing import as_json
 from memlane.cli.show import short_name
-from memlane.errors import MemlaneError
+from memlane.errors import MemlaneError, system_fault
 from memlane.inspect.looks import Look, Looks
 from memlane.inspect.segment import free_space
 from memlane.inspect.waits import Wait, describe, headline
@@ -163,7 +164,9 @@ class Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no error."""
+        """A client that has gone, or is too slow, is no error."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 class _Hurried(io.RawIOBase):
@@ -242,28 +245,29 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _end_with(server: Server, pid: int) -> None:
-    """Ends the server when that process has ended."""
+def _pidfd_of(pid: int) -> int:
     try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        pass
-    except OSError:  # forbidden; a child's parent changes when it ends
-        while os.getppid() == pid:
-            time.sleep(1.0)
-    else:
-        select.select([process], [], [])
-        os.close(process)
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise system_fault(error.errno or 0, f"cannot watch process {pid}") from None
+
+
+def _end_with(server: Server, process: int) -> None:
+    """Ends the server when the process of that pidfd has ended."""
+    select.select([process], [], [])
+    os.close(process)
     server.shutdown()
 
 
 def run(host: str, port: int, pid: int | None, ends_with: int | None) -> None:
-    """Serves until it is interrupted, or that process has ended. Raises OSError as `Server`."""
+    """Serves until it is interrupted, or that process has ended. Raises OSError as `Server`, and
+    SystemFault."""
+    process = None if ends_with is None else _pidfd_of(ends_with)
     source = Source(pid)
     try:
         with Server(host, port, source) as server:
-            if ends_with is not None:
-                threading.Thread(target=_end_with, args=(server, ends_with), daemon=True).start()
+            if process is not None:
+                threading.Thread(target=_end_with, args=(server, process), daemon=True).start()
             where, bound = server.server_address[:2]
             shown = f"[{where!s}]" if ":" in str(where) else str(where)
             print(f"memlane: http://{shown}:{bound}/ (also /metrics and /json)", flush=True)

@@ -6,12 +6,14 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from memlane._base import processes
+from memlane._base.lifetime import undone_by
 from memlane.cli.show import short_name
 from memlane.inspect import layout, locks
 from memlane.inspect.layout import Header
@@ -65,7 +67,7 @@ class Track:
                     "dur": 1e6 * (at - self._began),
                     "pid": self.pid,
                     "tid": self.number,
-                    "args": {"messages": position - self._position},
+                    "args": {"messages": max(0, position - self._position)},
                 }
             )
         self._what = None
@@ -87,6 +89,9 @@ class Watched:
     def sample(self, at: float) -> None:
         slots = layout.glance(self.file, self.header)
         self.is_gone = not slots
+        if self.is_gone:  # cut
+            for track in self.tracks:
+                track.sample(at, None, 0)
         is_due = at - self.counted_at >= _COUNTED
         if is_due:  # a slot does not say that its process was killed; the lock does
             self.counted_at = at
@@ -179,6 +184,20 @@ def _name(kind: str, pid: int, number: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": pid, "tid": number, "args": {"name": name}}
 
 
+@contextmanager
+def _replacing(output: Path) -> Iterator[IO[str]]:
+    """A file to write that takes the place of `output` when it is complete."""
+    if output.exists() and not output.is_file():  # such as /dev/stdout
+        with output.open("w") as file:
+            yield file
+        return
+    part = output.with_name(f".{output.name}.{os.getpid()}")
+    with undone_by(partial(part.unlink, missing_ok=True)):
+        with part.open("w") as file:
+            yield file
+        part.replace(output)
+
+
 def run(pid: int, seconds: float, output: Path) -> str | None:
     """Samples, and writes the file; returns why there is nothing to see, or None.
 
@@ -190,17 +209,8 @@ def run(pid: int, seconds: float, output: Path) -> str | None:
         watched = watch(pid, stack)
         if not watched:
             return f"process {pid} takes part in no queue and no store"
-        is_special = output.exists() and not output.is_file()  # such as /dev/stdout
-        part = output if is_special else output.with_name(f".{output.name}.{os.getpid()}")
-        try:
-            with part.open("w") as file:
-                count = sample(watched, seconds)
-                json.dump({"traceEvents": list(events(watched)), "displayTimeUnit": "ms"}, file)
-            if not is_special:
-                part.replace(output)
-        except BaseException:
-            if not is_special:
-                part.unlink(missing_ok=True)
-            raise
+        with _replacing(output) as file:
+            count = sample(watched, seconds)
+            json.dump({"traceEvents": list(events(watched)), "displayTimeUnit": "ms"}, file)
     print(f"{output}: {len(watched)} segments, {count} samples; open it in https://ui.perfetto.dev")
     return None

@@ -188,18 +188,24 @@ def slots_of(file: int, header: Header) -> list[Slot]:
     """
     if PARTICIPANTS not in header.sections:
         return []
-    stride, at, count = header.sections[PARTICIPANTS]
-    if stride != _SLOT.size or count > _MAX_SLOTS:
+    data = _whole(file, header, PARTICIPANTS, _SLOT)
+    return [_slot(*fields) for fields in _SLOT.iter_unpack(data)]
+
+
+def _whole(file: int, header: Header, kind: int, element: struct.Struct) -> bytes:
+    """All of a section with an element for each slot."""
+    stride, at, count = header.sections[kind]
+    if stride != element.size or count > _MAX_SLOTS:
         raise Unreadable("a damaged section directory")
     data = os.pread(file, stride * count, at)
     if len(data) < stride * count:
         raise Unreadable("truncated")
-    return [_slot(*fields) for fields in _SLOT.iter_unpack(data)]
+    return data
 
 
 def glance(file: int, header: Header) -> list[tuple[int, int, int, int, int]]:
-    """(state, pid, position, activity, views) of each slot, as numbers: 2 us, for samplers. Empty
-    if the file was cut. `slots_of` has checked the directory."""
+    """(state, pid, position, activity, views) of each slot, as numbers, for samplers: one system
+    call. Empty if the file was cut. `slots_of` has checked the directory."""
     stride, at, count = header.sections[PARTICIPANTS]
     data = os.pread(file, stride * count, at)
     return list(_GLANCE.iter_unpack(data)) if len(data) == stride * count else []
@@ -273,13 +279,7 @@ def deliveries_of(file: int, header: Header) -> list[tuple[int, ...]]:
     2 us, 4 us, ... and longer than any. Empty of other segments."""
     if DELIVERY_TIMES not in header.sections:
         return []
-    stride, at, count = header.sections[DELIVERY_TIMES]
-    if stride != _DELIVERIES.size or count > _MAX_SLOTS:
-        raise Unreadable("a damaged section directory")
-    data = os.pread(file, stride * count, at)
-    if len(data) < stride * count:
-        raise Unreadable("truncated")
-    return list(_DELIVERIES.iter_unpack(data))
+    return list(_DELIVERIES.iter_unpack(_whole(file, header, DELIVERY_TIMES, _DELIVERIES)))
 
 
 def blockers_of(file: int, header: Header) -> list[tuple[int, int, int]]:

@@ -1,5 +1,5 @@
-"""Looks at the segments again and again. Who holds which files is what costs most, some 0.5 ms for
-each process of the machine, so it is found out anew only now and then."""
+"""Looks at the segments again and again. Who holds which files costs most, as all processes of the
+machine are asked, so it is found out anew only now and then."""
 
 from __future__ import annotations
 

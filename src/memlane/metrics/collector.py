@@ -30,8 +30,7 @@ _SEARCH_EVERY = 0.5  # seconds: cheap, as only this process is searched
 class Collector(ClientCollector):
     """Metrics of the segments that this process takes part in.
 
-    Collecting reads /proc and the segments, some 2 ms with 20 queues, in the thread that asks. It
-    may be asked by several threads at once.
+    Collecting reads /proc and the segments in the thread that asks; several may ask at once.
     """
 
     def __init__(self) -> None:
