@@ -2,8 +2,8 @@
 
 Each worker is a process with a queue of steps, a queue of answers and a store of images. An image
 is put into the store of the worker that has the least to do, where it is read without another copy;
-the same image again is not even copied once. All calls are awaited: the server has one thread. A
-worker that dies fails the requests that it has, and is replaced.
+the same image again is not even copied once. Messages are awaited, without threads. A worker that
+dies fails the requests that it has, and is replaced, also if it dies as it starts.
 
 Behind a web server: uvicorn --app-dir examples image_server:app
 """
@@ -16,9 +16,10 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -130,19 +131,20 @@ async def started() -> AsyncIterator[Worker]:
     ring = SingleWriterShmRingBuffer((MOST_AT_ONCE + 1) * MOST_BYTES, create=True)
     steps: MessageQueue[Step]
     answers: MessageQueue[Answer]
-    with (
-        SingleWriterShmObjectStorage(MOST_BYTES, 1, ring, unlink_when_complete=True) as images,
-        MessageQueue(n_reader=1, n_local_reader=1) as steps,
-    ):
-        handles = steps.export_handle(0), images.handle()
-        process = context.Process(target=work, args=(*handles, there))
-        process.start()
-        there.close()
-        handle = await asyncio.to_thread(here.recv)
-        with MessageQueue.create_from_handle(handle, 0) as answers:
-            steps.wait_until_ready(SECONDS)
-            yield Worker(process.pid or 0, steps, answers, images)
-    await asyncio.to_thread(process.join)
+    async with AsyncExitStack() as last:
+        with (
+            SingleWriterShmObjectStorage(MOST_BYTES, 1, ring, unlink_when_complete=True) as images,
+            MessageQueue(n_reader=1, n_local_reader=1) as steps,
+        ):
+            handles = steps.export_handle(0), images.handle()
+            process = context.Process(target=work, args=(*handles, there))
+            process.start()
+            last.push_async_callback(asyncio.to_thread, process.join)  # once all of this is closed
+            there.close()
+            handle = await asyncio.to_thread(here.recv)
+            with MessageQueue.create_from_handle(handle, 0) as answers:
+                await asyncio.to_thread(steps.wait_until_ready, SECONDS, processes=[process])
+                yield Worker(process.pid or 0, steps, answers, images)
 
 
 class Pool:
@@ -155,13 +157,17 @@ class Pool:
     async def keep_one(self) -> None:
         """Has one worker at a time, until it is cancelled."""
         while True:
-            async with started() as worker:
-                self.workers.add(worker)
-                self.has_any.set()
-                try:
-                    await worker.deliver()
-                finally:
-                    self._drop(worker)
+            try:
+                async with started() as worker:
+                    self.workers.add(worker)
+                    self.has_any.set()
+                    try:
+                        await worker.deliver()
+                    finally:
+                        self._drop(worker)
+            except (EOFError, MemlaneError) as error:
+                print(f"a worker ended as it started: {error!r}", file=sys.stderr)
+                await asyncio.sleep(1.0)  # it may do so again
 
     def _drop(self, worker: Worker) -> None:
         self.workers.discard(worker)

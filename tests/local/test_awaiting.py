@@ -184,6 +184,7 @@ def test_what_observers_see_of_an_await(run: Callable[[Any], Any]) -> None:
         assert shown(name, 1) == ("elsewhere", False)
         for number in range(4):
             writer.enqueue(number)
+        before = writer.statistics().waits
         sending = asyncio.create_task(writer.aenqueue(4))
         await asyncio.sleep(0.01)
         with suppress(TimedOut):
@@ -191,6 +192,7 @@ def test_what_observers_see_of_an_await(run: Callable[[Any], Any]) -> None:
         assert shown(name, 0) == ("waiting", True)
         reader.dequeue()
         await sending
+        assert writer.statistics().waits == before + 2  # of two calls
         assert shown(name, 0) == ("elsewhere", False)
 
     with queue_of() as (writer, (reader,)):
@@ -694,14 +696,17 @@ def test_without_futex_waitv() -> None:
 
 def without_resources(_link: Link) -> None:
     """Role: there is no descriptor left, then no thread."""
+    threads = len(os.listdir("/proc/self/task"))
     with queue_of() as (writer, (reader,)), asyncio.Runner() as runner:
-        runner.run(asyncio.sleep(0))  # it has its own
+        writer.enqueue(0)
+        assert runner.run(reader.adequeue()) == 0  # the loop has its descriptors, and all is loaded
         reader.fileno()
         for _ in range(2):
             with no_descriptor(), refuses(SystemFault):
                 runner.run(reader.adequeue())
             writer.enqueue(1)
             assert reader.dequeue(timeout=PATIENCE) == 1
+    until(lambda: len(os.listdir("/proc/self/task")) == threads, "the watcher's thread has ended")
     with queue_of() as (writer, (reader,)):
         for wrong in (no_descriptor, no_thread):
             with wrong(), refuses(SystemFault):

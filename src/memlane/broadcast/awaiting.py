@@ -12,6 +12,7 @@ from memlane._base.deadline import Deadline
 from memlane._base.descriptors import duplicate
 from memlane._base.diagnosis import Stall
 from memlane._base.lifetime import undone_by
+from memlane.broadcast.local import NOW
 from memlane.errors import ConcurrentUse, TimedOut, system_fault
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from memlane.broadcast.local import AwaitableEnd
 
 Result = TypeVar("Result")
-
-NOW = float("0")
-"""The timeout of an attempt, and of its TimedOut: an error of a message's own has another."""
 
 _AT_ONCE = 32  # calls, until the other tasks have a turn even if none of these has to wait
 
@@ -86,16 +84,16 @@ class Awaiting:
                             raise
                     if is_over:
                         raise self._end.timed_out(timeout)
-                await self._until_readable(turn, deadline, stall, counts=is_first)
+                await self._until_readable(turn, deadline, stall, is_first=is_first)
                 is_first = False
         finally:
             if self._turn is turn:
                 self._turn = None
 
     async def _until_readable(
-        self, turn: _Turn, deadline: Deadline, stall: Stall | None, *, counts: bool
+        self, turn: _Turn, deadline: Deadline, stall: Stall | None, *, is_first: bool
     ) -> None:
-        """Or until the deadline, or until there is something to log. `counts` as a wait."""
+        """Or until the deadline, or until there is something to log."""
         loop = turn.loop
         if self._registered is None or self._registered.loop is not loop:
             self._register(loop)
@@ -105,9 +103,9 @@ class Awaiting:
             seconds = stall.due(inf if seconds is None else seconds)
         waiter = loop.create_future()
         timer = None if seconds is None else loop.call_later(seconds, _end, waiter)
-        self._end.show_waiting(True, counts)
         turn.waiter = waiter
         try:
+            self._end.show_waiting(True, is_first)
             await waiter
         finally:
             turn.waiter = None

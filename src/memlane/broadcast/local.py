@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 RESERVED_CHUNK_BYTES = 64 * 1024
 
 
+NOW = float("0")
+"""The timeout of an attempt of a call that is awaited, and of its TimedOut: that of an error of a
+message's own is another object."""
+
 Native = TypeVar("Native", RingWriter, RingReader)
 
 
@@ -61,8 +65,9 @@ class AwaitableEnd(Protocol):
         """Its descriptor is readable once a call should be attempted, and for ever once this end is
         closed. An attempt, or `is_readable`, makes it quiet."""
 
-    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
-        """Somebody waits for this end, though in no call of it; `counts` it as one of its waits."""
+    def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
+        """Somebody waits for this end, though in no call of it; `is_first`: since the coroutine's
+        call has begun."""
 
     def stall_line(self, waited: float) -> str | None:
         """What the log says of a call that has waited that many seconds."""
@@ -143,8 +148,9 @@ class LocalEnd(Generic[Native]):
 
     signal = watch
 
-    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
-        self.native.show_waiting(is_waiting, counts)  # also to observers
+    def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
+        """Also to observers. Of a send, the attempt that came before counts as a wait."""
+        self.native.show_waiting(is_waiting, is_first and self.native.slot != 0)
 
     def stall_line(self, waited: float) -> str | None:
         return stall_line(self.native, "chunk" if self.native.slot == 0 else "message", waited)

@@ -16,6 +16,7 @@ from memlane._base.serialization import codec_of
 from memlane.broadcast.grouping import DEFAULT_TIMEOUT, queue_over_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
 from memlane.broadcast.local import (
+    NOW,
     LocalReader,
     LocalWriter,
     LonelyWriter,
@@ -387,13 +388,12 @@ class MessageQueue(Owned, Generic[M]):
 
     # Awaiting -------------------------------------------------------------------------------
 
-    def _awaited(self, end: AwaitableEnd) -> tuple[Awaiting, float]:
-        """And the timeout of an attempt."""
-        from memlane.broadcast.awaiting import NOW, Awaiting  # which imports asyncio
+    def _awaited(self, end: AwaitableEnd) -> Awaiting:
+        from memlane.broadcast.awaiting import Awaiting  # which imports asyncio
 
         if self._awaiting is None:
             self._awaiting = Awaiting(end)
-        return self._awaiting, NOW
+        return self._awaiting
 
     def _watch_of(self, call: str) -> Watching:
         """Kept as long as this object: whoever has registered the descriptor must hear of the end,
@@ -414,8 +414,8 @@ class MessageQueue(Owned, Generic[M]):
         if isinstance(writer, LonelyWriter):  # never waits
             writer.send(obj, timeout)
             return
-        awaited, now = self._awaited(cast("AwaitableEnd", writer))  # as the others are
-        await awaited.call(lambda: writer.send(obj, now), timeout, is_send=True)
+        awaited = self._awaited(cast("AwaitableEnd", writer))  # as the others are
+        await awaited.call(lambda: writer.send(obj, NOW), timeout, is_send=True)
 
     async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
         """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
@@ -427,9 +427,8 @@ class MessageQueue(Owned, Generic[M]):
             MemlaneError: as `dequeue`.
         """
         reader, lends = self._must_be_reader("adequeue"), bool(lend)
-        awaited, now = self._awaited(reader)
-        message: M = await awaited.call(
-            lambda: reader.receive(now, None, lends), timeout, is_send=False
+        message: M = await self._awaited(reader).call(
+            lambda: reader.receive(NOW, None, lends), timeout, is_send=False
         )
         return message
 

@@ -174,7 +174,9 @@ def _parsed(file: int, offset: int) -> Header | None:
         kind = "ring"
     first, second, third, fourth = geometry
     participants = sections.get(PARTICIPANTS, (0, 0, 0))[2]
-    is_whole = sections.keys() >= _NEEDS[kind] and participants >= (2 if kind == "queue" else 0)
+    is_whole = sections.keys() >= _NEEDS[kind]
+    if kind == "queue":
+        is_whole = is_whole and participants == 1 + geometry[0] > 1
     if not is_whole or max(geometry) >= 1 << 62:
         raise Unreadable("a damaged section directory")
     return Header(kind, major, minor, offset, end, (first, second, third, fourth), sections)
@@ -326,7 +328,7 @@ def _elements(file: int, stride: int, at: int, count: int) -> Iterator[bytes]:
 def flags_of(file: int, header: Header, position: int) -> tuple[bool, list[bool]]:
     """(written, whether each reader has read it) of the chunk of the message at `position`."""
     n_reader, chunk_bytes, chunks, _ = header.geometry
-    if not chunks or n_reader != header.sections[PARTICIPANTS][2] - 1:
+    if not chunks:
         raise Unreadable("a ring without chunks")
     at = chunk_bytes * chunks + position % chunks * (1 + n_reader)
     data = os.pread(file, 1 + n_reader, at)

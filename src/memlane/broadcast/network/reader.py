@@ -344,14 +344,17 @@ class NetworkReader(NetworkEnd):
         """Receives what has arrived; would a call not wait? If it would, libzmq will signal, or
         there is more than an event loop should receive at once."""
         with suppress(Closed), self.locked():
+            self._served_at = time.monotonic()
             self._listen(_AT_ONCE)
+            if self._is_hearing:  # another thread's call, for which the signal was
+                self.wake()
             return self._is_ready()
         return True
 
-    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
+    def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
         self._is_awaited = is_waiting
         if is_waiting:
-            self.count_wait(counts)
+            self.count_wait(is_first)
             with self.locked():
                 if can_receive(self.transport.socket):
                     self.wake()
@@ -521,11 +524,10 @@ class NetworkReader(NetworkEnd):
         self._sleep(self._quiet_poller if is_quiet else self._full_poller, pause)
 
     def _must_listen(self, now: float) -> bool:
-        """Whether nobody else receives."""
+        """Whether nobody else receives: no call, and no coroutine whose loop has just done so."""
         if self._is_hearing:
             return False
-        is_recent = self._is_awaited or now - self._served_at < self._recent
-        return self._is_selected or not is_recent
+        return self._is_selected or now - self._served_at >= self._recent
 
     def _note_events(self, now: float) -> bool:
         """Handles connection events; were there any?"""

@@ -202,11 +202,11 @@ class SharedReader(LocalReader):
         """What may be ready while the ring is not: the stream, once the relay is none any more."""
         return (self._stream.watch(),)
 
-    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
+    def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
         if self._alone is None:
-            super().show_waiting(is_waiting, counts)
+            super().show_waiting(is_waiting, is_first)
         else:
-            self._alone.count_wait(counts)  # its thread receives, as it does for selectors
+            self._alone.count_wait(is_waiting and is_first)  # and its thread receives
 
     def timed_out(self, timeout: float | None) -> MemlaneError:
         alone = self._alone

@@ -84,12 +84,16 @@ class JointWatch:
                 with suppress(FileExistsError):
                     self._epoll.register(part.fileno(), select.EPOLLIN)
         except OSError as error:
+            self._leave([part for part in parts if part not in old])
+            self._parts = old
             raise system_fault(error.errno or 0, "cannot watch a descriptor") from None
-        for part in old:
-            if part not in parts:
-                with suppress(FileNotFoundError):  # a signal handler has raised here before
-                    self._epoll.unregister(part.fileno())
+        self._leave([part for part in old if part not in parts])
         self._parts = parts
+
+    def _leave(self, parts: list[Watching]) -> None:
+        for part in parts:
+            with suppress(FileNotFoundError):  # a signal handler has raised here before
+                self._epoll.unregister(part.fileno())
 
     def fileno(self) -> int:
         return self._epoll.fileno()

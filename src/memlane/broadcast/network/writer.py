@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from memlane._base.deadline import NEVER, Deadline
@@ -15,7 +16,7 @@ from memlane._base.serialization import Codec
 from memlane._native import Encoder
 from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
-from memlane.broadcast.local import LocalWriter
+from memlane.broadcast.local import NOW, LocalWriter
 from memlane.broadcast.network import endpoint
 from memlane.broadcast.network.driver import SLICE, NetworkEnd, logger, timed_out
 from memlane.broadcast.network.keys import Keys
@@ -96,8 +97,7 @@ class NetworkWriter(NetworkEnd):
         self._credit = 0  # messages that may be sent without another look
         self._room = -1  # the same in bytes, -1: none
         self._lends = False
-        self._latest = 0  # bytes of the message of the latest call
-        self._wanted = 0  # of the one that is awaited
+        self._wanted = 0  # bytes of the message that is awaited
         self._is_awaited = False
         self._ring_watch: Watching | None = None
         self._look_at: float | None = None  # when connections are looked at for floods
@@ -153,7 +153,9 @@ class NetworkWriter(NetworkEnd):
         with self.guard:
             self._begin()
             try:
-                size = self._latest = encoder.encode(obj)
+                size = encoder.encode(obj)
+                if timeout is NOW:
+                    self._wanted = size
                 if encoder.kind != Kind.PLAIN:
                     self.check()  # pickling may have forked
                 if size <= PIECE and size <= self._room and self._local is None:
@@ -423,6 +425,10 @@ class NetworkWriter(NetworkEnd):
                 self._show()
                 if can_receive(self.transport.socket):  # sending may have consumed its signal
                     due = now
+                elif (
+                    self._local is not None
+                ):  # whose death the ring does not tell while it has room
+                    due = min(due or inf, now + _LONGEST_PAUSE)
                 if self._must_watch_ring():
                     poller = self._ring_pollers[self._look_at is not None]
         pause = None if due is None else max(0.0, due - time.monotonic())
@@ -509,16 +515,21 @@ class NetworkWriter(NetworkEnd):
             self._ring_watch = ring
         return self._new_watch()
 
-    def show_waiting(self, is_waiting: bool, counts: bool) -> None:
-        self._is_awaited = is_waiting
+    def show_waiting(self, is_waiting: bool, _is_first: bool) -> None:
+        self._is_awaited = waits_for_ring = is_waiting
         if is_waiting:
             with self.locked():
-                self._waits += counts
-                if counts:  # later on, other calls may have come between
-                    self._wanted = self._latest
                 self._recover()  # drops what the ring had no room for
-                self._show()
-                self.nudge()
+                self._look_again()
+                waits_for_ring = self.session.has_room(self._wanted)
+        if self._local is not None:
+            self._local.show_waiting(waits_for_ring, False)
+
+    def _look_again(self) -> None:
+        """What an awaited send waits for may have changed; with the lock held."""
+        if self._is_awaited:
+            self._show()
+            self.nudge()
 
     def _show(self) -> None:
         self._watch.show(self._is_ready())  # type: ignore[union-attr]  # this end is awaited
@@ -529,7 +540,7 @@ class NetworkWriter(NetworkEnd):
         return is_watched and self.session.has_room(self._wanted)
 
     def _is_ready(self) -> bool:
-        """Whether the latest message fits now, or somebody has died."""
+        """Whether the awaited message fits now, or somebody has died."""
         if self.session.has_dead():
             return True
         if not self.session.has_room(self._wanted):
@@ -575,6 +586,7 @@ class NetworkWriter(NetworkEnd):
         with self.locked() as is_free:
             if is_free:
                 self._hear()
+                self._look_again()
             sent, nbytes = self.session.next, self.session.sent_bytes
             rows = self.session.statistics()
         waits, spills = self._waits, 0
@@ -605,6 +617,7 @@ class NetworkWriter(NetworkEnd):
             return
         with self.guard, self.lock:
             self.session.release(rank, time.monotonic())
+            self._look_again()
 
     def _is_local(self, rank: int | None) -> bool:
         return self._local is not None and rank in self._local.native.ranks
