@@ -58,6 +58,10 @@ BASES = (
     Run("death", "PROCESSES=3"),
     Run("death", "PROCESSES=2 FORKS", liveness=True),
     Run("death", "PROCESSES=3", liveness=True),
+    Run("place", "CHUNKS=1 MESSAGES=3"),
+    Run("place", "CHUNKS=2 MESSAGES=3"),
+    Run("place", "CHUNKS=1 MESSAGES=3 LATE"),
+    Run("place", "CHUNKS=2 MESSAGES=3 LATE"),
     Run("segment", "CREATORS=1 ATTACHERS=0 SWEEPERS=1 OBSERVED"),
     Run("segment", "CREATORS=1 ATTACHERS=1 SWEEPERS=2"),
     Run("segment", "CREATORS=1 ATTACHERS=2 SWEEPERS=1"),
@@ -66,7 +70,7 @@ BASES = (
     Run("extents", "CHUNKS=1 READERS=1 SPACE=1 MESSAGES=5"),
     Run("extents", "CHUNKS=2 READERS=1 SPACE=1 MESSAGES=5"),
     Run("extents", "CHUNKS=2 READERS=1 SPACE=2 MESSAGES=5"),
-    Run("extents", "CHUNKS=1 READERS=2 SPACE=1 MESSAGES=4"),
+    Run("extents", "CHUNKS=1 READERS=2 SPACE=1 MESSAGES=3"),
     Run("extents", "CHUNKS=2 READERS=2 SPACE=1 MESSAGES=3"),
     Run("store", "READERS=1 OBJECTS=3 DIES CLEARS"),
     Run("store", "READERS=1 OBJECTS=2 DIES CLOSES CLEARS GET_CACHED"),
@@ -78,6 +82,8 @@ BASES = (
 RING = "CHUNKS=1 READERS=1"
 WAIT = "CAPACITY=1 READERS=1"
 DEATH = "PROCESSES=2 FORKS"
+PLACE = "CHUNKS=1 MESSAGES=3"
+BEGINS = "begins_where_counted"
 ATTACH = "CREATORS=1 ATTACHERS=1 SWEEPERS=1"
 CREATORS = "CREATORS=2 ATTACHERS=0 SWEEPERS=2"
 SURVIVORS = "CREATORS=1 ATTACHERS=2 SWEEPERS=1"
@@ -113,6 +119,13 @@ def unnoticed(name: str, weakened: str, macro: str) -> Variant:
     """A weakened death.pml in which a process waits for ever."""
     run = Run("death", f"{DEATH} {macro}", liveness=True)
     return Variant(name, weakened, run, "every_death_is_noticed")
+
+
+def place(
+    name: str, weakened: str, macro: str, caught_by: str = "whole_and_next", size: str = PLACE
+) -> Variant:
+    """A weakened place.pml."""
+    return Variant(name, weakened, Run("place", f"{size} {macro}"), caught_by)
 
 
 def segment(name: str, weakened: str, macro: str, size: str, caught_by: str) -> Variant:
@@ -239,6 +252,12 @@ VARIANTS = (
     unnoticed("wait_until: look", "left out after a slice", "NOT_LOOKED"),
     unnoticed("pthread_atfork", "the child keeps the lock's descriptor", "COPY_STAYS_OPEN"),
     unnoticed("export_handle", "before join", "HANDLE_BEFORE_JOIN"),
+    place("readmit", "leaves the flags of the predecessor", "FLAGS_STAY"),
+    place("readmit", "opens before it sets the flags", "OPENED_BEFORE_CLEARED", BEGINS),
+    place("readmit", "leaves `admitted`", "LATE ADMITTED_STAYS", BEGINS),
+    place("publish", "resets the flags of all places", "LATE RESET_FOR_ALL"),
+    place("wake_parked: full_fence", "left out", "LATE NO_FENCE_IN_WAKE"),
+    place("admit.load", "relaxed, not acquire", "LATE ADMIT_LOAD_RELAXED"),
     segment(
         "header.store", "relaxed, not release", "HEADER_RELAXED", OBSERVED, "complete_by_magic"
     ),

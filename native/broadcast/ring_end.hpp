@@ -27,8 +27,10 @@ public:
     const core::Participants& participants() const noexcept { return participants_; }
     std::size_t slot() const noexcept { return slot_; }
     std::uint64_t position() const noexcept { return position_; }
+    // How many messages this end has published or taken.
+    std::uint64_t messages() const noexcept { return position_ - first_; }
 
-    // Waits until the writer and every reader have attached, or one of them dies, or the writer closes.
+    // Waits until the writer and every reader that is not late have attached, or one of them dies, or the writer closes.
     template <class Look>
     core::Outcome wait_for_all(os::Deadline deadline, Look&& look) {
         const std::size_t count = 1 + ring_.geometry().n_reader;
@@ -38,8 +40,9 @@ public:
                 if (i != slot_ && participants_.presence(i) == core::Presence::dead) dead = i;
             return dead.has_value();
         };
+        const std::size_t needed = has_late_readers() ? 1 : count;
         const auto is_anybody_absent = [&] {
-            for (std::size_t i = 0; i < count; ++i)
+            for (std::size_t i = 0; i < needed; ++i)
                 if (participants_.state(i) == core::SlotState::absent) return true;
             return participants_.absent_elsewhere() != 0;
         };
@@ -127,6 +130,7 @@ protected:
           participants_(*segment_),
           space_(geometry, reserved_bytes),
           spinner_(1 + geometry.n_reader, os::usable_cores()),
+          first_(first),
           position_(first),
           slot_(slot) {}
 
@@ -138,6 +142,7 @@ protected:
         for (const Lease* lease : all.alive) expected += lease->ring().is_same_memory(ring_) ? 1 : 0;
         return ring_.holders() > expected;
     }
+    bool has_late_readers() const noexcept { return (segment_->features() & core::kLateReaders) != 0; }
     bool has_writer_closed() const noexcept { return participants_.state(kWriterSlot) == core::SlotState::closed; }
 
     std::shared_ptr<core::Segment> segment_;
@@ -146,6 +151,7 @@ protected:
     ChunkSpace space_;
     core::Spinner spinner_;
     os::Nanoseconds last_look_ = 0;  // when the peers' liveness was last checked
+    std::uint64_t first_;  // position of the first message
     std::uint64_t position_;
     // Shared with all mappings of the file that may survive this end.
     const std::shared_ptr<std::shared_ptr<LeftFile>> left_ = std::make_shared<std::shared_ptr<LeftFile>>();

@@ -101,8 +101,8 @@ struct DeliveryTimes {
 };
 static_assert(sizeof(DeliveryTimes) == 256);
 
-// `space_each`: bytes of every chunk that the creator reserves.
-inline core::SegmentPlan plan_of(const RingGeometry& g, std::uint64_t space_each = 0) {
+// `space_each`: bytes of every chunk that the creator reserves. `features`: of core/layout.hpp, as the creator wants them.
+inline core::SegmentPlan plan_of(const RingGeometry& g, std::uint64_t space_each = 0, std::uint64_t features = 0) {
     return {core::System::broadcast,
             {g.n_reader, g.max_chunk_bytes, g.max_chunks, 0},
             g.total_bytes(),
@@ -112,7 +112,8 @@ inline core::SegmentPlan plan_of(const RingGeometry& g, std::uint64_t space_each
              {core::Section::chunk_descriptors, sizeof(ChunkDescriptor), g.max_chunks},
              {core::Section::extent_leases, static_cast<std::uint32_t>(g.n_reader), g.leases()},
              {core::Section::delivery_times, sizeof(DeliveryTimes), g.n_reader}},
-            space_each};
+            space_each,
+            features};
 }
 
 // Bytes of extent_leases. A reader that closed or was released no longer keeps an extent, unless it is kept for good.

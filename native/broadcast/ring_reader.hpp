@@ -23,7 +23,7 @@ namespace memlane::broadcast {
 class RingReader : public RingEnd, public core::Watched {
 public:
     // `reserved_bytes`: how much of every chunk the creator reserved;
-    // 0 if unknown. `first`: position of the writer's first message.
+    // 0 if unknown. `first`: position of the ring's first message.
     RingReader(std::shared_ptr<core::Segment> segment, const RingGeometry& geometry, std::size_t reader,
                std::uint64_t reserved_bytes = 0, std::uint64_t first = 0)
         : RingEnd(std::move(segment), geometry, 1 + reader, reserved_bytes, first), reader_(reader) {
@@ -33,6 +33,10 @@ public:
                                       ? "the place was released by release_reader"
                                       : "the place was already taken by pid " +
                                             std::to_string(participants_.identity(slot()).pid) + ", which has left it");
+        is_counted_ = !has_late_readers();
+        // Late readers cannot know yet; until then they are as far as the writer.
+        const std::uint64_t admitted = core::load_relaxed(own().admitted);
+        if (!is_counted_ || admitted != 0) begin_at(is_counted_ ? admitted - 1 : core::load_relaxed(participants_.slot(kWriterSlot).position));
         participants_.join(slot(), os::own_identity());
     }
 
@@ -272,9 +276,25 @@ private:
         return true;
     }
 
+    void begin_at(std::uint64_t position) noexcept {
+        first_ = position_ = position;
+        core::store_relaxed(own().position, position);
+    }
+
+    // False until the writer counts this reader, if it is late.
+    bool is_counted() noexcept {
+        if (is_counted_) return true;
+        SYNC_LOAD(admit);
+        const std::uint64_t admitted = core::load_acquire(own().admitted);
+        if (admitted == 0) return false;
+        begin_at(admitted - 1);
+        return is_counted_ = true;
+    }
+
     // Loads its own flag first: once that is 0 the writer has passed `reset`, so `written`, loaded next, is of this
     // lap. The other order could pair the old `written` = 1 with the new flag.
-    bool is_published() const noexcept {
+    bool is_published() noexcept {
+        if (!is_counted()) return false;
         const std::uint64_t chunk = ring_.chunk_at(position_);
         SYNC_LOAD(reset);
         if (core::load_acquire(ring_.consumed_by(chunk, reader_)) != 0) return false;
@@ -286,6 +306,7 @@ private:
     bool is_writer_dead() const { return participants_.presence(0) == core::Presence::dead; }
 
     std::size_t reader_;
+    bool is_counted_;
     bool is_writer_dead_ = false;  // at the last check, and for good
     std::vector<Held> held_;                // chunks that this reader keeps because something still refers to them
     std::shared_ptr<os::Mapping> shown_;        // of chunks and extents, read-only, once a view was asked for

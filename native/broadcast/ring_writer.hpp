@@ -38,8 +38,7 @@ public:
         : RingEnd(std::move(segment), geometry, kSlot, reserved_bytes, first),
           pool_(segment_, pool_bytes),
           extents_(pool_.begin(), pool_.bytes(), os::Mapping::page_bytes() == core::kPage ? geometry.leases() : 0),
-          first_(first),
-          readers_(geometry.n_reader, Reader::expected) {
+          readers_(geometry.n_reader, has_late_readers() ? Reader::uncounted : Reader::expected) {
         last_look_ = os::monotonic_now();
         participants_.join(kSlot, os::own_identity());
     }
@@ -84,6 +83,7 @@ public:
     core::Taken<Claim> begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};
         lacks_space_ = false;
+        admit_late_readers();
         if (const os::Nanoseconds now = os::tick_now(); now - last_look_ >= kLookInterval) look_at_readers(now);
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
         if (!is_free() || reserve(bytes) > 0) return {core::Status::would_block};
@@ -93,6 +93,7 @@ public:
     // The same, but waits for the readers. Calls `look(reason)` at least every 100 ms, without any lock held.
     template <class Look>
     core::Taken<Claim> begin(std::uint64_t bytes, os::Deadline deadline, Look&& look) {
+        admit_late_readers();
         core::Outcome outcome = wait_for_readers([&] { return is_free(); }, deadline, look);
         while (outcome.status == core::Status::ok) {
             const std::uint64_t missing = reserve(bytes);
@@ -178,13 +179,30 @@ public:
     // Makes the next begin_nowait() check for dead readers, so that it reports a death that another call has found.
     void look_at_next_begin() noexcept { last_look_ = 0; }
 
-    // Stops waiting for this reader for good. True also if it had closed or been released before; false, with nothing
-    // changed, while a live process holds its slot.
+    // Stops waiting for this reader. True also if it had closed or been released before; false, with nothing changed, while a
+    // live process holds its slot.
     bool release_reader(std::size_t reader) {
         if (readers_[reader] == Reader::closed || readers_[reader] == Reader::released) return true;
         if (!participants_.release(1 + reader)) return false;
         readers_[reader] = Reader::released;
         return true;
+    }
+
+    // Opens the place of a reader that has closed or was released: whoever takes it gets every message from the next on, or, if
+    // it is late, from its own attaching on. would_block, with nothing changed, if it is another's; `look` as for begin().
+    template <class Look>
+    core::Outcome readmit(std::size_t reader, Look&& look) {
+        if (!is_gone(reader) || readers_[reader] == Reader::uncounted) return {core::Status::would_block};
+        // One that closes in this moment drops its lock at once, unless it is stopped.
+        const core::WaitResult result =
+            core::wait_until({&segment_->header().membership}, spinner_, os::Deadline::after(os::kSecond),
+                             [&] { return segment_->lock().take_slot(1 + reader); }, look);
+        if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
+        if (result == core::WaitResult::timed_out) return {core::Status::would_block};
+        forget(reader);
+        readers_[reader] = has_late_readers() ? Reader::uncounted : Reader::expected;
+        participants_.reopen(1 + reader);
+        return {core::Status::ok};
     }
 
     // The slots of the readers that keep the next chunk from being free; if it is free, those that have not finished
@@ -232,7 +250,10 @@ public:
     }
 
 private:
-    enum class Reader : std::uint8_t { expected, dead, closed, released };
+    // uncounted: a late reader that has not attached.
+    enum class Reader : std::uint8_t { expected, dead, closed, released, uncounted };
+
+    bool is_waited_for(std::size_t r) const noexcept { return readers_[r] == Reader::expected || readers_[r] == Reader::dead; }
 
     bool is_done(std::uint64_t chunk, std::size_t r) noexcept {
         SYNC_LOAD(consume);
@@ -242,7 +263,47 @@ private:
     bool is_gone(std::size_t r) noexcept {
         if (readers_[r] == Reader::expected && participants_.state(1 + r) == core::SlotState::closed)
             readers_[r] = Reader::closed;
-        return readers_[r] == Reader::closed || readers_[r] == Reader::released;
+        return !is_waited_for(r);
+    }
+
+    // Counts the late readers that have attached since: their first message is the next.
+    void admit_late_readers() noexcept {
+        if (!has_late_readers()) return;
+        SYNC_LOAD(wake);
+        if (const std::uint32_t seen = core::load_acquire(segment_->header().membership); seen != membership_) {
+            membership_ = seen;
+            admit();
+        }
+    }
+    void admit() noexcept {
+        for (std::size_t r = 0; r < readers_.size(); ++r) {
+            if (readers_[r] != Reader::uncounted || participants_.state(1 + r) != core::SlotState::attached) continue;
+            // Relaxed: the full fence at the end of every publish has come before, so that the reader sees all flags of
+            // older messages, which count as read.
+            SYNC_STORE(admit);
+            core::store_relaxed<std::uint64_t>(participants_.slot(1 + r).admitted, 1 + position_);
+            readers_[r] = Reader::expected;
+        }
+    }
+
+    // Removes what the reader has left in the ring. The caller holds the lock of its slot.
+    void forget(std::size_t r) noexcept {
+        for (std::uint64_t chunk = 0; chunk < ring_.geometry().max_chunks; ++chunk)
+            core::store_relaxed<std::uint8_t>(ring_.consumed_by(chunk, r), 1);
+        bool keeps_any = false;  // for good, in a process that lives on
+        for (std::uint64_t row = 0; row < ring_.geometry().leases(); ++row) {
+            keeps_any |= core::load_relaxed(ring_.lease(row, r)) == kKeptForGood;
+            if (core::load_relaxed(ring_.lease(row, r)) == kKept) core::store_relaxed(ring_.lease(row, r), kNotKept);
+        }
+        core::store_relaxed<std::uint8_t>(ring_.parked_readers()[r], 0);
+        core::ParticipantSlot& slot = participants_.slot(1 + r);
+        if (!keeps_any) core::store_relaxed<std::uint64_t>(slot.leased_bytes, 0);
+        if ((core::load_relaxed(slot.views) & (core::kViewsOfRing | core::kViewsLeft)) != 0) {
+            core::ParticipantSlot& own = participants_.slot(kSlot);  // whoever leaves last must still know
+            core::store_relaxed(own.views, core::load_relaxed(own.views) | core::kViewsOfRing);
+        }
+        core::store_relaxed(slot.position, position_);
+        core::store_relaxed<std::uint64_t>(slot.admitted, has_late_readers() ? 0 : 1 + position_);
     }
 
     // True if a reader keeps the extent beyond its lap. A closed or released reader does not: its leases are copies.
@@ -462,9 +523,10 @@ private:
         d.lap = ring_.lap_at(position_);
         for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
             // Release, not relaxed: a reader that sees its flag at 0 must also see
-            // `written` at 0, or it would take the chunk of the lap before for a new one.
+            // `written` at 0, or it would take the chunk of the lap before for a new one. For who takes the place later, it
+            // counts as read.
             SYNC_STORE(reset);
-            core::store_release<std::uint8_t>(ring_.consumed_by(chunk, r), 0);
+            core::store_release<std::uint8_t>(ring_.consumed_by(chunk, r), is_waited_for(r) ? 0 : 1);
         }
         SYNC_STORE(publish);
         core::store_release<std::uint8_t>(ring_.written(chunk), 1);
@@ -476,6 +538,7 @@ private:
 
     void look_at_readers(os::Nanoseconds now) {
         last_look_ = now;
+        if (has_late_readers()) admit();  // also one that was killed before it could tell
         for (std::size_t r = 0; r < readers_.size(); ++r) {
             if (readers_[r] != Reader::expected) continue;
             switch (participants_.presence(1 + r)) {
@@ -505,8 +568,8 @@ private:
     Extents extents_;
     os::Nanoseconds last_spill_ = 0;
     bool is_deserted_ = false;
+    std::uint32_t membership_ = 0;  // when late readers were last looked for
     bool lacks_space_ = false;  // the last call has waited for that in vain
-    const std::uint64_t first_;
     std::vector<Reader> readers_;
 };
 

@@ -22,7 +22,9 @@ inline constexpr std::uint64_t kMagic = 0x31454e414c4d454dULL;  // "MEMLANE1", l
 // be ignored.
 inline constexpr std::uint32_t kLayoutMajor = 4;
 inline constexpr std::uint32_t kLayoutMinor = 0;
-inline constexpr std::uint64_t kUnderstoodFeatures = 0;
+// Features, of a ring: readers attach at any time, and their first message is at `admitted`.
+inline constexpr std::uint64_t kLateReaders = 1;
+inline constexpr std::uint64_t kUnderstoodFeatures = kLateReaders;
 
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kCacheLine = 64;
@@ -82,7 +84,7 @@ static_assert(offsetof(SegmentHeader, membership) == 128);
 static_assert(offsetof(SegmentHeader, sections) == 256);
 
 // A participant's slot: its identity in the first 64 bytes, counters in the second. Only the process that holds the
-// slot's lock writes to it. The two are on separate cache lines because peers poll the first.
+// slot's lock writes to it, but for `admitted`. The two are on separate cache lines because peers poll the first.
 enum class SlotState : std::uint32_t { absent = 0, attached = 1, closed = 2, released = 3 };
 // What its process does in memlane. waiting: for a message, or for a free chunk. attaching: in wait_until_ready.
 // in_block: between the two ends of acquire_read or acquire_write. copying: encodes a message and copies it in. decoding: copies
@@ -98,7 +100,8 @@ struct ParticipantSlot {
     std::uint32_t reserved_1[3];
     std::uint32_t absent_elsewhere;  // in the writer's slot: readers on other hosts that have not attached
     std::uint64_t leased_bytes;  // of extents that leases keep
-    std::uint32_t reserved_2[2];
+    std::uint64_t admitted;  // in a reader's slot, by the writer: 1 + the position of its first message; 0: that of the ring,
+                             // or, with late readers, not known yet
 
     std::uint64_t position;          // messages published or consumed
     std::int64_t last_progress_ns;   // CLOCK_MONOTONIC, as of its last tick
@@ -117,6 +120,7 @@ inline constexpr std::uint32_t kViewsLeft = 1u << 30;
 static_assert(sizeof(ParticipantSlot) == 128);
 static_assert(offsetof(ParticipantSlot, absent_elsewhere) == 44);
 static_assert(offsetof(ParticipantSlot, leased_bytes) == 48);
+static_assert(offsetof(ParticipantSlot, admitted) == 56);
 static_assert(offsetof(ParticipantSlot, position) == 64);
 
 // Lock bytes lie far beyond the end of the file: one per participant, one shared by users that are not participants.

@@ -22,6 +22,8 @@ public:
 
     bool take_slot(std::size_t slot) { return os::try_lock(file(), os::LockKind::exclusive, byte_of(slot)); }
     bool take_user() { return os::try_lock(file(), os::LockKind::shared, {kUserLock, 1}); }
+    // Not to be called in a forked child.
+    void drop_slot(std::size_t slot) { os::unlock(file(), byte_of(slot)); }
     // For removal: succeeds only if nobody else uses the segment.
     bool take_all() { return os::try_lock(file(), os::LockKind::exclusive, {kLockBase, kLockSpan}); }
     // Not to be called in a forked child.

@@ -83,13 +83,32 @@ public:
         return load_acquire(slots_[0].absent_elsewhere);
     }
 
-    // Releases a slot that nobody holds, for good: the caller keeps its lock,
-    // so nobody can attach there later. False if a live process holds it.
+    // Releases a slot that nobody holds: the caller keeps its lock, so nobody can attach there until it is reopened. False if a
+    // live process holds it.
     bool release(std::size_t i) const {
         if (!segment_.lock().take_slot(i)) return false;
         SYNC_LOAD(leave);
         if (load_acquire(slots_[i].state) != SlotState::closed) set_state(i, SlotState::released);
         return true;
+    }
+
+    // Opens the slot of a participant that is gone to another process. The caller holds its lock, which it drops: that orders
+    // what it has stored before for whoever takes it.
+    void reopen(std::size_t i) const {
+        ParticipantSlot& s = slots_[i];
+        store_relaxed<std::uint64_t>(s.pid, 0);
+        store_relaxed<std::uint64_t>(s.start_ticks, 0);
+        store_relaxed<std::uint64_t>(s.pid_namespace, 0);
+        store_relaxed<std::uint64_t>(s.bytes, 0);
+        store_relaxed<std::uint64_t>(s.waits, 0);
+        store_relaxed<std::uint32_t>(s.views, 0);
+        store_relaxed<std::int64_t>(s.views_since_ns, 0);
+        store_relaxed<std::int64_t>(s.last_progress_ns, 0);
+        show(s, SlotActivity::elsewhere);
+        SYNC_STEP(reopen);
+        store_release(s.state, SlotState::absent);
+        segment_.lock().drop_slot(i);
+        wake_always(&segment_.header().membership);
     }
 
     SlotState state(std::size_t i) const noexcept {

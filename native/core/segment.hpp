@@ -57,6 +57,12 @@ inline bool is_exhaustion(int error) noexcept {
     return error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM;
 }
 
+// A file that a process has open.
+struct OpenFile {
+    std::int64_t pid;
+    int descriptor;
+};
+
 class Segment {
 public:
     // `slot`: the creator's slot as a participant; none if it only holds the segment. `later`: bytes that will be
@@ -67,12 +73,16 @@ public:
     // `slot` as above. `id`: refuse a newer segment of the same name.
     static std::shared_ptr<Segment> attach(const std::string& name, const SegmentPlan& plan,
                                            const std::optional<SegmentId>& id, std::optional<std::size_t> slot);
+    // The same, of a segment that may have no name any more, through the descriptor of a process that has it open.
+    static std::shared_ptr<Segment> attach_through(const OpenFile& holder, const std::string& name, const SegmentPlan& plan,
+                                                   const SegmentId& id, std::size_t slot);
 
     // Adds a participant of this process, on the same mapping: race detectors see races through one mapping only.
     std::shared_ptr<Segment> join_same_mapping(std::size_t slot) const {
         std::shared_ptr<Segment> joined(new Segment(name_, false));
         joined->file_ = os::reopen(file_);
         joined->id_ = id_;
+        joined->features_ = features_;
         joined->bytes_ = bytes_;
         joined->mapping_ = mapping_;
         joined->header_ = header_;
@@ -89,6 +99,7 @@ public:
     std::uint64_t bytes() const noexcept { return bytes_; }
     // What the header said at attach, unchecked.
     std::uint64_t space_each() const noexcept { return space_each_; }
+    std::uint64_t features() const noexcept { return features_; }
     bool is_creator() const noexcept { return is_creator_; }
     bool is_open() const noexcept { return mapping_ != nullptr; }
     // False in a child that was forked after this segment was opened.
@@ -226,6 +237,7 @@ private:
         if constexpr (has_work) if_last();
     }
 
+    void enter(const SegmentPlan& plan, const std::optional<SegmentId>& id);
     void hold(std::optional<std::size_t> slot);
     bool try_hold(std::optional<std::size_t> slot);
     void check_header(const SegmentPlan& plan, const std::optional<SegmentId>& id);
@@ -238,6 +250,7 @@ private:
     std::uint64_t generation_ = os::fork_generation().load();
     std::uint64_t bytes_ = 0;
     std::uint64_t space_each_ = 0;
+    std::uint64_t features_ = 0;
     os::FileDescriptor file_;
     LivenessLock lock_;
     std::shared_ptr<os::Mapping> mapping_;
@@ -253,6 +266,7 @@ inline std::shared_ptr<Segment> Segment::create(const SegmentPlan& plan, const S
     std::shared_ptr<Segment> segment(new Segment(name, true));
     Segment& s = *segment;
     s.id_ = id;
+    s.features_ = plan.features;
     s.bytes_ = trailer_end_of(plan);
     s.file_ = os::create_unnamed(kDirectory);
     try {
@@ -304,14 +318,7 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
         if (error.code().value() == ENOENT) throw SegmentMissing(name, path + " does not exist; " + kWhyMissing);
         throw_unopened(error, path, "segments", kOneUser);
     }
-    const os::FileFacts facts = os::facts_of(s.file_);
-    check_access(path, facts, kOneUser);
-    // Not the whole file: what a system appends behind the trailer is not mapped.
-    s.bytes_ = trailer_end_of(plan);
-    // The creator reserved the trailer. Refuse a file that is all holes, because touching them would allocate pages.
-    if (facts.bytes < s.bytes_ || facts.allocated < s.bytes_ - plan.header_offset()) s.throw_mismatch(plan);
-    s.map();
-    s.check_header(plan, id);
+    s.enter(plan, id);
     const bool has_place = s.try_hold(slot);
     // Checked with a lock held, because from then on nobody takes the segment for dead. And checked before a taken
     // place is reported, because a sweep may have held it, and has removed the name since.
@@ -319,6 +326,42 @@ inline std::shared_ptr<Segment> Segment::attach(const std::string& name, const S
         throw SegmentMissing(name, path + " was removed while this process attached; " + kWhyRemoved);
     if (!has_place) s.throw_taken(*slot);
     return segment;
+}
+
+inline std::shared_ptr<Segment> Segment::attach_through(const OpenFile& holder, const std::string& name,
+                                                        const SegmentPlan& plan, const SegmentId& id, std::size_t slot) {
+    std::shared_ptr<Segment> segment(new Segment(name, false));
+    Segment& s = *segment;
+    const std::string gone = "the writer (pid " + std::to_string(holder.pid) +
+                             ") has closed the queue or ended, or is in another pid namespace";
+    try {
+        s.file_ = os::open_of_other(holder.pid, holder.descriptor);
+        s.enter(plan, id);
+    } catch (const std::system_error& error) {
+        const int why = error.code().value();
+        if (why == ENOENT || why == ESRCH || why == ENODEV) throw SegmentMissing(name, gone);
+        if (why == EACCES || why == EPERM)
+            throw SegmentRefused("this user may not open what process " + std::to_string(holder.pid) + " holds; " + kOneUser);
+        throw;
+    } catch (const LayoutMismatch&) {  // the number is another file's by now
+        throw SegmentMissing(name, gone);
+    } catch (const SegmentRefused&) {
+        throw SegmentMissing(name, gone);
+    }
+    s.hold(slot);
+    return segment;
+}
+
+// Maps the file, if it is such a segment.
+inline void Segment::enter(const SegmentPlan& plan, const std::optional<SegmentId>& id) {
+    const os::FileFacts facts = os::facts_of(file_);
+    check_access(path(), facts, kOneUser);
+    // Not the whole file: what a system appends behind the trailer is not mapped.
+    bytes_ = trailer_end_of(plan);
+    // The creator reserved the trailer. Refuse a file that is all holes, because touching them would allocate pages.
+    if (facts.bytes < bytes_ || facts.allocated < bytes_ - plan.header_offset()) throw_mismatch(plan);
+    map();
+    check_header(plan, id);
 }
 
 inline void Segment::hold(std::optional<std::size_t> slot) {
@@ -349,6 +392,7 @@ inline void Segment::check_header(const SegmentPlan& plan, const std::optional<S
     if (seen.system != plan.system || seen.geometry != plan.geometry) throw_mismatch(plan);
     id_ = seen.id;
     space_each_ = seen.space_each;
+    features_ = seen.must_understand;
     if (id && seen.id != *id)
         throw SegmentMissing(name_, path() + " is a newer segment of that name; the requested one is gone");
     if (seen.section_count > kMaxSections) throw LayoutMismatch(path() + " has a damaged section directory");

@@ -25,7 +25,9 @@ struct SegmentPlan {
     Geometry geometry;
     std::uint64_t documented_bytes;
     std::vector<PlannedSection> sections;
-    std::uint64_t space_each = 0;  // chosen by the creator; not compared at attach
+    // Chosen by the creator; not compared at attach.
+    std::uint64_t space_each = 0;
+    std::uint64_t features = 0;
 
     std::uint64_t header_offset() const noexcept { return align_up(documented_bytes, kPage); }
 };
@@ -55,6 +57,7 @@ inline void fill_in(SegmentHeader& h, const SegmentPlan& plan, const SegmentId& 
     h.header_offset = plan.header_offset();
     h.trailer_end = bytes;
     h.id = id;
+    h.must_understand = plan.features;
     h.system = plan.system;
     h.section_count = static_cast<std::uint32_t>(sections.size());
     h.geometry = plan.geometry;

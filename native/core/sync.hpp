@@ -12,6 +12,7 @@
 //   consume   a reader sets its own flag to 1           writer                     its loads of the data are complete
 //   lease     a reader marks an extent that it keeps    writer, after `consume`    (the mark itself)
 //   drop      a reader clears that mark                 writer                     its loads of the extent are complete
+//   admit     writer counts a late reader               that reader                its own flags, and `written`, as they are
 //   append    a section is added to the directory       processes looking for it   the section, filled in
 //   offer     writer marks an object's entry live       readers                    its bytes, address, size; reads of 0
 //   refer     writer stores an object's references      a reader that counts       (the number itself)
@@ -33,6 +34,7 @@
 //   unlink    removing that name                        a name without a creator: the last to leave, or the next creation, removes it
 //   sweep     removing the name of a dead segment       that name, without a lock on it
 //   unlock    dropping a participant's lock             nothing: the kernel does the same
+//   reopen    opening a reader's place to another       nothing: the writer is dead, and with it the queue
 //   fill      copying a piece of a message or object     a chunk that is not published, or no object
 //   reserve   taking a piece of a region's space        an incomplete region: another process goes on, or replaces it
 //   populate  mapping pages of a region                 the same

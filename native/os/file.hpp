@@ -93,6 +93,18 @@ inline FileDescriptor reopen(const FileDescriptor& file) {
     return second;
 }
 
+// A second open file description of a file that another process of this user has open. Looks before it opens: opening what is
+// no regular file may have effects. Throws system_error, ENODEV if it is none.
+inline FileDescriptor open_of_other(std::int64_t pid, int descriptor) {
+    const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
+    const FileDescriptor found = try_open(path, O_PATH);
+    if (!found.is_open()) throw_errno("cannot open " + path);
+    struct stat s{};
+    if (::fstat(found.get(), &s) != 0) throw_errno("cannot stat " + path);
+    if (!S_ISREG(s.st_mode)) throw_errno(path + " is not a regular file", ENODEV);
+    return reopen(found);
+}
+
 // Names a complete file. Fails with EEXIST instead of replacing a file or following a link.
 inline void link_name(const FileDescriptor& file, const std::string& path) {
     const std::string self = "/proc/self/fd/" + std::to_string(file.get());

@@ -35,6 +35,7 @@ struct Shape {
     std::uint64_t stay = 3;            // messages that the readers take before they close
     std::optional<std::uint64_t> large = std::nullopt;  // the message that does not fit a chunk
     bool lends = false;                                 // no message fits; readers keep each while they take the next
+    bool is_late = false;                               // nobody waits for the only reader before it has attached
 
     bool is_large(std::uint64_t i) const { return lends || large == i; }
     std::uint64_t bytes(std::uint64_t i) const { return is_large(i) ? kLargeBytes : kBytes; }
@@ -56,7 +57,7 @@ std::string prefix_of(pid_t pid) { return "orders-" + std::to_string(pid) + "-";
 void create(Meeting& m) {
     static std::uint64_t count = 0;
     const std::string name = prefix_of(::getpid()) + std::to_string(++count);
-    m.segment = core::Segment::create(broadcast::plan_of(m.geometry), new_id(), name,
+    m.segment = core::Segment::create(broadcast::plan_of(m.geometry, 0, m.shape.is_late ? core::kLateReaders : 0), new_id(), name,
                                       {{0, m.geometry.total_bytes()}}, RingWriter::kSlot);
 }
 
@@ -157,13 +158,35 @@ void read_all(Meeting& m, const std::function<void(int)>& begin_round) {
     }
 }
 
+// Whatever is sent once the writer has counted this reader.
+void read_late(Meeting& m, const std::function<void(int)>& begin_round) {
+    begin_round(0);
+    std::vector<Attached> readers = attach(m);
+    RingReader& reader = *readers.front().end;
+    for (int round = 1;; ++round) {
+        begin_round(round);
+        auto next = next_of(reader);
+        if (next.status == Status::peer_closed) break;
+        RIGHT(next.status == Status::ok);
+        std::vector<std::byte> expected(kBytes);
+        fill(expected.data(), kBytes, next.loan->position());
+        RIGHT(std::memcmp(next.loan->chunk(), expected.data(), kBytes) == 0);
+        next.loan->finish(kBytes);
+        RIGHT(reader.position() <= m.shape.messages);
+    }
+    RIGHT(reader.messages() == 0 || reader.position() == m.shape.messages);
+    reader.announce_close();
+}
+
 using WriteAll = std::function<void(Meeting&, const std::function<void(int)>&)>;
 
 Conductor conduct(const std::string& name, const Shape& shape, const WriteAll& write = write_all) {
     return {name, {"writer", "reader"}, [shape, write] {
                 const auto meeting = std::make_shared<Meeting>(shape);
                 return Play{{[meeting, write](const auto& begin_round) { write(*meeting, begin_round); },
-                             [meeting](const auto& begin_round) { read_all(*meeting, begin_round); }}};
+                             [meeting](const auto& begin_round) {
+                                 meeting->shape.is_late ? read_late(*meeting, begin_round) : read_all(*meeting, begin_round);
+                             }}};
             }};
 }
 
@@ -273,6 +296,7 @@ int main() {
              {"two readers", {.readers = 2, .messages = 2, .stay = 2}},
              {"messages that are lent", {.messages = 3, .stay = 3, .lends = true}},
              {"a reader that leaves", {.messages = 3, .stay = 1}},
+             {"a late reader", {.messages = 3, .stay = 3, .is_late = true}},
          }) {
         Conductor conductor = conduct(name, shape);
         conductor.drive_all();

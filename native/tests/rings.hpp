@@ -50,12 +50,12 @@ inline core::SegmentId new_id() {
     return id;
 }
 
-inline std::shared_ptr<core::Segment> new_segment(const RingGeometry& geometry) {
+inline std::shared_ptr<core::Segment> new_segment(const RingGeometry& geometry, std::uint64_t features = 0) {
     static int count = 0;
     const core::SegmentId id = new_id();
     const std::string name = "memlane-test-" + std::to_string(::getpid()) + "-" + std::to_string(count++);
-    auto segment = core::Segment::create(broadcast::plan_of(geometry), id, name, {{0, geometry.total_bytes()}},
-                                         RingWriter::kSlot);
+    auto segment = core::Segment::create(broadcast::plan_of(geometry, 0, features), id, name,
+                                         {{0, geometry.total_bytes()}}, RingWriter::kSlot);
     segment->remove_name();
     return segment;
 }

@@ -144,7 +144,12 @@ class RingSegment(HeldSegment):
 
     @staticmethod
     def create(
-        geometry: RingGeometry, id: bytes, name: str, reserved_bytes: int, slot: int | None = None
+        geometry: RingGeometry,
+        id: bytes,
+        name: str,
+        reserved_bytes: int,
+        slot: int | None = None,
+        has_late_readers: bool = False,
     ) -> RingSegment:
         """
         Creates a segment and reserves that much of each chunk; first sweeps dead segments.
@@ -157,6 +162,18 @@ class RingSegment(HeldSegment):
         """
         Attaches to the segment `name`, as participant `slot` or only as a user.
         """
+
+    @staticmethod
+    def attach_through(
+        pid: int, descriptor: int, geometry: RingGeometry, name: str, id: bytes, slot: int
+    ) -> RingSegment:
+        """
+        Attaches to a segment that a process of this user has open, also if it has no name any more.
+        """
+
+    @property
+    def descriptor(self) -> int:
+        """The number of its descriptor in this process."""
 
     @property
     def reserved_bytes(self) -> int:
@@ -218,6 +235,11 @@ class RingWriter:
     def release_reader(self, reader: int) -> bool:
         """
         Stops waiting for a reader that is dead or absent; False if it is alive.
+        """
+
+    def readmit(self, reader: int) -> bool:
+        """
+        Opens the place of a reader that has closed or was released; False if it is neither.
         """
 
     def kept(self) -> list[tuple[int, int, int, int, int]]:

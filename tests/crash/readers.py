@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from memlane import Closed, Handle, MessageQueue
+from memlane import Closed, Handle, MessageQueue, WriterClosed
 from tests.crash.survivors import (
     CHUNK,
     CHUNKS,
@@ -18,7 +18,7 @@ from tests.crash.survivors import (
 )
 from tests.crash.writers import has_closed
 from tests.support import PATIENCE, Doomed, Hooks, Link, Passage, Spot
-from tests.support.queues import start_writer
+from tests.support.queues import start_reader, start_writer
 
 Begin = Callable[..., Any]
 
@@ -129,3 +129,62 @@ def judge(doomed: Doomed, writer: Sender, others: list[Survivor]) -> str:
         assert count == sent, f"{count} messages instead of {sent}, then {error!r}"
         assert isinstance(error, Closed), repr(error)
     return f"writer: {state}; the other got all {sent}"
+
+
+def replacing(_link: Link, begin: Begin, handle: Handle, first: int) -> None:
+    """Role: a reader in another's place, or a late one, from start to end."""
+    begin("attach, in another's place")
+    queue = MessageQueue.create_from_handle(handle, 0)
+    begin("dequeue, asleep, in another's place")
+    take(queue, first)
+    begin("close, in another's place")
+    queue.close()
+
+
+def replacement_dies(
+    hooks: Hooks, spot: Spot | None, *, is_late: bool = False
+) -> tuple[list[Passage], str]:
+    """The queue goes on, and another takes the place that it had, or was to have."""
+    with leaving_nothing():
+        writer = Sender(
+            start_writer(2, max_chunk_bytes=CHUNK, max_chunks=CHUNKS, late_readers=is_late)
+        )
+        first, other = start_reader(writer.handle), Survivor(writer.handle, 1)
+        writer.get_ready()
+        other.begin_reading()
+        writer.send()
+        first.call(take, 0)
+        first.call("close")
+        first.leave()
+        handle = writer.readmit()
+        doomed = Doomed(hooks, spot, replacing, handle, 1)
+        for stage, _ in doomed.stages():
+            doomed.go()
+            if stage.startswith("dequeue"):
+                doomed.until_at_rest()
+                writer.send()
+        state = "closed: nobody waits for it"
+        if spot is not None and spot.stage.startswith("attach") and spot.point != "wake.store":
+            state = "absent: another takes its place"
+        elif spot is not None and not (spot.stage.startswith("close") and has_closed(spot.point)):
+            state = f"ReaderDied after {writer.until_death(doomed) * 1e3:.0f} ms"
+            handle = writer.readmit()
+        else:
+            handle = writer.readmit()
+        new, expected = start_reader(handle), writer.sent
+        if is_late:
+            new.begin("dequeue", PATIENCE).until_blocked()
+        writer.send()
+        check(new.outcome() if is_late else new.call("dequeue", PATIENCE), expected)
+        new.call("close")
+        new.leave()
+        sent = writer.sent
+        writer.close()
+        count, error, _ = other.end_of_reading()
+        assert (count, type(error)) == (sent, WriterClosed), f"{count} of {sent}, then {error!r}"
+    return doomed.passages, f"writer: {state}; its place was taken; the other got all {sent}"
+
+
+def late_reader_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
+    """The same, in a queue whose readers come late."""
+    return replacement_dies(hooks, spot, is_late=True)

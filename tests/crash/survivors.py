@@ -187,6 +187,16 @@ class Sender:
         self._remote.call("release_reader", 0)
         return late
 
+    def get_ready(self) -> None:
+        """Wait for everybody."""
+        self._remote.call("wait_until_ready", PATIENCE)
+
+    def readmit(self) -> Handle:
+        """Open the place of reader 0 to another."""
+        self.death = None
+        handle: Handle = self._remote.call("readmit", 0)
+        return handle
+
     def close(self) -> None:
         """Say that this was all."""
         self._remote.call("close")

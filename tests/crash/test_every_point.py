@@ -32,7 +32,10 @@ ROOT = Path(__file__).parents[2]
 ROLES = {
     "writer": "writers.writer_dies",
     "writer after a release": "writers.releasing_writer_dies",
+    "writer with late readers": "writers.writer_of_late_readers_dies",
     "reader": "readers.reader_dies",
+    "replacement of a reader": "readers.replacement_dies",
+    "late reader": "readers.late_reader_dies",
     "creator of a ring": "creators.creator_dies",
     "attacher of a ring": "creators.attacher_dies",
     "sweeper": "creators.sweeper_dies",

@@ -141,7 +141,7 @@ def told(ends: list[End], sent: int, kind: type[Exception], doomed: Doomed) -> s
 
 
 def releasing(link: Link, begin: Begin) -> None:
-    """Role: a writer that releases a dead reader and continues."""
+    """Role: a writer that releases a dead reader, opens its place, and continues."""
     queue = MessageQueue(2, 2, None, CHUNK, CHUNKS)
     queue.enqueue(message(0))
     link.tell(queue.export_handle())
@@ -153,6 +153,9 @@ def releasing(link: Link, begin: Begin) -> None:
         pass
     begin("release_reader")
     queue.release_reader(0)
+    begin("readmit")
+    queue.readmit(0)
+    queue.release_reader(0)  # nobody comes
     begin("enqueue, after a release")
     queue.enqueue(message(1))
     begin("close, after a release")
@@ -173,7 +176,7 @@ def releasing_writer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage
         sent = 2
         kind: type[Exception] = Closed
         if spot is not None:
-            if spot.stage == "release_reader":
+            if spot.stage in ("release_reader", "readmit"):
                 sent = 1
             if spot.stage.startswith("enqueue"):
                 sent = 1 + is_published(spot.point)
@@ -181,4 +184,44 @@ def releasing_writer_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage
                 kind = WriterDied
         seen = told([reader.end(doomed.pid)], sent, kind, doomed)
         assert not locks_on(identity)
+    return doomed.passages, seen
+
+
+def writing_to_late_readers(link: Link, begin: Begin) -> None:
+    """Role: a writer whose readers come when they like."""
+    queue = MessageQueue(2, 2, None, CHUNK, CHUNKS, late_readers=True)
+    link.tell(queue.export_handle())
+    link.hear()
+    begin("enqueue, to nobody")
+    queue.enqueue(message(7))
+    begin("enqueue, to late readers")
+    queue.enqueue(message(0))
+    begin("close, after late readers")
+    queue.close()
+
+
+def writer_of_late_readers_dies(hooks: Hooks, spot: Spot | None) -> tuple[list[Passage], str]:
+    """Both readers wait for their first message."""
+    with leaving_nothing():
+        doomed = Doomed(hooks, spot, writing_to_late_readers)
+        handle: Handle = doomed.peer.hear()
+        doomed.go()
+        readers: list[Survivor] = []
+        for stage, _ in doomed.stages():
+            if stage == "enqueue, to late readers":
+                readers = [Survivor(handle, rank) for rank in range(2)]
+                for reader in readers:
+                    reader.begin_take()
+            doomed.go()
+        if not readers:
+            return doomed.passages, "nothing is left of it"
+        for reader in readers:
+            reader.settle()
+        sent = 1
+        kind: type[Exception] = WriterDied
+        if spot is not None and spot.stage == "enqueue, to late readers":
+            sent = int(is_published(spot.point))
+        elif spot is None or has_closed(spot.point):
+            kind = Closed
+        seen = told([reader.end(doomed.pid) for reader in readers], sent, kind, doomed)
     return doomed.passages, seen

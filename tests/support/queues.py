@@ -90,11 +90,9 @@ def reading(link: Link, handle: Handle, rank: int) -> None:
     serve(link, MessageQueue.create_from_handle(handle, rank))
 
 
-def writing(link: Link, n_readers: int, max_chunk_bytes: int, max_chunks: int) -> None:
+def writing(link: Link, n_readers: int, options: dict[str, Any]) -> None:
     """Role: a writer that makes the requested calls; its greeting is the handle."""
-    queue = MessageQueue(
-        n_readers, n_readers, max_chunk_bytes=max_chunk_bytes, max_chunks=max_chunks
-    )
+    queue = MessageQueue(n_readers, n_readers, **options)
     serve(link, queue, queue.export_handle())
 
 
@@ -111,12 +109,16 @@ def start_writer(
     *,
     max_chunk_bytes: int = 4096,
     max_chunks: int = 4,
+    late_readers: bool = False,
     command: Sequence[str] = (sys.executable,),
 ) -> Remote:
     """A writer in its own process; its handle is the ``greeting``."""
-    return Remote(
-        start(writing, n_readers, max_chunk_bytes, max_chunks, method=method, command=command)
-    )
+    options = {
+        "max_chunk_bytes": max_chunk_bytes,
+        "max_chunks": max_chunks,
+        "late_readers": late_readers,
+    }
+    return Remote(start(writing, n_readers, options, method=method, command=command))
 
 
 def fill(writer: MessageQueue, first: int = 0) -> int:

@@ -58,10 +58,13 @@ void bind_broadcast(nb::module_& m) {
 
     nb::class_<RingSegment, HeldSegment>(m, "RingSegment", "The shared memory of one ring.")
         .def_static("create", &RingSegment::create, "geometry"_a, "id"_a, "name"_a, "reserved_bytes"_a,
-                    "slot"_a = nb::none(),
+                    "slot"_a = nb::none(), "has_late_readers"_a = false,
                     "Creates a segment and reserves that much of each chunk; first sweeps dead segments.")
         .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "slot"_a = nb::none(),
                     "Attaches to the segment `name`, as participant `slot` or only as a user.")
+        .def_static("attach_through", &RingSegment::attach_through, "pid"_a, "descriptor"_a, "geometry"_a, "name"_a, "id"_a,
+                    "slot"_a, "Attaches to a segment that a process of this user has open, also if it has no name any more.")
+        .def_prop_ro("descriptor", &RingSegment::descriptor, "The number of its descriptor in this process.")
         .def_prop_ro("reserved_bytes", &RingSegment::reserved,
                      "Bytes reserved of each chunk by the creator, according to the header.")
         .def_prop_ro("is_creator", [](const RingSegment& self) { return self.segment()->is_creator(); })
@@ -94,6 +97,8 @@ void bind_broadcast(nb::module_& m) {
              "A block on the next chunk, for the caller to fill.")
         .def("release_reader", &RingWriter::release_reader, "reader"_a,
              "Stops waiting for a reader that is dead or absent; False if it is alive.")
+        .def("readmit", &RingWriter::readmit, "reader"_a,
+             "Opens the place of a reader that has closed or was released; False if it is neither.")
         .def("kept", &RingWriter::kept, nb::sig("def kept(self) -> list[tuple[int, int, int, int, int]]"),
              "Slot, lent messages and bytes, viewed messages and bytes, of each reader that keeps any.")
         .def_prop_ro("deserted_since", &RingWriter::deserted_since, nb::sig("def deserted_since(self) -> int | None"),

@@ -25,7 +25,7 @@ public:
         : HeldSegment(std::move(segment)), geometry_(geometry), reserved_(reserved) {}
 
     static RingSegment create(const RingGeometry& g, const nb::bytes& id, const std::string& name,
-                              std::uint64_t reserved_bytes, std::optional<std::size_t> slot) {
+                              std::uint64_t reserved_bytes, std::optional<std::size_t> slot, bool has_late_readers) {
         const auto segment_id = to_array<core::SegmentId>(id);
         const std::uint64_t each = std::min(reserved_bytes, g.max_chunk_bytes);
         check_memory_for(g.max_chunks * (each + g.metadata_size()));
@@ -39,7 +39,7 @@ public:
             ranges.push_back({0, each, g.max_chunk_bytes, g.max_chunks});
             ranges.push_back({g.metadata_offset(), g.metadata_size() * g.max_chunks});
         }
-        return {core::Segment::create(broadcast::plan_of(g, each), segment_id, name, ranges, slot), g, each};
+        return {core::Segment::create(broadcast::plan_of(g, each, has_late_readers ? core::kLateReaders : 0), segment_id, name, ranges, slot), g, each};
     }
 
     static RingSegment attach(const RingGeometry& g, const std::string& name, const std::optional<nb::bytes>& id,
@@ -48,14 +48,20 @@ public:
         if (id) segment_id = to_array<core::SegmentId>(*id);
         const WithoutGil no_gil;
         broadcast::look_at_left_files();
-        const auto segment = core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot);
-        // A header that states more space than the file has is not trusted: a reader would touch pages without space.
-        const std::uint64_t each = std::min(segment->space_each(), g.max_chunk_bytes);
-        return {segment, g, os::facts_of(segment->file()).allocated < each * g.max_chunks ? 0 : each};
+        return attached(core::Segment::attach(name, broadcast::plan_of(g), segment_id, slot), g);
+    }
+
+    static RingSegment attach_through(std::int64_t pid, int descriptor, const RingGeometry& g, const std::string& name,
+                                      const nb::bytes& id, std::size_t slot) {
+        const auto segment_id = to_array<core::SegmentId>(id);
+        const WithoutGil no_gil;
+        broadcast::look_at_left_files();
+        return attached(core::Segment::attach_through({pid, descriptor}, name, broadcast::plan_of(g), segment_id, slot), g);
     }
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
     std::uint64_t reserved() const noexcept { return reserved_; }
+    int descriptor() const noexcept { return segment_->file().get(); }
 
     // A memoryview of bytes that Python knows to lie in the ring. Reserves the space of every chunk in them.
     nb::object view(std::uint64_t offset, std::uint64_t bytes) {
@@ -71,6 +77,12 @@ public:
     void abandon() noexcept { segment_->abandon(); }
 
 private:
+    static RingSegment attached(const std::shared_ptr<core::Segment>& segment, const RingGeometry& g) {
+        // A header that states more space than the file has is not trusted: a reader would touch pages without space.
+        const std::uint64_t each = std::min(segment->space_each(), g.max_chunk_bytes);
+        return {segment, g, os::facts_of(segment->file()).allocated < each * g.max_chunks ? 0 : each};
+    }
+
     RingGeometry geometry_;
     std::uint64_t reserved_;
 };

@@ -117,6 +117,14 @@ public:
         return core().release_reader(reader);
     }
 
+    bool readmit(std::size_t reader) {
+        const Call call(*this);
+        Interruption look(self(), core().segment(), "ready");
+        const core::Outcome outcome = without_gil([&] { return core().readmit(reader, look); });
+        if (outcome.status == core::Status::interrupted) raise_outcome(outcome);
+        return outcome.status == core::Status::ok;
+    }
+
     // In nanoseconds of the monotonic clock; None if a reader may still read.
     nb::object deserted_since() {
         const Unwatched unwatched(*this);

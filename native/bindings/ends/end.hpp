@@ -127,7 +127,7 @@ public:
     }
     nb::tuple counters() {
         const core::ParticipantSlot& own = readable().participants().slot(core().slot());
-        return nb::make_tuple(core::load_relaxed(own.position), core::load_relaxed(own.bytes), core::load_relaxed(own.waits),
+        return nb::make_tuple(core().messages(), core::load_relaxed(own.bytes), core::load_relaxed(own.waits),
                               core::load_relaxed(own.spills));
     }
     bool is_closed() const noexcept { return closed_; }

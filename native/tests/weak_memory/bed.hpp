@@ -29,8 +29,8 @@ inline void require(bool holds, const char* otherwise) {
 
 // A ring of one or two readers with all its ends in this process. clean() restores its initial state.
 struct Bed {
-    explicit Bed(std::uint64_t chunks, std::uint64_t readers = 1)
-        : geometry{readers, 64, chunks}, segment(testing::new_segment(geometry)) {
+    explicit Bed(std::uint64_t chunks, std::uint64_t readers = 1, std::uint64_t features = 0)
+        : geometry{readers, 64, chunks}, segment(testing::new_segment(geometry, features)) {
         reader_segment = segment->join_same_mapping(1);
         if (readers > 1) second_segment = segment->join_same_mapping(2);
         const std::byte* base = segment->mapping()->base();

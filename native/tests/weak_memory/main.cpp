@@ -51,6 +51,7 @@ constexpr Place kPlaces[] = {
     {"reset.store", kRelease, "next lap"},         {"reset.load", kAcquire, "next lap"},
     {"publish.store", kRelease, "first message"},  {"publish.load", kAcquire, "first message"},
     {"consume.store", kRelease, "next lap"},       {"consume.load", kAcquire, "next lap"},
+    {"admit.load", kAcquire, "late reader"},
     {"park.store fence", kFence, "first message"}, {"park.load fence", kFence, "next lap"},
     {"wake.store", kRelease, "reader joins"},      {"wake.load", kAcquire, "writer waits twice"},
 };

@@ -183,6 +183,36 @@ Scenario reader_joins() {
                          });
 }
 
+// A late reader attaches while messages are sent that nobody waits to have read. It gets what comes once it is counted.
+Scenario late_reader() {
+    const auto bed = std::make_shared<Bed>(1, 1, core::kLateReaders);
+    return bed->scenario("late reader",
+                         {[bed] {
+                              for (std::uint64_t i = 1; i <= 2; ++i) {
+                                  auto claim = bed->writer->begin_nowait(sizeof i);
+                                  if (claim.status == Status::would_block) return;  // it is counted, and has not read yet
+                                  testing::put(std::move(*claim.loan), i);
+                              }
+                          },
+                          [bed] {
+                              bed->make_reader();
+                              std::uint64_t last = 0;
+                              for (int i = 0; i < 2; ++i) {
+                                  auto sample = bed->reader->begin_nowait();
+                                  if (!sample.loan) continue;
+                                  const std::uint64_t value = bed->read(*sample.loan);
+                                  require(value == sample.loan->position() + 1, "another message than its position says");
+                                  require(last == 0 || value == last + 1, "skipped message");
+                                  last = value;
+                                  sample.loan->finish(sizeof value);
+                              }
+                          }},
+                         [bed] {
+                             bed->clean();
+                             bed->make_writer();
+                         });
+}
+
 // close() in another thread of the reader's process ends its wait.
 Scenario reader_is_stopped() {
     const auto bed = std::make_shared<Bed>(1);
@@ -231,7 +261,7 @@ std::vector<Scenario> small_scenarios() {
     return {header_is_filled_in(), first_message(false),  next_lap(4),
             next_lap(1),           writer_waits_twice(),  reader_joins(),
             reader_leaves(),       writer_leaves(),       writer_leaves_a_waiting_reader(),
-            reader_is_stopped(),     last_reader_wakes()};
+            reader_is_stopped(),     last_reader_wakes(),   late_reader()};
 }
 
 std::vector<Scenario> large_scenarios() { return {first_message(true), reader_waits_twice(), laps(2)}; }

@@ -12,8 +12,8 @@ from memlane.broadcast.ring import ring_geometry
 from memlane.errors import InvalidArgument, InvalidType, MemlaneError
 
 # Of the handle and of the messages; the writer and its readers must use the same. Raise it for
-# whatever an earlier version cannot decode: 5 sends tensors with their strides.
-FORMAT_VERSION = 5
+# whatever an earlier version cannot decode: 5 sends tensors with their strides, 6 has writer_file.
+FORMAT_VERSION = 6
 
 
 def checked_handle(handle: object) -> Handle:
@@ -44,6 +44,8 @@ class Handle:
         remote_server_key: the writer's public key, which readers need to begin a handshake; empty
             if the network is plaintext.
         remote_reader_keys: secret keys of all remote readers, or of one.
+        writer_file: (pid, descriptor) of the ring in its writer's process, by which a reader may
+            attach once the ring has no name any more; else None.
         relay_of: (pid, address) of the writer, in the handle of a relay's ring; else None.
 
     The keys are left out of the repr.
@@ -61,6 +63,7 @@ class Handle:
     remote_liveness: float = 3.0
     remote_server_key: str = field(default="", repr=False)
     remote_reader_keys: list[str] = field(default_factory=list, repr=False)
+    writer_file: tuple[int, int] | None = None
     relay_of: tuple[int, str] | None = None
 
     def to_json(self) -> str:
@@ -106,6 +109,10 @@ class Handle:
                 )
         elif self.local_reader_ranks:
             raise InvalidArgument("the handle names local readers, but no ring")
+        if self.writer_file is not None:
+            pid, file = self.writer_file
+            integer_from("the pid in the handle's writer_file", pid, 1, 2**31 - 1)
+            integer_from("the descriptor in the handle's writer_file", file, 0, 2**31 - 1)
         if self.relay_of is not None:
             pid, address = self.relay_of
             if not isinstance(pid, int) or not isinstance(address, str):

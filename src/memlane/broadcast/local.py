@@ -22,7 +22,7 @@ from memlane._native import RingGeometry, RingReader, RingSegment, RingWriter
 from memlane.broadcast.ring import ring_geometry
 from memlane.broadcast.starting import Starting
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics
-from memlane.errors import Closed, InvalidArgument, RankTaken, WrongProcess
+from memlane.errors import Closed, InvalidArgument, RankTaken, SegmentMissing, WrongProcess
 
 if TYPE_CHECKING:
     import threading
@@ -100,6 +100,7 @@ class WriterEnd(End, Protocol):
     def wait_for_processes(self, timeout: float | None, processes: Iterable[object]) -> None: ...
     def block(self, owner: object, timeout: float | None) -> AbstractContextManager[memoryview]: ...
     def release_reader(self, rank: int) -> None: ...
+    def readmit(self, rank: int) -> None: ...
     def secrets_for(self, rank: int | None) -> list[str]: ...
 
 
@@ -210,6 +211,7 @@ class LocalWriter(LocalEnd[RingWriter]):
         max_extent_bytes: int,
         *,
         has_others: bool,
+        has_late_readers: bool = False,
     ) -> None:
         """Creates a segment and its writer's end; leaves neither behind if it raises.
 
@@ -217,8 +219,9 @@ class LocalWriter(LocalEnd[RingWriter]):
         when all of its own have left.
         """
         segment = RingSegment.create(
-            geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, slot=0
+            geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, 0, has_late_readers
         )
+        self._has_late_readers = has_late_readers
         super().__init__(
             segment, lambda: RingWriter(segment, ranks, codec, max_extent_bytes, has_others)
         )
@@ -226,7 +229,7 @@ class LocalWriter(LocalEnd[RingWriter]):
 
     def close(self, _timeout: float | None = None) -> None:
         """Returns at once; logs which readers never attached, if messages were sent."""
-        missed = self.absent() if self.position else []
+        missed = self.absent() if self.position and not self._has_late_readers else []
         super().close()
         if missed:
             warn(
@@ -276,14 +279,22 @@ class LocalWriter(LocalEnd[RingWriter]):
     def release_reader(self, rank: int) -> None:
         if rank not in self.native.ranks:
             raise no_such_reader(rank, self.native.ranks)
-        place = self.native.ranks.index(rank)
-        if not self.native.release_reader(place):
-            who = participant(self.native, 1 + place)
+        if not self.native.release_reader(self.native.ranks.index(rank)):
+            who = self._who(rank)
             state = "attaching" if who.state == "absent" else f"{who.state} (pid {who.pid})"
             raise InvalidArgument(
                 f"reader {rank} is {state}: only a dead or absent reader can be released; end its "
                 f"process first"
             )
+
+    def readmit(self, rank: int) -> None:
+        if rank not in self.native.ranks:
+            raise no_such_reader(rank, self.native.ranks)
+        if not self.native.readmit(self.native.ranks.index(rank)):
+            raise not_readmitted(rank, self._who(rank).state)
+
+    def _who(self, rank: int) -> Participant:
+        return participant(self.native, 1 + self.native.ranks.index(rank))
 
 
 class LocalReader(LocalEnd[RingReader]):
@@ -299,7 +310,15 @@ class LocalReader(LocalEnd[RingReader]):
         codec = codec_of(handle.serializer)
         queue_id = bytes.fromhex(handle.queue_id)
         try:
-            segment = RingSegment.attach(geometry, name, queue_id, slot=1 + place)
+            try:
+                segment = RingSegment.attach(geometry, name, queue_id, slot=1 + place)
+            except SegmentMissing:
+                if handle.writer_file is None:
+                    raise
+                pid, file = handle.writer_file
+                segment = RingSegment.attach_through(
+                    pid, file, geometry, name, queue_id, slot=1 + place
+                )
             super().__init__(segment, lambda: RingReader(segment, ranks, codec, place, origin))
         except RankTaken as error:
             raise RankTaken(f"reader {rank} cannot attach: {error}") from None
@@ -397,6 +416,8 @@ class LonelyWriter:
     def release_reader(self, rank: int) -> None:
         raise no_such_reader(rank, [])
 
+    readmit = release_reader
+
     def secrets_for(self, rank: int | None) -> list[str]:
         if rank is not None:
             raise no_such_reader(rank, [])
@@ -425,3 +446,10 @@ def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderSta
 
 def no_such_reader(rank: int, ranks: Sequence[int]) -> InvalidArgument:
     return InvalidArgument(f"the queue has no reader {rank}: its ranks are {list(ranks)}")
+
+
+def not_readmitted(rank: int, state: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"reader {rank} is {state}: only the place of one that has closed, or was released by "
+        f"release_reader({rank}), can be taken by another"
+    )

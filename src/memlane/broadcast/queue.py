@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -94,6 +95,8 @@ class MessageQueue(Owned, Generic[M]):
         listen_on_all: listen on all interfaces, not on `connect_ip` only.
         insecure_network: neither encrypt nor authenticate; needs serializer="msgpack".
         relay: the first reader of each remote host relays messages to the others there.
+        late_readers: readers may attach at any time, and get messages from the next one on; nobody
+            waits for a reader that has not attached.
 
     Attributes:
         handle: of this queue; on the writer equal to `export_handle()`, with every reader's key.
@@ -133,6 +136,7 @@ class MessageQueue(Owned, Generic[M]):
         listen_on_all: bool = False,
         insecure_network: bool = False,
         relay: bool = False,
+        late_readers: bool = False,
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0, MAX_READERS)
         local = integer_from("n_local_reader", n_local_reader, 0)
@@ -152,15 +156,26 @@ class MessageQueue(Owned, Generic[M]):
             serializer=serializer,
             relay=relay,
         )
+        is_late = bool(late_readers)
         queue_id = new_id()
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
         if local == readers:
             here = (
-                LocalWriter(geometry, queue_id, ranks, codec, pool, has_others=False)
+                LocalWriter(
+                    geometry,
+                    queue_id,
+                    ranks,
+                    codec,
+                    pool,
+                    has_others=False,
+                    has_late_readers=is_late,
+                )
                 if local
                 else LonelyWriter(geometry.max_chunk_bytes)
             )
             self._setup(handle, geometry, here, None)
+            if is_late:
+                handle.writer_file = self._file()
             return
         from memlane.broadcast.network.writer import writer_with_remote_readers
 
@@ -513,7 +528,8 @@ class MessageQueue(Owned, Generic[M]):
         return self._must_be_writer("acquire_write").block(self, timeout)
 
     def release_reader(self, rank: int) -> None:
-        """Stops waiting for a reader that died or never attached; it can never attach again.
+        """Stops waiting for a reader that died or never attached; its place is closed until
+        `readmit` opens it again.
 
         A rank of another host may attach in the place of one that never did, if messages that it
         would miss are still here.
@@ -522,6 +538,28 @@ class MessageQueue(Owned, Generic[M]):
             InvalidArgument: there is no such reader, or it is alive, even if stopped or slow.
         """
         self._must_be_writer("release_reader").release_reader(integer("rank", rank))
+
+    def readmit(self, rank: int) -> Handle:
+        """Opens the place of a reader that has closed or was released: one new process takes it by
+        the returned handle and the same rank, and gets every message from the next one on.
+
+        It attaches also if `wait_until_ready` has removed the segment's name; it must then be of
+        the same user and pid namespace. To wait for it, call `wait_until_ready` again.
+
+        Raises:
+            WrongRole: this is a reader.
+            InvalidArgument: there is no such reader, or it has not ended: call `release_reader`
+                first for one that has died.
+            Closed: this queue was closed.
+        """
+        rank = checked_rank(rank)
+        writer = self._must_be_writer("readmit")
+        writer.readmit(rank)
+        return replace(self.export_handle(rank), writer_file=self._file())
+
+    def _file(self) -> tuple[int, int] | None:
+        segment = self._end.segment
+        return None if segment is None else (os.getpid(), segment.descriptor)
 
     # A reader -------------------------------------------------------------------------------
 
