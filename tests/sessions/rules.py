@@ -30,7 +30,7 @@ from memlane.broadcast.protocol.states import (
     Stream,
 )
 from memlane.broadcast.protocol.writer_session import WriterSession
-from memlane.errors import CorruptMessage
+from memlane.errors import CorruptMessage, InvalidArgument
 from tests.sessions.world import BOUND, EPOCH, HANDSHAKE, WINDOW, Line, Reader, World
 
 EXAMPLES: dict[str, Callable[[], None]] = {}
@@ -1154,22 +1154,90 @@ def an_absent_reader_that_is_released() -> None:
 
 
 @example
-def a_released_place_that_another_rank_takes() -> None:
-    """It gets every message, and is refused if one is gone."""
-    for is_gone in (False, True):
-        made = World([0, 1], relay=False)
-        made.cut(1, "up")
-        made.advance(0.1)
-        made.writer.release(1, made.now)
-        assert not made.writer.count_absent()
-        made.send()
-        if is_gone:
-            made.dequeue(made.readers[0])
-            made.advance(0.1)
-        hello = hello_of(made.readers[1], rank=7, session=b"another")
+def a_released_place_is_closed() -> None:
+    """To its own rank, which comes too late, and to others."""
+    made = World([0, 1], relay=False)
+    made.cut(1, "up")
+    made.advance(0.1)
+    made.writer.release(1, made.now)
+    assert not made.writer.count_absent()
+    for rank in (1, 7):
+        hello = hello_of(made.readers[1], rank=rank, session=b"another")
         made.writer.heard(b"7", hello, made.now, 1, "somewhere")
-        assert (made.peers[1].life is Life.RUNNING) is not is_gone
-        assert made.peers[1].rank == (1 if is_gone else 7)
+        assert made.peers[1].life is Life.CLOSED
+        assert made.peers[1].rank == 1
+
+
+@example
+def a_place_that_another_process_takes() -> None:
+    """From the next message on; whoever has the old key, on whichever connection, is told so, and
+    changes nothing."""
+    for number in (0, 2):
+        made = world(0, 1)
+        for _ in range(number):
+            made.send()
+        made.kill(made.readers[1])
+        while not made.writer.has_dead():
+            made.advance()
+        with pytest.raises(InvalidArgument, match="reader 1 is dead"):
+            made.writer.readmit(1, made.now)
+        made.writer.release(1, made.now)
+        made.send()
+        new = made.replace(1)
+        assert new is not None
+        assert made.writer.count_absent() == 1
+        made.send()
+        for route in (made.peers[1].route or b"x", b"1-old", b"1-older"):
+            for session in (b"1", b"another"):
+                hello = hello_of(made.readers[1], session=session)
+                made.writer.heard(route, hello, made.now, 1, "somewhere")
+                assert made.peers[1].life is Life.FREE
+        proven_at = made.peers[1].authenticated_at
+        made.writer.authenticated(1, made.now + 1.0)
+        assert made.peers[1].authenticated_at == proven_at
+        for _ in range(5):
+            made.advance(0.1)
+        assert made.peers[1].life is Life.RUNNING
+        made.drain()
+        made.advance(0.1)
+        made.send()
+        end(made)
+        assert new.log == list(range(number + 1, number + 3))
+
+
+@example
+def a_replacement_whose_welcome_is_lost() -> None:
+    """It asks again, and gets the same."""
+    made = world(0, 1)
+    made.send()
+    made.close(made.readers[1])
+    made.advance()
+    new = made.replace(1)
+    assert new is not None
+    made.send()
+    for _ in range(3):
+        made.reset(new)
+        made.advance(0.1)
+    made.send()
+    end(made)
+    assert new.log == [1, 2]
+
+
+@example
+def readers_that_come_late() -> None:
+    """Nobody waits for them, and they get what is sent from then on."""
+    made = World([0, 1], late=True)
+    for _ in range(2 * WINDOW):
+        made.send()
+    assert made.sent == 2 * WINDOW
+    assert not made.outbox._messages
+    assert not made.writer.count_absent()
+    made.advance()
+    for _ in range(2 * WINDOW):
+        made.send()
+    assert made.sent == 3 * WINDOW
+    end(made)
+    assert all(reader.log == list(range(2 * WINDOW, 3 * WINDOW)) for reader in made.readers)
 
 
 @example
@@ -1352,7 +1420,7 @@ RULES = [
     Rule("a message is kept until every reader has taken it", "a_slow_reader_and_a_fast_one",
          Outbox, "drop_taken", "min((", "max(("),
     Rule("messages are kept for absent readers, too", "a_reader_that_comes_late", Peer,
-         "is_waited_for", " or self.is_absent", ""),
+         "is_waited_for", " or (self.is_absent and not self.comes_late)", ""),
     Rule("a message that reached the ring is committed", "an_interrupted_message_that_the_ring_has",
          Outbox, "settle", "!= mark", "is None"),
     Rule("a message that did not reach the ring is dropped",
@@ -1363,7 +1431,7 @@ RULES = [
     Rule("messages before the welcome are ignored", "a_frame_that_a_reader_has_lost", R,
          "_take_piece", "if self.stream not in _STREAMS:", "if False:"),
     Rule("a stream resumes where the reader asks", "a_connection_that_is_lost_within_a_message", W,
-         "_greet", "begin_stream((hello.sequence,", "begin_stream((hello.sequence + 1,"),
+         "_greet", "begin_stream(cursor,", "begin_stream((cursor[0] + 1, 0),"),
     Rule("a hello is repeated", "a_hello_that_the_writer_has_lost", R, "tick",
          "if self._greet_at is not None and now >= self._greet_at:", "if False:"),
     Rule("lost acknowledgements are requested again", "an_acknowledgement_that_the_writer_has_lost",
@@ -1384,7 +1452,7 @@ RULES = [
          "a_writer_that_closes_while_its_readers_are_slow", W, "is_stuck", "max(since, latest)",
          "since"),
     Rule("an absent reader is owed what was sent", "a_reader_that_comes_while_its_writer_closes", W,
-         "unfinished", "(peer.is_absent and self.next > 0)", "False"),
+         "unfinished", "(peer.is_missing and self.next > 0)", "False"),
     Rule("a reader without a connection has its own deadline",
          "a_reader_that_dies_while_its_writer_closes", W, "is_stuck", "peer.link is Link.LOST",
          "False"),
@@ -1500,8 +1568,20 @@ RULES = [
     Rule("what was dropped is not looked for",
          "a_member_that_acknowledges_what_its_connection_was_not_sent", Outbox, "end_of",
          "max(0, sequence - self.first)", "sequence - self.first"),
+    Rule("a place that was readmitted has another key", "a_place_that_another_process_takes", W,
+         "_greet", "if ticket != self._ticket_of(peer):", "if False:"),
+    Rule("an old key gives nobody more time", "a_place_that_another_process_takes", W,
+         "authenticated", "if ticket == self._ticket_of(peer):", "if True:"),
+    Rule("a new reader begins where its writer says", "a_replacement_whose_welcome_is_lost", R,
+         "_be_welcome", "if self.epoch == 0 and header.piece == 0:", "if False:"),
+    Rule("a new reader may ask again where it begins", "a_replacement_whose_welcome_is_lost", Peer,
+         "wants", "if (hello.taken, hello.sequence, hello.piece) == (0, 0, 0):", "if False:"),
+    Rule("a late reader begins with the next message", "readers_that_come_late", W, "_greet",
+         "if peer.comes_late:", "if False:"),
+    Rule("nobody waits for a late reader", "readers_that_come_late", Peer, "is_missing",
+         " and not self.comes_late", ""),
     Rule("a key speaks for its own place", "a_member_that_speaks_on_the_connection_of_another", W,
-         "heard", " or place not in (None, peer.place)", ""),
+         "heard", "or ticket not in (None, self._ticket_of(peer))", ""),
     Rule("whoever is refused is told so", "successors_of_a_reader", W, "heard",
-         "peer is not None and peer.note", "self._peers[place or 0].note"),
+         "peer is not None and peer.note", "self._peers[ticket or 0].note"),
 ]  # fmt: skip

@@ -25,7 +25,7 @@ def play(hosts: list[int], is_relayed: bool, pieces: int, steps: bytes) -> None:
     world, dice = World(hosts, relay=is_relayed, pieces=pieces), random.Random(steps)
     world.check()
     for what, whom in zip(steps[::2], steps[1::2], strict=False):
-        step(world, what % 23, world.readers[whom % len(hosts)], whom // 8, dice)
+        step(world, what % 24, world.readers[whom % len(hosts)], whom // 8, dice)
         world.check()
     world.settle()
 
@@ -64,6 +64,8 @@ def step(world: World, what: int, reader: "World.Reader", how: int, dice: random
             world.kill_writer()
         case 20:
             world.fail_relay(reader, holds_message=how % 2 == 0)
+        case 23:
+            world.replace(reader.rank)
         case 21 | 22 if reader.lies or (how % 8 == 2 and reader is not world.readers[-1]):
             world.lie(reader, dice)
 

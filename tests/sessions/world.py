@@ -48,6 +48,7 @@ class Line:
     """A TCP connection, as both ends see it."""
 
     route: bytes
+    reader: Reader
     is_up: bool = True
     accepted_at: float | None = None  # by the writer's kernel
     is_admitted: bool = False
@@ -71,10 +72,15 @@ class Ring:
 
 
 class Reader:
-    def __init__(self, world: World, rank: int, host: int) -> None:
+    def __init__(
+        self, world: World, rank: int, host: int, ticket: int | None = None, first: int = 0
+    ) -> None:
         self.rank, self.host = rank, host
+        self.ticket = rank if ticket is None else ticket  # of its key
+        self.first = first  # the message that it is to get first
+        identity = b"%d" % self.ticket
         self.session = ReaderSession(
-            "q", rank, 100 + rank, b"%d" % rank, "", f"h{host}", "w", BOUND, world.now
+            "q", rank, 100 + rank, identity, "", f"h{host}", "w", BOUND, world.now
         )
         self.line: Line | None = None
         self.log: list[int] = []
@@ -97,13 +103,23 @@ class Reader:
     def runs(self) -> bool:
         return not (self.is_stopped or self.is_dead or self.lies)
 
+    @property
+    def taken(self) -> int:
+        return self.first + len(self.log)
+
 
 class World:
-    def __init__(self, hosts: list[int], *, relay: bool = True, pieces: int = 1) -> None:
+    def __init__(
+        self, hosts: list[int], *, relay: bool = True, pieces: int = 1, late: bool = False
+    ) -> None:
         self.now = 1000.0
         self.pieces = pieces
         options: Any = SimpleNamespace(
-            relay=relay, window=WINDOW, window_bytes=WINDOW_BYTES, liveness=BOUND
+            relay=relay,
+            window=WINDOW,
+            window_bytes=WINDOW_BYTES,
+            liveness=BOUND,
+            late_readers=late,
         )
         self.writer = WriterSession(len(hosts), [], options, "q", EPOCH, 1, (64, 4))
         for rank in range(len(hosts)):  # as export_handle(rank) does
@@ -112,6 +128,7 @@ class World:
         self.outbox = self.writer._outbox
         self.is_writer_stopped = self.is_writer_gone = self.was_writer_killed = False
         self.readers = [Reader(self, rank, host) for rank, host in enumerate(hosts)]
+        self.former: list[Reader] = []  # whose places others have taken
         self.lines: dict[bytes, Line] = {}
         self.rings: dict[str, Ring] = {}
         self.cuts: dict[tuple[int, str], float] = {}  # host and direction: since when
@@ -179,9 +196,26 @@ class World:
             if reader.is_relay and not reader.ring.fate:
                 reader.ring.fate = "dead"
 
+    def replace(self, rank: int) -> Reader | None:
+        """Another process takes the place of a reader that has ended."""
+        session, old, peer = self.writer, self.readers[rank], self.peers[rank]
+        if self.is_writer_stopped or self.is_writer_gone or session._ending_since is not None:
+            return None
+        if peer.life is Life.DEAD:
+            session.release(rank, self.now)
+        if peer.life is not Life.CLOSED or old.lies or old.is_victim:
+            return None
+        place = session.readmit(rank, self.now)
+        ticket = old.ticket + len(self.peers)
+        assert place == rank
+        self.former.append(old)
+        new = self.readers[rank] = Reader(self, rank, old.host, ticket, self.sent)
+        self.write()
+        return new
+
     def kill_writer(self) -> None:
         self.is_writer_gone = self.was_writer_killed = True
-        for reader in self.readers:
+        for reader in self.readers + self.former:
             self.reset(reader, 1)
 
     def close(self, reader: Reader) -> None:
@@ -220,7 +254,7 @@ class World:
         self.everybody()
 
     def everybody(self) -> None:
-        for reader in self.readers:
+        for reader in self.readers + self.former:
             self.read(reader)
         self._note_time()
         for reader in self.readers if not self.is_writer_gone else ():
@@ -257,7 +291,7 @@ class World:
         reader.writer_was_out |= self.now - cut >= BOUND - 1e-9  # as its kernel says
 
     def _lines_of(self, reader: Reader) -> list[Line]:
-        return [line for line in self.lines.values() if line.route[:1] == b"%d" % reader.rank]
+        return [line for line in self.lines.values() if line.reader is reader]
 
     def _is_cut(self, reader: Reader) -> float | None:
         return min((s for (h, _), s in self.cuts.items() if h == reader.host), default=None)
@@ -287,15 +321,15 @@ class World:
         self._note_time()
         session, now = self.writer, self.now
         for line in self.lines.values():
-            reader = self._reader_of(line)
+            reader = line.reader
             if line.is_up and not line.is_admitted and self._is_cut(reader) is None:
                 line.is_admitted = True
-                session.authenticated(reader.rank, now)
+                session.authenticated(reader.ticket, now)
             if not line.is_up and not line.writer_knows:
                 line.writer_knows = True
                 session.lost(line.route, now)
         for line in list(self.lines.values()):
-            self._hear(self._reader_of(line), line)
+            self._hear(line.reader, line)
         if session.is_asked:
             session.answer([], now)
         if self.gap:  # behind what has come meanwhile, as the thread does it
@@ -303,7 +337,7 @@ class World:
             self.gap = 0.0
         for route in session.connections():
             line = self.lines[route]
-            since = self._is_cut(self._reader_of(line))
+            since = self._is_cut(line.reader)
             if not line.is_up:
                 session.lost(route, now)
             elif since is not None and now - since >= BOUND:
@@ -320,11 +354,8 @@ class World:
         ):
             self.missed = session.missed()
             self.is_writer_gone = True
-            for reader in self.readers:
+            for reader in self.readers + self.former:
                 self.reset(reader, 1000)
-
-    def _reader_of(self, line: Line) -> Reader:
-        return self.readers[int(line.route.split(b"-")[0])]
 
     def _hear(self, reader: Reader, line: Line) -> None:
         session = self.writer
@@ -341,7 +372,7 @@ class World:
             if not session.is_known(line.route) and line.to_reader:
                 self.cut_line(line)  # as a transport does if the answers are not read
             try:
-                session.heard(line.route, frame, self.now, reader.rank, "somewhere")
+                session.heard(line.route, frame, self.now, reader.ticket, "somewhere")
             except CorruptMessage:
                 continue
             if not line.is_up and session.is_known(line.route):
@@ -424,7 +455,7 @@ class World:
     def dial(self, reader: Reader) -> Line:
         number = sum(route.split(b"-")[0] == b"%d" % reader.rank for route in self.lines)
         route = b"%d-%d" % (reader.rank, number)
-        reader.line = self.lines[route] = Line(route)
+        reader.line = self.lines[route] = Line(route, reader)
         return reader.line
 
     def _take_frames(self, reader: Reader, line: Line) -> None:
@@ -620,8 +651,14 @@ class World:
     def check(self) -> None:
         outbox = self.outbox
         assert outbox.next == self.sent, "a message is there that nobody sent, or the reverse"
+        for reader in self.former:
+            log = reader.log
+            assert log == list(range(reader.first, reader.taken)), f"{reader.rank} got {log} before"
+            assert reader.outcome in ("", "WriterDied", "ReaderGivenUp", "AccessRefused")
         for reader in self.readers:
             log, peer = reader.log, self.peers[reader.rank]
+            if peer.comes_late and not log:
+                reader.first = peer.first
             if peer.is_waited_for:
                 assert outbox.next - peer.taken <= WINDOW, "more than a window is on its way"
                 in_flight = outbox.bytes - peer.taken_bytes
@@ -635,16 +672,17 @@ class World:
                     most = 2 * MAX_IDLE_FRAMES + 4 * WINDOW * self.pieces
                     assert len(line.to_reader) <= most, "a connection costs without a bound"
                 continue
-            assert log == list(range(len(log))), f"reader {reader.rank} got {log}"
-            assert len(log) <= self.sent
-            assert peer.taken <= len(log), f"it is said to have taken {peer.taken}, not {len(log)}"
+            taken = reader.taken
+            assert log == list(range(reader.first, taken)), f"reader {reader.rank} got {log}"
+            assert taken <= self.sent or not log
+            assert peer.taken <= taken, f"it is said to have taken {peer.taken}, not {taken}"
             if peer.life is Life.DEAD:
                 assert reader.is_dead or reader.was_unreachable, f"{reader.rank}: {peer.died}"
             if peer.life in (Life.CLOSED, Life.RELAYING):
                 assert reader.has_closed, f"reader {reader.rank} did not close"
             if reader.outcome == "WriterClosed":
                 assert self.writer._ending_since is not None
-                assert len(log) == self.sent
+                assert taken == self.sent
             if reader.outcome in ("WriterDied", "AccessRefused"):
                 assert self.is_writer_gone or reader.writer_was_out, (
                     f"{reader.rank}: {self.story()}"
@@ -705,7 +743,7 @@ class World:
             if (reader.is_dead or has_ended) and peer.life is Life.RUNNING:
                 return False
             waits = self._counts(reader) and not reader.outcome
-            if waits and (peer.life is not Life.RUNNING or len(reader.log) < self.sent):
+            if waits and (peer.life is not Life.RUNNING or reader.taken < self.sent):
                 return False
         return True
 

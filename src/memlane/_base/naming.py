@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from memlane.errors import InvalidArgument
+
 MOST_NAMED = 8
 """A text names this many processes, and counts the rest."""
 
@@ -17,3 +19,11 @@ def names_of(waiting_for: list[str]) -> str:
         return "peers that have responded since"
     more = len(waiting_for) - MOST_NAMED
     return ", ".join(waiting_for[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def not_readmitted(rank: int, state: str) -> InvalidArgument:
+    """The error for a place that nobody else may take."""
+    return InvalidArgument(
+        f"reader {rank} is {state}: only the place of one that has closed, or was released by "
+        f"release_reader({rank}), can be taken by another"
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from memlane._base.deadline import seconds_of
 from memlane._base.diagnosis import Participant, failure, participant, stall_line, view_in_use, warn
 from memlane._base.lifetime import undone_by
-from memlane._base.naming import names_of
+from memlane._base.naming import names_of, not_readmitted
 from memlane._base.segments import name_of
 from memlane._base.serialization import Codec, codec_of
 from memlane._base.survivors import survivor
@@ -229,7 +229,7 @@ class LocalWriter(LocalEnd[RingWriter]):
 
     def close(self, _timeout: float | None = None) -> None:
         """Returns at once; logs which readers never attached, if messages were sent."""
-        missed = self.absent() if self.position and not self._has_late_readers else []
+        missed = self.absent() if self.position else []
         super().close()
         if missed:
             warn(
@@ -249,8 +249,8 @@ class LocalWriter(LocalEnd[RingWriter]):
     # For a writer that also has remote readers; its thread may call these while the ring closes.
 
     def absent(self) -> list[str]:
-        """The readers that have not attached."""
-        rows = self._states()
+        """The readers that are expected, and have not attached."""
+        rows = [] if self._has_late_readers else self._states()
         return [f"reader {rank} (never attached)" for rank, _, state in rows if state == "absent"]
 
     def raise_death(self) -> None:
@@ -446,10 +446,3 @@ def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderSta
 
 def no_such_reader(rank: int, ranks: Sequence[int]) -> InvalidArgument:
     return InvalidArgument(f"the queue has no reader {rank}: its ranks are {list(ranks)}")
-
-
-def not_readmitted(rank: int, state: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"reader {rank} is {state}: only the place of one that has closed, or was released by "
-        f"release_reader({rank}), can be taken by another"
-    )

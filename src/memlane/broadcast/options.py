@@ -22,6 +22,7 @@ class RemoteOptions:
     insecure: bool
     serializer: str
     relay: bool
+    late_readers: bool
 
     def __post_init__(self) -> None:
         if self.connect_ip is not None and not isinstance(self.connect_ip, str):
@@ -33,6 +34,7 @@ class RemoteOptions:
             ("listen_on_all", self.listen_on_all),
             ("insecure_network", self.insecure),
             ("relay", self.relay),
+            ("late_readers", self.late_readers),
         ):
             if not isinstance(value, bool):
                 raise InvalidType(f"{name} must be True or False, not {value!r}")

@@ -155,8 +155,8 @@ class MessageQueue(Owned, Generic[M]):
             insecure=insecure_network,
             serializer=serializer,
             relay=relay,
+            late_readers=late_readers,
         )
-        is_late = bool(late_readers)
         queue_id = new_id()
         handle = Handle(local_reader_ranks=ranks, queue_id=queue_id.hex(), serializer=serializer)
         if local == readers:
@@ -168,19 +168,17 @@ class MessageQueue(Owned, Generic[M]):
                     codec,
                     pool,
                     has_others=False,
-                    has_late_readers=is_late,
+                    has_late_readers=late_readers,
                 )
                 if local
                 else LonelyWriter(geometry.max_chunk_bytes)
             )
-            self._setup(handle, geometry, here, None)
-            if is_late:
-                handle.writer_file = self._file()
+            self._setup(handle, geometry, here, None, late_readers)
             return
         from memlane.broadcast.network.writer import writer_with_remote_readers
 
         end = writer_with_remote_readers(handle, geometry, codec, pool, readers - local, options)
-        self._setup(handle, geometry, end, None)
+        self._setup(handle, geometry, end, None, late_readers)
 
     @classmethod
     def create_from_handle(cls, handle: Handle, rank: int, *, timeout: float | None = None) -> Self:
@@ -255,6 +253,7 @@ class MessageQueue(Owned, Generic[M]):
         geometry: RingGeometry | None,
         writer: WriterEnd | None,
         reader: ReaderEnd | None,
+        has_late_readers: bool = False,
     ) -> None:
         self.handle = handle
         self.n_local_reader = len(handle.local_reader_ranks)
@@ -268,6 +267,8 @@ class MessageQueue(Owned, Generic[M]):
             handle.remote_reader_keys = writer.secrets_for(None)
             if (ring := writer.segment) is not None and (g := geometry) is not None:
                 handle.buffer_handle = (g.n_reader, g.max_chunk_bytes, g.max_chunks, ring.name)
+                if has_late_readers:
+                    handle.writer_file = (os.getpid(), ring.descriptor)
         self._is_writer = writer is not None
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
@@ -531,9 +532,6 @@ class MessageQueue(Owned, Generic[M]):
         """Stops waiting for a reader that died or never attached; its place is closed until
         `readmit` opens it again.
 
-        A rank of another host may attach in the place of one that never did, if messages that it
-        would miss are still here.
-
         Raises:
             InvalidArgument: there is no such reader, or it is alive, even if stopped or slow.
         """
@@ -552,14 +550,12 @@ class MessageQueue(Owned, Generic[M]):
                 first for one that has died.
             Closed: this queue was closed.
         """
-        rank = checked_rank(rank)
-        writer = self._must_be_writer("readmit")
+        writer, rank = self._must_be_writer("readmit"), checked_rank(rank)
         writer.readmit(rank)
-        return replace(self.export_handle(rank), writer_file=self._file())
-
-    def _file(self) -> tuple[int, int] | None:
-        segment = self._end.segment
-        return None if segment is None else (os.getpid(), segment.descriptor)
+        handle = self.export_handle(rank)
+        if writer.segment is not None:
+            handle.writer_file = (os.getpid(), writer.segment.descriptor)
+        return handle
 
     # A reader -------------------------------------------------------------------------------
 

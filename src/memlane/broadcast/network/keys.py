@@ -2,7 +2,7 @@
 
 The writer and each place have a key pair made for this queue. A handle carries the secret of its
 reader's place, or of all places. libzmq checks keys against the list of places (ZAP, RFC 27) before
-passing on any byte of the connection, and labels each frame with the place that sent it.
+passing on any byte of the connection, and labels each frame with the ticket of its sender's key.
 """
 
 from __future__ import annotations
@@ -14,27 +14,45 @@ from zmq.utils import z85
 
 
 class Keys:
-    """The secrets of a queue; with `insecure` only tokens, which anyone on the network can read."""
+    """The secrets of a queue; with `insecure` only tokens, which anyone on the network can read.
+
+    A key proves a ticket, `generation * places + place`. When another reader takes a place, the
+    place has a new key, of the next generation; whoever comes with the old one is told so.
+
+    Attributes:
+        reader_secrets: the present one of each place.
+    """
 
     def __init__(self, places: int, *, insecure: bool) -> None:
         self.insecure = insecure
         self.server_secret = b""
         self.server_key = ""
-        if insecure:
-            self.reader_secrets = [os.urandom(16).hex() for _ in range(places)]
-            self._place_of = {secret.encode(): i for i, secret in enumerate(self.reader_secrets)}
-            return
-        public, self.server_secret = zmq.curve_keypair()
-        self.server_key = public.decode()
-        self.reader_secrets = []
-        self._place_of = {}
+        if not insecure:
+            public, self.server_secret = zmq.curve_keypair()
+            self.server_key = public.decode()
+        self.reader_secrets = [""] * places
+        self._tickets: dict[bytes, int] = {}
         for place in range(places):
-            public, secret = zmq.curve_keypair()
-            self.reader_secrets.append(secret.decode())
-            self._place_of[z85.decode(public)] = place
+            self._make(place, place)
 
-    def place_of_key(self, public_key: bytes) -> int | None:
-        return None if self.insecure else self._place_of.get(public_key)
+    def renew(self, place: int) -> None:
+        """Another reader takes that place."""
+        count = len(self.reader_secrets)
+        latest = max(ticket for ticket in self._tickets.values() if ticket % count == place)
+        self._make(place, latest + count)
 
-    def place_of_token(self, token: str) -> int | None:
-        return self._place_of.get(token.encode()) if self.insecure else None
+    def _make(self, place: int, ticket: int) -> None:
+        if self.insecure:
+            secret = os.urandom(16).hex()
+            proof = secret.encode()
+        else:
+            public, private = zmq.curve_keypair()
+            secret, proof = private.decode(), z85.decode(public)
+        self.reader_secrets[place] = secret
+        self._tickets[proof] = ticket
+
+    def ticket_of_key(self, public_key: bytes) -> int | None:
+        return None if self.insecure else self._tickets.get(public_key)
+
+    def ticket_of_token(self, token: str) -> int | None:
+        return self._tickets.get(token.encode()) if self.insecure else None

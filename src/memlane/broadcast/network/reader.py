@@ -436,7 +436,7 @@ class NetworkReader(NetworkEnd):
             "reader",
             self.rank,
             os.getpid(),
-            taken.taken,
+            taken.taken - taken.first,
             taken.bytes,
             self._waits,
             0,

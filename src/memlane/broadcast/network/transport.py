@@ -74,7 +74,7 @@ class Listening(sockets.Listening):
         super().__init__(
             context,
             keys.server_secret,
-            keys.place_of_key,
+            keys.ticket_of_key,
             places,
             options.liveness,
             (zmq.RCVHWM, MAX_UNREAD_FRAMES),

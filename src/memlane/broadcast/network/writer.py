@@ -111,7 +111,7 @@ class NetworkWriter(NetworkEnd):
                 int.from_bytes(os.urandom(8), "little"),
                 os.getpid(),
                 (geometry.max_chunk_bytes, geometry.max_chunks),
-                self.keys.place_of_token,
+                self.keys.ticket_of_token,
             )
             self.transport = Listening(self._context, self.keys, n_remote, host, options)
             begin_lending()
@@ -392,8 +392,8 @@ class NetworkWriter(NetworkEnd):
         session, transport = self.session, self.transport
         for route in transport.reap_unidentified():
             session.lost(route, now)
-        for place in transport.accept_authenticated():
-            session.authenticated(place, now)
+        for ticket in transport.accept_authenticated():
+            session.authenticated(ticket, now)
         if readers:
             self._hear()
         self._announce_ready()  # before END, which `_judge` sends
@@ -619,6 +619,16 @@ class NetworkWriter(NetworkEnd):
             self.session.release(rank, time.monotonic())
             self._look_again()
 
+    def readmit(self, rank: int) -> None:
+        """Opens the place of a reader that has closed or was released to another process."""
+        if self._local is not None and self._is_local(rank):
+            self._local.readmit(rank)
+            return
+        with self.guard, self.lock:
+            self._hear()  # that it has closed, perhaps
+            self.keys.renew(self.session.readmit(rank, time.monotonic()))
+            self._look_again()
+
     def _is_local(self, rank: int | None) -> bool:
         return self._local is not None and rank in self._local.native.ranks
 
@@ -678,7 +688,15 @@ def writer_with_remote_readers(
         local = None
         if ranks:
             queue_id = bytes.fromhex(handle.queue_id)
-            local = LocalWriter(geometry, queue_id, ranks, codec, keep_bytes, has_others=True)
+            local = LocalWriter(
+                geometry,
+                queue_id,
+                ranks,
+                codec,
+                keep_bytes,
+                has_others=True,
+                has_late_readers=options.late_readers,
+            )
             undo.enter_context(undone_by(local.abandon))
         writer = NetworkWriter(local, n_remote, ranks, options, handle.queue_id, geometry, codec)
     endpoint = writer.transport.endpoint

@@ -26,11 +26,11 @@ def refusal(places: Places, peer: Peer, hello: Hello, outbox: Outbox) -> Refused
     if peer.session == hello.session and not peer.is_absent:
         if not peer.is_here:
             return Refused("gone", f"reader {rank} is {peer.state}")
+        taken, (sequence, piece) = peer.wants(hello)
         if not hello.is_behind and not (
-            peer.taken <= hello.taken <= hello.sequence
-            and outbox.can_resume_at(hello.sequence, hello.piece)
+            peer.taken <= taken <= sequence and outbox.can_resume_at(sequence, piece)
         ):
-            at = f"frame {hello.piece} of message {hello.sequence}"
+            at = f"frame {piece} of message {sequence}"
             return Refused("gone", f"reader {rank} cannot resume at {at}")
         return None
     for other in places.holders(rank):
@@ -43,15 +43,16 @@ def refusal(places: Places, peer: Peer, hello: Hello, outbox: Outbox) -> Refused
             )
     if places.was_released(rank):  # all places are meant for others
         return Refused("place_taken", f"reader {rank} was released before it attached")
-    if peer.life is Life.VACANT:
-        if not outbox.can_resume_at(0, 0):
-            why = f"reader {peer.rank} was released, and its place cannot be had any more: messages"
-            return Refused("place_taken", f"{why} that all others have read are gone")
-    elif not peer.is_absent or peer.rank not in (None, rank):
+    if not peer.is_absent or peer.rank not in (None, rank):
         return Refused("place_taken", f"the places belong to {places.owners()}")
     if (hello.taken, hello.sequence, hello.piece, hello.is_behind) != (0, 0, 0, False):
         return Refused("foreign", "a new reader must begin with the first message")
     return None
+
+
+def replaced(rank: int) -> Refused:
+    """The refusal for a reader whose place is another's by now."""
+    return Refused("gone", f"the place of reader {rank} is another's by now")
 
 
 def declared_dead(peer: Peer) -> Refused:

@@ -28,7 +28,6 @@ _STATES: dict[Life, ReaderState] = {
     Life.ATTACHING: "absent",
     Life.RUNNING: "running",
     Life.RELAYING: "closed",
-    Life.VACANT: "closed",
     Life.DEAD: "dead",
     Life.CLOSED: "closed",
 }
@@ -44,10 +43,16 @@ class Peer:
     Attributes:
         place: its index.
         usual_rank: the rank that the place has unless a reader asks for it with another one.
+        comes_late: nobody waits for it before it has attached.
+        generation: how many readers have had the place before; each has a key of its own.
+        first: the message that its stream begins with.
     """
 
     place: int
     usual_rank: int
+    comes_late: bool = False
+    generation: int = 0
+    first: int = 0
     rank: int | None = None  # None: nobody has asked for this place yet
     life: Life = Life.FREE
     link: Link = Link.NONE
@@ -96,7 +101,12 @@ class Peer:
     @property
     def is_waited_for(self) -> bool:
         """Does the writer keep messages for it?"""
-        return self.life is Life.RUNNING or self.is_absent
+        return self.life is Life.RUNNING or (self.is_absent and not self.comes_late)
+
+    @property
+    def is_missing(self) -> bool:
+        """Is it expected, and has not attached?"""
+        return self.is_absent and not self.comes_late
 
     @property
     def owes_end(self) -> bool:
@@ -115,7 +125,8 @@ class Peer:
         call."""
         life, link = after(event, self.life, self.link)
         since = self.lost_since if self.lost_since is not None else now
-        ended = now if life is not self.life and life in _HAVE_READ else self.ended_at
+        has_ended = life is not self.life and life in _HAVE_READ and not self.is_absent
+        ended = now if has_ended else self.ended_at
         lost_since = since if link is Link.LOST else None
         self.life, self.link, self.lost_since, self.ended_at = life, link, lost_since, ended
 
@@ -123,10 +134,28 @@ class Peer:
         """Keeps the place for that rank from now on; None: for no rank."""
         self.rank, self.is_alone = rank, is_alone or self.is_alone
 
-    def reopen(self, rank: int) -> None:
-        """It was released before anybody attached, and is kept for another rank from now on."""
-        self.rank = rank
-        self.apply(Event.REOPENED, 0.0)
+    def successor(self, sequence: int, nbytes: int, now: float) -> Peer:
+        """The next reader of this place: alone on its host, and with another key. `nbytes` bytes
+        come before its first message, `sequence`."""
+        # Where nobody waits for it, its first message is known when it attaches.
+        new = Peer(self.place, self.usual_rank, self.comes_late, self.generation + 1)
+        new.life = self.life
+        new.keep_for(self.rank, is_alone=True)
+        new.begin_at(sequence, nbytes)
+        new.apply(Event.READMITTED, now)
+        return new
+
+    def begin_at(self, sequence: int, nbytes: int) -> None:
+        """Its first message is `sequence`, and `nbytes` bytes come before it."""
+        self.first = self.taken = sequence
+        self.taken_bytes = nbytes
+
+    def wants(self, hello: Hello) -> tuple[int, Cursor]:
+        """What it has taken, and the frame that it wants. It does not know its first message before
+        it gets one."""
+        if (hello.taken, hello.sequence, hello.piece) == (0, 0, 0):
+            return self.first, (self.first, 0)
+        return hello.taken, (hello.sequence, hello.piece)
 
     def ask(self, hello: Hello, host: str, via: Peer | None) -> None:
         """It wants to attach, and may share memory at `host`."""
@@ -294,7 +323,7 @@ class Peer:
         """Whose place it is."""
         if self.rank is None:
             return "nobody"
-        if self.life is Life.VACANT:
+        if self.life is Life.CLOSED and not self.session:
             return f"{self.name} (released)"
         return self.name + (" (never attached)" if self.is_absent else f" ({self.state})")
 

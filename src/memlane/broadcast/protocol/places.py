@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import count, islice
 from typing import TYPE_CHECKING
 
-from memlane._base.naming import MOST_NAMED, names_of
+from memlane._base.naming import MOST_NAMED, names_of, not_readmitted
 from memlane.broadcast.protocol.frames import Report, ReportRow, Ring
 from memlane.broadcast.protocol.peer import Peer
 from memlane.broadcast.protocol.states import Life
@@ -33,14 +33,14 @@ class Places:
     Args:
         number: of remote readers.
         local_ranks: the ranks of readers on the writer's host, which have no place here.
+        late: nobody waits for readers before they attach.
     """
 
-    def __init__(self, number: int, local_ranks: list[int]) -> None:
+    def __init__(self, number: int, local_ranks: list[int], *, late: bool = False) -> None:
         usual = (rank for rank in count() if rank not in local_ranks)
         self._local_ranks = local_ranks
-        self.peers = [Peer(place, rank) for place, rank in enumerate(islice(usual, number))]
+        self.peers = [Peer(place, rank, late) for place, rank in enumerate(islice(usual, number))]
         self._by_route: dict[bytes, Peer] = {}
-        self._released: set[int] = set()  # ranks, before they attached
 
     # Who is where -----------------------------------------------------------------------------
 
@@ -61,8 +61,8 @@ class Places:
         return 0 <= rank < 1 << 63 and rank not in self._local_ranks
 
     def absent(self) -> list[Peer]:
-        """The readers that have not attached."""
-        return [peer for peer in self.peers if peer.is_absent]
+        """The readers that are expected, and have not attached."""
+        return [peer for peer in self.peers if peer.is_missing]
 
     def absent_texts(self, here: list[str], sent: int, now: float) -> list[str]:
         """The absent readers, the local ones (`here`) first; only the first few by name."""
@@ -79,36 +79,28 @@ class Places:
 
     def was_released(self, rank: int) -> bool:
         """Was that rank released before it attached?"""
-        return rank in self._released
+        return any(
+            peer.rank == rank and peer.life is Life.CLOSED and not peer.session
+            for peer in self.peers
+        )
 
     def owners(self) -> str:
-        """Whose the places are, and how to free one, as text."""
-        text = names_of([peer.owner for peer in self.peers])
-        waiting = next((p.rank for p in self.peers if p.is_absent and p.rank is not None), None)
-        if waiting is None:
-            return text
-        return f"{text}; release_reader({waiting}) on the writer frees the place of that reader"
+        """Whose the places are, as text."""
+        return names_of([peer.owner for peer in self.peers])
 
-    def kept_for(self, rank: int, *, may_reopen: bool) -> Peer:
-        """The place that is kept for that rank from now on. With `may_reopen`, a new reader could
-        still get every message."""
+    def kept_for(self, rank: int) -> Peer:
+        """The place that is kept for that rank from now on."""
         for peer in self.peers:
             if peer.rank == rank:
                 return peer
         free = [peer for peer in self.peers if peer.rank is None and peer.is_absent]
         usual = usual_place(rank, self._local_ranks)
         if not free:
-            vacant = next((peer for peer in self.peers if peer.life is Life.VACANT), None)
-            if vacant is not None and may_reopen:
-                self._released.discard(rank)
-                vacant.reopen(rank)
-                return vacant
             raise InvalidArgument(
                 f"the queue has no reader {rank}: the {len(self.peers)} places for remote readers "
                 f"belong to {self.owners()}"
             )
         found = next((peer for peer in free if peer.place == usual), free[-1])
-        self._released.discard(rank)
         found.keep_for(rank)
         return found
 
@@ -120,23 +112,31 @@ class Places:
 
     def release(self, rank: int, now: float) -> None:
         """The application goes on without that rank."""
-        peer = self._to_release(rank)
-        if not peer.session:
-            self._released.add(rank)
+        peer = self._of(rank)
+        if peer.is_here:
+            raise InvalidArgument(
+                f"reader {rank} is connected from {peer.address} (pid {peer.pid}): only a dead or "
+                f"absent reader can be released; end its process first"
+            )
         peer.release(rank, now)
 
-    def _to_release(self, rank: int) -> Peer:
+    def readmit(self, rank: int, sequence: int, nbytes: int, now: float) -> Peer:
+        """Another process may take the place of that rank. `nbytes` bytes come before its first
+        message, `sequence`."""
+        peer = self._of(rank)
+        if peer.life is not Life.CLOSED:
+            relays = peer.life is Life.RELAYING
+            raise not_readmitted(rank, "still relaying" if relays else peer.state)
+        new = self.peers[peer.place] = peer.successor(sequence, nbytes, now)
+        return new
+
+    def _of(self, rank: int) -> Peer:
         usual = usual_place(rank, self._local_ranks)
         found = [peer for peer in self.peers if peer.rank == rank] or [
             peer for peer in self.peers if peer.rank is None and peer.place == usual
         ]
         if not found or rank in self._local_ranks:
             raise InvalidArgument(f"the queue has no reader {rank} on another host")
-        if found[0].is_here:
-            raise InvalidArgument(
-                f"reader {rank} is connected from {found[0].address} (pid {found[0].pid}): only a "
-                f"dead or absent reader can be released; end its process first"
-            )
         return found[0]
 
     # Relays -----------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ class ReaderSession(ConnectionState):
         self.out: deque[bytes] = deque()
         self.inbox: deque[Message] = deque()
         self.epoch = 0  # of the writer, once it is known
+        self.first = 0  # the message that the stream began with
         self.wanted: Cursor = (0, 0)
         self._assembly: Assembly | None = None
         self.taken = self.bytes = 0
@@ -301,6 +302,9 @@ class ReaderSession(ConnectionState):
         if welcome.number != self._greeting:
             return  # answers a HELLO that was replaced
         place = (header.sequence, header.piece)
+        if self.epoch == 0 and header.piece == 0:  # the writer decides where a new reader begins
+            self.first = self.taken = self._acked = header.sequence
+            self.wanted = place
         if place != self.wanted:
             raise CorruptMessage(f"the writer resumes at {place}, not at {self.wanted}")
         event = StreamEvent.WELCOME

@@ -9,8 +9,8 @@ change. A writer keeps both for every reader it expects:
 
     Life   FREE: nobody has this place. ATTACHING: a reader was sent to the relay of its host, and
            has not been seen in its ring. RUNNING. RELAYING: it has closed as a reader, but passes
-           messages on to others. VACANT: released before anybody attached; nobody waits for it, but
-           another rank may take it. DEAD, CLOSED: for good.
+           messages on to others. DEAD. CLOSED, or released: nobody waits for it, and nobody may
+           attach there until it is readmitted.
     Link   NONE: no connection, and none is needed. IDLE: connected, no stream. STREAMING: messages
            are sent to it. LOST: without the connection that it needs, so a clock runs. PARKED:
            without a connection, but its relay reports on it, so none runs.
@@ -43,7 +43,6 @@ class Life(Enum):
     ATTACHING = auto()
     RUNNING = auto()
     RELAYING = auto()
-    VACANT = auto()
     DEAD = auto()
     CLOSED = auto()
 
@@ -69,7 +68,7 @@ class Event(Enum):
     REPORTED_CLOSED = auto()
     LEFT = auto()  # BYE
     RELEASED = auto()  # the application goes on without it
-    REOPENED = auto()  # another rank wants the place of one that was released
+    READMITTED = auto()  # another process may take the place of one that has ended
     TIMED_OUT = auto()  # its bound has passed without a connection, or its host is silent
     RELAY_ENDED = auto()  # that it was behind
     CONNECTED = auto()  # HELLO, and it gets no stream
@@ -92,11 +91,11 @@ LIFE: dict[Event, dict[Life, Life]] = {
         Life.RELAYING: Life.CLOSED,
     },
     Event.RELEASED: {
-        Life.FREE: Life.VACANT,
+        Life.FREE: Life.CLOSED,
         Life.ATTACHING: Life.CLOSED,
         Life.DEAD: Life.CLOSED,
     },
-    Event.REOPENED: {Life.VACANT: Life.FREE},
+    Event.READMITTED: {Life.CLOSED: Life.FREE},
     Event.TIMED_OUT: {
         Life.ATTACHING: Life.FREE,
         Life.RUNNING: Life.DEAD,
@@ -124,9 +123,9 @@ OVER: dict[Link, Link] = {
     Link.LOST: Link.NONE,
     Link.PARKED: Link.NONE,
 }
-"""What becomes of the link of a peer that is free, vacant, dead or closed from now on."""
+"""What becomes of the link of a peer that is free, dead or closed from now on."""
 
-NEEDS_NO_LINK = frozenset((Life.FREE, Life.VACANT, Life.DEAD, Life.CLOSED))
+NEEDS_NO_LINK = frozenset((Life.FREE, Life.DEAD, Life.CLOSED))
 
 
 def after(event: Event, life: Life, link: Link) -> tuple[Life, Link]:

@@ -68,13 +68,13 @@ class WriterSession:
         epoch: int,
         pid: int,
         ring_sizes: tuple[int, int],
-        place_of_token: Callable[[str], int | None] = lambda _token: None,
+        ticket_of_token: Callable[[str], int | None] = lambda _token: None,
     ) -> None:
-        self._place_of_token = place_of_token
+        self._ticket_of_token = ticket_of_token
         self._options = options
         self._queue_id, self.epoch, self._pid = queue_id, epoch, pid
         self._ring_sizes = ring_sizes
-        self._places = Places(places, local_ranks)
+        self._places = Places(places, local_ranks, late=options.late_readers)
         self._peers = self._places.peers
         self._outbox = Outbox(self._peers, options.window, options.window_bytes)
         self._answers: deque[tuple[bytes, bytes]] = deque()  # for those that have no stream
@@ -162,12 +162,13 @@ class WriterSession:
     # Frames -----------------------------------------------------------------------------------
 
     def heard(
-        self, route: bytes, frame: bytes, now: float, place: int | None = None, address: str = ""
+        self, route: bytes, frame: bytes, now: float, ticket: int | None = None, address: str = ""
     ) -> str | None:
         """Handles one frame of a reader. An invalid one raises CorruptMessage and changes nothing.
 
-        `place` is the one that the sender has proven, if it has; `address`, the sender's, is needed
-        for a HELLO. Returns a line for the log if an attached reader is refused for the first time.
+        `ticket` is that of the key that the sender has proven, if it has; `address`, the sender's,
+        is needed for a HELLO. Returns a line for the log if an attached reader is refused for the
+        first time.
         """
         peer = self._places.at(route)
         was_idle, line = True, None
@@ -175,10 +176,14 @@ class WriterSession:
             header = header_of(frame)
             if header.what == What.HELLO:
                 hello = body_of(frame, Hello)
-                if place is None:
-                    place = self._place_of_token(hello.token)
-                was_idle, line = self._greet(route, hello, now, place, address)
-            elif peer is None or header.epoch != self.epoch or place not in (None, peer.place):
+                if ticket is None:
+                    ticket = self._ticket_of_token(hello.token)
+                was_idle, line = self._greet(route, hello, now, ticket, address)
+            elif (
+                peer is None
+                or header.epoch != self.epoch
+                or ticket not in (None, self._ticket_of(peer))
+            ):
                 raise CorruptMessage("a frame from a peer that has not said hello")
             else:
                 was_idle = self._hear(route, peer, header, frame, now)
@@ -186,6 +191,10 @@ class WriterSession:
             if was_idle and peer is not None and peer.note_idle_frame():
                 self._reject(route)
         return line
+
+    def _ticket_of(self, peer: Peer) -> int:
+        """What the key of its place and generation proves."""
+        return peer.generation * len(self._peers) + peer.place
 
     def is_known(self, route: bytes) -> bool:
         """Is that the connection of a reader that has attached or is attaching?"""
@@ -218,12 +227,16 @@ class WriterSession:
         return True
 
     def _greet(
-        self, route: bytes, hello: Hello, now: float, place: int | None, address: str
+        self, route: bytes, hello: Hello, now: float, ticket: int | None, address: str
     ) -> tuple[bool, str | None]:
         """Handles HELLO; returns whether it was no progress, and a line for the log."""
-        if place is None or hello.queue_id != self._queue_id:
+        if ticket is None or hello.queue_id != self._queue_id:
             raise CorruptMessage("a hello from an unexpected peer")
-        peer = self._peers[place]
+        peer = self._peers[ticket % len(self._peers)]
+        if ticket != self._ticket_of(peer):
+            refused = self._frame(What.REFUSED, body=admission.replaced(hello.rank))
+            self._answers.append((route, refused))
+            return True, None
         if peer.session == hello.session and hello.number <= peer.greeting:
             return True, None  # by a connection that has ended since
         refusal = admission.refusal(self._places, peer, hello, self._outbox)
@@ -234,11 +247,14 @@ class WriterSession:
                 return True, f"{peer.text(self.next, now)} was refused: {refusal.text}"
             return True, None
         is_known = route == peer.route
-        if peer.life is Life.VACANT:
-            peer.reopen(hello.rank)
+        taken, cursor = peer.wants(hello)
         if peer.is_absent:
+            if peer.comes_late:
+                peer.begin_at(self._outbox.next, self._outbox.bytes)
+                taken, cursor = peer.wants(hello)
             self._places.give_up(hello.rank, peer)
-            is_shared = self._options.relay and len(self._peers) > 1 and not peer.is_alone
+            is_alone = peer.is_alone or peer.comes_late
+            is_shared = self._options.relay and len(self._peers) > 1 and not is_alone
             host = hello.host if is_shared else ""
             relay = self._places.relay_at(host) if host else None
             peer.ask(hello, host, relay)
@@ -254,7 +270,7 @@ class WriterSession:
                 peer.stop_sharing()
                 self._part_readers(now)
             is_behind = hello.is_behind or peer.via is not None
-            if not (is_behind or self._may_resend(peer, route, hello)):
+            if not (is_behind or self._may_resend(peer, route, cursor)):
                 return True, None
             self._connect(peer, route, hello, address, now)
             if is_behind:
@@ -263,18 +279,18 @@ class WriterSession:
                 peer.say(self._frame(What.SEEN if has_relay else What.REFUSED, body=body))
                 return is_known, None
         if not peer.host:  # its readers may not have read what a relay has taken
-            self._take(peer, hello.taken, now)
-        peer.begin_stream((hello.sequence, hello.piece), self._welcome(peer, hello), now)
+            self._take(peer, taken, now)
+        peer.begin_stream(cursor, self._welcome(peer, cursor), now)
         if self.is_everybody_here:
             peer.say(self._frame(What.READY))
         return is_known, None
 
-    def _may_resend(self, peer: Peer, route: bytes, hello: Hello) -> bool:
+    def _may_resend(self, peer: Peer, route: bytes, begin: Cursor) -> bool:
         """Whether this connection may carry again what that HELLO asks for. A window at most: what
         it has not read by then is freed with the connection, and sent on the next one."""
         if route != peer.route or peer.link is not Link.STREAMING:
             return True
-        peer.resend(self._outbox.bytes_between((hello.sequence, hello.piece), peer.cursor))
+        peer.resend(self._outbox.bytes_between(begin, peer.cursor))
         if peer.resent_bytes <= self._options.window_bytes:
             return True
         self._reject(route)
@@ -351,9 +367,9 @@ class WriterSession:
     def _frame(self, what: What, sequence: int = 0, body: msgspec.Struct | None = None) -> bytes:
         return control(Header(what, self.epoch, sequence), body)
 
-    def _welcome(self, peer: Peer, hello: Hello | None = None) -> bytes:
+    def _welcome(self, peer: Peer, begin: Cursor = (0, 0)) -> bytes:
         """The WELCOME: where the stream begins, or which ring to make or read from."""
-        sequence, piece = (0, 0) if hello is None else (hello.sequence, hello.piece)
+        sequence, piece = begin
         ring = self._places.ring_of(peer, self._ring_sizes) if peer.host else None
         options = self._options
         body = Welcome(self._pid, options.window, options.window_bytes, peer.greeting, ring)
@@ -361,9 +377,11 @@ class WriterSession:
 
     # Connections ------------------------------------------------------------------------------
 
-    def authenticated(self, place: int, now: float) -> None:
-        """A connection has proven the key of that place."""
-        self._peers[place].authenticate(now)
+    def authenticated(self, ticket: int, now: float) -> None:
+        """A connection has proven the key of that ticket."""
+        peer = self._peers[ticket % len(self._peers)]
+        if ticket == self._ticket_of(peer):
+            peer.authenticate(now)
 
     def connections(self) -> list[bytes]:
         """Those that readers need, so that their loss has to be reported."""
@@ -478,7 +496,7 @@ class WriterSession:
         return [
             peer
             for peer in self._peers
-            if (peer.owes_end and not self._is_over(peer)) or (peer.is_absent and self.next > 0)
+            if (peer.owes_end and not self._is_over(peer)) or (peer.is_missing and self.next > 0)
         ]
 
     def _is_over(self, peer: Peer) -> bool:
@@ -546,11 +564,15 @@ class WriterSession:
             )
 
     def release(self, rank: int, now: float) -> None:
-        """Stops waiting for that reader. If it had not begun to attach, another rank may take its
-        place as long as all messages are still here."""
+        """Stops waiting for that reader."""
         number = integer("rank", rank)
         self._places.release(number, now)
         self._outbox.drop_taken()
+
+    def readmit(self, rank: int, now: float) -> int:
+        """Another process may take the place of that reader, from the next message on. Returns the
+        place, whose key must be replaced."""
+        return self._places.readmit(rank, self._outbox.next, self._outbox.bytes, now).place
 
     # Places -----------------------------------------------------------------------------------
 
@@ -590,7 +612,7 @@ class WriterSession:
         """The place that is kept for that rank from now on; `is_alone`: on its host."""
         if not self._places.is_remote(rank):
             raise InvalidArgument(f"the queue has no reader {rank} on another host")
-        peer = self._places.kept_for(rank, may_reopen=self._outbox.can_resume_at(0, 0))
+        peer = self._places.kept_for(rank)
         peer.keep_for(rank, is_alone=is_alone)
         return peer.place
 
