@@ -25,6 +25,7 @@ FUZZ_SECONDS ?= 600
 demo: $(VENV)/.installed
 	$(ENGINE)
 	$(ENGINE) --kill-worker
+	$(ENGINE) --kill-worker --restart
 
 # The demo on two hosts, both on this machine, with a cable between them that is pulled. Needs root; about 20 seconds.
 demo-hosts: $(VENV)/.installed

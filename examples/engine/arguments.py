@@ -29,6 +29,8 @@ def parse_arguments(config: ModelConfig) -> argparse.Namespace:
     """Parse the command line; adds the `workload` and the block `pools` to the result."""
     parser = _parser(config)
     arguments = parser.parse_args()
+    if arguments.restart and not arguments.kill_worker:
+        parser.error("argument --restart: only with --kill-worker")
     mode, others = ("--prompts", DEFAULTS.keys() - {"tokens"})
     if arguments.trace is not None:
         mode, others = ("--trace", {"tokens"})
@@ -98,6 +100,11 @@ def _parser(config: ModelConfig) -> argparse.ArgumentParser:
         "--kill-worker",
         action="store_true",
         help="kill one worker with SIGKILL in the middle, and show what happens",
+    )
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="with --kill-worker: another one takes its place, and the engine goes on",
     )
     parser.add_argument(
         "--plain",

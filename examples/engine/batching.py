@@ -76,6 +76,7 @@ class Sequence:
     request: Request
     tokens: bytearray
     computed: int = 0
+    has_restarted: bool = False
 
     @property
     def new_tokens(self) -> int:
@@ -113,8 +114,9 @@ class Batcher:
     """A sequence is at work from when it joins the batch until it is finished.
 
     Prefill and decode are the same here: a sequence runs the tokens that are not computed yet.
-    These are its prompt, piece by piece, or the one token that the previous step generated. Where a
-    prompt is split depends only on its length, so its result does not depend on other sequences.
+    These are its prompt, piece by piece, then the tokens that were generated, one by one. Where a
+    prompt is split depends only on its length, so its result does not depend on other sequences,
+    nor on whether it runs for the first time.
 
     If not all sequences at work fit the device's blocks, some are paused. They take turns.
     """
@@ -227,6 +229,15 @@ class Batcher:
                 self._finished_ever += 1
         return new
 
+    def restart(self) -> None:
+        """Begin again with every sequence at work, but keep its tokens: the caches are lost."""
+        for number in self._at_work:
+            self.sequences[number].computed = 0
+            self.sequences[number].has_restarted = True
+        self._waiting.extendleft(sorted(self._at_work, reverse=True))
+        self._at_work, self._finished, self._paused = [], [], 0
+        self.blocks.clear()
+
     def _take_turns(self) -> None:
         """Move sequences without blocks to the front from time to time, so that none starves."""
         if self._step % SLICE_STEPS == 0:
@@ -238,8 +249,9 @@ class Batcher:
         room, blocks = self._max_step_tokens, self.blocks.pools.device
         for number in self._at_work:
             sequence = self.sequences[number]
-            at = sequence.computed
-            tokens = bytes(sequence.tokens[at : at + self._chunk_tokens])
+            at, prompt = sequence.computed, len(sequence.request.prompt)
+            end = min(at + self._chunk_tokens, prompt) if at < prompt else at + 1
+            tokens = bytes(sequence.tokens[at:end])
             blocks -= blocks_of(at + len(tokens))
             if blocks < 0:
                 break

@@ -95,8 +95,7 @@ class Crew:
         for rank, answers in self.answers.items():
             with self._naming(rank):
                 answers.wait_until_ready(START_SECONDS)
-        self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
-        self._watcher.start()
+        self._begin_to_watch()
         self.send(None)
         self.gather()  # a worker answers once its own queue is ready, and its name unlinked
 
@@ -204,6 +203,14 @@ class Crew:
         cpu_ns = time.thread_time_ns()
         yield
         self.queue_cpu_ns += time.thread_time_ns() - cpu_ns
+
+    def _begin_to_watch(self) -> None:
+        """Call it again once all processes run again, of which one had ended."""
+        if self._watcher is not None:
+            self._watcher.join()
+        self._is_one_gone.clear()
+        self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
+        self._watcher.start()
 
     def _watch(self) -> None:
         """Thread: set the event when the first worker ends."""

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from memlane import MemlaneError
@@ -42,23 +43,31 @@ def main() -> int:
     try:
         with interruptible():
             arguments = parse_arguments(config)
-        demo = _kill_a_worker if arguments.kill_worker else _generate
-        return demo(config, arguments)
+        if arguments.kill_worker and not arguments.restart:
+            return _kill_a_worker(config, arguments)
+        return _generate(config, arguments)
     except (WorkerDied, CannotStart, MemlaneError, OSError, MemoryError) as error:
         return complain(error)
 
 
 def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
-    """Answer all requests, print a summary, and compare with a single process."""
+    """Answer all requests, print a summary, and compare with a single process.
+
+    With `--restart`, one worker is killed and replaced.
+    """
     batcher, progress = _batcher(arguments, arguments.pools), Progress()
+    murder = _Murder(arguments.workers // 2) if arguments.restart else None
     with _crew(config, arguments) as crew:
         with interruptible():
             _print_start(crew, arguments)
         with _view(crew, batcher, progress, arguments), interruptible():
             cpu_ns = time.process_time_ns()
             crew.queue_cpu_ns = 0
-            for _ in Engine(config, crew).generate(batcher, progress):
+            replace = None if murder is None else murder.replacing(crew)
+            for _ in Engine(config, crew).generate(batcher, progress, replace):
                 check()
+                if murder is not None:
+                    murder.note_step(crew, batcher, progress)
             seconds, cpu_ns = progress.elapsed(), time.process_time_ns() - cpu_ns
         broadcast = crew.broadcast.statistics()
         store = None if crew.images is None else crew.images.statistics()
@@ -66,6 +75,8 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
         say(f"the workers left with exit codes {crew.exit_codes}")
         return 1
     with interruptible():
+        if murder is not None and not murder.report():
+            return 1
         print_summary(progress, seconds, crew.queue_cpu_ns, cpu_ns, broadcast, crew.reports)
         print_texts(batcher.sequences)
         if crew.images is not None and store is not None:
@@ -79,35 +90,85 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
     return 0 if clean and right else 1
 
 
+class _Murder:
+    """Kills a worker in the middle: when half of the requests have been started."""
+
+    def __init__(self, victim: int) -> None:
+        """Choose the rank."""
+        self.victim = victim
+        self.pid = 0
+        self.killed: float | None = None
+        self.named: float | None = None
+        self._told = ""
+        self._new_pid = 0
+        self._own_start = 0.0
+        self._runs_again: float | None = None
+
+    def note_step(self, crew: LocalCrew, batcher: Batcher, progress: Progress) -> None:
+        """Call it after each step; kills in the middle, and notes when steps go on."""
+        if self.killed is None and 2 * len(progress.queued) >= len(batcher.sequences):
+            self.pid, step = crew.pid(self.victim), len(progress.steps) - 1
+            print_line("kill -9", f"worker {self.victim} (pid {self.pid}) after step {step}")
+            self.killed = time.monotonic()
+            os.kill(self.pid, signal.SIGKILL)
+        elif self.named is not None and self._runs_again is None:
+            self._runs_again = time.monotonic()
+
+    def note_death(self, death: WorkerDied) -> None:
+        """It was reported."""
+        is_victim = (death.rank, death.pid) == (self.victim, self.pid)
+        if self.killed is None or self.named is not None or not is_victim:
+            raise death
+        self.named, self._told = time.monotonic(), str(death)
+
+    def replacing(self, crew: LocalCrew) -> Callable[[WorkerDied], None]:
+        """Return what an `Engine` calls when a worker has died."""
+
+        def replace(death: WorkerDied) -> None:
+            self.note_death(death)
+            self._own_start = crew.replace(death.rank)
+            self._new_pid = crew.pid(death.rank)
+
+        return replace
+
+    def report(self) -> bool:
+        """Print what happened; returns whether it was what should happen."""
+        if self.killed is None or self.named is None or self._runs_again is None:
+            say("it finished before the kill")
+            return False
+        named, whole = self.named - self.killed, self._runs_again - self.killed
+        print_line("what the user sees", self._told)
+        print_line("named after", f"{named:.3f} s (promised: {PROMISED_SECONDS:.0f} s)")
+        print_line(
+            "replaced",
+            f"by pid {self._new_pid}; steps go on after {whole:.2f} s, "
+            f"{whole - self._own_start:.2f} s of them besides its own start",
+        )
+        return named < PROMISED_SECONDS
+
+
 def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
     """Kill a worker in the middle, and show what the user of such an engine sees."""
     batcher, progress = _batcher(arguments, arguments.pools), Progress()
-    victim = arguments.workers // 2
-    killed = None
+    murder = _Murder(arguments.workers // 2)
     with _crew(config, arguments) as crew:
         with interruptible():
             _print_start(crew, arguments)
-        pid = crew.pid(victim)
         try:
             with _view(crew, batcher, progress, arguments), interruptible():
                 for _ in Engine(config, crew).generate(batcher, progress):
                     check()
-                    # In the middle: when half of the requests have been started.
-                    if killed is None and 2 * len(progress.queued) >= len(batcher.sequences):
-                        step = len(progress.steps) - 1
-                        print_line("kill -9", f"worker {victim} (pid {pid}) after step {step}")
-                        killed = time.monotonic()
-                        os.kill(pid, signal.SIGKILL)
+                    murder.note_step(crew, batcher, progress)
         except WorkerDied as death:
-            if killed is None:
+            if murder.killed is None:
                 raise
-            seconds = time.monotonic() - killed
-            named = (death.rank, death.pid) == (victim, pid)
+            seconds = time.monotonic() - murder.killed
+            named = (death.rank, death.pid) == (murder.victim, murder.pid)
             told = str(death)
         else:
             say("it finished before the kill")
             return 1
-    others = [code for rank, code in enumerate(crew.exit_codes) if rank != victim]
+    others = [code for rank, code in enumerate(crew.exit_codes) if rank != murder.victim]
     with interruptible():
         print_line("what the user sees", told)
         print_line("named after", f"{seconds:.1f} s (promised: {PROMISED_SECONDS:.0f} s)")

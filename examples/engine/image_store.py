@@ -75,6 +75,10 @@ class ImageWriter:
         references, self._references = self._references, []
         return references
 
+    def put_back(self, references: list[ImageReference]) -> None:
+        """Send them with the next step: they were taken for one that nobody got."""
+        self._references[:0] = references
+
     def statistics(self) -> StoreStatistics:
         """Return the store's statistics: puts, hits, evictions, and what it holds."""
         return self._storage.statistics()

@@ -17,7 +17,15 @@ from .image_store import ImageWriter
 from .model import ModelConfig, block_bytes
 from .offload import RegionPlan, RegionStart
 from .paging import Pools
-from .worker import CHUNK_BYTES, START_SECONDS, Assignment, LastWords, Ready, run_worker
+from .worker import (
+    CHUNK_BYTES,
+    START_SECONDS,
+    Assignment,
+    LastWords,
+    Ready,
+    Restart,
+    run_worker,
+)
 
 
 class CannotStart(Exception):
@@ -105,13 +113,15 @@ class LocalCrew(Crew):
         if pools.region:
             instance, cell_bytes = secrets.token_hex(16), block_bytes(config, workers)
             self.region = RegionPlan(instance, pools.region, workers, cell_bytes)
+        self._config, self._device_blocks = config, pools.device
         self.region_starts: list[RegionStart] = []
         """One per worker; empty without a region."""
         self._note_segment(self.broadcast.export_handle())
         if self.images is not None:
             self.segments.append(self.images.handle().ring_buffer_handle[1])
         try:
-            self._start([self._assignment(config, rank, workers, pools) for rank in range(workers)])
+            ranks = range(workers)
+            self._start([self._assignment(r, self.broadcast.export_handle(r)) for r in ranks])
             with interruptible():
                 self._connect()
                 self.wait_until_ready()
@@ -119,10 +129,35 @@ class LocalCrew(Crew):
             self.close(in_order=False)
             raise
 
-    def _assignment(self, config: ModelConfig, rank: int, workers: int, pools: Pools) -> Assignment:
-        broadcast = self.broadcast.export_handle(rank)
+    def replace(self, rank: int) -> float:
+        """Start another worker in the place of a dead one; returns how long its own start took.
+
+        It gets every message from the next one on, which tells all workers to begin again.
+        """
+        self.broadcast.release_reader(rank)
+        handle = self.broadcast.readmit(rank)
+        self.answers.pop(rank).close()
+        if self.region is not None:  # the old one has no name by which it could join
+            self.region = self.region._replace(instance=secrets.token_hex(16))
+        started = time.monotonic()
+        self._start([self._assignment(rank, handle)])
+        self._begin_to_watch()
+        self.send(Restart(self.region))
+        self._connect()
+        seconds = time.monotonic() - started
+        with self._naming(rank):
+            self.answers[rank].wait_until_ready(START_SECONDS)
+        for other, answers in self.answers.items():
+            with self._naming(other):  # answers of the interrupted step come before
+                while answers.dequeue(cancel=self._is_one_gone) is not None:
+                    pass
+        return seconds
+
+    def _assignment(self, rank: int, broadcast: Handle) -> Assignment:
         images = None if self.images is None else self.images.handle()
-        return Assignment(config, rank, workers, pools.device, broadcast, images, self.region)
+        world = self.broadcast.n_local_reader
+        blocks = self._device_blocks
+        return Assignment(self._config, rank, world, blocks, broadcast, images, self.region)
 
     def _start(self, assignments: Sequence[Assignment]) -> None:
         try:

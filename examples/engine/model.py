@@ -160,6 +160,10 @@ class Shard:
         best = logits.argmax(axis=1)
         return Votes(best + self._first_token, logits.max(axis=1))
 
+    def restart(self) -> None:
+        """Forget everything but the weights."""
+        self._seen.clear()
+
     def drop(self, sequences: list[int]) -> None:
         """Forget the images of finished sequences. The scheduler keeps track of their blocks."""
         for sequence in sequences:

@@ -71,20 +71,28 @@ class Offload:
         Because all workers are `participants`, the file's name is unlinked once all of them have
         mapped it: nothing is left behind, however they end.
         """
+        self._rank, self._device = rank, device
+        self.moved = Moved()
+        self._enter(plan)
+
+    def restart(self, plan: RegionPlan) -> None:
+        """Go on in another region, because a worker was replaced: the old one has no name."""
+        self._region.cleanup()
+        self._enter(plan)
+
+    def _enter(self, plan: RegionPlan) -> None:
         started = time.monotonic()
         self._region = SharedOffloadRegion(
             plan.instance,
             plan.total_bytes,
             plan.blocks,
-            rank,
+            self._rank,
             plan.workers,
             plan.cell_bytes,
             participants=plan.workers,
         )
         self.start = RegionStart(self._region.mmap_path, time.monotonic() - started)
-        self.moved = Moved()
-        self._device = device
-        self._host = self._region.create_next_array(device[0].nbytes)
+        self._host = self._region.create_next_array(self._device[0].nbytes)
 
     def move(self, decision: Decision) -> None:
         """Copy blocks out of the device, then others back into it."""

@@ -124,6 +124,12 @@ class BlockTables:
         """Free the blocks of a sequence that has just run for the last time."""
         self._free_device.extend(self._tables.pop(sequence))
 
+    def clear(self) -> None:
+        """Free all blocks: what was in them is lost."""
+        self._free_device = list(reversed(range(self.pools.device)))
+        self._free_region = list(reversed(range(self.pools.region)))
+        self._tables, self._paused = {}, {}
+
     def _pause(self, sequence: int) -> list[Pair]:
         table = self._tables.pop(sequence)
         away = [self._free_region.pop() for _ in table]

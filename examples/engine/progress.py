@@ -43,6 +43,8 @@ class Progress:
         for number, position, tokens in decision["run"]:
             sequence = batcher.sequences[number]
             self.computed_tokens += len(tokens)
+            if sequence.has_restarted:
+                continue
             if position == 0:
                 self.queued.append(decided - sequence.request.arrival)
             if sequence.new_tokens == 1:

@@ -42,6 +42,21 @@ class Ready(NamedTuple):
     region: RegionStart | None
 
 
+class Restart(NamedTuple):
+    """Broadcast when a worker was replaced: all begin again, without a cache."""
+
+    region: RegionPlan | None
+
+
+class Restarted(Exception):
+    """A worker was replaced in the middle of the step."""
+
+    def __init__(self, restart: Restart) -> None:
+        """Say how to go on."""
+        super().__init__("a worker was replaced")
+        self.restart = restart
+
+
 class LastWords(NamedTuple):
     """What a worker sends through the same pipe when it must leave because of an error."""
 
@@ -130,8 +145,13 @@ def work(
         answers.enqueue(None)
         started_ns = time.process_time_ns()
         while True:
-            told = mail.take_decision()
-            _step(config, shard, told, mail, images, offload)
+            try:
+                _step(config, shard, mail.take_decision(), mail, images, offload)
+            except Restarted as error:
+                shard.restart()
+                if offload is not None and error.restart.region is not None:
+                    offload.restart(error.restart.region)
+                answers.enqueue(None)
     except Closed:
         report = mail.report
         report.cpu_ns = time.process_time_ns() - started_ns
@@ -178,7 +198,7 @@ class _Mail:
         self.report.answering_cpu_ns += time.process_time_ns() - cpu_ns
 
     def take_start(self) -> None:
-        """Wait for the first message, which has no content and is not measured."""
+        """Wait for the first message, which says only that all are there; it is not measured."""
         self._broadcast.dequeue()
 
     def take_decision(self) -> tuple[Decision, int]:
@@ -195,4 +215,6 @@ class _Mail:
         message = self._broadcast.dequeue()
         self.report.waiting_cpu_ns += time.process_time_ns() - cpu_ns
         self.report.waiting_ns += time.monotonic_ns() - started_ns
+        if isinstance(message, Restart):
+            raise Restarted(message)
         return message

@@ -63,6 +63,30 @@ def test_killed_worker_is_named_and_nothing_is_left(workers: int, prompts_file: 
     )  # one each of store and region
 
 
+@pytest.mark.parametrize("more", [[], ["--no-offload"], ["--images", "0"]], ids=str)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_killed_worker_is_replaced(workers: int, more: list[str], prompts_file: str) -> None:
+    """The others keep their processes, and all tokens are those of the undisturbed run."""
+    finished = run(
+        "--workers", str(workers), "--tokens", "16", "--batch", "3",
+        "--prompts", prompts_file, "--kill-worker", "--restart", *more,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert complaints(finished.stderr) == []
+    killed = re.search(r"kill -9 .*(worker \d+ \(pid \d+\))", finished.stdout)
+    assert killed is not None
+    assert f"{killed[1]} died" in finished.stdout
+    assert re.search(r"replaced +by pid \d+; steps go on after [\d.]+ s", finished.stdout)
+    assert "the same tokens" in finished.stdout
+    assert "nothing left of" in finished.stdout
+
+
+def test_restart_needs_a_kill(prompts_file: str) -> None:
+    finished = run("--prompts", prompts_file, "--restart")
+    assert finished.returncode == 2
+    assert "argument --restart: only with --kill-worker" in finished.stderr
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_nobody_reads_is_one_clear_error(prompts_file: str, unbuffered: str) -> None:
     """As with `| head -1`, or a full disk."""
