@@ -40,6 +40,9 @@ public:
           extents_(pool_.begin(), pool_.bytes(), os::Mapping::page_bytes() == core::kPage ? geometry.leases() : 0),
           readers_(geometry.n_reader, has_late_readers() ? Reader::uncounted : Reader::expected) {
         last_look_ = os::monotonic_now();
+        if (participants_.state(kSlot) != core::SlotState::absent)
+            throw core::RankTaken("the place was already taken by pid " + std::to_string(participants_.identity(kSlot).pid) +
+                                  ", which has left it");
         participants_.join(kSlot, os::own_identity());
     }
 

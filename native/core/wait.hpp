@@ -14,8 +14,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "core/sync.hpp"
 #include "os/clock.hpp"
@@ -85,6 +88,60 @@ private:
 struct WaitPoint {
     std::uint32_t* word;
     std::uint8_t* parked = nullptr;
+
+    // Returns the word as it is before the byte is set.
+    std::uint32_t park() const noexcept {
+        // Acquire: a sleeper that sees a waker's increment stores `parked` after that waker has cleared it. Otherwise
+        // the clear could arrive later and undo the store, and the next waker would see no sleeper.
+        SYNC_LOAD(wake);
+        const std::uint32_t seen = load_acquire(*word);
+        SYNC_STORE(park);
+        if (parked != nullptr) store_relaxed<std::uint8_t>(*parked, 1);
+        return seen;
+    }
+    void unpark() const noexcept {
+        if (parked != nullptr) store_relaxed<std::uint8_t>(*parked, 0);
+    }
+};
+
+// The sleep of one participant at its point.
+class SleepAtOne {
+public:
+    explicit SleepAtOne(WaitPoint point) noexcept : point_(point) {}
+
+    void park() noexcept { seen_ = point_.park(); }
+    // True if a signal came.
+    bool sleep(os::Nanoseconds until) const noexcept { return os::futex_wait(point_.word, seen_, until); }
+    void unpark() const noexcept { point_.unpark(); }
+
+private:
+    const WaitPoint point_;
+    std::uint32_t seen_ = 0;
+};
+
+// The sleep of one thread that is a participant at several points, at most os::kMostFutexes.
+class SleepAtAll {
+public:
+    explicit SleepAtAll(std::vector<WaitPoint> points) : points_(std::move(points)), words_(points_.size()) {}
+
+    void park() noexcept {
+        for (std::size_t i = 0; i < points_.size(); ++i) {
+            words_[i].word = points_[i].word;
+            words_[i].expected = points_[i].park();
+        }
+    }
+    bool sleep(os::Nanoseconds until) const noexcept {
+        errno = 0;
+        os::futex_wait_any(words_.data(), words_.size(), until);
+        return errno == EINTR;
+    }
+    void unpark() const noexcept {
+        for (const WaitPoint& point : points_) point.unpark();
+    }
+
+private:
+    const std::vector<WaitPoint> points_;
+    std::vector<os::FutexWaiter> words_;
 };
 
 enum class WaitResult { ready, timed_out, interrupted };
@@ -94,9 +151,9 @@ enum class LookReason { slice, signal, giving_up };
 // out; if it returns true, the wait ends as `interrupted`. The first slice takes 100 ms, and each one twice as long as
 // the one before as far as longest() allows. If ready() is true at once, there is no system call; if it becomes true
 // during the spin, the only system calls are yields of the core.
-template <class Ready, class Look, class Longest = os::Nanoseconds (*)()>
-WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look,
-                      Longest longest = [] { return kSlice; }) {
+template <class Sleep, class Ready, class Look, class Longest>
+WaitResult wait_asleep(Sleep asleep, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look,
+                       Longest longest) {
     if (ready()) return WaitResult::ready;
     if (deadline.is_poll()) {
         if (look(LookReason::giving_up)) return WaitResult::interrupted;
@@ -106,16 +163,11 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
     os::Nanoseconds slice = kSlice;
     os::Nanoseconds next_look = os::monotonic_now() + slice;
     for (;;) {
-        // Acquire: a sleeper that sees a waker's increment stores `parked` after that waker has cleared it. Otherwise
-        // the clear could arrive later and undo the store, and the next waker would see no sleeper.
-        SYNC_LOAD(wake);
-        const std::uint32_t seen = load_acquire(*point.word);
-        SYNC_STORE(park);
-        if (point.parked != nullptr) store_relaxed<std::uint8_t>(*point.parked, 1);
+        asleep.park();
         full_fence();
         const bool at_once = ready();
-        const bool signalled = !at_once && os::futex_wait(point.word, seen, std::min(next_look, deadline.at()));
-        if (point.parked != nullptr) store_relaxed<std::uint8_t>(*point.parked, 0);
+        const bool signalled = !at_once && asleep.sleep(std::min(next_look, deadline.at()));
+        asleep.unpark();
         if (at_once || ready()) return WaitResult::ready;
         const os::Nanoseconds now = os::monotonic_now();
         const bool is_over = deadline.passed(now);
@@ -130,6 +182,13 @@ WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, 
             next_look = now + slice;
         }
     }
+}
+
+// The same for who sleeps at one point only.
+template <class Ready, class Look, class Longest = os::Nanoseconds (*)()>
+WaitResult wait_until(WaitPoint point, Spinner& spinner, os::Deadline deadline, Ready&& ready, Look&& look,
+                      Longest longest = [] { return kSlice; }) {
+    return wait_asleep(SleepAtOne(point), spinner, deadline, ready, look, longest);
 }
 
 inline void wake_always(std::uint32_t* word) noexcept {

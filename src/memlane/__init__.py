@@ -1,6 +1,7 @@
 """Moves messages, objects and KV-cache blocks between processes through shared memory.
 
 MessageQueue                  one writer, many readers: each message once, in order
+Gather                        many writers, one reader: in order of each, and of all in turn
 SingleWriterShmObjectStorage  objects in a SingleWriterShmRingBuffer: put once, read by all
 SharedOffloadRegion           KV-cache blocks in host memory; copy_blocks moves them
 
@@ -45,11 +46,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from memlane.broadcast import (
+        Gather,
+        GatherHandle,
+        GatherStatistics,
         Handle,
         MessageQueue,
         QueueStatistics,
         ReaderStatistics,
         ShmRingBuffer,
+        WriterStatistics,
         first_ready,
         in_the_same_node_as,
     )
@@ -117,6 +122,9 @@ __all__ = [
     "ConcurrentUse",
     "CopyFailed",
     "CorruptMessage",
+    "Gather",
+    "GatherHandle",
+    "GatherStatistics",
     "GroupFailed",
     "Handle",
     "InvalidArgument",
@@ -160,6 +168,7 @@ __all__ = [
     "ViewInUse",
     "WriterClosed",
     "WriterDied",
+    "WriterStatistics",
     "WriterUnreachable",
     "WrongProcess",
     "WrongRole",
@@ -172,6 +181,9 @@ __all__ = [
 _SYSTEMS = ("broadcast", "errors", "groups", "offload", "store")
 _HOMES = {  # of the names that are not errors
     "BlockTransfer": "offload",
+    "Gather": "broadcast",
+    "GatherHandle": "broadcast",
+    "GatherStatistics": "broadcast",
     "Handle": "broadcast",
     "MessageQueue": "broadcast",
     "MsgpackSerde": "store",
@@ -187,6 +199,7 @@ _HOMES = {  # of the names that are not errors
     "StoreBlocker": "store",
     "StoreReaderStatistics": "store",
     "StoreStatistics": "store",
+    "WriterStatistics": "broadcast",
     "copy_blocks": "offload",
     "first_ready": "broadcast",
     "in_the_same_node_as": "broadcast",

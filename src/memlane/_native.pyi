@@ -361,6 +361,19 @@ class RingReader:
     def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
 
+class RingGather:
+    """One reader of several rings."""
+
+    def __init__(self, readers: list[RingReader]) -> None: ...
+    @staticmethod
+    def can_wait_for(count: int) -> bool:
+        """Whether so many rings can be waited for by one sleep here."""
+
+    def next(self, timeout: float | None, cancel: object | None) -> int | None:
+        """
+        The index of the next reader whose call would not wait, in turn; None on timeout.
+        """
+
 class ByteRingSegment(HeldSegment):
     """The shared memory of a byte ring."""
 

@@ -149,11 +149,17 @@ class ReaderGivenUp(PeerDied):
 
 
 class WriterDied(PeerDied):
-    """The writer, process `pid`, ended without close(); its complete messages were delivered."""
+    """The writer, process `pid`, ended without close(); its complete messages were delivered.
 
-    def __init__(self, pid: int, detail: str = "") -> None:
-        super().__init__(f"the writer (pid {pid}) died{detail}")
+    Attributes:
+        rank: of the writer, in a `Gather`; else None.
+    """
+
+    def __init__(self, pid: int, detail: str = "", rank: int | None = None) -> None:
+        who = "the writer" if rank is None else f"writer {rank}"
+        super().__init__(f"{who} (pid {pid}) died{detail}")
         self.pid = pid
+        self.rank = rank
 
 
 class WriterUnreachable(MemlaneError, ConnectionError):

@@ -19,6 +19,7 @@ ALL = [
     "awaiting",
     "watching",
     "exporting",
+    "gathering",
     "tiers",
     "engines",
     "engines.ray",

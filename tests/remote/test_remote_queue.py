@@ -411,12 +411,12 @@ def test_release_of_an_absent_reader() -> None:
 
 
 def test_places_that_are_all_taken() -> None:
-    """The error names the ranks that have them, on both sides, and which can be freed."""
+    """The error names the ranks that have them, on both sides."""
     with remote_writer(2) as writer:
         writer.export_handle(7)
         handle = writer.export_handle()
         reader = MessageQueue.create_from_handle(handle, 0)
-        owners = r"reader 0 \(running\), reader 7 \(never attached\); release_reader\(7\)"
+        owners = r"reader 0 \(running\), reader 7 \(never attached\)"
         with refuses(RankTaken, match=owners):
             MessageQueue.create_from_handle(handle, 1)
         with refuses(InvalidArgument, match=owners):
@@ -425,72 +425,42 @@ def test_places_that_are_all_taken() -> None:
 
 
 @pytest.mark.parametrize("is_exported", [True, False])
-def test_a_released_place_is_free_for_another_rank(is_exported: bool) -> None:
-    """Nobody waits for it; whoever takes it gets every message from the first."""
-    with remote_writer(2, remote_window=2) as writer:
-        seven = writer.export_handle(7)
+def test_a_released_place_is_closed(is_exported: bool) -> None:
+    """Nobody waits for it, and neither its own rank nor another gets it, before `readmit`."""
+    with remote_writer(2) as writer:
+        handle = writer.export_handle(7 if is_exported else None)
         first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
-        writer.release_reader(7)
-        writer.release_reader(7)
+        writer.release_reader(7 if is_exported else 1)
+        writer.release_reader(7 if is_exported else 1)
         writer.wait_until_ready(PATIENCE)
         writer.enqueue("first")
-        with refuses(RankTaken, match="reader 7 was released"):
-            MessageQueue.create_from_handle(seven, 7)
-        handle = writer.export_handle(1 if is_exported else None)
-        second = MessageQueue.create_from_handle(handle, 1)
-        writer.wait_until_ready(PATIENCE)
-        for reader in (first, second):
-            reader.wait_until_ready(PATIENCE)
-        writer.enqueue("second")
-        assert [first.dequeue(PATIENCE) for _ in range(2)] == ["first", "second"]
-        until(lambda: writer.statistics().readers[0].behind == 0)
-        with refuses(TimeoutError, match=r"reader 1 \("):  # it has a window like any other
-            writer.enqueue("third", 0)
-        assert [second.dequeue(PATIENCE) for _ in range(2)] == ["first", "second"]
-        assert [(row.rank, row.state) for row in writer.statistics().readers] == [
-            (0, "running"),
-            (1, "running"),
-        ]
-        with refuses(InvalidArgument):
+        rank = 7 if is_exported else 1
+        with refuses(RankTaken, match=f"reader {rank} was released"):
+            MessageQueue.create_from_handle(handle, rank)
+        with refuses(InvalidArgument, match=rf"reader {rank} \(released\)"):
             writer.export_handle(2)
-        for reader in (first, second):
-            reader.close()
+        with refuses(RankTaken):
+            MessageQueue.create_from_handle(handle, 2)
+        with MessageQueue.create_from_handle(writer.readmit(rank), rank) as second:
+            writer.enqueue("second")
+            assert second.dequeue(PATIENCE) == "second"
+        assert [first.dequeue(PATIENCE) for _ in range(2)] == ["first", "second"]
+        first.close()
 
 
-@pytest.mark.parametrize("is_taken", [False, True])
-def test_a_released_reader_takes_no_other_place(is_taken: bool) -> None:
-    """Whether or not its own was taken meanwhile: the other places are for those that the writer
-    waits for."""
+def test_a_released_reader_takes_no_other_place() -> None:
+    """The other places are for those that the writer waits for."""
     with remote_writer(3) as writer:
         handle = writer.export_handle()
         writer.release_reader(1)
         writer.enqueue("first")
-        readers = [MessageQueue.create_from_handle(handle, 7)] if is_taken else []
         with refuses(RankTaken, match="reader 1 was released before it attached"):
             MessageQueue.create_from_handle(handle, 1)
-        readers += [MessageQueue.create_from_handle(handle, rank) for rank in (0, 2)]
+        readers = [MessageQueue.create_from_handle(handle, rank) for rank in (0, 2)]
         writer.wait_until_ready(PATIENCE)
         assert [reader.dequeue(PATIENCE) for reader in readers] == ["first"] * len(readers)
         for reader in readers:
             reader.close()
-
-
-def test_a_released_place_whose_messages_are_gone() -> None:
-    """A reader that would miss messages is refused, and the queue continues."""
-    with remote_writer(2) as writer:
-        first = MessageQueue.create_from_handle(writer.export_handle(0), 0)
-        writer.release_reader(1)
-        handle = writer.export_handle()
-        writer.enqueue("first")
-        assert first.dequeue(PATIENCE) == "first"
-        until(lambda: writer.statistics().readers[0].behind == 0)
-        writer.enqueue("second")
-        with refuses(RankTaken, match="are gone"):
-            MessageQueue.create_from_handle(handle, 2)
-        with refuses(InvalidArgument):
-            writer.export_handle(2)
-        assert first.dequeue(PATIENCE) == "second"
-        first.close()
 
 
 @pytest.mark.parametrize("local", [0, 1])

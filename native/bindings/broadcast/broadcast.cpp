@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings/broadcast/ring_gather.hpp"
 #include "bindings/broadcast/ring_reader.hpp"
 #include "bindings/broadcast/ring_segment.hpp"
 #include "bindings/broadcast/ring_writer.hpp"
@@ -126,6 +127,13 @@ void bind_broadcast(nb::module_& m) {
         .def_prop_ro("origin", &RingReader::origin, nb::sig("def origin(self) -> tuple[int, str] | None"),
                      "For a relay's ring, pid and address of the writer whose messages it passes on.");
     bind_end(reader);
+
+    nb::class_<RingGather>(m, "RingGather", "One reader of several rings.")
+        .def(nb::init<const nb::list&>(), "readers"_a, nb::sig("def __init__(self, readers: list[RingReader]) -> None"))
+        .def_static("can_wait_for", &broadcast::RingGather::can_wait_for, "count"_a,
+                    "Whether so many rings can be waited for by one sleep here.")
+        .def("next", &RingGather::next, "timeout"_a.none(), "cancel"_a.none(), nb::sig("def next(self, timeout: float | None, cancel: object | None) -> int | None"),
+             "The index of the next reader whose call would not wait, in turn; None on timeout.");
 }
 
 }  // namespace memlane::bindings

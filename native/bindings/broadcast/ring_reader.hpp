@@ -112,6 +112,7 @@ public:
     void wait_until_ready(nb::handle timeout, nb::handle watch) {
         const Call call(*this);
         wait_for_everybody(timeout, watch);
+        core().segment().remove_name();  // if this end has created it
     }
 
 private:

@@ -61,3 +61,39 @@ class QueueStatistics:
     waits: int
     spills: int
     readers: tuple[ReaderStatistics, ...]
+
+
+@dataclass(frozen=True)
+class WriterStatistics:
+    """One writer of a gather, as its reader sees it.
+
+    Attributes:
+        rank: as in its handle.
+        pid: None while absent, and once its ring has ended.
+        state: as of a reader; `closed` also after `release_writer`.
+        behind: number of its messages that were not taken yet.
+    """
+
+    rank: int
+    pid: int | None
+    state: ReaderState
+    behind: int
+
+
+@dataclass(frozen=True)
+class GatherStatistics:
+    """One process of a gather.
+
+    Attributes:
+        pid: of this process.
+        messages: number sent by this writer, or taken by the reader from rings that have not ended.
+        bytes: of those messages, as encoded.
+        waits: number of calls that had to wait.
+        writers: in the reader, all writers by rank; in a writer none.
+    """
+
+    pid: int
+    messages: int
+    bytes: int
+    waits: int
+    writers: tuple[WriterStatistics, ...]

@@ -15,10 +15,10 @@ from memlane._net.contexts import need_curve
 from memlane._net.sockets import can_receive
 from memlane._net.tcp import Connection
 from memlane.broadcast.addresses import endpoint_of
+from memlane.broadcast.joint_watch import JointWatch
 from memlane.broadcast.network.driver import NetworkEnd, logger, timed_out
 from memlane.broadcast.network.endpoint import is_deserted
 from memlane.broadcast.network.transport import Connecting
-from memlane.broadcast.network.watch import JointWatch
 from memlane.broadcast.protocol.message import decode
 from memlane.broadcast.protocol.reader_session import ReaderSession
 from memlane.broadcast.statistics import QueueStatistics, ReaderStatistics

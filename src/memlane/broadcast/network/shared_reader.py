@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from memlane._base.deadline import NEVER, Deadline
 from memlane._base.diagnosis import failure, participant
 from memlane._base.lifetime import undone_by
+from memlane.broadcast.joint_watch import JointWatch
 from memlane.broadcast.local import LocalReader, ViewBlock
 from memlane.broadcast.network.reader import NetworkReader
 from memlane.broadcast.network.relay import Relay, ring_handle
-from memlane.broadcast.network.watch import JointWatch
 from memlane.broadcast.protocol.frames import ReportRow, Ring
 from memlane.broadcast.protocol.places import usual_place
 from memlane.broadcast.protocol.reader_session import PlaceTaken

@@ -1,0 +1,74 @@
+// One thread that reads from several rings, and waits for all of them by one sleep.
+//
+// A look at a ring is two loads; a sleep parks in every ring and is one system call (futex_waitv), whichever writer wakes.
+// Why no wake-up is lost: as in wait.hpp, for each ring.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "broadcast/ring_reader.hpp"
+#include "core/status.hpp"
+#include "core/wait.hpp"
+#include "os/futex.hpp"
+
+namespace memlane::broadcast {
+
+class RingGather {
+public:
+    // Whether so many rings can be waited for here.
+    static bool can_wait_for(std::size_t count) noexcept { return count <= os::kMostFutexes && os::has_futex_waitv(); }
+
+    RingGather() : spinner_(2, os::usable_cores()) {}
+
+    // Waits until a message or an end of one of them is there; the first in turn. `readers` may have gaps (null), whose numbers
+    // are kept. Calls `look(reason)` without any lock held.
+    template <class Look>
+    core::Taken<std::size_t> next(const std::vector<RingReader*>& readers, os::Deadline deadline, Look&& look,
+                                  os::Nanoseconds longest) {
+        if (const auto found = find(readers)) return *found;
+        std::vector<core::WaitPoint> points;
+        for (RingReader* reader : readers)
+            if (reader != nullptr) points.push_back(reader->wait_point());
+        std::optional<std::size_t> found;
+        const core::WaitResult result = core::wait_asleep(
+            core::SleepAtAll(std::move(points)), spinner_, deadline, [&] { return (found = find(readers)).has_value(); },
+            [&](core::LookReason reason) {
+                const os::Nanoseconds now = os::monotonic_now();
+                if (!deadline.is_poll() || now - last_look_ >= core::kPollInterval) {
+                    last_look_ = now;
+                    for (RingReader* reader : readers)
+                        if (reader != nullptr && reader->look()) return true;
+                }
+                return look(reason);
+            },
+            [&] { return any_may_be_silent(readers) ? core::kSlice : longest; });
+        if (found || (found = find(readers))) return *found;
+        return {result == core::WaitResult::timed_out ? core::Status::timed_out : core::Status::interrupted};
+    }
+
+    // The first in turn that is ready.
+    std::optional<std::size_t> find(const std::vector<RingReader*>& readers) noexcept {
+        for (std::size_t i = 0; i < readers.size(); ++i) {
+            const std::size_t at = (turn_ + i) % readers.size();
+            if (readers[at] == nullptr || !readers[at]->is_ready()) continue;
+            turn_ = at + 1;
+            return at;
+        }
+        return std::nullopt;
+    }
+
+private:
+    static bool any_may_be_silent(const std::vector<RingReader*>& readers) noexcept {
+        for (const RingReader* reader : readers)
+            if (reader != nullptr && reader->may_be_silent()) return true;
+        return false;
+    }
+
+    core::Spinner spinner_;
+    std::size_t turn_ = 0;
+    os::Nanoseconds last_look_ = 0;
+};
+
+}  // namespace memlane::broadcast

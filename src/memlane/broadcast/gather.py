@@ -1,0 +1,588 @@
+"""Gather: many writers and one reader, which gets the messages of each in order, of all in turn."""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+
+from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from, segment_name
+from memlane._base.deadline import Deadline
+from memlane._base.diagnosis import participant
+from memlane._base.handle_text import check_version, handle_in, handle_text
+from memlane._base.lifetime import Owned
+from memlane._base.naming import names_of
+from memlane._base.segments import name_of, new_id
+from memlane._base.serialization import Codec, codec_of
+from memlane._native import RingGather, RingReader, RingSegment, RingWriter
+from memlane.broadcast.handle import FORMAT_VERSION, checked_rank
+from memlane.broadcast.joint_watch import JointWatch
+from memlane.broadcast.local import NOW, RESERVED_CHUNK_BYTES, LocalEnd
+from memlane.broadcast.ring import ring_geometry
+from memlane.broadcast.starting import Starting
+from memlane.broadcast.statistics import GatherStatistics, WriterStatistics
+from memlane.errors import (
+    Closed,
+    InvalidArgument,
+    InvalidType,
+    RankTaken,
+    ReaderDied,
+    TimedOut,
+    WriterClosed,
+    WriterDied,
+    WrongRole,
+)
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+    from memlane._native import RingGeometry
+    from memlane.broadcast.awaiting import Awaiting
+    from memlane.broadcast.statistics import ReaderState
+
+# Of messages, where a type checker is told nothing else. With a default, which typing_extensions
+# would need at run time.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as _TypeVar
+
+    M = _TypeVar("M", default=Any)
+else:
+    M = TypeVar("M")
+
+_MOST_WRITERS = 1 << 12
+_CANCEL_SLICE = 0.1  # seconds
+_LONGEST_SLICE = 86400.0  # poll() takes milliseconds as a 32-bit int
+
+
+@dataclass
+class GatherHandle:
+    """What one writer attaches with. Send it pickled, or as JSON text.
+
+    Attributes:
+        rank: the writer's.
+        buffer_handle: (1, max_chunk_bytes, max_chunks, name) of its ring.
+        queue_id: 32 hexadecimal digits; a segment of another gather is refused.
+        serializer: "pickle" or "msgpack", as the reader chose.
+        max_extent_bytes: size of the pool for large messages.
+        format_version: of the handle and of the messages.
+    """
+
+    rank: int
+    buffer_handle: tuple[int, int, int, str]
+    queue_id: str
+    serializer: str
+    max_extent_bytes: int
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        """The handle as JSON text, for channels that do not carry pickles."""
+        return handle_text(self)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> GatherHandle:
+        """Parses a handle; raises InvalidArgument (a ValueError) if `text` is not one."""
+        handle = handle_in(text, GatherHandle, FORMAT_VERSION)
+        handle.validate()
+        return handle
+
+    def validate(self) -> None:
+        """Raises InvalidArgument unless a gather could have written every field."""
+        try:
+            check_version(self.format_version, FORMAT_VERSION)
+            checked_rank(self.rank)
+            n_reader, max_chunk_bytes, max_chunks, name = self.buffer_handle
+            ring_geometry(n_reader, max_chunk_bytes, max_chunks)
+            segment_name(name)
+            codec_of(self.serializer)
+            integer_from("max_extent_bytes", self.max_extent_bytes, 0)
+            if n_reader != 1 or len(bytes.fromhex(self.queue_id)) != 16:
+                raise InvalidArgument("this handle was not made by a gather")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InvalidArgument(f"this handle was not made by a gather: {error}") from None
+
+
+class _Ring(LocalEnd[RingReader]):
+    """The reader's end of one writer's ring, which it has created."""
+
+    def __init__(self, geometry: RingGeometry, rank: int, codec: Codec) -> None:
+        self.id = new_id()
+        self.rank = rank
+        segment = RingSegment.create(geometry, self.id, name_of(self.id), RESERVED_CHUNK_BYTES, 1)
+        super().__init__(segment, lambda: RingReader(segment, [rank], codec, 0, None))
+
+    @property
+    def writer_state(self) -> ReaderState:
+        return cast("ReaderState", participant(self.native, 0).state)
+
+
+class _Writer(LocalEnd[RingWriter]):
+    def __init__(self, handle: GatherHandle) -> None:
+        *numbers, name = handle.buffer_handle
+        codec, geometry = codec_of(handle.serializer), ring_geometry(*numbers)
+        self.rank = handle.rank
+        pool = min(handle.max_extent_bytes, MAX_SEGMENT_BYTES)
+        try:
+            segment = RingSegment.attach(geometry, name, bytes.fromhex(handle.queue_id), 0)
+            super().__init__(segment, lambda: RingWriter(segment, [self.rank], codec, pool, False))
+        except RankTaken as error:
+            raise RankTaken(f"writer {self.rank} cannot attach: {error}") from None
+
+    def send(self, obj: Any, timeout: float | None) -> None:
+        try:
+            self.native.send(obj, timeout)
+        except ReaderDied as error:
+            raise _reader_died(error.pid) from None
+
+
+def _reader_died(pid: int) -> ReaderDied:
+    return ReaderDied(None, pid, ": it was the reader, so nobody gathers messages any more")
+
+
+class _Reader:
+    """All rings of a gather; as an end, what awaiting needs of it."""
+
+    SLEEPS = True  # by one sleep for all rings, where the system can do that
+
+    def __init__(self, geometry: RingGeometry, n_writer: int, codec: Codec) -> None:
+        self.rings: list[_Ring] = []
+        with ExitStack() as undo:
+            for rank in range(n_writer):
+                self.rings.append(_Ring(geometry, rank, codec))
+                undo.callback(self.rings[-1].abandon)
+            self._gather = RingGather([ring.native for ring in self.rings])
+            undo.pop_all()
+        self._sleeps = self.SLEEPS and RingGather.can_wait_for(n_writer)
+        self.open = n_writer
+        self._dead: int | None = None
+        self._is_closed = False
+        self._watch: JointWatch | None = None
+
+    def check(self) -> None:
+        for ring in self.rings:
+            if self._is_closed or not ring.native.is_closed:
+                ring.check()
+                return
+
+    def receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
+        deadline: Deadline | None = None
+        left = timeout
+        while True:
+            if self._dead is not None:
+                raise self._death(self._dead)
+            rank = self._next(left, cancel)
+            if rank is None:
+                raise self.timed_out(timeout)
+            try:
+                return self.rings[rank].native.receive(NOW, None, lends)
+            except TimedOut as error:
+                if error.timeout is not NOW:  # of the message's own
+                    raise
+            except WriterClosed:
+                self._leave(rank)
+            except WriterDied:
+                self._dead = rank
+                continue
+            deadline = deadline or Deadline(timeout)
+            left = deadline.left()
+
+    def _next(self, timeout: float | None, cancel: threading.Event | None) -> int | None:
+        """Whose call would not wait; None after the timeout."""
+        if not self.open and not self._is_closed:
+            raise WriterClosed("all writers have closed, and everything has been read")
+        if self._sleeps:
+            return self._gather.next(timeout, cancel)
+        deadline = Deadline(timeout)
+        poller = select.poll()
+        poller.register(self.watch(), select.POLLIN)
+        while True:
+            rank = self._gather.next(0, cancel)
+            if rank is not None or deadline.has_passed():
+                return rank
+            most = _LONGEST_SLICE if cancel is None else _CANCEL_SLICE
+            poller.poll(ceil(1000 * deadline.left(most)))
+
+    def _death(self, rank: int) -> WriterDied:
+        who = participant(self.rings[rank].native, 0)
+        detail = f" after {who.position} messages, {who.since()}; call release_writer({rank}) to "
+        return WriterDied(who.pid, detail + "continue without it", rank)
+
+    def _leave(self, rank: int) -> None:
+        self.rings[rank].close()
+        self.open -= 1
+        if self._watch is not None:
+            self._watch.become(*(r.native.watch() for r in self.rings if not r.native.is_closed))
+
+    def release(self, rank: int) -> None:
+        if not 0 <= rank < len(self.rings):
+            raise InvalidArgument(f"the gather has no writer {rank}: it has {len(self.rings)}")
+        ring = self.rings[rank]
+        if ring.native.is_closed:
+            self.check()
+            return
+        if (state := ring.writer_state) not in ("dead", "absent"):
+            raise InvalidArgument(
+                f"writer {rank} is {state}: only a dead or absent writer can be released; end its "
+                f"process first"
+            )
+        self._leave(rank)
+        if self._dead == rank:
+            self._dead = None
+
+    def wait_until_ready(self, timeout: float | None, processes: Iterable[object]) -> None:
+        deadline = Deadline(timeout)
+        with Starting(self._pids, processes) as starting:
+            for ring in self.rings:
+                if ring.native.is_closed:
+                    continue
+                try:
+                    ring.native.wait_until_ready(deadline.left(), starting)
+                except TimedOut:
+                    absent = [
+                        f"writer {other.rank} (never attached)"
+                        for other in self.rings
+                        if not other.native.is_closed and other.writer_state == "absent"
+                    ]
+                    names = names_of(absent)
+                    text = f"timed out after {timeout} s waiting for {names}"
+                    raise TimedOut(text, timeout) from None
+                except WriterDied:
+                    raise self._death(ring.rank) from None
+
+    def _pids(self) -> set[int]:
+        return {pid for ring in self.rings if not ring.native.is_closed for pid in ring.pids()}
+
+    def watch(self) -> JointWatch:
+        """Kept as long as this object."""
+        if self._watch is None:
+            self.check()
+            self._watch = JointWatch(
+                *(ring.native.watch() for ring in self.rings if not ring.native.is_closed)
+            )
+        return self._watch
+
+    signal = watch
+
+    def show_waiting(self, is_waiting: bool, is_first: bool) -> None:
+        for ring in self.rings:
+            if not ring.native.is_closed:
+                ring.show_waiting(is_waiting, is_first)
+
+    def stall_line(self, _waited: float) -> str | None:
+        return None  # an idle gather is not worth a line
+
+    def timed_out(self, timeout: float | None) -> TimedOut:
+        return TimedOut(
+            f"timed out after {timeout} s; none of {self.open} writers has sent a message", timeout
+        )
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._each(lambda ring: ring.close())
+
+    def abandon(self) -> None:
+        self._is_closed = True
+        self._each(lambda ring: ring.abandon())
+
+    def _each(self, end: Callable[[_Ring], None]) -> None:
+        with ExitStack() as stack:  # all, whatever one of them raises
+            for ring in self.rings:
+                stack.callback(end, ring)
+
+    def statistics(self) -> GatherStatistics:
+        self.check()
+        rows, messages, size, waits = [], 0, 0, 0
+        for ring in self.rings:
+            if ring.native.is_closed:
+                rows.append(WriterStatistics(ring.rank, None, "closed", 0))
+                continue
+            counters = ring.native.counters()
+            messages, size, waits = (
+                messages + counters[0],
+                size + counters[1],
+                waits + counters[2],
+            )
+            who = participant(ring.native, 0)
+            is_here = who.state != "absent"
+            behind = max(0, who.position - ring.position) if is_here else 0
+            pid = who.pid if is_here else None
+            rows.append(WriterStatistics(ring.rank, pid, ring.writer_state, behind))
+        return GatherStatistics(os.getpid(), messages, size, waits, tuple(rows))
+
+
+class Gather(Owned, Generic[M]):
+    """The reader of many writers, or one of the writers (`create_from_handle`).
+
+    Each writer has a ring of its own, so writers never wait for each other. The reader takes one
+    message of each in turn, and sleeps for all of them at once.
+
+    Args:
+        n_writer: number of writers; their ranks are 0 to n_writer - 1.
+        max_chunk_bytes, max_chunks: of each writer's ring, as for `MessageQueue`.
+        max_extent_bytes: size of each writer's pool for larger messages, as for `MessageQueue`.
+        serializer: "pickle", or "msgpack", which executes no code when decoding.
+
+    Raises:
+        InvalidArgument: no writer, or too many.
+        ShmExhausted: /dev/shm has no space for it.
+
+    As of a queue, one thread at a time may use it in a process; `close()` may be called from any.
+    """
+
+    _instead_of_pickling = (
+        "send export_handle(rank), and call Gather.create_from_handle(handle, rank) in the writer"
+    )
+
+    def __init__(
+        self,
+        n_writer: int,
+        max_chunk_bytes: int = 10 * 1024 * 1024,
+        max_chunks: int = 10,
+        *,
+        max_extent_bytes: int = 1024 * 1024 * 1024,
+        serializer: str = "pickle",
+    ) -> None:
+        count = integer_from("n_writer", n_writer, 1, _MOST_WRITERS)
+        geometry = ring_geometry(1, max_chunk_bytes, max_chunks)
+        pool = min(integer_from("max_extent_bytes", max_extent_bytes, 0), MAX_SEGMENT_BYTES)
+        reader = _Reader(geometry, count, codec_of(serializer))
+        self._geometry, self._pool, self._serializer = geometry, pool, serializer
+        self._setup(reader, None)
+
+    @classmethod
+    def create_from_handle(cls, handle: GatherHandle, rank: int) -> Self:
+        """Attaches writer `rank`.
+
+        Raises:
+            InvalidType, InvalidArgument: the handle is not one of a gather, or another writer's.
+            SegmentMissing: the reader has closed or ended, or this is another host.
+            RankTaken: the rank is or was attached.
+            SegmentRefused, LayoutMismatch: the file of that name is not the gather's memory.
+        """
+        if not isinstance(handle, GatherHandle):
+            raise InvalidType(f"a GatherHandle is needed, not {type(handle).__name__}")
+        handle.validate()
+        if checked_rank(rank) != handle.rank:
+            raise InvalidArgument(f"this handle is writer {handle.rank}'s, not writer {rank}'s")
+        gather = cls.__new__(cls)
+        gather._setup(None, _Writer(handle))
+        return gather
+
+    def _setup(self, reader: _Reader | None, writer: _Writer | None) -> None:
+        self._reader, self._writer = reader, writer
+        self._is_closed = False
+        self._awaiting: Awaiting | None = None
+        self._own(self._end.abandon)
+
+    @property
+    def _end(self) -> _Reader | _Writer:
+        end = self._reader if self._writer is None else self._writer
+        if end is None:
+            raise Closed("this gather was never opened")
+        return end
+
+    def _must_be_reader(self, call: str) -> _Reader:
+        if self._reader is None:
+            raise WrongRole(f"Only the reader can {call}")
+        return self._reader
+
+    def _must_be_writer(self, call: str) -> _Writer:
+        if self._writer is None:
+            raise WrongRole(f"Only writers can {call}: make one with create_from_handle()")
+        return self._writer
+
+    def export_handle(self, rank: int) -> GatherHandle:
+        """What writer `rank` attaches with.
+
+        Raises:
+            WrongRole: this is a writer.
+            InvalidArgument: there is no such writer.
+            Closed: this gather was closed.
+        """
+        reader, rank = self._must_be_reader("export_handle"), checked_rank(rank)
+        if rank >= len(reader.rings):
+            raise InvalidArgument(f"the gather has no writer {rank}: it has {len(reader.rings)}")
+        reader.check()
+        ring, g = reader.rings[rank], self._geometry
+        place = (1, g.max_chunk_bytes, g.max_chunks, name_of(ring.id))
+        return GatherHandle(rank, place, ring.id.hex(), self._serializer, self._pool)
+
+    # Both ----------------------------------------------------------------------------------------
+
+    def statistics(self) -> GatherStatistics:
+        """Counters of this process, and in the reader the state of every writer.
+
+        Raises:
+            Closed: this gather was closed.
+        """
+        if self._writer is not None:
+            messages, size, waits, _ = self._writer.native.counters()
+            return GatherStatistics(os.getpid(), messages, size, waits, ())
+        return self._must_be_reader("see that").statistics()
+
+    def close(self) -> None:
+        """Closes it in this process, and tells the peers. Idempotent, from any thread.
+
+        What a writer has sent stays for the reader. Once the reader has closed, what writers send
+        is discarded, with a warning in the log.
+        """
+        self._is_closed = True
+        self._end.close()
+        self._disown()
+
+    def _end_block(self, has_failed: bool) -> None:
+        if has_failed:
+            self._is_closed = True
+            self._abandon()
+        else:
+            self.close()
+
+    def _check(self) -> None:
+        self._end.check()
+
+    def __repr__(self) -> str:
+        role = "reader" if self._writer is None else f"writer {self._writer.rank}"
+        return f"<Gather {role}{' closed' if self._is_closed else ''}>"
+
+    def _awaited(self) -> Awaiting:
+        from memlane.broadcast.awaiting import Awaiting  # which imports asyncio
+
+        if self._awaiting is None:
+            self._awaiting = Awaiting(self._end)
+        return self._awaiting
+
+    # A writer ------------------------------------------------------------------------------------
+
+    def enqueue(self, obj: M, timeout: float | None = None) -> None:
+        """Sends `obj` to the reader; blocks while this writer's ring is full. `timeout` is in
+        seconds.
+
+        Raises:
+            WrongRole: this is the reader.
+            TimedOut, ShmExhausted, InvalidType, Closed: as `MessageQueue.enqueue`.
+            ReaderDied: the reader has died; its `rank` is None.
+        """
+        writer = self._writer or self._must_be_writer("enqueue")
+        writer.send(obj, timeout)
+
+    async def aenqueue(self, obj: M, timeout: float | None = None) -> None:
+        """As `enqueue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
+        was sent. `timeout` is in seconds.
+
+        Raises:
+            ConcurrentUse: another coroutine awaits this gather.
+            MemlaneError: as `enqueue`.
+        """
+        writer = self._must_be_writer("aenqueue")
+        await self._awaited().call(lambda: writer.send(obj, NOW), timeout, is_send=True)
+
+    # The reader ----------------------------------------------------------------------------------
+
+    def wait_until_ready(
+        self, timeout: float | None = None, *, processes: Iterable[object] = ()
+    ) -> None:
+        """Returns when all writers have attached (in a writer: when the reader has), and removes
+        the names of their rings; after that, nothing can be left behind.
+
+        Args:
+            timeout: in seconds.
+            processes: those that you have started for it, as objects with `pid`, or pids: one that
+                ends before it attaches is then reported, and not waited for.
+
+        Raises:
+            TimedOut: after `timeout` seconds; it names the missing writers.
+            WriterDied: a writer has died. ReaderDied: the reader has, or, with `rank` None, one of
+                `processes` has ended before it attached.
+        """
+        if self._writer is None:
+            self._must_be_reader("wait").wait_until_ready(timeout, processes)
+            return
+        try:
+            self._writer.wait_for_processes(timeout, processes)
+        except ReaderDied as error:
+            raise _reader_died(error.pid) from None
+
+    def release_writer(self, rank: int) -> None:
+        """Goes on without a writer that has died, or has never attached.
+
+        Raises:
+            WrongRole: this is a writer.
+            InvalidArgument: there is no such writer, or it is alive, even if stopped or slow.
+        """
+        self._must_be_reader("release_writer").release(checked_rank(rank))
+
+    def dequeue(
+        self,
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+        *,
+        lend: bool = True,
+    ) -> M:
+        """Returns the next object of one of the writers, which then belongs to you.
+
+        `timeout` (in seconds), `cancel` and `lend` are as for `MessageQueue.dequeue`.
+
+        Raises:
+            WrongRole: this is a writer.
+            TimedOut, Cancelled: nothing is consumed.
+            WriterDied: a writer has died, after all its messages; it has `rank` and `pid`. Every
+                call raises it until `release_writer(rank)`.
+            WriterClosed: all writers have closed, and everything has been read.
+            Closed: this gather was closed.
+            OutOfMemory, CorruptMessage, or what decoding raises: as `MessageQueue.dequeue`.
+        """
+        reader = self._reader or self._must_be_reader("dequeue")
+        message: M = reader.receive(timeout, cancel, bool(lend))
+        return message
+
+    async def adequeue(self, timeout: float | None = None, *, lend: bool = True) -> M:
+        """As `dequeue`, for asyncio: other tasks run while it waits. If it is cancelled, nothing
+        was consumed. `timeout` is in seconds.
+
+        Raises:
+            ConcurrentUse: another coroutine awaits this gather.
+            MemlaneError: as `dequeue`.
+        """
+        reader, lends = self._must_be_reader("adequeue"), bool(lend)
+        message: M = await self._awaited().call(
+            lambda: reader.receive(NOW, None, lends), timeout, is_send=False
+        )
+        return message
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while a message or an end of any writer is there, for
+        select, epoll and event loops; as `MessageQueue.fileno`.
+
+        Raises:
+            WrongRole: this is a writer.
+            Closed: this gather was closed, and had no descriptor before.
+            SystemFault: there is no descriptor or thread left.
+        """
+        return self._must_be_reader("fileno").watch().fileno()
+
+    def __iter__(self) -> Iterator[M]:
+        self._must_be_reader("iterate")
+        return self
+
+    def __next__(self) -> M:
+        try:
+            return self.dequeue()
+        except WriterClosed:
+            raise StopIteration from None
+        except StopIteration as error:  # raised by decoding; it must not end the loop
+            raise RuntimeError("decoding a message raised StopIteration") from error
+
+    def __aiter__(self) -> AsyncIterator[M]:
+        self._must_be_reader("iterate")
+        return self
+
+    async def __anext__(self) -> M:
+        try:
+            return await self.adequeue()
+        except WriterClosed:
+            raise StopAsyncIteration from None
+        except StopAsyncIteration as error:  # raised by decoding; it must not end the loop
+            raise RuntimeError("decoding a message raised StopAsyncIteration") from error

@@ -1,0 +1,391 @@
+"""Gather: many writers, one reader."""
+
+import asyncio
+import gc
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlane import (
+    Cancelled,
+    Closed,
+    Gather,
+    GatherHandle,
+    InvalidArgument,
+    InvalidType,
+    RankTaken,
+    ReaderDied,
+    SegmentMissing,
+    TimedOut,
+    WriterClosed,
+    WriterDied,
+    WrongRole,
+)
+from memlane.broadcast import gather as module
+from tests.support import PATIENCE, Aside, Link, Remote, serve, start, until
+from tests.support.queues import BOUND, SHM, refuses, segments
+
+
+@contextmanager
+def gather_of(
+    n_writer: int = 2, *, ready: bool = True, **options: Any
+) -> Iterator[tuple[Gather, list[Gather]]]:
+    """A reader and its writers, all in this process."""
+    options = {"max_chunk_bytes": 4096, "max_chunks": 4, **options}
+    with ExitStack() as stack:
+        reader = stack.enter_context(Gather(n_writer, **options))
+        writers = []
+        for rank in range(n_writer):
+            writers.append(Gather.create_from_handle(reader.export_handle(rank), rank))
+            stack.callback(writers[-1].close)
+        if ready:
+            reader.wait_until_ready(PATIENCE)
+        yield reader, writers
+
+
+def writing(link: Link, handle: GatherHandle) -> None:
+    serve(link, Gather.create_from_handle(handle, handle.rank))
+
+
+def start_writer(reader: Gather, rank: int, method: str = "fork") -> Remote:
+    """An attached writer in its own process."""
+    return Remote(start(writing, reader.export_handle(rank), method=method))
+
+
+def counting(_link: Link, handle: GatherHandle, count: int, size: int) -> None:
+    """Role: sends so many numbered messages."""
+    with Gather.create_from_handle(handle, handle.rank) as writer:
+        writer.wait_until_ready(PATIENCE)
+        for number in range(count):
+            writer.enqueue((handle.rank, number, bytes(size)), PATIENCE)
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("sleeps", [True, False], ids=["one sleep", "a descriptor each"])
+def test_in_order_of_each(size: int, sleeps: bool, method: str, monkeypatch: Any) -> None:
+    """From four processes; also where the system has no futex_waitv."""
+    if not sleeps:
+        monkeypatch.setattr(module._Reader, "SLEEPS", False)
+    with Gather(4, 4096, 4) as reader:
+        handles = [reader.export_handle(rank) for rank in range(4)]
+        peers = [start(counting, handle, 200, size, method=method) for handle in handles]
+        reader.wait_until_ready(PATIENCE, processes=peers)
+        assert not segments()
+        latest = [-1] * 4
+        for rank, number, body in reader:
+            assert number == latest[rank] + 1
+            assert len(body) == size
+            latest[rank] = number
+        assert latest == [199] * 4
+        with refuses(WriterClosed):
+            reader.dequeue()
+    for peer in peers:
+        assert peer.join() == 0
+
+
+def test_in_turn() -> None:
+    """Nobody is served twice while another one waits."""
+    with gather_of(3, max_chunks=4) as (reader, writers):
+        for number in range(4):
+            for rank, writer in enumerate(writers):
+                writer.enqueue((rank, number))
+        got = [reader.dequeue(0) for _ in range(12)]
+        assert [rank for rank, _ in got] == [0, 1, 2] * 4
+        writers[2].enqueue("a")
+        writers[2].enqueue("b")
+        writers[0].enqueue("c")
+        assert [reader.dequeue(0) for _ in range(3)] == ["c", "a", "b"]
+
+
+def test_waiting_and_not_waiting() -> None:
+    """`timeout` and `cancel` are those of a queue."""
+    with gather_of(3) as (reader, writers):
+        with refuses(TimedOut, match="timed out after 0 s; none of 3 writers has sent a message"):
+            reader.dequeue(0)
+        before = time.monotonic()
+        with refuses(TimedOut):
+            reader.dequeue(0.1)
+        assert 0.1 <= time.monotonic() - before < 1.0
+        event = threading.Event()
+        waiting = Aside(reader.dequeue, None, event).until_blocked()
+        event.set()
+        with refuses(Cancelled):
+            waiting.result()
+        writers[1].enqueue("first")
+        assert reader.dequeue(0, event) == "first"  # what is there wins
+        for rank in (2, 0, 1):
+            waiting = Aside(reader.dequeue).until_blocked()
+            writers[rank].enqueue(rank)
+            assert waiting.result() == rank
+
+
+def test_a_writer_waits_for_room() -> None:
+    """In its own ring: the others go on."""
+    with gather_of(2, max_chunks=2) as (reader, writers):
+        for number in range(2):
+            writers[0].enqueue(number)
+        with refuses(TimedOut):
+            writers[0].enqueue(2, timeout=0.05)
+        writers[1].enqueue("beside")
+        sending = Aside(writers[0].enqueue, 2).until_blocked()
+        assert [reader.dequeue(0) for _ in range(2)] == [0, "beside"]
+        sending.result()
+        assert [reader.dequeue(0) for _ in range(2)] == [1, 2]
+
+
+def test_a_dead_writer(method: str) -> None:
+    """After its messages, every call raises until it is released; then the others go on."""
+    with Gather(3, 4096, 4) as reader:
+        writers = [start_writer(reader, rank, method) for rank in range(3)]
+        reader.wait_until_ready(PATIENCE)
+        writers[1].call("enqueue", "last words")
+        waiting = None
+        assert reader.dequeue(PATIENCE) == "last words"
+        writers[1].call("enqueue", "really")
+        with refuses(InvalidArgument, match="writer 1 is running"):
+            reader.release_writer(1)
+        writers[1].peer.kill()
+        assert reader.dequeue(PATIENCE) == "really"
+        waiting = Aside(reader.dequeue)
+        killed = time.monotonic()
+        with refuses(WriterDied, match=r"writer 1 \(pid \d+\) died after 2 messages") as caught:
+            waiting.result()
+        assert time.monotonic() - killed < BOUND + 0.5
+        assert (caught.value.rank, caught.value.pid) == (1, writers[1].pid)
+        writers[0].call("enqueue", "waits")
+        for _ in range(2):
+            with refuses(WriterDied, match=r"call release_writer\(1\) to continue without it"):
+                reader.dequeue(PATIENCE)
+        states = [writer.state for writer in reader.statistics().writers]
+        assert states == ["running", "dead", "running"]
+        reader.release_writer(1)
+        reader.release_writer(1)
+        assert reader.dequeue(PATIENCE) == "waits"
+        writers[0].call("close")
+        writers[2].call("enqueue", "the last one")
+        writers[2].call("close")
+        assert list(reader) == ["the last one"]
+
+
+def test_a_dead_reader() -> None:
+    """Writers are told."""
+    peer = start(gathering)
+    handle = peer.hear()
+    with Gather.create_from_handle(handle, 0) as writer:
+        writer.enqueue("one")
+        peer.kill()
+        for _ in range(2):
+            with refuses(ReaderDied, match="it was the reader, so nobody gathers") as caught:
+                while True:
+                    writer.enqueue("more", timeout=PATIENCE)
+            assert caught.value.pid == peer.pid
+        with refuses(ReaderDied):
+            writer.wait_until_ready(PATIENCE)
+    assert not segments()
+
+
+def gathering(link: Link) -> None:
+    reader = Gather(1, 64, 2)
+    link.tell(reader.export_handle(0))
+    link.hear()
+
+
+def test_who_is_absent() -> None:
+    """It is named, can be released, and a process that ends before it attaches is reported."""
+    with gather_of(3, ready=False) as (reader, writers):
+        reader.wait_until_ready(PATIENCE)
+        assert len(writers) == 3
+    with Gather(3, 64, 2) as reader, ExitStack() as stack:
+        writer = Gather.create_from_handle(reader.export_handle(1), 1)
+        stack.callback(writer.close)
+        names = r"writer 0 \(never attached\), writer 2 \(never attached\)"
+        with refuses(TimedOut, match=f"timed out after 0.05 s waiting for {names}"):
+            reader.wait_until_ready(0.05)
+        peer = start(lambda _link: None)
+        peer.join()
+        with refuses(ReaderDied, match=f"process {peer.pid} died before it attached"):
+            reader.wait_until_ready(PATIENCE, processes=[peer.pid])
+        reader.release_writer(0)
+        reader.release_writer(2)
+        reader.wait_until_ready(0)
+        assert not segments()
+        writer.enqueue("here")
+        assert reader.dequeue(0) == "here"
+        with refuses(SegmentMissing):
+            Gather.create_from_handle(reader.export_handle(0), 0)
+
+
+def test_wrong_use() -> None:
+    """Is refused, and changes nothing."""
+    for count in (0, -1, 5000):
+        with refuses(InvalidArgument):
+            Gather(count)
+    with refuses(InvalidType):
+        Gather("2")  # type: ignore[arg-type]
+    with gather_of(2, ready=False) as (reader, writers):
+        handle = reader.export_handle(0)
+        with refuses(RankTaken, match="writer 0 cannot attach"):
+            Gather.create_from_handle(handle, 0)
+        with refuses(InvalidArgument, match="this handle is writer 0's, not writer 1's"):
+            Gather.create_from_handle(handle, 1)
+        with refuses(InvalidArgument, match="no writer 2"):
+            reader.export_handle(2)
+        with refuses(InvalidArgument, match="no writer 7"):
+            reader.release_writer(7)
+        with refuses(InvalidType):
+            Gather.create_from_handle(writers[0], 0)  # type: ignore[arg-type]
+        for call in (reader.enqueue, writers[0].release_writer, writers[0].export_handle):
+            with refuses(WrongRole):
+                call(0)
+        for call in (writers[0].dequeue, writers[0].fileno, lambda: iter(writers[0])):
+            with refuses(WrongRole):
+                call()
+        writers[1].enqueue(1)
+        assert reader.dequeue(0) == 1
+    for call in (reader.dequeue, reader.statistics, lambda: writers[0].enqueue(1)):
+        with refuses(Closed):
+            call()
+    reader.close()
+    assert "closed" in repr(reader)
+
+
+def test_handles_as_text() -> None:
+    """Text that no gather has written is refused."""
+    with Gather(1, 64, 2, serializer="msgpack") as reader:
+        handle = reader.export_handle(0)
+        text = handle.to_json()
+        assert GatherHandle.from_json(text) == handle
+        changed = text.replace('"rank":0', '"rank":-1'), text.replace("msgpack", "x")
+        for wrong in ("", "{}", *changed):
+            with refuses(ValueError):
+                GatherHandle.from_json(wrong)
+        with Gather.create_from_handle(GatherHandle.from_json(text), 0) as writer:
+            writer.enqueue({"a": 1})
+            assert reader.dequeue(0) == {"a": 1}
+            with refuses(InvalidType):
+                writer.enqueue(object())
+
+
+def test_a_place_is_for_one_writer() -> None:
+    """Who comes after one that has ended would continue its numbers from anywhere."""
+    with Gather(1, 64, 4) as reader:
+        handle = reader.export_handle(0)
+        with Gather.create_from_handle(handle, 0) as writer:
+            writer.enqueue(1)
+        with refuses(RankTaken, match="which has left it"):
+            Gather.create_from_handle(handle, 0)
+        assert list(reader) == [1]
+
+
+def test_errors_of_messages() -> None:
+    """A message that cannot be decoded is consumed; the others are there."""
+    with gather_of(2) as (reader, writers):
+        writers[0].enqueue(Broken(TimedOut("of its own", 0.0)))
+        writers[0].enqueue("next")
+        with pytest.raises(TimedOut, match="of its own"):
+            reader.dequeue(PATIENCE)
+        assert reader.dequeue(0) == "next"
+        writers[1].enqueue(Broken(ValueError("of its own")))
+        with pytest.raises(ValueError, match="of its own"):
+            reader.dequeue(PATIENCE)
+
+
+class Broken:
+    """Raises while it is decoded."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return raising, (self.error,)
+
+
+def raising(error: Exception) -> None:
+    raise error
+
+
+def test_lent_arrays() -> None:
+    """As of a queue: they are the reader's, and their space is used again when they are dropped."""
+    with gather_of(2, max_extent_bytes=32 << 20) as (reader, writers):
+        kept = []
+        for number in range(20):
+            writers[number % 2].enqueue(np.full(1 << 18, number))
+            kept.append(reader.dequeue(PATIENCE))
+            kept = kept[-2:]
+        assert [int(array[0]) for array in kept] == [18, 19]
+        kept[0][:] = 7
+        reader.close()
+        assert (kept[0] == 7).all()
+        assert (kept[1] == 19).all()
+
+
+def test_close_from_another_thread() -> None:
+    """Whoever waits is told."""
+    with gather_of(3) as (reader, _):
+        waiting = Aside(reader.dequeue).until_blocked()
+        reader.close()
+        with refuses(Closed):
+            waiting.result()
+    gc.collect()
+    assert not [name for name in os.listdir(SHM) if name.startswith("memlane-")]
+
+
+def test_awaited() -> None:
+    """By asyncio, and by selectors: one descriptor for all writers."""
+
+    async def play(reader: Gather, writers: list[Gather]) -> list[Any]:
+        with refuses(TimedOut):
+            await reader.adequeue(0.02)
+        waiting = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        for number in range(8):
+            for writer in writers:
+                await writer.aenqueue(number)
+            for _ in writers:
+                assert await reader.adequeue(PATIENCE) == number
+        for rank in (2, 0, 1):
+            waiting = asyncio.create_task(reader.adequeue())
+            await asyncio.sleep(0.02)
+            writers[rank].enqueue(rank)
+            assert await waiting == rank
+        for writer in writers:
+            writer.enqueue("end")
+            writer.close()
+        return [message async for message in reader]
+
+    with gather_of(3) as (reader, writers):
+        assert asyncio.run(play(reader, writers)) == ["end"] * 3
+    with gather_of(3) as (reader, writers):
+        poller = select.poll()
+        poller.register(reader.fileno(), select.POLLIN)
+        for writer in writers:
+            assert not poller.poll(200)
+            writer.enqueue(1)
+            assert poller.poll(1000 * PATIENCE)
+            assert reader.dequeue(0) == 1
+            until(lambda: not poller.poll(0))
+
+
+def test_statistics() -> None:
+    """Of both roles."""
+    with gather_of(2) as (reader, writers):
+        for number in range(3):
+            writers[1].enqueue(number)
+        reader.dequeue()
+        rows = reader.statistics().writers
+        assert [(row.rank, row.pid, row.behind) for row in rows] == [
+            (0, os.getpid(), 0),
+            (1, os.getpid(), 2),
+        ]
+        assert reader.statistics().messages == 1
+        assert (writers[1].statistics().messages, writers[1].statistics().writers) == (3, ())
+        writers[0].close()
