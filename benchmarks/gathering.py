@@ -34,20 +34,22 @@ context = multiprocessing.get_context("fork")
 BATCH = 32
 
 
-def message(rank: int, number: int) -> dict[str, Any]:
+def message(rank: int) -> dict[str, Any]:
     """A worker's answer, some 225 bytes."""
     return {
         "rank": rank,
-        "step": number,
+        "step": 0,
         "requests": [f"request-{each:04}" for each in range(8)],
         "tokens": list(range(8)),
     }
 
 
 def send_all(rank: int, count: int, gate: Any, send: Callable[[dict[str, Any]], object]) -> None:
+    step = message(rank)
     gate.wait()
     for number in range(count):
-        send(message(rank, number))
+        step["step"] = number
+        send(step)
 
 
 def memlane_writer(handle: GatherHandle, count: int, gate: Any) -> None:
@@ -57,7 +59,7 @@ def memlane_writer(handle: GatherHandle, count: int, gate: Any) -> None:
 
 @contextmanager
 def memlane(writers: int, count: int, gate: Any) -> Iterator[Receive]:
-    with Gather(writers) as reader:
+    with Gather(writers, max_chunks=4) as reader:
         for rank in range(writers):
             start(memlane_writer, reader.export_handle(rank), count, gate)
         reader.wait_until_ready(60)
@@ -114,9 +116,10 @@ def fifo_writer(queue: Any, rank: int, count: int, gate: Any, batch: int) -> Non
     if batch == 1:
         send_all(rank, count, gate, lambda step: queue.put(step, timeout=60))
         return
+    step = message(rank)
     gate.wait()
     for first in range(0, count, batch):
-        steps = [message(rank, number) for number in range(first, min(count, first + batch))]
+        steps = [{**step, "step": n} for n in range(first, min(count, first + batch))]
         queue.put_many(steps, timeout=60)
 
 

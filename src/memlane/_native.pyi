@@ -364,15 +364,23 @@ class RingReader:
 class RingGather:
     """One reader of several rings."""
 
-    def __init__(self, readers: list[RingReader]) -> None: ...
+    def __init__(self, readers: list[RingReader], nothing: object) -> None: ...
     @staticmethod
     def can_wait_for(count: int) -> bool:
         """Whether so many rings can be waited for by one sleep here."""
 
-    def next(self, timeout: float | None, cancel: object | None) -> int | None:
+    def receive(self, timeout: float | None, cancel: object | None, lends: bool) -> object:
         """
-        The index of the next reader whose call would not wait, in turn; None on timeout.
+        The next object of a reader that has one, in turn; `nothing` on timeout.
         """
+
+    @property
+    def latest(self) -> int:
+        """The index of the reader that was read from last."""
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether the call that raised has consumed a message."""
 
 class ByteRingSegment(HeldSegment):
     """The shared memory of a byte ring."""

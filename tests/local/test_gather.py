@@ -292,9 +292,12 @@ def test_errors_of_messages() -> None:
         with pytest.raises(TimedOut, match="of its own"):
             reader.dequeue(PATIENCE)
         assert reader.dequeue(0) == "next"
-        writers[1].enqueue(Broken(ValueError("of its own")))
-        with pytest.raises(ValueError, match="of its own"):
-            reader.dequeue(PATIENCE)
+        for error in (ValueError("its own"), WriterClosed("its own"), WriterDied(7, " its own")):
+            writers[1].enqueue(Broken(error))
+            with pytest.raises(type(error), match="its own"):
+                reader.dequeue(PATIENCE)
+        writers[1].enqueue("goes on")
+        assert reader.dequeue(PATIENCE) == "goes on"
 
 
 class Broken:

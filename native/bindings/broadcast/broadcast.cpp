@@ -129,11 +129,15 @@ void bind_broadcast(nb::module_& m) {
     bind_end(reader);
 
     nb::class_<RingGather>(m, "RingGather", "One reader of several rings.")
-        .def(nb::init<const nb::list&>(), "readers"_a, nb::sig("def __init__(self, readers: list[RingReader]) -> None"))
+        .def(nb::init<const nb::list&, nb::object>(), "readers"_a, "nothing"_a,
+             nb::sig("def __init__(self, readers: list[RingReader], nothing: object) -> None"))
         .def_static("can_wait_for", &broadcast::RingGather::can_wait_for, "count"_a,
                     "Whether so many rings can be waited for by one sleep here.")
-        .def("next", &RingGather::next, "timeout"_a.none(), "cancel"_a.none(), nb::sig("def next(self, timeout: float | None, cancel: object | None) -> int | None"),
-             "The index of the next reader whose call would not wait, in turn; None on timeout.");
+        .def("receive", &RingGather::receive, "timeout"_a.none(), "cancel"_a.none(), "lends"_a,
+             nb::sig("def receive(self, timeout: float | None, cancel: object | None, lends: bool) -> object"),
+             "The next object of a reader that has one, in turn; `nothing` on timeout.")
+        .def_prop_ro("latest", &RingGather::latest, "The index of the reader that was read from last.")
+        .def_prop_ro("has_taken", &RingGather::has_taken, "Whether the call that raised has consumed a message.");
 }
 
 }  // namespace memlane::bindings

@@ -1,9 +1,10 @@
-// One reader of several rings for Python: says which of them to read from next.
+// One reader of several rings for Python. A message that is there: one native call.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,8 @@ namespace nb = nanobind;
 
 class RingGather {
 public:
-    explicit RingGather(const nb::list& readers) {
+    // `nothing`: what a call returns on timeout.
+    RingGather(const nb::list& readers, nb::object nothing) : nothing_(std::move(nothing)) {
         for (const nb::handle reader : readers) {
             kept_.push_back(nb::borrow(reader));
             readers_.push_back(&nb::cast<RingReader&>(reader));
@@ -24,22 +26,39 @@ public:
         cores_.resize(readers_.size());
     }
 
-    // The index of the next reader whose call would not wait, in turn; None on timeout. Closed ones are left out.
-    nb::object next(nb::handle timeout, nb::handle cancel) {
+    // What the next reader in turn whose call would not wait returns, or raises; `latest` then says which. Closed ones are
+    // left out.
+    nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
+        const std::optional<std::size_t> next = find(timeout, cancel);
+        if (!next) return nothing_;
+        latest_ = *next;
+        RingReader& reader = *readers_[latest_];
+        const std::uint64_t before = reader.position();
+        try {
+            return reader.receive(nb::int_(0), nb::none(), lends);
+        } catch (...) {
+            has_taken_ = reader.position() != before;
+            throw;
+        }
+    }
+    std::size_t latest() const noexcept { return latest_; }
+    // Whether the call that raised has consumed a message, whose decoding then raised.
+    bool has_taken() const noexcept { return has_taken_; }
+
+private:
+    std::optional<std::size_t> find(nb::handle timeout, nb::handle cancel) {
         bool any = false;
         for (std::size_t i = 0; i < readers_.size(); ++i) {
-            cores_[i] = readers_[i]->is_closed() ? nullptr : readers_[i]->shared_core().get();
-            if (cores_[i] == nullptr) continue;
-            any = true;
-            if (readers_[i]->is_ready_anyway()) return nb::int_(i);
+            cores_[i] = readers_[i]->shared_core().get();
+            any |= cores_[i] != nullptr;
+            if (readers_[i]->is_ready_anyway()) return i;
         }
         if (!any) raise_error(Error::Closed, "this gather is closed");
-        if (const auto found = gather_.find(cores_)) return nb::int_(*found);
+        if (const auto found = gather_.find(cores_)) return found;
         return wait(timeout, cancel);
     }
 
-private:
-    nb::object wait(nb::handle timeout, nb::handle cancel) {
+    std::optional<std::size_t> wait(nb::handle timeout, nb::handle cancel) {
         std::vector<std::unique_ptr<RingReader::Call>> calls;
         RingReader* first = nullptr;
         for (std::size_t i = 0; i < readers_.size(); ++i) {
@@ -52,15 +71,18 @@ private:
         if (look.is_cancelled()) raise_failure(first->self(), "cancelled");
         const os::Nanoseconds longest = cancel.is_none() ? core::kLongestSlice : core::kSlice;
         const auto next = without_gil([&] { return gather_.next(cores_, deadline, look, longest); });
-        if (next.loan) return nb::int_(*next.loan);
+        if (next.loan) return next.loan;
         if (next.status == core::Status::interrupted) raise_failure(first->self(), "cancelled");
-        return nb::none();
+        return std::nullopt;
     }
 
+    const nb::object nothing_;
     std::vector<nb::object> kept_;
     std::vector<RingReader*> readers_;
     std::vector<broadcast::RingReader*> cores_;  // of the call under way
     broadcast::RingGather gather_;
+    std::size_t latest_ = 0;
+    bool has_taken_ = false;
 };
 
 }  // namespace memlane::bindings

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 else:
     M = TypeVar("M")
 
+_NOTHING = object()
 _MOST_WRITERS = 1 << 12
 _CANCEL_SLICE = 0.1  # seconds
 _LONGEST_SLICE = 86400.0  # poll() takes milliseconds as a 32-bit int
@@ -153,7 +154,7 @@ class _Reader:
             for rank in range(n_writer):
                 self.rings.append(_Ring(geometry, rank, codec))
                 undo.callback(self.rings[-1].abandon)
-            self._gather = RingGather([ring.native for ring in self.rings])
+            self._gather = RingGather([ring.native for ring in self.rings], _NOTHING)
             undo.pop_all()
         self._sleeps = self.SLEEPS and RingGather.can_wait_for(n_writer)
         self.open = n_writer
@@ -168,40 +169,38 @@ class _Reader:
                 return
 
     def receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
-        deadline: Deadline | None = None
-        left = timeout
+        deadline, left = None, timeout
         while True:
             if self._dead is not None:
                 raise self._death(self._dead)
-            rank = self._next(left, cancel)
-            if rank is None:
-                raise self.timed_out(timeout)
+            if not self.open and not self._is_closed:
+                raise WriterClosed("all writers have closed, and everything has been read")
             try:
-                return self.rings[rank].native.receive(NOW, None, lends)
-            except TimedOut as error:
-                if error.timeout is not NOW:  # of the message's own
-                    raise
+                message = self._receive(left, cancel, lends)
+                if message is not _NOTHING:
+                    return message
+                raise self.timed_out(timeout)
             except WriterClosed:
-                self._leave(rank)
+                if self._gather.has_taken:  # of the message's own
+                    raise
+                self._leave(self._gather.latest)
             except WriterDied:
-                self._dead = rank
-                continue
+                if self._gather.has_taken:
+                    raise
+                self._dead = self._gather.latest
             deadline = deadline or Deadline(timeout)
-            left = deadline.left()
+            left = deadline.timeout_left()
 
-    def _next(self, timeout: float | None, cancel: threading.Event | None) -> int | None:
-        """Whose call would not wait; None after the timeout."""
-        if not self.open and not self._is_closed:
-            raise WriterClosed("all writers have closed, and everything has been read")
+    def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
         if self._sleeps:
-            return self._gather.next(timeout, cancel)
+            return self._gather.receive(timeout, cancel, lends)
         deadline = Deadline(timeout)
         poller = select.poll()
         poller.register(self.watch(), select.POLLIN)
         while True:
-            rank = self._gather.next(0, cancel)
-            if rank is not None or deadline.has_passed():
-                return rank
+            message = self._gather.receive(0, cancel, lends)
+            if message is not _NOTHING or deadline.has_passed():
+                return message
             most = _LONGEST_SLICE if cancel is None else _CANCEL_SLICE
             poller.poll(ceil(1000 * deadline.left(most)))
 
