@@ -59,7 +59,7 @@ def memlane_writer(handle: GatherHandle, count: int, gate: Any) -> None:
 
 @contextmanager
 def memlane(writers: int, count: int, gate: Any) -> Iterator[Receive]:
-    with Gather(writers, max_chunks=4) as reader:
+    with Gather(writers) as reader:
         for rank in range(writers):
             start(memlane_writer, reader.export_handle(rank), count, gate)
         reader.wait_until_ready(60)

@@ -22,6 +22,9 @@ public:
     RingEnd(const RingEnd&) = delete;
     RingEnd& operator=(const RingEnd&) = delete;
 
+    // So many processes take turns on the cores, if those of other rings work with those of this one.
+    void expect(std::size_t participants) noexcept { spinner_ = core::Spinner(participants, os::usable_cores()); }
+
     const Ring& ring() const noexcept { return ring_; }
     core::Segment& segment() const noexcept { return *segment_; }
     const core::Participants& participants() const noexcept { return participants_; }

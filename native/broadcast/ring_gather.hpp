@@ -20,7 +20,7 @@ public:
     // Whether so many rings can be waited for here.
     static bool can_wait_for(std::size_t count) noexcept { return count <= os::kMostFutexes && os::has_futex_waitv(); }
 
-    RingGather() : spinner_(2, os::usable_cores()) {}
+    explicit RingGather(std::size_t rings) : spinner_(1 + rings, os::usable_cores()) {}
 
     // Waits until a message or an end of one of them is there; the first in turn. `readers` may have gaps (null), whose numbers
     // are kept. Calls `look(reason)` without any lock held.

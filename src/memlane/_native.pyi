@@ -292,6 +292,10 @@ class RingWriter:
     def absent_elsewhere(self) -> int: ...
     def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
+    def expect(self, participants: int) -> None:
+        """
+        Says how many processes take turns on the cores, those of other rings included.
+        """
 
 class RingReader:
     """A reader's end of a ring; holds slot 1 + reader of the segment."""
@@ -360,6 +364,10 @@ class RingReader:
     def absent_elsewhere(self) -> int: ...
     def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
+    def expect(self, participants: int) -> None:
+        """
+        Says how many processes take turns on the cores, those of other rings included.
+        """
 
 class RingGather:
     """One reader of several rings."""

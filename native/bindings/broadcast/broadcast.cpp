@@ -37,7 +37,9 @@ void bind_end(nb::class_<Bound>& end) {
         .def_prop_ro("ranks", &Bound::ranks)
         .def_prop_ro("absent_elsewhere", [](Bound& self) { return self.readable().participants().absent_elsewhere(); })
         .def("participant", &Bound::participant, "slot"_a, nb::sig(kParticipant))
-        .def("counters", &Bound::counters, kCounters);
+        .def("counters", &Bound::counters, kCounters)
+        .def("expect", [](Bound& self, std::size_t participants) { self.core().expect(participants); }, "participants"_a,
+             "Says how many processes take turns on the cores, those of other rings included.");
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ namespace nb = nanobind;
 class RingGather {
 public:
     // `nothing`: what a call returns on timeout.
-    RingGather(const nb::list& readers, nb::object nothing) : nothing_(std::move(nothing)) {
+    RingGather(const nb::list& readers, nb::object nothing)
+        : nothing_(std::move(nothing)), gather_(readers.size()) {
         for (const nb::handle reader : readers) {
             kept_.push_back(nb::borrow(reader));
             readers_.push_back(&nb::cast<RingReader&>(reader));

@@ -65,6 +65,7 @@ class GatherHandle:
 
     Attributes:
         rank: the writer's.
+        n_writer: number of writers.
         buffer_handle: (1, max_chunk_bytes, max_chunks, name) of its ring.
         queue_id: 32 hexadecimal digits; a segment of another gather is refused.
         serializer: "pickle" or "msgpack", as the reader chose.
@@ -73,6 +74,7 @@ class GatherHandle:
     """
 
     rank: int
+    n_writer: int
     buffer_handle: tuple[int, int, int, str]
     queue_id: str
     serializer: str
@@ -80,7 +82,7 @@ class GatherHandle:
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> str:
-        """The handle as JSON text, for channels that do not carry pickles."""
+        """The handle as JSON text, for channels that do not carry pickles. Raises nothing."""
         return handle_text(self)
 
     @staticmethod
@@ -94,7 +96,8 @@ class GatherHandle:
         """Raises InvalidArgument unless a gather could have written every field."""
         try:
             check_version(self.format_version, FORMAT_VERSION)
-            checked_rank(self.rank)
+            count = integer_from("n_writer", self.n_writer, 1, _MOST_WRITERS)
+            integer_from("rank", self.rank, 0, count - 1)
             n_reader, max_chunk_bytes, max_chunks, name = self.buffer_handle
             ring_geometry(n_reader, max_chunk_bytes, max_chunks)
             segment_name(name)
@@ -129,6 +132,7 @@ class _Writer(LocalEnd[RingWriter]):
         try:
             segment = RingSegment.attach(geometry, name, bytes.fromhex(handle.queue_id), 0)
             super().__init__(segment, lambda: RingWriter(segment, [self.rank], codec, pool, False))
+            self.native.expect(1 + handle.n_writer)
         except RankTaken as error:
             raise RankTaken(f"writer {self.rank} cannot attach: {error}") from None
 
@@ -215,10 +219,13 @@ class _Reader:
         if self._watch is not None:
             self._watch.become(*(r.native.watch() for r in self.rings if not r.native.is_closed))
 
-    def release(self, rank: int) -> None:
-        if not 0 <= rank < len(self.rings):
+    def ring(self, rank: int) -> _Ring:
+        if rank >= len(self.rings):
             raise InvalidArgument(f"the gather has no writer {rank}: it has {len(self.rings)}")
-        ring = self.rings[rank]
+        return self.rings[rank]
+
+    def release(self, rank: int) -> None:
+        ring = self.ring(rank)
         if ring.native.is_closed:
             self.check()
             return
@@ -402,12 +409,12 @@ class Gather(Owned, Generic[M]):
             Closed: this gather was closed.
         """
         reader, rank = self._must_be_reader("export_handle"), checked_rank(rank)
-        if rank >= len(reader.rings):
-            raise InvalidArgument(f"the gather has no writer {rank}: it has {len(reader.rings)}")
         reader.check()
-        ring, g = reader.rings[rank], self._geometry
+        ring, g = reader.ring(rank), self._geometry
         place = (1, g.max_chunk_bytes, g.max_chunks, name_of(ring.id))
-        return GatherHandle(rank, place, ring.id.hex(), self._serializer, self._pool)
+        return GatherHandle(
+            rank, len(reader.rings), place, ring.id.hex(), self._serializer, self._pool
+        )
 
     # Both ----------------------------------------------------------------------------------------
 
