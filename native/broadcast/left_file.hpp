@@ -24,7 +24,7 @@ namespace memlane::broadcast {
 //   - the ring, if anything refers to its mapping, or a slot was never claimed: a process that knows only the
 //     documented part may be reading in its place, and that part is all that it can see;
 //   - what a view shows that an end has left behind, unless the message has been overwritten since;
-//   - all extents, if a lent page could not be copied.
+//   - all extents, if a lent page could not be copied, or a reader with views was replaced (the writer's slot says so).
 inline void give_back_file(const os::FileDescriptor& file, const Ring& ring, const core::ParticipantSlot* slots,
                            std::uint64_t ring_bytes) {
     using Range = std::pair<std::uint64_t, std::uint64_t>;  // begin and end
@@ -39,7 +39,11 @@ inline void give_back_file(const os::FileDescriptor& file, const Ring& ring, con
     for (std::uint64_t i = 0; i < 1 + g.n_reader; ++i) {
         const std::uint32_t views = core::load_relaxed(slots[i].views);
         is_ring_used |= core::load_acquire(slots[i].state) == core::SlotState::absent || (views & core::kViewsOfRing) != 0;
-        if (i == 0 || (views & core::kViewsLeft) == 0) continue;
+        if ((views & core::kViewsLeft) == 0) continue;
+        if (i == 0) {
+            spared.emplace_back(std::min(ring_bytes, end), end);
+            continue;
+        }
         const std::uint64_t next = core::load_relaxed(slots[i].position);
         for (std::uint64_t age = std::min(next, g.max_chunks); age > 0; --age) {
             const std::uint64_t chunk = ring.chunk_at(next - age);

@@ -63,6 +63,7 @@ public:
         return {core::Status::ok};
     }
 
+    bool has_late_readers() const noexcept { return (segment_->features() & core::kLateReaders) != 0; }
     // For observers.
     void show(core::SlotActivity activity) noexcept { core::show(participants_.slot(slot_), activity); }
     // Not since when: for what happens with every message.
@@ -145,7 +146,6 @@ protected:
         for (const Lease* lease : all.alive) expected += lease->ring().is_same_memory(ring_) ? 1 : 0;
         return ring_.holders() > expected;
     }
-    bool has_late_readers() const noexcept { return (segment_->features() & core::kLateReaders) != 0; }
     bool has_writer_closed() const noexcept { return participants_.state(kWriterSlot) == core::SlotState::closed; }
 
     std::shared_ptr<core::Segment> segment_;

@@ -199,7 +199,8 @@ public:
         // One that closes in this moment drops its lock at once, unless it is stopped.
         const core::WaitResult result =
             core::wait_until({&segment_->header().membership}, spinner_, os::Deadline::after(os::kSecond),
-                             [&] { return segment_->lock().take_slot(1 + reader); }, look);
+                             [&] { return is_stopping() || segment_->lock().take_slot(1 + reader); }, look);
+        if (is_stopping()) return {core::Status::closed};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         if (result == core::WaitResult::timed_out) return {core::Status::would_block};
         forget(reader);
@@ -264,7 +265,8 @@ private:
     }
 
     bool is_gone(std::size_t r) noexcept {
-        if (readers_[r] == Reader::expected && participants_.state(1 + r) == core::SlotState::closed)
+        if ((readers_[r] == Reader::expected || readers_[r] == Reader::uncounted) &&
+            participants_.state(1 + r) == core::SlotState::closed)
             readers_[r] = Reader::closed;
         return !is_waited_for(r);
     }
@@ -299,11 +301,14 @@ private:
             if (core::load_relaxed(ring_.lease(row, r)) == kKept) core::store_relaxed(ring_.lease(row, r), kNotKept);
         }
         core::store_relaxed<std::uint8_t>(ring_.parked_readers()[r], 0);
+        DeliveryTimes& deliveries = ring_.deliveries(r);
+        core::store_relaxed<std::uint64_t>(deliveries.total_ns, 0);
+        for (std::uint64_t& count : deliveries.counts) core::store_relaxed<std::uint64_t>(count, 0);
         core::ParticipantSlot& slot = participants_.slot(1 + r);
         if (!keeps_any) core::store_relaxed<std::uint64_t>(slot.leased_bytes, 0);
         if ((core::load_relaxed(slot.views) & (core::kViewsOfRing | core::kViewsLeft)) != 0) {
             core::ParticipantSlot& own = participants_.slot(kSlot);  // whoever leaves last must still know
-            core::store_relaxed(own.views, core::load_relaxed(own.views) | core::kViewsOfRing);
+            core::store_relaxed(own.views, core::load_relaxed(own.views) | core::kViewsOfRing | core::kViewsLeft);
         }
         core::store_relaxed(slot.position, position_);
         core::store_relaxed<std::uint64_t>(slot.admitted, has_late_readers() ? 0 : 1 + position_);

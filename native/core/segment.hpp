@@ -349,6 +349,11 @@ inline std::shared_ptr<Segment> Segment::attach_through(const OpenFile& holder, 
         throw SegmentMissing(name, gone);
     }
     s.hold(slot);
+    // Checked with the lock held: before, whoever left last may have given the file's space back.
+    const auto* slots = s.section<ParticipantSlot>(Section::participants);
+    SlotState writer{};
+    const auto at = static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(&slots->state) - s.mapping_->base());
+    if (!os::read_at(s.file_, &writer, sizeof writer, at) || writer != SlotState::attached) throw SegmentMissing(name, gone);
     return segment;
 }
 

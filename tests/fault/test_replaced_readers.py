@@ -17,9 +17,11 @@ from memlane import (
     ReaderDied,
     SegmentMissing,
     TimedOut,
+    ViewInUse,
     WriterClosed,
     WrongRole,
 )
+from memlane import inspect as looking
 from tests.support import PATIENCE, Aside, Link, Remote, start, until
 from tests.support.queues import (
     drain,
@@ -100,7 +102,7 @@ def test_a_reader_in_the_same_process() -> None:
         writer.enqueue(np.full(1 << 20, 7, np.uint8))
         lent = reader.dequeue(PATIENCE)
         writer.enqueue(np.full(1 << 13, 8, np.uint8))
-        with pytest.raises(Exception, match="outlived"), reader.dequeue_view(PATIENCE) as view:
+        with refuses(ViewInUse), reader.dequeue_view(PATIENCE) as view:
             kept = view[:]
         reader.close()
         new = MessageQueue.create_from_handle(writer.readmit(0), 0)
@@ -358,6 +360,75 @@ def test_random_kills(is_large: bool) -> None:
     assert kills > 5
 
 
+def test_views_that_are_left_behind() -> None:
+    """They stay as they are when the writer closes, also if somebody else has the place by then."""
+    for is_taken in (False, True):
+        with queue_of(max_chunk_bytes=1 << 16, max_chunks=2) as (writer, (reader,)):
+            kept = []
+            for number, size in enumerate((1 << 13, 1 << 20)):
+                writer.enqueue(np.full(size, 7 + number, np.uint8))
+                with refuses(ViewInUse), reader.dequeue_view(PATIENCE) as view:
+                    kept.append(view[:])
+                del view
+            reader.close()
+            handle = writer.readmit(0)
+            if is_taken:
+                MessageQueue.create_from_handle(handle, 0).close()
+        assert [int(array.min()) for array in kept] == [7, 8]
+        assert [int(array.max()) for array in kept] == [7, 8]
+
+
+def test_the_writers_own_handle(caplog: pytest.LogCaptureFixture) -> None:
+    """Is as good as the one that was returned; nobody is missed who was owed nothing."""
+    with MessageQueue(1, 1) as writer:
+        with MessageQueue.create_from_handle(writer.export_handle(), 0) as reader:
+            writer.wait_until_ready(PATIENCE)
+            writer.enqueue(1)
+            assert reader.dequeue(PATIENCE) == 1
+        writer.readmit(0)
+        assert writer.handle == writer.export_handle(0)
+        with MessageQueue.create_from_handle(writer.handle, 0) as reader:
+            writer.enqueue(2)
+            assert reader.dequeue(PATIENCE) == 2
+        writer.readmit(0)
+    assert caplog.messages == []
+
+
+def test_processes_that_have_had_a_place() -> None:
+    """Have attached, for `wait_until_ready(processes=)`."""
+    with MessageQueue(1, 1) as writer:
+        reader = start_reader(writer.export_handle())
+        writer.wait_until_ready(PATIENCE)
+        reader.call("close")
+        reader.leave()
+        reader.peer.join(PATIENCE)
+        handle = writer.readmit(0)
+        with refuses(TimedOut):
+            writer.wait_until_ready(0.05, processes=[reader.pid])
+        with MessageQueue.create_from_handle(handle, 0):
+            writer.wait_until_ready(PATIENCE, processes=[reader.pid])
+
+
+def test_what_observers_see_of_a_replacement() -> None:
+    """Its own messages, and times."""
+    with queue_of() as (writer, (reader,)):
+        for number in range(3):
+            writer.enqueue(number)
+            reader.dequeue(PATIENCE)
+        reader.close()
+        with MessageQueue.create_from_handle(writer.readmit(0), 0) as new:
+            (segment,) = looking.segments()
+            seen = segment.participants[1]
+            assert (seen.position, seen.bytes, seen.behind) == (0, 0, 0)
+            assert seen.deliveries is None or sum(seen.deliveries.counts) == 0
+            writer.enqueue("next")
+            (segment,) = looking.segments()
+            assert segment.participants[1].behind == 1
+            new.dequeue(PATIENCE)
+            (segment,) = looking.segments()
+            assert (segment.participants[1].position, segment.participants[1].behind) == (1, 0)
+
+
 # Late readers -----------------------------------------------------------------------------------
 
 
@@ -409,6 +480,19 @@ def test_late_readers_in_other_processes(method: str) -> None:
         with MessageQueue.create_from_handle(writer.readmit(0), 0) as new:
             writer.enqueue("again")
             assert new.dequeue(0) == "again"
+
+
+def test_a_late_reader_that_nobody_has_counted() -> None:
+    """It closes before the next message: its place can be another's; nobody owes anything."""
+    with MessageQueue(2, 2, late_readers=True) as writer:
+        for number in range(3):
+            writer.enqueue(number)
+        handle = writer.export_handle()
+        MessageQueue.create_from_handle(handle, 0).close()
+        assert [row.behind for row in writer.statistics().readers] == [0, 0]
+        with MessageQueue.create_from_handle(writer.readmit(0), 0) as reader:
+            writer.enqueue("here")
+            assert drain(reader) == ["here"]
 
 
 def test_a_late_reader_at_the_end() -> None:

@@ -1,5 +1,6 @@
 """A remote reader's place changes hands: `readmit`, and readers that attach late."""
 
+import time
 from contextlib import ExitStack
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from memlane import Handle, MessageQueue, RankTaken, ReaderDied, ReaderGivenUp, TimedOut, WrongRole
+from memlane.broadcast.network.keys import Keys
 from tests.support import PATIENCE, Remote, until
 from tests.support.queues import drain, refuses, start_reader
 from tests.support.remote_queues import (
@@ -98,10 +100,10 @@ def test_who_has_the_old_handle(options: dict[str, Any]) -> None:
         new = writer.readmit(0)
         assert new.remote_reader_keys != old.remote_reader_keys
         assert writer.export_handle(0).remote_reader_keys == new.remote_reader_keys
-        with refuses(ReaderGivenUp, match="the place of reader 0 is another's by now"):
+        with refuses(RankTaken, match="the place of that key, .* is another's by now"):
             MessageQueue.create_from_handle(old, 0)
         with MessageQueue.create_from_handle(new, 0) as reader:
-            with refuses(ReaderGivenUp):
+            with refuses(RankTaken):
                 MessageQueue.create_from_handle(old, 0)
             with refuses(RankTaken, match="its place was taken by pid"):
                 MessageQueue.create_from_handle(new, 0)
@@ -201,3 +203,57 @@ def test_an_awaited_send_goes_on() -> None:
             assert [reader.dequeue(PATIENCE) for _ in range(2)] == [0, 1]
             writer.enqueue(2, timeout=PATIENCE)
             assert reader.dequeue(PATIENCE) == 2
+
+
+def test_an_interrupted_readmit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is repeated, as often as it takes."""
+    with remote_writer() as writer:
+        dies(writer, start_remote_reader(writer))
+        make = Keys._make
+
+        def at_once(_self: Keys, _place: int, _ticket: int) -> None:
+            raise KeyboardInterrupt
+
+        def afterwards(self: Keys, place: int, ticket: int) -> None:
+            make(self, place, ticket)
+            raise KeyboardInterrupt
+
+        for interrupted in (at_once, afterwards, afterwards, at_once):
+            monkeypatch.setattr(Keys, "_make", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                writer.readmit(0)
+            monkeypatch.undo()
+        for number in range(5):
+            with MessageQueue.create_from_handle(writer.readmit(0), 0) as reader:
+                writer.enqueue(number)
+                assert reader.dequeue(PATIENCE) == number
+            until(lambda: writer.statistics().readers[0].state == "closed")
+        keys: Keys = writer._writer.keys  # type: ignore[union-attr]
+        assert len(keys._tickets) == 2
+        assert writer.handle.remote_reader_keys == writer.export_handle().remote_reader_keys
+
+
+def test_nobody_is_owed_anything() -> None:
+    """The place is open, and nothing was sent since: `close()` waits for nobody."""
+    began = time.monotonic()
+    with remote_writer(remote_liveness=5.0) as writer:
+        with MessageQueue.create_from_handle(writer.export_handle(0), 0) as reader:
+            writer.enqueue("one")
+            assert reader.dequeue(PATIENCE) == "one"
+        until(lambda: writer.statistics().readers[0].state == "closed")
+        writer.readmit(0)
+        MessageQueue.close(writer)
+    assert time.monotonic() - began < 4.0
+
+
+def test_another_place_is_free() -> None:
+    """A reader with all keys, of which one is old, takes it."""
+    with remote_writer(2, late_readers=True) as writer:
+        handle = writer.export_handle()
+        first = MessageQueue.create_from_handle(handle, 1)
+        first.close()
+        until(lambda: "closed" in [row.state for row in writer.statistics().readers])
+        writer.readmit(1)
+        with MessageQueue.create_from_handle(handle, 9) as reader:
+            writer.enqueue("here")
+            assert reader.dequeue(PATIENCE) == "here"

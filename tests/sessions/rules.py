@@ -1180,7 +1180,7 @@ def a_place_that_another_process_takes() -> None:
         while not made.writer.has_dead():
             made.advance()
         with pytest.raises(InvalidArgument, match="reader 1 is dead"):
-            made.writer.readmit(1, made.now)
+            made.writer.readmit(1, made.now, print)
         made.writer.release(1, made.now)
         made.send()
         new = made.replace(1)
@@ -1452,7 +1452,7 @@ RULES = [
          "a_writer_that_closes_while_its_readers_are_slow", W, "is_stuck", "max(since, latest)",
          "since"),
     Rule("an absent reader is owed what was sent", "a_reader_that_comes_while_its_writer_closes", W,
-         "unfinished", "(peer.is_missing and self.next > 0)", "False"),
+         "unfinished", "(peer.is_missing and self.next > peer.first)", "False"),
     Rule("a reader without a connection has its own deadline",
          "a_reader_that_dies_while_its_writer_closes", W, "is_stuck", "peer.link is Link.LOST",
          "False"),

@@ -205,9 +205,10 @@ class World:
             session.release(rank, self.now)
         if peer.life is not Life.CLOSED or old.lies or old.is_victim:
             return None
-        place = session.readmit(rank, self.now)
+        tickets: list[int] = []
+        session.readmit(rank, self.now, tickets.append)
         ticket = old.ticket + len(self.peers)
-        assert place == rank
+        assert tickets == [ticket]
         self.former.append(old)
         new = self.readers[rank] = Reader(self, rank, old.host, ticket, self.sent)
         self.write()

@@ -32,6 +32,7 @@ void bind_end(nb::class_<Bound>& end) {
              "Shows observers that somebody waits, though in no call; counts it as a wait.")
         .def("awaited", &Bound::awaited, "The peers that a call on this end waits for, and the writer.")
         .def_prop_ro("is_closed", &Bound::is_closed)
+        .def_prop_ro("has_late_readers", [](Bound& self) { return self.readable().has_late_readers(); })
         .def_prop_ro("position", &Bound::position)
         .def_prop_ro("slot", [](Bound& self) { return self.slot(); })
         .def_prop_ro("ranks", &Bound::ranks)

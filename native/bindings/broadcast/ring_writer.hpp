@@ -121,7 +121,7 @@ public:
         const Call call(*this);
         Interruption look(self(), core().segment(), "ready");
         const core::Outcome outcome = without_gil([&] { return core().readmit(reader, look); });
-        if (outcome.status == core::Status::interrupted) raise_outcome(outcome);
+        if (outcome.status == core::Status::interrupted || outcome.status == core::Status::closed) raise_outcome(outcome);
         return outcome.status == core::Status::ok;
     }
 

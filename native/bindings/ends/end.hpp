@@ -126,6 +126,7 @@ public:
         return participant_of(end.participants(), 1 + end.ring().geometry().n_reader, end.slot(), slot);
     }
     nb::tuple counters() {
+        const Unwatched unwatched(*this);
         const core::ParticipantSlot& own = readable().participants().slot(core().slot());
         return nb::make_tuple(core().messages(), core::load_relaxed(own.bytes), core::load_relaxed(own.waits),
                               core::load_relaxed(own.spills));

@@ -193,7 +193,7 @@ class LocalEnd(Generic[Native]):
             waits=waits,
             spills=spills,
             readers=tuple(
-                _reader_statistics(rank, participant(end, slot), published)
+                _reader_statistics(rank, participant(end, slot), published, end.has_late_readers)
                 for slot, rank in enumerate(end.ranks, start=1)
             ),
         )
@@ -222,6 +222,7 @@ class LocalWriter(LocalEnd[RingWriter]):
             geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, 0, has_late_readers
         )
         self._has_late_readers = has_late_readers
+        self._former_pids: set[int] = set()  # of readers whose places others have
         super().__init__(
             segment, lambda: RingWriter(segment, ranks, codec, max_extent_bytes, has_others)
         )
@@ -229,7 +230,7 @@ class LocalWriter(LocalEnd[RingWriter]):
 
     def close(self, _timeout: float | None = None) -> None:
         """Returns at once; logs which readers never attached, if messages were sent."""
-        missed = self.absent() if self.position else []
+        missed = self.absent(self.position)
         super().close()
         if missed:
             warn(
@@ -248,10 +249,16 @@ class LocalWriter(LocalEnd[RingWriter]):
 
     # For a writer that also has remote readers; its thread may call these while the ring closes.
 
-    def absent(self) -> list[str]:
-        """The readers that are expected, and have not attached."""
+    def absent(self, sent: int | None = None) -> list[str]:
+        """The readers that are expected, and have not attached; with `sent`, only those for whom
+        there is one of so many messages."""
         rows = [] if self._has_late_readers else self._states()
-        return [f"reader {rank} (never attached)" for rank, _, state in rows if state == "absent"]
+        return [
+            f"reader {rank} (never attached)"
+            for rank, slot, state in rows
+            if state == "absent"
+            and (sent is None or participant(self.native, slot).position < sent)
+        ]
 
     def raise_death(self) -> None:
         """Raises ReaderDied if a reader died."""
@@ -290,8 +297,14 @@ class LocalWriter(LocalEnd[RingWriter]):
     def readmit(self, rank: int) -> None:
         if rank not in self.native.ranks:
             raise no_such_reader(rank, self.native.ranks)
+        who = self._who(rank)
+        if who.is_pid_of_here:
+            self._former_pids.add(who.pid)
         if not self.native.readmit(self.native.ranks.index(rank)):
             raise not_readmitted(rank, self._who(rank).state)
+
+    def pids(self) -> set[int]:
+        return super().pids() | self._former_pids
 
     def _who(self, rank: int) -> Participant:
         return participant(self.native, 1 + self.native.ranks.index(rank))
@@ -429,14 +442,17 @@ class LonelyWriter:
     abandon = close
 
 
-def _reader_statistics(rank: int, who: Participant, published: int) -> ReaderStatistics:
+def _reader_statistics(
+    rank: int, who: Participant, published: int, is_late: bool
+) -> ReaderStatistics:
     was_here = who.pid != 0
+    owes_nothing = who.state == "closed" or (is_late and who.state == "absent")
     views = 0 if who.state == "closed" else who.views  # the writer no longer waits for them
     return ReaderStatistics(
         rank=rank,
         pid=who.pid if was_here else None,
         state=cast("ReaderState", who.state),
-        behind=0 if who.state == "closed" else max(0, published - who.position),
+        behind=0 if owes_nothing else max(0, published - who.position),
         last_progress=who.last_progress_ns / 1e9 if was_here else None,
         is_waiting=who.state in ("running", "stopped", "unknown") and who.is_waiting,
         views=views,

@@ -542,7 +542,8 @@ class MessageQueue(Owned, Generic[M]):
         the returned handle and the same rank, and gets every message from the next one on.
 
         It attaches also if `wait_until_ready` has removed the segment's name; it must then be of
-        the same user and pid namespace. To wait for it, call `wait_until_ready` again.
+        the same user and pid namespace. To wait for it, call `wait_until_ready` again, here: that
+        of other readers may return at once. What a former reader keeps lent stays as it is.
 
         Raises:
             WrongRole: this is a reader.
@@ -552,10 +553,10 @@ class MessageQueue(Owned, Generic[M]):
         """
         writer, rank = self._must_be_writer("readmit"), checked_rank(rank)
         writer.readmit(rank)
-        handle = self.export_handle(rank)
+        self.handle.remote_reader_keys = writer.secrets_for(None)
         if writer.segment is not None:
-            handle.writer_file = (os.getpid(), writer.segment.descriptor)
-        return handle
+            self.handle.writer_file = (os.getpid(), writer.segment.descriptor)
+        return self.export_handle(rank)
 
     # A reader -------------------------------------------------------------------------------
 

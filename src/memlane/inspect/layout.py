@@ -34,7 +34,7 @@ _NEEDS: dict[str, set[int]] = {
     "tier": {TIER_FACTS},
 }
 
-_SLOT = struct.Struct("<IIQQQ12xIQ8xQqIIQQQqq")
+_SLOT = struct.Struct("<IIQQQ12xIQQQqIIQQQqq")
 _GLANCE = struct.Struct("<I4xQ48xQ8xII40x")
 _FACTS = struct.Struct("<QQQ32xQQQQQQ")
 _DELIVERIES = struct.Struct("<32Q")
@@ -91,6 +91,7 @@ class Slot:
     pid_namespace: int
     absent_elsewhere: int
     leased_bytes: int
+    first: int  # position of its first message
     position: int
     last_progress: int
     activity: Activity
@@ -221,6 +222,7 @@ def _slot(
     namespace: int,
     absent: int,
     leased: int,
+    admitted: int,
     position: int,
     progress: int,
     activity: int,
@@ -239,6 +241,7 @@ def _slot(
         namespace,
         absent,
         leased,
+        max(0, admitted - 1),
         position,
         progress,
         _ACTIVITIES.get(activity, "unknown"),

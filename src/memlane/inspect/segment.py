@@ -425,7 +425,7 @@ def _participant(
         None if is_absent else slot.pid,
         None if is_absent else _started(slot),
         state,
-        slot.position,
+        max(0, slot.position - slot.first),
         max(0, writer.position - slot.position) if is_of_queue else 0,
         None if is_absent else slot.last_progress / 1e9,
         slot.activity,

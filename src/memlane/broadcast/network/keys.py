@@ -35,11 +35,18 @@ class Keys:
         for place in range(places):
             self._make(place, place)
 
-    def renew(self, place: int) -> None:
-        """Another reader takes that place."""
+    def renew(self, ticket: int) -> None:
+        """Another reader takes that place: only its key and the one before it count from now on.
+        May be repeated if it was interrupted."""
         count = len(self.reader_secrets)
-        latest = max(ticket for ticket in self._tickets.values() if ticket % count == place)
-        self._make(place, latest + count)
+        place = ticket % count
+        kept = (ticket, ticket - count)
+        old = [
+            key for key, its in self._tickets.items() if its % count == place and its not in kept
+        ]
+        self._make(place, ticket)
+        for key in old:
+            del self._tickets[key]
 
     def _make(self, place: int, ticket: int) -> None:
         if self.insecure:
@@ -48,8 +55,8 @@ class Keys:
         else:
             public, private = zmq.curve_keypair()
             secret, proof = private.decode(), z85.decode(public)
-        self.reader_secrets[place] = secret
         self._tickets[proof] = ticket
+        self.reader_secrets[place] = secret
 
     def ticket_of_key(self, public_key: bytes) -> int | None:
         return None if self.insecure else self._tickets.get(public_key)

@@ -613,7 +613,8 @@ class NetworkWriter(NetworkEnd):
     def release_reader(self, rank: int) -> None:
         """Goes on without a reader that is dead or absent."""
         if self._local is not None and self._is_local(rank):
-            self._local.release_reader(rank)
+            with self.guard:
+                self._local.release_reader(rank)
             return
         with self.guard, self.lock:
             self.session.release(rank, time.monotonic())
@@ -622,11 +623,12 @@ class NetworkWriter(NetworkEnd):
     def readmit(self, rank: int) -> None:
         """Opens the place of a reader that has closed or was released to another process."""
         if self._local is not None and self._is_local(rank):
-            self._local.readmit(rank)
+            with self.guard:
+                self._local.readmit(rank)
             return
         with self.guard, self.lock:
             self._hear()  # that it has closed, perhaps
-            self.keys.renew(self.session.readmit(rank, time.monotonic()))
+            self.session.readmit(rank, time.monotonic(), self.keys.renew)
             self._look_again()
 
     def _is_local(self, rank: int | None) -> bool:

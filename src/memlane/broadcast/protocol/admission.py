@@ -50,9 +50,12 @@ def refusal(places: Places, peer: Peer, hello: Hello, outbox: Outbox) -> Refused
     return None
 
 
-def replaced(rank: int) -> Refused:
-    """The refusal for a reader whose place is another's by now."""
-    return Refused("gone", f"the place of reader {rank} is another's by now")
+def replaced(hello: Hello) -> Refused:
+    """The refusal for a reader whose place is another's by now. A new one that has only found an
+    old key may have another, whose place is free."""
+    is_new = hello.number == 1 and (hello.taken, hello.sequence, hello.piece) == (0, 0, 0)
+    text = f"the place of that key, for which reader {hello.rank} asks, is another's by now"
+    return Refused("place_taken" if is_new else "gone", text)
 
 
 def declared_dead(peer: Peer) -> Refused:

@@ -41,6 +41,7 @@ class Places:
         self._local_ranks = local_ranks
         self.peers = [Peer(place, rank, late) for place, rank in enumerate(islice(usual, number))]
         self._by_route: dict[bytes, Peer] = {}
+        self.former_pids: set[int] = set()  # of readers whose places others have
 
     # Who is where -----------------------------------------------------------------------------
 
@@ -120,15 +121,20 @@ class Places:
             )
         peer.release(rank, now)
 
-    def readmit(self, rank: int, sequence: int, nbytes: int, now: float) -> Peer:
-        """Another process may take the place of that rank. `nbytes` bytes come before its first
-        message, `sequence`."""
+    def ended(self, rank: int) -> Peer:
+        """Who has had the place that another process may take."""
         peer = self._of(rank)
         if peer.life is not Life.CLOSED:
             relays = peer.life is Life.RELAYING
             raise not_readmitted(rank, "still relaying" if relays else peer.state)
-        new = self.peers[peer.place] = peer.successor(sequence, nbytes, now)
-        return new
+        return peer
+
+    def readmit(self, old: Peer, new: Peer) -> None:
+        """Another process may take the place."""
+        self.former_pids.add(old.pid)
+        if old.route is not None and not old.is_connected:
+            self._by_route.pop(old.route, None)
+        self.peers[old.place] = new
 
     def _of(self, rank: int) -> Peer:
         usual = usual_place(rank, self._local_ranks)

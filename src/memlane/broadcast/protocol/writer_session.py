@@ -234,7 +234,7 @@ class WriterSession:
             raise CorruptMessage("a hello from an unexpected peer")
         peer = self._peers[ticket % len(self._peers)]
         if ticket != self._ticket_of(peer):
-            refused = self._frame(What.REFUSED, body=admission.replaced(hello.rank))
+            refused = self._frame(What.REFUSED, body=admission.replaced(hello))
             self._answers.append((route, refused))
             return True, None
         if peer.session == hello.session and hello.number <= peer.greeting:
@@ -496,7 +496,8 @@ class WriterSession:
         return [
             peer
             for peer in self._peers
-            if (peer.owes_end and not self._is_over(peer)) or (peer.is_missing and self.next > 0)
+            if (peer.owes_end and not self._is_over(peer))
+            or (peer.is_missing and self.next > peer.first)
         ]
 
     def _is_over(self, peer: Peer) -> bool:
@@ -569,10 +570,13 @@ class WriterSession:
         self._places.release(number, now)
         self._outbox.drop_taken()
 
-    def readmit(self, rank: int, now: float) -> int:
-        """Another process may take the place of that reader, from the next message on. Returns the
-        place, whose key must be replaced."""
-        return self._places.readmit(rank, self._outbox.next, self._outbox.bytes, now).place
+    def readmit(self, rank: int, now: float, renew: Callable[[int], None]) -> None:
+        """Another process may take the place of that reader, from the next message on. First calls
+        `renew` with the ticket of its key; until that returns, nothing changes."""
+        old = self._places.ended(rank)
+        new = old.successor(self._outbox.next, self._outbox.bytes, now)
+        renew(self._ticket_of(new))
+        self._places.readmit(old, new)
 
     # Places -----------------------------------------------------------------------------------
 
@@ -582,7 +586,8 @@ class WriterSession:
 
     def pids(self) -> set[int]:
         """Those of all readers that have ever attached."""
-        return {peer.pid for peer in self._peers if not peer.is_absent}
+        present = {peer.pid for peer in self._peers if not peer.is_absent}
+        return present | self._places.former_pids
 
     def absent_texts(self, here: list[str], now: float) -> list[str]:
         """The absent readers, the local ones (`here`) first."""
