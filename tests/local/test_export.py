@@ -477,10 +477,11 @@ def test_a_timeline_of_a_process_that_is_killed(tmp_path: Path) -> None:
 def test_a_timeline_is_drawn(tmp_path: Path) -> None:
     """Rows, spans and curves, by a page that knows only the format."""
     output = tmp_path / "trace.json"
-    with MessageQueue(2, 2, max_chunk_bytes=1 << 22, max_chunks=4) as writer:
+    with MessageQueue(2, 2, max_chunk_bytes=1 << 23, max_chunks=4) as writer:
         peers = [start(taking, writer.export_handle(0), 0), start(holding, writer.export_handle(1))]
         writer.wait_until_ready(PATIENCE)
-        traced(writer, "x" * (1 << 21), 0.004, ["--seconds", "0.3", "-o", str(output)])
+        # Long enough for samples that are seldom taken: `trace` gives way to everything else.
+        traced(writer, "x" * (7 << 20), 0.004, ["--seconds", "1.0", "-o", str(output)])
         for peer in peers:
             peer.kill()
     trace = json.loads(output.read_text())
