@@ -6,8 +6,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -30,24 +29,8 @@ from memlane import (
 )
 from memlane.broadcast import gather as module
 from tests.support import PATIENCE, Aside, Link, Remote, serve, start, until
+from tests.support.gathers import gather_of
 from tests.support.queues import BOUND, SHM, refuses, segments
-
-
-@contextmanager
-def gather_of(
-    n_writer: int = 2, *, ready: bool = True, **options: Any
-) -> Iterator[tuple[Gather, list[Gather]]]:
-    """A reader and its writers, all in this process."""
-    options = {"max_chunk_bytes": 4096, "max_chunks": 4, **options}
-    with ExitStack() as stack:
-        reader = stack.enter_context(Gather(n_writer, **options))
-        writers = []
-        for rank in range(n_writer):
-            writers.append(Gather.create_from_handle(reader.export_handle(rank), rank))
-            stack.callback(writers[-1].close)
-        if ready:
-            reader.wait_until_ready(PATIENCE)
-        yield reader, writers
 
 
 def writing(link: Link, handle: GatherHandle) -> None:

@@ -19,12 +19,13 @@ import pytest
 import zmq
 
 import memlane
-from memlane import InvalidArgument, InvalidType, MessageQueue, TimedOut, first_ready
+from memlane import Gather, InvalidArgument, InvalidType, MessageQueue, TimedOut, first_ready
 from memlane._base.deadline import seconds_of
 from memlane.groups import TcpGroup, collectives_of
 from memlane.offload.region import _wait_for_file_size
 from memlane.testing import kill
 from tests.support import PATIENCE, Aside, start
+from tests.support.gathers import gather_of
 from tests.support.groups import SECRET, SMALL, groups_of
 from tests.support.proxies import Cable
 from tests.support.queues import fill, queue_of, refuses, segments
@@ -122,6 +123,54 @@ def _() -> Iterator[Scene]:
     with queue_of() as (writer, (reader,)):
         fill(writer)
         yield lambda timeout: asyncio.run(writer.aenqueue("late", timeout)), reader.dequeue
+
+
+@scene("Gather.dequeue")
+def _() -> Iterator[Scene]:
+    with gather_of() as (reader, writers):
+        yield lambda timeout: reader.dequeue(timeout), lambda: writers[1].enqueue("there")
+
+
+@scene("Gather.dequeue", "without one sleep for all")
+def _() -> Iterator[Scene]:
+    with gather_of() as (reader, writers):
+        reader._reader._sleeps = False  # type: ignore[union-attr]
+        yield lambda timeout: reader.dequeue(timeout), lambda: writers[1].enqueue("there")
+
+
+@scene("Gather.adequeue")
+def _() -> Iterator[Scene]:
+    with gather_of() as (reader, writers):
+        yield (
+            lambda timeout: asyncio.run(reader.adequeue(timeout)),
+            lambda: writers[1].enqueue("there"),
+        )
+
+
+@scene("Gather.enqueue")
+def _() -> Iterator[Scene]:
+    with gather_of() as (reader, writers):
+        fill(writers[0])
+        yield lambda timeout: writers[0].enqueue("late", timeout), reader.dequeue
+
+
+@scene("Gather.aenqueue")
+def _() -> Iterator[Scene]:
+    with gather_of() as (reader, writers):
+        fill(writers[0])
+        yield lambda timeout: asyncio.run(writers[0].aenqueue("late", timeout)), reader.dequeue
+
+
+@scene("Gather.wait_until_ready")
+def _() -> Iterator[Scene]:
+    with Gather(2) as reader, ExitStack() as stack:
+
+        def attach() -> None:
+            for rank in range(2):
+                writer = Gather.create_from_handle(reader.export_handle(rank), rank)
+                stack.callback(writer.close)
+
+        yield lambda timeout: reader.wait_until_ready(timeout), attach
 
 
 @scene("MessageQueue.adequeue", "from another host")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from memlane import Handle, MemlaneError, MessageQueue, ShmRingBuffer, TimedOut
+from memlane import Gather, Handle, MemlaneError, MessageQueue, ShmRingBuffer, TimedOut
 from tests.support import PATIENCE, Link, Remote, serve, start
 
 E = TypeVar("E", bound=BaseException)
@@ -121,7 +121,7 @@ def start_writer(
     return Remote(start(writing, n_readers, options, method=method, command=command))
 
 
-def fill(writer: MessageQueue, first: int = 0) -> int:
+def fill(writer: MessageQueue | Gather, first: int = 0) -> int:
     """Enqueues numbers until the ring is full; returns how many."""
     count = 0
     while True:
