@@ -48,6 +48,15 @@ public:
         return {result == core::WaitResult::timed_out ? core::Status::timed_out : core::Status::interrupted};
     }
 
+    // Looks for deaths now and then, also while others keep the reader busy.
+    void look_in_passing(const std::vector<RingReader*>& readers) {
+        const os::Nanoseconds now = os::tick_now();
+        if (now - last_look_ < kLookInterval) return;
+        last_look_ = now;
+        for (RingReader* reader : readers)
+            if (reader != nullptr) reader->look();
+    }
+
     // The first in turn that is ready.
     std::optional<std::size_t> find(const std::vector<RingReader*>& readers) noexcept {
         for (std::size_t i = 0; i < readers.size(); ++i) {
@@ -60,6 +69,8 @@ public:
     }
 
 private:
+    static constexpr os::Nanoseconds kLookInterval = 250 * os::kMillisecond;
+
     static bool any_may_be_silent(const std::vector<RingReader*>& readers) noexcept {
         for (const RingReader* reader : readers)
             if (reader != nullptr && reader->may_be_silent()) return true;

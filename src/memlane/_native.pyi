@@ -387,12 +387,8 @@ class RingGather:
         """
 
     @property
-    def latest(self) -> int:
-        """The index of the reader that was read from last."""
-
-    @property
-    def has_taken(self) -> bool:
-        """Whether the call that raised has consumed a message."""
+    def ended(self) -> int | None:
+        """The index of the reader of which the last call has raised."""
 
 class ByteRingSegment(HeldSegment):
     """The shared memory of a byte ring."""

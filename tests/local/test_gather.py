@@ -361,6 +361,114 @@ def test_awaited() -> None:
             until(lambda: not poller.poll(0))
 
 
+def test_the_end_is_awaited() -> None:
+    """Also again, and if the last writer is released meanwhile."""
+
+    async def play(reader: Gather, writers: list[Gather]) -> None:
+        waiting = asyncio.create_task(reader.adequeue())
+        await asyncio.sleep(0.02)
+        for writer in writers:
+            writer.close()
+        for _ in range(3):
+            with refuses(WriterClosed):
+                await asyncio.wait_for(waiting, PATIENCE)
+            waiting = asyncio.create_task(reader.adequeue())
+        with refuses(WriterClosed):
+            await waiting
+
+    with gather_of(3) as (reader, writers):
+        asyncio.run(play(reader, writers))
+        with refuses(WriterClosed):
+            reader.dequeue()
+    with gather_of(1) as (reader, (writer,)):
+        writer.close()
+        with refuses(WriterClosed):
+            reader.dequeue()
+        with refuses(WriterClosed):
+            asyncio.run(reader.adequeue(PATIENCE))
+        with refuses(WriterClosed):
+            reader.fileno()
+    with Gather(2) as reader:
+        poller = select.poll()
+        poller.register(reader.fileno(), select.POLLIN)
+        waiting = Aside(reader.dequeue).until_blocked()
+        reader.release_writer(0)
+        reader.release_writer(1)
+        with refuses(WriterClosed):
+            waiting.result()
+        assert poller.poll(1000 * PATIENCE)
+
+
+def test_the_timeout_is_one() -> None:
+    """However many writers close meanwhile."""
+    with gather_of(4) as (reader, writers):
+        for number, writer in enumerate(writers[:3]):
+            threading.Timer(0.1 * (1 + number), writer.close).start()
+        before = time.monotonic()
+        with refuses(TimedOut):
+            reader.dequeue(0.5)
+        assert 0.5 <= time.monotonic() - before < 0.75
+
+
+def sending_for_ever(_link: Link, handle: GatherHandle) -> None:
+    with Gather.create_from_handle(handle, handle.rank) as writer:
+        while True:
+            writer.enqueue("busy")
+
+
+def test_a_death_beside_a_busy_writer() -> None:
+    """Is told within a second, though there is always another message."""
+    with Gather(2, 4096, 16) as reader:
+        busy = start(sending_for_ever, reader.export_handle(0))
+        doomed = start_writer(reader, 1)
+        reader.wait_until_ready(PATIENCE)
+        doomed.peer.kill()
+        killed = time.monotonic()
+        with refuses(WriterDied, match="writer 1"):
+            while time.monotonic() - killed < PATIENCE:
+                reader.dequeue(PATIENCE)
+        assert time.monotonic() - killed < BOUND + 0.5
+        busy.kill()
+
+
+def test_whatever_else_raises() -> None:
+    """A `cancel` of the user's, and a message that is decoded again: no end of a writer."""
+
+    class Cancel:
+        def is_set(self) -> bool:
+            raise WriterDied(7, " its own")
+
+    with gather_of(2) as (reader, writers):
+        with pytest.raises(WriterDied, match="its own"):
+            reader.dequeue(PATIENCE, Cancel())  # type: ignore[arg-type]
+        writers[0].enqueue(Twice())
+        writers[0].enqueue("next")
+        with pytest.raises(KeyboardInterrupt):
+            reader.dequeue(PATIENCE)
+        with pytest.raises(WriterClosed, match="its own"):
+            reader.dequeue(PATIENCE)
+        assert reader.dequeue(PATIENCE) == "next"
+        with refuses(InvalidType):
+            reader.dequeue("soon")  # type: ignore[arg-type]
+        with refuses(InvalidType):
+            reader.dequeue(0, 5)  # type: ignore[arg-type]
+
+
+class Twice:
+    """Is interrupted while it is decoded, then raises."""
+
+    def __reduce__(self) -> Any:
+        return again, ()
+
+
+_decoded: list[int] = []
+
+
+def again() -> None:
+    _decoded.append(1)
+    raise KeyboardInterrupt if len(_decoded) == 1 else WriterClosed("its own")
+
+
 def test_statistics() -> None:
     """Of both roles."""
     with gather_of(2) as (reader, writers):

@@ -139,8 +139,7 @@ void bind_broadcast(nb::module_& m) {
         .def("receive", &RingGather::receive, "timeout"_a.none(), "cancel"_a.none(), "lends"_a,
              nb::sig("def receive(self, timeout: float | None, cancel: object | None, lends: bool) -> object"),
              "The next object of a reader that has one, in turn; `nothing` on timeout.")
-        .def_prop_ro("latest", &RingGather::latest, "The index of the reader that was read from last.")
-        .def_prop_ro("has_taken", &RingGather::has_taken, "Whether the call that raised has consumed a message.");
+        .def_prop_ro("ended", &RingGather::ended, "The index of the reader of which the last call has raised.");
 }
 
 }  // namespace memlane::bindings

@@ -27,27 +27,29 @@ public:
         cores_.resize(readers_.size());
     }
 
-    // What the next reader in turn whose call would not wait returns, or raises; `latest` then says which. Closed ones are
-    // left out.
+    // What the next reader in turn whose call would not wait returns, or raises. Closed ones are left out.
     nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
-        const std::optional<std::size_t> next = find(timeout, cancel);
+        ended_.reset();
+        const os::Deadline deadline = to_deadline(timeout);
+        if (!cancel.is_none() && !nb::hasattr(cancel, "is_set"))
+            raise_error(Error::InvalidType, "cancel must be a threading.Event or None");
+        const std::optional<std::size_t> next = find(deadline, cancel);
         if (!next) return nothing_;
-        latest_ = *next;
-        RingReader& reader = *readers_[latest_];
+        RingReader& reader = *readers_[*next];
+        const bool is_decoded_again = reader.is_ready_anyway();
         const std::uint64_t before = reader.position();
         try {
             return reader.receive(nb::int_(0), nb::none(), lends);
         } catch (...) {
-            has_taken_ = reader.position() != before;
+            if (!is_decoded_again && reader.position() == before) ended_ = *next;
             throw;
         }
     }
-    std::size_t latest() const noexcept { return latest_; }
-    // Whether the call that raised has consumed a message, whose decoding then raised.
-    bool has_taken() const noexcept { return has_taken_; }
+    // The reader of which the last call has raised, instead of a message of its, whose decoding may raise anything.
+    std::optional<std::size_t> ended() const noexcept { return ended_; }
 
 private:
-    std::optional<std::size_t> find(nb::handle timeout, nb::handle cancel) {
+    std::optional<std::size_t> find(os::Deadline deadline, nb::handle cancel) {
         bool any = false;
         for (std::size_t i = 0; i < readers_.size(); ++i) {
             cores_[i] = readers_[i]->shared_core().get();
@@ -55,11 +57,12 @@ private:
             if (readers_[i]->is_ready_anyway()) return i;
         }
         if (!any) raise_error(Error::Closed, "this gather is closed");
+        gather_.look_in_passing(cores_);
         if (const auto found = gather_.find(cores_)) return found;
-        return wait(timeout, cancel);
+        return wait(deadline, cancel);
     }
 
-    std::optional<std::size_t> wait(nb::handle timeout, nb::handle cancel) {
+    std::optional<std::size_t> wait(os::Deadline deadline, nb::handle cancel) {
         std::vector<std::unique_ptr<RingReader::Call>> calls;
         RingReader* first = nullptr;
         for (std::size_t i = 0; i < readers_.size(); ++i) {
@@ -67,7 +70,7 @@ private:
             calls.push_back(std::make_unique<RingReader::Call>(*readers_[i]));
             if (first == nullptr) first = readers_[i];
         }
-        const os::Deadline deadline = first->deadline_of(timeout);
+        first->check_own();
         Interruption look(first->self(), first->core().segment(), "message", cancel, [] { return false; });
         if (look.is_cancelled()) raise_failure(first->self(), "cancelled");
         const os::Nanoseconds longest = cancel.is_none() ? core::kLongestSlice : core::kSlice;
@@ -82,8 +85,7 @@ private:
     std::vector<RingReader*> readers_;
     std::vector<broadcast::RingReader*> cores_;  // of the call under way
     broadcast::RingGather gather_;
-    std::size_t latest_ = 0;
-    bool has_taken_ = false;
+    std::optional<std::size_t> ended_;
 };
 
 }  // namespace memlane::bindings

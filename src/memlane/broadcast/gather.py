@@ -116,7 +116,7 @@ class _Ring(LocalEnd[RingReader]):
         self.id = new_id()
         self.rank = rank
         segment = RingSegment.create(geometry, self.id, name_of(self.id), RESERVED_CHUNK_BYTES, 1)
-        super().__init__(segment, lambda: RingReader(segment, [rank], codec, 0, None))
+        super().__init__(segment, lambda: RingReader(segment, [0], codec, 0, None))
 
     @property
     def writer_state(self) -> ReaderState:
@@ -131,7 +131,7 @@ class _Writer(LocalEnd[RingWriter]):
         pool = min(handle.max_extent_bytes, MAX_SEGMENT_BYTES)
         try:
             segment = RingSegment.attach(geometry, name, bytes.fromhex(handle.queue_id), 0)
-            super().__init__(segment, lambda: RingWriter(segment, [self.rank], codec, pool, False))
+            super().__init__(segment, lambda: RingWriter(segment, [0], codec, pool, False))
             self.native.expect(1 + handle.n_writer)
         except RankTaken as error:
             raise RankTaken(f"writer {self.rank} cannot attach: {error}") from None
@@ -173,27 +173,32 @@ class _Reader:
                 return
 
     def receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
-        deadline, left = None, timeout
+        deadline = Deadline(timeout) if timeout else None
+        left = timeout
         while True:
             if self._dead is not None:
                 raise self._death(self._dead)
-            if not self.open and not self._is_closed:
-                raise WriterClosed("all writers have closed, and everything has been read")
+            self._must_have_any()
             try:
                 message = self._receive(left, cancel, lends)
                 if message is not _NOTHING:
                     return message
                 raise self.timed_out(timeout)
-            except WriterClosed:
-                if self._gather.has_taken:  # of the message's own
+            except (Closed, WriterDied) as error:
+                rank = self._gather.ended
+                if rank is None or self._is_closed:  # of a message's own
                     raise
-                self._leave(self._gather.latest)
-            except WriterDied:
-                if self._gather.has_taken:
+                if isinstance(error, WriterDied):
+                    self._dead = rank
+                elif isinstance(error, WriterClosed):
+                    self._leave(rank)
+                elif not self.rings[rank].native.is_closed:
                     raise
-                self._dead = self._gather.latest
-            deadline = deadline or Deadline(timeout)
-            left = deadline.timeout_left()
+            left = timeout if deadline is None else deadline.timeout_left()
+
+    def _must_have_any(self) -> None:
+        if not self.open and not self._is_closed:
+            raise WriterClosed("all writers have closed, and everything has been read")
 
     def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
         if self._sleeps:
@@ -214,10 +219,11 @@ class _Reader:
         return WriterDied(who.pid, detail + "continue without it", rank)
 
     def _leave(self, rank: int) -> None:
-        self.rings[rank].close()
         self.open -= 1
-        if self._watch is not None:
-            self._watch.become(*(r.native.watch() for r in self.rings if not r.native.is_closed))
+        if self._watch is not None:  # of the last one it stays, readable for ever
+            left = [r for r in self.rings if r.rank != rank and not r.native.is_closed]
+            self._watch.become(*(r.native.watch() for r in left or [self.rings[rank]]))
+        self.rings[rank].close()
 
     def ring(self, rank: int) -> _Ring:
         if rank >= len(self.rings):
@@ -265,6 +271,7 @@ class _Reader:
         """Kept as long as this object."""
         if self._watch is None:
             self.check()
+            self._must_have_any()
             self._watch = JointWatch(
                 *(ring.native.watch() for ring in self.rings if not ring.native.is_closed)
             )
@@ -564,6 +571,7 @@ class Gather(Owned, Generic[M]):
 
         Raises:
             WrongRole: this is a writer.
+            WriterClosed: all writers had closed before it was asked for.
             Closed: this gather was closed, and had no descriptor before.
             SystemFault: there is no descriptor or thread left.
         """
