@@ -25,6 +25,7 @@ from memlane import (
     TimedOut,
     WriterClosed,
     WriterDied,
+    WrongProcess,
     WrongRole,
 )
 from memlane.broadcast import gather as module
@@ -429,6 +430,43 @@ def test_a_death_beside_a_busy_writer() -> None:
                 reader.dequeue(PATIENCE)
         assert time.monotonic() - killed < BOUND + 0.5
         busy.kill()
+
+
+def test_what_the_dead_had_sent() -> None:
+    """Is not lost by a release that comes too early."""
+    with Gather(2, 4096, 4) as reader:
+        doomed = start_writer(reader, 0)
+        doomed.call("enqueue", "one")
+        doomed.call("enqueue", "two")
+        doomed.peer.kill()
+        until(lambda: reader.statistics().writers[0].state == "dead")
+        with refuses(InvalidArgument, match="has sent messages that were not read"):
+            reader.release_writer(0)
+        assert [reader.dequeue(PATIENCE) for _ in range(2)] == ["one", "two"]
+        with refuses(WriterDied):
+            reader.dequeue(PATIENCE)
+        reader.release_writer(0)
+        reader.release_writer(1)
+        with refuses(WriterClosed):
+            reader.dequeue(PATIENCE)
+
+
+def in_a_child(_link: Link, reader: Gather) -> None:
+    for call in (lambda: reader.dequeue(0), lambda: reader.wait_until_ready(0), reader.statistics):
+        with refuses(WrongProcess):
+            call()
+    reader.close()
+
+
+def test_a_forked_child() -> None:
+    """May only close it."""
+    with gather_of(2) as (reader, writers):
+        time.sleep(0.3)  # until deaths are looked for in passing
+        start(in_a_child, reader).result()
+        writers[0].enqueue("here")
+        assert reader.dequeue(PATIENCE) == "here"
+    with refuses(Closed):
+        reader.wait_until_ready(0)
 
 
 def test_whatever_else_raises() -> None:

@@ -57,6 +57,11 @@ private:
             if (readers_[i]->is_ready_anyway()) return i;
         }
         if (!any) raise_error(Error::Closed, "this gather is closed");
+        for (std::size_t i = 0; i < readers_.size(); ++i)
+            if (cores_[i] != nullptr) {
+                readers_[i]->check_own();
+                break;
+            }
         gather_.look_in_passing(cores_);
         if (const auto found = gather_.find(cores_)) return found;
         return wait(deadline, cancel);
@@ -73,6 +78,7 @@ private:
         first->check_own();
         Interruption look(first->self(), first->core().segment(), "message", cancel, [] { return false; });
         if (look.is_cancelled()) raise_failure(first->self(), "cancelled");
+        first->check_own();
         const os::Nanoseconds longest = cancel.is_none() ? core::kLongestSlice : core::kSlice;
         const auto next = without_gil([&] { return gather_.next(cores_, deadline, look, longest); });
         if (next.loan) return next.loan;

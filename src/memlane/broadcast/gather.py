@@ -161,24 +161,24 @@ class _Reader:
             self._gather = RingGather([ring.native for ring in self.rings], _NOTHING)
             undo.pop_all()
         self._sleeps = self.SLEEPS and RingGather.can_wait_for(n_writer)
-        self.open = n_writer
+        self._former_pids: set[int] = set()  # of writers whose rings have ended
+        self._pid = os.getpid()
         self._dead: int | None = None
         self._is_closed = False
         self._watch: JointWatch | None = None
 
     def check(self) -> None:
-        for ring in self.rings:
-            if self._is_closed or not ring.native.is_closed:
-                ring.check()
-                return
+        if self._is_closed:
+            raise Closed("this gather is closed")
+        if os.getpid() != self._pid:
+            self.rings[0].check()
 
     def receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
         deadline = Deadline(timeout) if timeout else None
         left = timeout
         while True:
-            if self._dead is not None:
+            if self._dead is not None and not self.rings[self._dead].native.is_closed:
                 raise self._death(self._dead)
-            self._must_have_any()
             try:
                 message = self._receive(left, cancel, lends)
                 if message is not _NOTHING:
@@ -186,18 +186,26 @@ class _Reader:
                 raise self.timed_out(timeout)
             except (Closed, WriterDied) as error:
                 rank = self._gather.ended
-                if rank is None or self._is_closed:  # of a message's own
+                if rank is None or self._is_closed:  # of a message's own, or no ring is left
+                    if isinstance(error, Closed) and not isinstance(error, WriterClosed):
+                        self._must_have_any()
                     raise
                 if isinstance(error, WriterDied):
                     self._dead = rank
                 elif isinstance(error, WriterClosed):
                     self._leave(rank)
+                    self._must_have_any()
                 elif not self.rings[rank].native.is_closed:
                     raise
             left = timeout if deadline is None else deadline.timeout_left()
 
+    @property
+    def open(self) -> int:
+        """How many writers' rings have not ended."""
+        return sum(not ring.native.is_closed for ring in self.rings)
+
     def _must_have_any(self) -> None:
-        if not self.open and not self._is_closed:
+        if not self._is_closed and not self.open:
             raise WriterClosed("all writers have closed, and everything has been read")
 
     def _receive(self, timeout: float | None, cancel: threading.Event | None, lends: bool) -> Any:
@@ -219,11 +227,15 @@ class _Reader:
         return WriterDied(who.pid, detail + "continue without it", rank)
 
     def _leave(self, rank: int) -> None:
-        self.open -= 1
+        """Goes on without it. May be repeated if it was interrupted."""
+        ring = self.rings[rank]
+        if ring.native.is_closed:
+            return
+        self._former_pids |= ring.pids()
         if self._watch is not None:  # of the last one it stays, readable for ever
             left = [r for r in self.rings if r.rank != rank and not r.native.is_closed]
-            self._watch.become(*(r.native.watch() for r in left or [self.rings[rank]]))
-        self.rings[rank].close()
+            self._watch.become(*(r.native.watch() for r in left or [ring]))
+        ring.close()
 
     def ring(self, rank: int) -> _Ring:
         if rank >= len(self.rings):
@@ -235,17 +247,23 @@ class _Reader:
         if ring.native.is_closed:
             self.check()
             return
-        if (state := ring.writer_state) not in ("dead", "absent"):
+        state = ring.writer_state
+        unread = participant(ring.native, 0).position > ring.position
+        if state == "dead" and unread and self._dead != rank:
+            raise InvalidArgument(
+                f"writer {rank} is dead, but has sent messages that were not read: it can be "
+                f"released once dequeue() has raised WriterDied"
+            )
+        if state not in ("dead", "absent"):
             raise InvalidArgument(
                 f"writer {rank} is {state}: only a dead or absent writer can be released; end its "
                 f"process first"
             )
         self._leave(rank)
-        if self._dead == rank:
-            self._dead = None
 
     def wait_until_ready(self, timeout: float | None, processes: Iterable[object]) -> None:
         deadline = Deadline(timeout)
+        self.check()
         with Starting(self._pids, processes) as starting:
             for ring in self.rings:
                 if ring.native.is_closed:
@@ -265,7 +283,8 @@ class _Reader:
                     raise self._death(ring.rank) from None
 
     def _pids(self) -> set[int]:
-        return {pid for ring in self.rings if not ring.native.is_closed for pid in ring.pids()}
+        here = (ring.pids() for ring in self.rings if not ring.native.is_closed)
+        return self._former_pids.union(*here)
 
     def watch(self) -> JointWatch:
         """Kept as long as this object."""
