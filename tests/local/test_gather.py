@@ -15,6 +15,7 @@ import pytest
 from memlane import (
     Cancelled,
     Closed,
+    ConcurrentUse,
     Gather,
     GatherHandle,
     InvalidArgument,
@@ -296,6 +297,40 @@ class Broken:
 
 def raising(error: Exception) -> None:
     raise error
+
+
+def test_two_threads() -> None:
+    """One at a time; the other is refused, also where a message is there for it."""
+    with gather_of(2) as (reader, writers):
+        waiting = Aside(reader.dequeue).until_blocked()
+        with refuses(ConcurrentUse):
+            reader.dequeue(0)
+        writers[0].enqueue("one")
+        assert waiting.result() == "one"
+        writers[1].enqueue(Slow())  # whose turn it is
+        writers[0].enqueue("beside")
+        decoding = Aside(reader.dequeue)
+        until(_is_decoding.is_set)
+        with refuses(ConcurrentUse):
+            reader.dequeue(0)
+        _is_decoding.clear()
+        decoding.result()
+        assert reader.dequeue(0) == "beside"
+
+
+_is_decoding = threading.Event()
+
+
+class Slow:
+    """Is decoded until the event is cleared."""
+
+    def __reduce__(self) -> Any:
+        return wait_there, ()
+
+
+def wait_there() -> None:
+    _is_decoding.set()
+    until(lambda: not _is_decoding.is_set())
 
 
 def test_lent_arrays() -> None:

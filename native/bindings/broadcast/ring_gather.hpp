@@ -29,6 +29,7 @@ public:
 
     // What the next reader in turn whose call would not wait returns, or raises. Closed ones are left out.
     nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
+        const OneAtATime one(*this);
         ended_.reset();
         const os::Deadline deadline = to_deadline(timeout);
         if (!cancel.is_none() && !nb::hasattr(cancel, "is_set"))
@@ -49,6 +50,20 @@ public:
     std::optional<std::size_t> ended() const noexcept { return ended_; }
 
 private:
+    // Also for a call that waits without the GIL: two would change what both look at.
+    class OneAtATime {
+    public:
+        explicit OneAtATime(RingGather& gather) : call_(gather.call_) {
+            if (!call_.begin()) raise_failure(gather.kept_.front(), "concurrent_use");
+        }
+        OneAtATime(const OneAtATime&) = delete;
+        OneAtATime& operator=(const OneAtATime&) = delete;
+        ~OneAtATime() { call_.end(); }
+
+    private:
+        OneCall& call_;
+    };
+
     std::optional<std::size_t> find(os::Deadline deadline, nb::handle cancel) {
         bool any = false;
         for (std::size_t i = 0; i < readers_.size(); ++i) {
@@ -92,6 +107,7 @@ private:
     std::vector<broadcast::RingReader*> cores_;  // of the call under way
     broadcast::RingGather gather_;
     std::optional<std::size_t> ended_;
+    OneCall call_;
 };
 
 }  // namespace memlane::bindings

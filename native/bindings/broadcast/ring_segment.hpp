@@ -39,7 +39,8 @@ public:
             ranges.push_back({0, each, g.max_chunk_bytes, g.max_chunks});
             ranges.push_back({g.metadata_offset(), g.metadata_size() * g.max_chunks});
         }
-        return {core::Segment::create(broadcast::plan_of(g, each, has_late_readers ? core::kLateReaders : 0), segment_id, name, ranges, slot), g, each};
+        const core::SegmentPlan plan = broadcast::plan_of(g, each, has_late_readers ? core::kLateReaders : 0);
+        return {core::Segment::create(plan, segment_id, name, ranges, slot), g, each};
     }
 
     static RingSegment attach(const RingGeometry& g, const std::string& name, const std::optional<nb::bytes>& id,
