@@ -62,6 +62,8 @@ BASES = (
     Run("place", "CHUNKS=2 MESSAGES=3"),
     Run("place", "CHUNKS=1 MESSAGES=3 LATE"),
     Run("place", "CHUNKS=2 MESSAGES=3 LATE"),
+    Run("latest", "CHUNKS=3 READERS=1 MESSAGES=5 KEEPS"),
+    Run("latest", "CHUNKS=4 READERS=2 MESSAGES=3"),
     Run("segment", "CREATORS=1 ATTACHERS=0 SWEEPERS=1 OBSERVED"),
     Run("segment", "CREATORS=1 ATTACHERS=1 SWEEPERS=2"),
     Run("segment", "CREATORS=1 ATTACHERS=2 SWEEPERS=1"),
@@ -84,6 +86,7 @@ WAIT = "CAPACITY=1 READERS=1"
 DEATH = "PROCESSES=2 FORKS"
 PLACE = "CHUNKS=1 MESSAGES=3"
 BEGINS = "begins_where_counted"
+LATEST = "CHUNKS=3 READERS=1 MESSAGES=5 KEEPS"
 ATTACH = "CREATORS=1 ATTACHERS=1 SWEEPERS=1"
 CREATORS = "CREATORS=2 ATTACHERS=0 SWEEPERS=2"
 SURVIVORS = "CREATORS=1 ATTACHERS=2 SWEEPERS=1"
@@ -126,6 +129,13 @@ def place(
 ) -> Variant:
     """A weakened place.pml."""
     return Variant(name, weakened, Run("place", f"{size} {macro}"), caught_by)
+
+
+def latest(
+    name: str, weakened: str, macro: str, caught_by: str = "whole", size: str = LATEST
+) -> Variant:
+    """A weakened latest.pml."""
+    return Variant(name, weakened, Run("latest", f"{size} {macro}"), caught_by)
 
 
 def segment(name: str, weakened: str, macro: str, size: str, caught_by: str) -> Variant:
@@ -258,6 +268,18 @@ VARIANTS = (
     place("publish", "resets the flags of all places", "LATE RESET_FOR_ALL"),
     place("wake_parked: full_fence", "left out", "LATE NO_FENCE_IN_WAKE"),
     place("admit.load", "relaxed, not acquire", "LATE ADMIT_LOAD_RELAXED"),
+    latest("latest.store", "relaxed, not release", "LATEST_RELAXED"),
+    latest("take: full_fence", "left out", "NO_FENCE_IN_TAKE"),
+    latest("take: latest.load", "not asked again", "NOT_LOADED_AGAIN"),
+    latest("finish.store", "relaxed, not release", "FINISH_RELAXED"),
+    latest("wake_parked: full_fence", "left out", "NO_FENCE_IN_PUBLISH"),
+    latest("next", "does not ask for who reads", "READERS_NOT_ASKED"),
+    latest("next", "takes the latest, too", "LATEST_IS_TAKEN"),
+    latest("next", "does not ask for marks", "MARKS_NOT_ASKED"),
+    latest("next", "of one chunk less", "", "always_free", "CHUNKS=2 READERS=1 MESSAGES=5"),
+    latest("is_over", "does not ask for who reads", "EXTENT_NOT_ASKED"),
+    latest("lease.store", "after finish.store", "MARKED_AFTER_FINISH"),
+    latest("drop.store", "before the last look", "DROPPED_BEFORE_LAST_LOOK"),
     segment(
         "header.store", "relaxed, not release", "HEADER_RELAXED", OBSERVED, "complete_by_magic"
     ),

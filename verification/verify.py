@@ -24,7 +24,7 @@ LONGEST_SECONDS = 120
 COMPILE_LIVENESS = ("-DNFAIR=4",)
 COMPILE_SAFETY = ("-DSAFETY",)
 # These may end with sleeping or killed processes; their own assertions say which.
-HAVE_THEIR_OWN_REST = ("wait", "watch", "death", "place", "segment", "extents", "store")
+HAVE_THEIR_OWN_REST = ("wait", "watch", "death", "place", "latest", "segment", "extents", "store")
 
 
 class Unusable(Exception):

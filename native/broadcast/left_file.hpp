@@ -24,7 +24,8 @@ namespace memlane::broadcast {
 //   - the ring, if anything refers to its mapping, or a slot was never claimed: a process that knows only the
 //     documented part may be reading in its place, and that part is all that it can see;
 //   - what a view shows that an end has left behind, unless the message has been overwritten since;
-//   - all extents, if a lent page could not be copied, or a reader with views was replaced (the writer's slot says so).
+//   - all extents, if a lent page could not be copied, or a reader with views was replaced (the writer's slot says so), or, in
+//     a ring of the latest message, if a view shows one.
 inline void give_back_file(const os::FileDescriptor& file, const Ring& ring, const core::ParticipantSlot* slots,
                            std::uint64_t ring_bytes) {
     using Range = std::pair<std::uint64_t, std::uint64_t>;  // begin and end
@@ -42,6 +43,17 @@ inline void give_back_file(const os::FileDescriptor& file, const Ring& ring, con
         if ((views & core::kViewsLeft) == 0) continue;
         if (i == 0) {
             spared.emplace_back(std::min(ring_bytes, end), end);
+            continue;
+        }
+        if (ring.is_latest()) {
+            // Nothing says which extent a row was of.
+            bool keeps_extents = false;
+            for (std::uint64_t row = 0; row < g.leases(); ++row)
+                keeps_extents |= core::load_relaxed(ring.lease(row, i - 1)) != kNotKept;
+            if (keeps_extents) spared.emplace_back(std::min(ring_bytes, end), end);
+            for (std::uint64_t chunk = 0; chunk < g.max_chunks; ++chunk)
+                if (core::load_acquire(ring.kept_by(chunk, i - 1)) != kNotKept)
+                    spared.emplace_back(chunk * g.max_chunk_bytes, (chunk + 1) * g.max_chunk_bytes);
             continue;
         }
         const std::uint64_t next = core::load_relaxed(slots[i].position);

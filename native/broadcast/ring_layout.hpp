@@ -18,6 +18,8 @@
 //   1        0 0 0     just written: every reader may read
 //   1        x x x     those whose flag is 0 may still read; the writer may not write
 //   1        1 1 1     read by all: the writer may write, nobody may read
+//
+// But for a ring whose readers want the latest message only: see latest.hpp.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +60,9 @@ struct RingWaits {
     std::uint8_t writer_parked;
     std::uint8_t reserved_1[3];
     std::uint32_t given_back;  // how often the writer gave back space of chunks; `publish` makes it visible
-    std::uint8_t reserved_2[52];
+    std::uint32_t reserved_2;
+    std::uint64_t latest;  // 1 + the ticket of the latest message, in a ring of that kind (latest.hpp); 0: none
+    std::uint8_t reserved_3[40];
 };
 static_assert(sizeof(RingWaits) == 128);
 static_assert(offsetof(RingWaits, consumed) == 64);
@@ -130,7 +134,8 @@ public:
           descriptors_(segment.section<ChunkDescriptor>(core::Section::chunk_descriptors)),
           leases_(segment.section<std::uint8_t>(core::Section::extent_leases)),
           deliveries_(segment.section<DeliveryTimes>(core::Section::delivery_times)),
-          slots_(segment.section<core::ParticipantSlot>(core::Section::participants)) {}
+          slots_(segment.section<core::ParticipantSlot>(core::Section::participants)),
+          is_latest_((segment.features() & core::kLatestOnly) != 0) {}
 
     // The same ring in another mapping, which begins with it.
     Ring in(std::shared_ptr<os::Mapping> other) const noexcept {
@@ -156,11 +161,20 @@ public:
     std::uint64_t chunk_at(std::uint64_t position) const noexcept { return position % geometry_.max_chunks; }
     std::uint64_t lap_at(std::uint64_t position) const noexcept { return position / geometry_.max_chunks + 1; }
 
+    // In a ring of the latest message a ticket takes the place of a position in chunk_at() and lap_at().
+    bool is_latest() const noexcept { return is_latest_; }
+    std::uint64_t ticket_of(std::uint64_t position, std::uint64_t chunk) const noexcept {
+        return position * geometry_.max_chunks + chunk;
+    }
+    std::uint64_t position_of(std::uint64_t ticket) const noexcept { return ticket / geometry_.max_chunks; }
+
     std::byte* data(std::uint64_t chunk) const noexcept { return mapping_->base() + chunk * geometry_.max_chunk_bytes; }
     std::uint8_t& written(std::uint64_t chunk) const noexcept { return *flags(chunk); }
     std::uint8_t& consumed_by(std::uint64_t chunk, std::uint64_t reader) const noexcept {
         return flags(chunk)[1 + reader];
     }
+    // The same byte, in a ring of the latest message.
+    std::uint8_t& kept_by(std::uint64_t chunk, std::uint64_t reader) const noexcept { return consumed_by(chunk, reader); }
     ChunkDescriptor& descriptor(std::uint64_t chunk) const noexcept { return descriptors_[chunk]; }
     std::uint8_t& lease(std::uint64_t row, std::uint64_t reader) const noexcept {
         return leases_[row * geometry_.n_reader + reader];
@@ -187,6 +201,7 @@ private:
     std::uint8_t* leases_;
     DeliveryTimes* deliveries_;
     core::ParticipantSlot* slots_;
+    bool is_latest_;
 };
 
 }  // namespace memlane::broadcast

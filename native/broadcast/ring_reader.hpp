@@ -1,7 +1,7 @@
 // A reader's end of the ring. One message: begin (see the chunk published) - read - finish.
 //
 // While messages are available: no system call and no lock; reads two flag bytes, one descriptor line and the last tick;
-// writes one flag byte and one line of own counters; one full fence.
+// writes one flag byte and one line of own counters; one full fence. latest.hpp says what differs there.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "broadcast/latest.hpp"
 #include "broadcast/lease.hpp"
 #include "broadcast/ring_end.hpp"
 #include "core/participants.hpp"
@@ -33,6 +34,7 @@ public:
                                       ? "the place was released by release_reader"
                                       : "the place was already taken by pid " +
                                             std::to_string(participants_.identity(slot()).pid) + ", which has left it");
+        if (ring_.is_latest()) latest_.emplace(ring_, reader);
         is_counted_ = !has_late_readers();
         // Late readers cannot know yet; until then they are as far as the writer.
         const std::uint64_t admitted = core::load_relaxed(own().admitted);
@@ -51,15 +53,17 @@ public:
         Sample(Sample&&) noexcept = default;
         Sample& operator=(Sample&&) noexcept = default;
 
-        std::uint64_t position() const noexcept { return end_->position_; }
-        std::byte* chunk() const noexcept { return end_->ring_.data(end_->ring_.chunk_at(position())); }
+        std::uint64_t position() const noexcept {
+            return end_->latest_ ? end_->ring_.position_of(end_->latest_->ticket()) : end_->position_;
+        }
+        std::byte* chunk() const noexcept { return end_->ring_.data(end_->chunk()); }
 
         // A private copy of the descriptor of memlane's writer; nullopt if the chunk was filled by a process that knows
         // only the documented part, or if the descriptor is impossible.
         std::optional<ChunkDescriptor> descriptor() const {
             const Ring& ring = end_->ring_;
-            const auto d = core::private_copy(ring.descriptor(ring.chunk_at(position())));
-            if (d.lap != ring.lap_at(position())) return std::nullopt;
+            const auto d = core::private_copy(ring.descriptor(end_->chunk()));
+            if (d.lap != ring.lap_at(end_->ticket())) return std::nullopt;
             if (d.extent_bytes == 0) return d.length <= ring.geometry().max_chunk_bytes ? std::optional(d) : std::nullopt;
             const os::FileFacts file = os::facts_of(end_->segment_->file());
             const bool lies_in_the_file = d.extent_offset <= file.bytes && d.length <= file.bytes - d.extent_offset;
@@ -72,7 +76,7 @@ public:
         void ensure(std::uint64_t bytes) const {
             if (end_->space_.has_everywhere(bytes)) return;
             end_->space_.follow(core::load_relaxed(end_->ring_.waits().given_back));
-            end_->space_.ensure(*end_->segment_, end_->ring_.chunk_at(position()), bytes);
+            end_->space_.ensure(*end_->segment_, end_->chunk(), bytes);
         }
 
         // Makes a private copy of a part of the message that `d` describes; false if that part does not exist.
@@ -94,14 +98,32 @@ public:
         // Gives the chunk back.
         void finish(std::uint64_t length) noexcept {
             RingReader& end = *std::exchange(end_, nullptr);
-            end.give_back(end.advance(length));
+            const std::uint64_t chunk = end.chunk();
+            end.advance(length);
+            if (end.latest_)
+                end.latest_->finish();
+            else
+                end.give_back(chunk);
         }
 
-        // Keeps the chunk until release_held() is called with the returned position.
-        std::uint64_t keep(std::uint64_t length) {
-            end_->held_.push_back({position(), os::monotonic_now()});
-            end_->count_views();
-            return std::exchange(end_, nullptr)->advance(length);
+        // True if keep() can keep what `d` describes.
+        bool can_keep(const ChunkDescriptor& d) const noexcept {
+            return !end_->latest_ || d.extent_bytes == 0 || (d.lease != 0 && d.lease <= end_->ring_.geometry().leases());
+        }
+        // Keeps the message where it is until release_held() is called with its position. Without `d`, that is in its chunk.
+        void keep(std::uint64_t length, const ChunkDescriptor* d = nullptr) {
+            RingReader& end = *end_;
+            const bool is_in_extent = d != nullptr && d->extent_bytes > 0;
+            std::uint8_t& mark = end.latest_ && is_in_extent ? end.ring_.lease(d->lease - 1, end.reader_)
+                                                             : end.ring_.consumed_by(end.chunk(), end.reader_);
+            end.held_.push_back({position(), os::monotonic_now(), &mark});
+            end.count_views();
+            end_ = nullptr;
+            end.advance(length);
+            if (!end.latest_) return;
+            SYNC_STORE(lease);
+            core::store_relaxed(mark, kKept);  // `finish` makes it visible
+            end.latest_->finish();
         }
 
     private:
@@ -115,7 +137,7 @@ public:
     core::Taken<Sample> begin_nowait() {
         if (is_stopping()) return {core::Status::closed};
         if (!is_published()) return {core::Status::would_block};
-        return Sample(*this);
+        return take();
     }
 
     // The same, but waits for the writer. What it published before it closed or died comes first. Calls `look(reason)`
@@ -138,12 +160,16 @@ public:
         if (is_stopping()) return {core::Status::closed};
         // In this order, so that a message published before the close is seen even if both came after the wait.
         const bool writer_closed = has_writer_closed();
-        if (is_published()) return Sample(*this);
+        if (is_published()) return take();
         if (writer_closed) return {core::Status::peer_closed, 0};
         if (is_writer_dead_) return {core::Status::peer_died, 0};
         if (result == core::WaitResult::interrupted) return {core::Status::interrupted};
         return {core::Status::timed_out};
     }
+
+    // How many messages it has taken, and how many it will not get, because later ones came first.
+    std::uint64_t messages() const noexcept { return RingEnd::messages() - skipped_; }
+    std::uint64_t skipped() const noexcept { return skipped_; }
 
     // For a thread that watches. A message that cannot be taken because this reader keeps its chunk counts as ready.
     core::WaitPoint wait_point() const noexcept final {
@@ -169,13 +195,19 @@ public:
 
     // Gives back the chunk that a sample of that position kept.
     void release_held(std::uint64_t position) noexcept {
-        if (std::erase_if(held_, [&](const Held& held) { return held.position == position; }) == 0) return;
+        const auto at = std::find_if(held_.begin(), held_.end(), [&](const Held& held) { return held.position == position; });
+        if (at == held_.end()) return;
+        std::uint8_t& mark = *at->mark;
+        held_.erase(at);
         count_views();
-        give_back(position);
+        if (!latest_) return give_back(ring_.chunk_at(position));
+        if (std::any_of(held_.begin(), held_.end(), [&](const Held& held) { return held.mark == &mark; })) return;
+        SYNC_STORE(drop);
+        core::store_release(mark, kNotKept);
     }
     // True if this reader keeps the next chunk: its flags look published, but it contains the old message.
     bool holds_next() const noexcept {
-        return std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
+        return !latest_ && std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
             return ring_.chunk_at(held.position) == ring_.chunk_at(position_);
         });
     }
@@ -187,7 +219,17 @@ private:
     struct Held {
         std::uint64_t position;
         os::Nanoseconds since;
+        std::uint8_t* mark;
     };
+
+    // The message that is being read: where it is, and of which lap.
+    std::uint64_t ticket() const noexcept { return latest_ ? latest_->ticket() : position_; }
+    std::uint64_t chunk() const noexcept { return ring_.chunk_at(ticket()); }
+
+    Sample take() noexcept {
+        if (latest_) latest_->take();
+        return Sample(*this);
+    }
 
     // Touching a hole would allocate a page, or raise SIGBUS. Checked only once per offset, because the check is slow:
     // memlane's writer publishes no extent with holes, and a process that punches them can do so at any moment.
@@ -200,7 +242,7 @@ private:
 
     std::optional<Location> locate(const ChunkDescriptor& d) {
         const RingGeometry& g = ring_.geometry();
-        std::uint64_t begin = ring_.chunk_at(position_) * g.max_chunk_bytes;
+        std::uint64_t begin = chunk() * g.max_chunk_bytes;
         if (d.extent_bytes > 0) {
             begin = d.extent_offset;
             // Not taken from the header: a peer may have changed it.
@@ -245,22 +287,27 @@ private:
         core::store_relaxed(own().views, static_cast<std::uint32_t>(held_.size()));
     }
 
-    std::uint64_t advance(std::uint64_t length) noexcept {
-        const ChunkDescriptor& d = ring_.descriptor(ring_.chunk_at(position_));
+    void advance(std::uint64_t length) noexcept {
+        const ChunkDescriptor& d = ring_.descriptor(chunk());
         const os::Nanoseconds published = core::private_copy(d.published_ns);
-        if (published != 0 && core::private_copy(d.lap) == ring_.lap_at(position_))
+        if (published != 0 && core::private_copy(d.lap) == ring_.lap_at(ticket()))
             ring_.deliveries(reader_).add(published, os::monotonic_now());
-        core::store_relaxed(own().position, position_ + 1);
+        if (latest_) {
+            const std::uint64_t taken = ring_.position_of(ticket());
+            skipped_ += taken - position_;
+            core::store_relaxed(own().skipped, skipped_);
+            position_ = taken;
+        }
+        ++position_;
+        core::store_relaxed(own().position, position_);
         core::store_relaxed(own().last_progress_ns, os::tick_now());
         core::add_single_writer(own().bytes, length);
-        return position_++;
     }
 
     // Lets the writer reuse the chunk. Only the last reader wakes it: each stores its own flag, then (full fence) loads
     // the others', so if two are the last at once, at least one sees both. If the writer has reused the chunk
     // meanwhile, this reader's flag is 0 again, and a later reader will be the last.
-    void give_back(std::uint64_t position) noexcept {
-        const std::uint64_t chunk = ring_.chunk_at(position);
+    void give_back(std::uint64_t chunk) noexcept {
         SYNC_STORE(consume);
         core::store_release<std::uint8_t>(ring_.consumed_by(chunk, reader_), 1);
         core::wake_parked(&ring_.waits().consumed, {&ring_.waits().writer_parked, 1}, [&] { return is_read_by_all(chunk); });
@@ -295,6 +342,7 @@ private:
     // lap. The other order could pair the old `written` = 1 with the new flag.
     bool is_published() noexcept {
         if (!is_counted()) return false;
+        if (latest_) return latest_->has(position_);
         const std::uint64_t chunk = ring_.chunk_at(position_);
         SYNC_LOAD(reset);
         if (core::load_acquire(ring_.consumed_by(chunk, reader_)) != 0) return false;
@@ -306,6 +354,8 @@ private:
     bool is_writer_dead() const { return participants_.presence(0) == core::Presence::dead; }
 
     std::size_t reader_;
+    std::optional<LatestReader> latest_;  // in a ring of that kind
+    std::uint64_t skipped_ = 0;           // messages of such a ring
     bool is_counted_;
     bool is_writer_dead_ = false;  // at the last check, and for good
     std::vector<Held> held_;                // chunks that this reader keeps because something still refers to them

@@ -1,7 +1,7 @@
 // The writer's end of the ring. One message: begin (see the chunk free, keep readers out) - fill in - publish.
 //
 // While nobody sleeps: no system call and no lock; reads n + 1 flag bytes, and the last tick of the clock; writes n + 2
-// flag bytes, one descriptor line and one line of own counters; one full fence.
+// flag bytes, one descriptor line and one line of own counters; one full fence. latest.hpp says what differs there.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "broadcast/extents.hpp"
+#include "broadcast/latest.hpp"
 #include "broadcast/pool.hpp"
 #include "broadcast/ring_end.hpp"
 #include "core/watcher.hpp"
@@ -39,6 +40,7 @@ public:
           pool_(segment_, pool_bytes),
           extents_(pool_.begin(), pool_.bytes(), os::Mapping::page_bytes() == core::kPage ? geometry.leases() : 0),
           readers_(geometry.n_reader, has_late_readers() ? Reader::uncounted : Reader::expected) {
+        if (ring_.is_latest()) latest_.emplace(ring_);
         last_look_ = os::monotonic_now();
         if (participants_.state(kSlot) != core::SlotState::absent)
             throw core::RankTaken("the place was already taken by pid " + std::to_string(participants_.identity(kSlot).pid) +
@@ -52,7 +54,7 @@ public:
         Claim(Claim&&) noexcept = default;
         Claim& operator=(Claim&&) noexcept = default;
 
-        std::byte* chunk() const noexcept { return writer_->ring_.data(writer_->ring_.chunk_at(writer_->position_)); }
+        std::byte* chunk() const noexcept { return writer_->ring_.data(writer_->next_chunk()); }
 
         // Writes the message to an extent instead of the chunk. `fill(writer)` writes its parts with an ExtentWriter,
         // and returns 0 or an errno. With `lends`, readers may keep the extent beyond its lap, if it is in the pool
@@ -79,13 +81,16 @@ public:
     };
 
     // True if the next chunk has space for this many bytes. Otherwise reserving it may take a while.
-    bool has_space(std::uint64_t bytes) const noexcept { return space_.has(ring_.chunk_at(position_), bytes); }
+    bool has_space(std::uint64_t bytes) noexcept { return space_.has(next_chunk(), bytes); }
+    // True if a view shows the next chunk: the message must go to an extent. Only in a ring of the latest message.
+    bool is_next_kept() noexcept { return latest_ && (next_chunk(), latest_->is_next_kept()); }
 
     // Prepares the next chunk for `bytes` bytes, if it is free and has space. Throws
     // ShmExhausted if there is no space, and no reader that could free some.
     core::Taken<Claim> begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};
         lacks_space_ = false;
+        if (latest_) latest_->begin();
         admit_late_readers();
         if (const os::Nanoseconds now = os::tick_now(); now - last_look_ >= kLookInterval) look_at_readers(now);
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
@@ -137,7 +142,7 @@ public:
         const os::FileDescriptor& file = segment_->file();
         bool any = reclaim();
         any |= extents_.trim(file);
-        const std::uint64_t next = ring_.chunk_at(position_);
+        const std::uint64_t next = next_chunk();
         if (space_.give_back(file, [&](std::uint64_t chunk) { return chunk != next && is_free(chunk); })) {
             any = true;
             std::uint32_t& count = ring_.waits().given_back;
@@ -155,7 +160,7 @@ public:
         lacks_space_ = outcome.status == core::Status::timed_out;
         return outcome;
     }
-    bool has_awaited() const noexcept { return extents_.awaited_bytes() > 0; }
+    bool has_awaited() const noexcept { return !latest_ && extents_.awaited_bytes() > 0; }
 
     // When the last reader closed, if every reader has closed or was released, as of the last look at them.
     std::optional<os::Nanoseconds> deserted_since() const noexcept {
@@ -213,6 +218,7 @@ public:
     // with the oldest message, whose space may be wanted.
     std::vector<std::size_t> blocking_slots() {
         std::vector<std::size_t> slots;
+        if (latest_) return slots;
         std::uint64_t chunk = ring_.chunk_at(position_);
         if (is_free()) {
             const auto oldest = find_unfinished();
@@ -244,7 +250,9 @@ public:
                 one.lent_bytes += extent.bytes;
             });
             for_each_in_ring([&](std::uint64_t position, std::uint64_t chunk) {
-                if (is_done(chunk, r) || has_left_to_read(position, r)) return;
+                if (latest_ ? core::load_relaxed(ring_.kept_by(chunk, r)) == kNotKept
+                            : is_done(chunk, r) || has_left_to_read(position, r))
+                    return;
                 ++one.viewed_messages;
                 one.viewed_bytes += core::load_relaxed(ring_.descriptor(chunk).length);
             });
@@ -294,7 +302,7 @@ private:
     // Removes what the reader has left in the ring. The caller holds the lock of its slot.
     void forget(std::size_t r) noexcept {
         for (std::uint64_t chunk = 0; chunk < ring_.geometry().max_chunks; ++chunk)
-            core::store_relaxed<std::uint8_t>(ring_.consumed_by(chunk, r), 1);
+            core::store_relaxed<std::uint8_t>(ring_.consumed_by(chunk, r), latest_ ? kNotKept : 1);
         bool keeps_any = false;  // for good, in a process that lives on
         for (std::uint64_t row = 0; row < ring_.geometry().leases(); ++row) {
             keeps_any |= core::load_relaxed(ring_.lease(row, r)) == kKeptForGood;
@@ -310,6 +318,8 @@ private:
             core::ParticipantSlot& own = participants_.slot(kSlot);  // whoever leaves last must still know
             core::store_relaxed(own.views, core::load_relaxed(own.views) | core::kViewsOfRing | core::kViewsLeft);
         }
+        core::store_relaxed<std::uint32_t>(slot.reading, 0);
+        core::store_relaxed<std::uint64_t>(slot.skipped, 0);
         core::store_relaxed(slot.position, position_);
         core::store_relaxed<std::uint64_t>(slot.admitted, has_late_readers() ? 0 : 1 + position_);
     }
@@ -327,17 +337,27 @@ private:
         return mark != kNotKept && (mark == kKeptForGood || !is_gone(r));
     }
 
-    bool is_free() noexcept { return is_free(ring_.chunk_at(position_)); }
+    std::uint64_t next_chunk() noexcept {
+        return latest_ ? latest_->next([this](std::size_t r) { return is_gone(r); }) : ring_.chunk_at(position_);
+    }
+    // What the descriptor of the next message says of its lap.
+    std::uint64_t next_lap() noexcept {
+        return ring_.lap_at(latest_ ? ring_.ticket_of(position_, next_chunk()) : position_);
+    }
+
+    bool is_free() noexcept { return latest_ || is_free(ring_.chunk_at(position_)); }
     bool is_free(std::uint64_t chunk) noexcept {
+        if (latest_) return latest_->is_unused(chunk, [this](std::size_t r) { return is_gone(r); });
         if (core::load_relaxed(ring_.written(chunk)) == 0) return true;
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (!is_done(chunk, r)) return false;
         return true;
     }
 
-    // Calls visit(position, chunk) for the messages that are in the ring, the oldest first.
+    // Calls visit(position, chunk) for the messages that are in the ring; the oldest first, unless it is one of the latest.
     template <class Visit>
     void for_each_in_ring(Visit&& visit) const {
+        if (latest_) return latest_->for_each(visit);
         for (std::uint64_t age = std::min(position_ - first_, ring_.geometry().max_chunks); age > 0; --age)
             visit(position_ - age, ring_.chunk_at(position_ - age));
     }
@@ -358,7 +378,7 @@ private:
 
     // True if a reader has messages left to read.
     bool is_any_unread() noexcept {
-        if (position_ == first_) return false;
+        if (latest_ || position_ == first_) return false;
         const std::uint64_t last = position_ - 1;
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (!is_done(ring_.chunk_at(last), r) && has_left_to_read(last, r)) return true;
@@ -368,6 +388,7 @@ private:
     // True if every reader has finished with the message at `position`. The flags of its chunk say so until the next
     // message in that chunk is published. Compares ages, so that positions may wrap.
     bool is_over(std::uint64_t position) noexcept {
+        if (latest_) return latest_->is_over(position, [this](std::size_t r) { return is_gone(r); });
         const std::uint64_t age = position_ - position;
         if (age == 0) return false;
         if (age > ring_.geometry().max_chunks) return true;
@@ -431,6 +452,7 @@ private:
     // True if readers could free what is missing: those that have messages left to read, or views, which are likely to
     // end if they are all that is missing. What they keep lent is not waited for.
     bool is_worth_waiting(int error, std::uint64_t bytes) {
+        if (latest_) return false;  // whose writer never waits
         if ((error != ENOSPC && error != EDQUOT) || bytes > os::total_bytes(segment_->file())) return false;
         if (is_any_unread()) return true;
         const std::uint64_t viewed = viewed_bytes();
@@ -439,7 +461,7 @@ private:
 
     // Reserves space for `bytes` bytes in the next chunk; throws ShmExhausted.
     void reserve_now(std::uint64_t bytes) {
-        const std::uint64_t chunk = ring_.chunk_at(position_);
+        const std::uint64_t chunk = next_chunk();
         if (space_.has(chunk, bytes)) return;
         space_.ensure(*segment_, chunk, bytes);
         if (!os::is_half_free(segment_->file())) give_back_unused();
@@ -460,6 +482,7 @@ private:
     }
 
     core::Taken<Claim> start() {
+        if (latest_) return Claim(*this);
         const std::uint64_t chunk = ring_.chunk_at(position_);
         // Relaxed: the flag of every reader that may still read is 1 (or `written`
         // is 0 anyway), which keeps it out until `reset`, a later release store.
@@ -470,7 +493,7 @@ private:
 
     template <class Fill, class Look>
     core::Outcome spill(Claim& claim, std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look, bool lends) {
-        const bool fits = bytes <= ring_.geometry().max_chunk_bytes;
+        const bool fits = bytes <= ring_.geometry().max_chunk_bytes && !is_next_kept();
         for (;;) {
             reclaim();
             const int error = write_extent(claim, bytes, fill, lends);
@@ -518,7 +541,7 @@ private:
     }
 
     void publish(const Claim& claim, ChunkKind kind, std::uint64_t length) noexcept {
-        const std::uint64_t chunk = ring_.chunk_at(position_);
+        const std::uint64_t chunk = next_chunk();
         ChunkDescriptor& d = ring_.descriptor(chunk);
         d.kind = kind;
         d.lease = claim.extent_.lease;
@@ -528,7 +551,18 @@ private:
         const os::Nanoseconds tick = os::tick_now();
         const bool is_first = tick != core::load_relaxed(participants_.slot(kSlot).last_progress_ns);
         d.published_ns = is_first ? os::monotonic_now() : 0;
-        d.lap = ring_.lap_at(position_);
+        d.lap = next_lap();
+        if (latest_)
+            latest_->publish(position_);
+        else
+            show_to_all(chunk);
+        if (claim.extent_.bytes > 0) core::add_single_writer<std::uint64_t>(participants_.slot(kSlot).spills, 1);
+        ++position_;
+        count(length, tick);
+        core::wake_parked(&ring_.waits().published, ring_.parked_readers());
+    }
+
+    void show_to_all(std::uint64_t chunk) noexcept {
         for (std::uint64_t r = 0; r < ring_.geometry().n_reader; ++r) {
             // Release, not relaxed: a reader that sees its flag at 0 must also see
             // `written` at 0, or it would take the chunk of the lap before for a new one. For who takes the place later, it
@@ -538,10 +572,6 @@ private:
         }
         SYNC_STORE(publish);
         core::store_release<std::uint8_t>(ring_.written(chunk), 1);
-        if (claim.extent_.bytes > 0) core::add_single_writer<std::uint64_t>(participants_.slot(kSlot).spills, 1);
-        ++position_;
-        count(length, tick);
-        core::wake_parked(&ring_.waits().published, ring_.parked_readers());
     }
 
     void look_at_readers(os::Nanoseconds now) {
@@ -579,6 +609,7 @@ private:
     std::uint32_t membership_ = 0;  // when late readers were last looked for
     bool lacks_space_ = false;  // the last call has waited for that in vain
     std::vector<Reader> readers_;
+    std::optional<LatestWriter> latest_;  // in a ring of that kind
 };
 
 }  // namespace memlane::broadcast

@@ -24,7 +24,9 @@ inline constexpr std::uint32_t kLayoutMajor = 4;
 inline constexpr std::uint32_t kLayoutMinor = 0;
 // Features, of a ring: readers attach at any time, and their first message is at `admitted`.
 inline constexpr std::uint64_t kLateReaders = 1;
-inline constexpr std::uint64_t kUnderstoodFeatures = kLateReaders;
+// The documented flags say nothing: readers get the latest message only (broadcast/latest.hpp).
+inline constexpr std::uint64_t kLatestOnly = 2;
+inline constexpr std::uint64_t kUnderstoodFeatures = kLateReaders | kLatestOnly;
 
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kCacheLine = 64;
@@ -97,7 +99,8 @@ struct ParticipantSlot {
     std::uint64_t pid;
     std::uint64_t start_ticks;
     std::uint64_t pid_namespace;
-    std::uint32_t reserved_1[3];
+    std::uint64_t skipped;  // of a reader of the latest: messages that were published, and that it will not get
+    std::uint32_t reading;  // of the same: 1 + the chunk whose message it reads; 0: none
     std::uint32_t absent_elsewhere;  // in the writer's slot: readers on other hosts that have not attached
     std::uint64_t leased_bytes;  // of extents that leases keep
     std::uint64_t admitted;  // in a reader's slot, by the writer: 1 + the position of its first message; 0: that of the ring,
@@ -118,6 +121,7 @@ struct ParticipantSlot {
 inline constexpr std::uint32_t kViewsOfRing = 1u << 31;
 inline constexpr std::uint32_t kViewsLeft = 1u << 30;
 static_assert(sizeof(ParticipantSlot) == 128);
+static_assert(offsetof(ParticipantSlot, skipped) == 32);
 static_assert(offsetof(ParticipantSlot, absent_elsewhere) == 44);
 static_assert(offsetof(ParticipantSlot, leased_bytes) == 48);
 static_assert(offsetof(ParticipantSlot, admitted) == 56);

@@ -10,8 +10,11 @@
 //   reset     writer sets a reader's flag to 0          that reader                `written` = 0, data and descriptor
 //   publish   writer sets `written` to 1                readers                    data and descriptor
 //   consume   a reader sets its own flag to 1           writer                     its loads of the data are complete
-//   lease     a reader marks an extent that it keeps    writer, after `consume`    (the mark itself)
-//   drop      a reader clears that mark                 writer                     its loads of the extent are complete
+//   latest    writer points to a later message          reader, after `take`       data and descriptor (a fence on both sides)
+//   take      a reader says which chunk it reads        writer, after `latest`     its loads of another (a fence on both sides)
+//   finish    a reader says that it reads none          writer                     its loads of the data are complete
+//   lease     a reader marks what it keeps              writer, after `consume`    (the mark itself); also after `finish`
+//   drop      a reader clears that mark                 writer                     its loads of what it kept are complete
 //   admit     writer counts a late reader               that reader                its own flags, and `written`, as they are
 //   append    a section is added to the directory       processes looking for it   the section, filled in
 //   offer     writer marks an object's entry live       readers                    its bytes, address, size; reads of 0

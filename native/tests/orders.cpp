@@ -1,5 +1,5 @@
 // Every pair of sync points of a ring's writer and reader, in both orders: every message arrives once, whole and in
-// order, and no end is left asleep. A writer with its steps in a wrong order must fail in at least one of these.
+// order (of the latest, the last one does), and no end is left asleep. A writer with its steps in a wrong order must fail in at least one of these.
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -36,6 +36,7 @@ struct Shape {
     std::optional<std::uint64_t> large = std::nullopt;  // the message that does not fit a chunk
     bool lends = false;                                 // no message fits; readers keep each while they take the next
     bool is_late = false;                               // nobody waits for the only reader before it has attached
+    bool is_latest = false;                             // it keeps the latest of a message while it takes the next
 
     bool is_large(std::uint64_t i) const { return lends || large == i; }
     std::uint64_t bytes(std::uint64_t i) const { return is_large(i) ? kLargeBytes : kBytes; }
@@ -57,8 +58,9 @@ std::string prefix_of(pid_t pid) { return "orders-" + std::to_string(pid) + "-";
 void create(Meeting& m) {
     static std::uint64_t count = 0;
     const std::string name = prefix_of(::getpid()) + std::to_string(++count);
-    m.segment = core::Segment::create(broadcast::plan_of(m.geometry, 0, m.shape.is_late ? core::kLateReaders : 0), new_id(), name,
-                                      {{0, m.geometry.total_bytes()}}, RingWriter::kSlot);
+    const std::uint64_t features = (m.shape.is_late ? core::kLateReaders : 0) | (m.shape.is_latest ? core::kLatestOnly : 0);
+    m.segment = core::Segment::create(broadcast::plan_of(m.geometry, 0, features), new_id(), name, {{0, m.geometry.total_bytes()}},
+                                      RingWriter::kSlot);
 }
 
 void hand_over(Meeting& m) {
@@ -178,6 +180,36 @@ void read_late(Meeting& m, const std::function<void(int)>& begin_round) {
     reader.announce_close();
 }
 
+// Whatever is the latest when it looks, to the last message. Keeps each while it takes the next one.
+void read_latest(Meeting& m, const std::function<void(int)>& begin_round) {
+    begin_round(0);
+    std::vector<Attached> readers = attach(m);
+    RingReader& reader = *readers.front().end;
+    std::vector<std::byte> expected(kBytes);
+    std::optional<std::pair<std::uint64_t, const std::byte*>> kept;
+    for (int round = 1;; ++round) {
+        begin_round(round);
+        auto next = next_of(reader);
+        if (next.status == Status::peer_closed) break;
+        RIGHT(next.status == Status::ok);
+        const std::uint64_t position = next.loan->position();
+        const std::byte* const chunk = next.loan->chunk();
+        RIGHT(!kept || position > kept->first);
+        fill(expected.data(), kBytes, position);
+        RIGHT(std::memcmp(chunk, expected.data(), kBytes) == 0);
+        next.loan->keep(kBytes);
+        if (kept) {
+            fill(expected.data(), kBytes, kept->first);
+            RIGHT(std::memcmp(kept->second, expected.data(), kBytes) == 0);
+            reader.release_held(kept->first);
+        }
+        kept.emplace(position, chunk);
+    }
+    RIGHT(kept && kept->first == m.shape.messages - 1);
+    RIGHT(reader.messages() + reader.skipped() == m.shape.messages);
+    reader.announce_close();
+}
+
 using WriteAll = std::function<void(Meeting&, const std::function<void(int)>&)>;
 
 Conductor conduct(const std::string& name, const Shape& shape, const WriteAll& write = write_all) {
@@ -185,7 +217,8 @@ Conductor conduct(const std::string& name, const Shape& shape, const WriteAll& w
                 const auto meeting = std::make_shared<Meeting>(shape);
                 return Play{{[meeting, write](const auto& begin_round) { write(*meeting, begin_round); },
                              [meeting](const auto& begin_round) {
-                                 meeting->shape.is_late ? read_late(*meeting, begin_round) : read_all(*meeting, begin_round);
+                                 const auto read = meeting->shape.is_late ? read_late : meeting->shape.is_latest ? read_latest : read_all;
+                                 read(*meeting, begin_round);
                              }}};
             }};
 }
@@ -297,6 +330,7 @@ int main() {
              {"messages that are lent", {.messages = 3, .stay = 3, .lends = true}},
              {"a reader that leaves", {.messages = 3, .stay = 1}},
              {"a late reader", {.messages = 3, .stay = 3, .is_late = true}},
+             {"the latest message", {.chunks = 3, .messages = 3, .is_latest = true}},
          }) {
         Conductor conductor = conduct(name, shape);
         conductor.drive_all();

@@ -119,7 +119,7 @@ class HeldSegment:
 class Sightings:
     """A snapshot of peers."""
 
-    def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool]]:
+    def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool, int]]:
         """By slot; reads from /proc what each is doing now."""
 
 class RingGeometry:
@@ -150,6 +150,7 @@ class RingSegment(HeldSegment):
         reserved_bytes: int,
         slot: int | None = None,
         has_late_readers: bool = False,
+        is_latest: bool = False,
     ) -> RingSegment:
         """
         Creates a segment and reserves that much of each chunk; first sweeps dead segments.
@@ -170,6 +171,10 @@ class RingSegment(HeldSegment):
         """
         Attaches to a segment that a process of this user has open, also if it has no name any more.
         """
+
+    @property
+    def is_latest(self) -> bool:
+        """Whether readers get the latest message only."""
 
     @property
     def descriptor(self) -> int:
@@ -285,6 +290,8 @@ class RingWriter:
     @property
     def has_late_readers(self) -> bool: ...
     @property
+    def is_latest(self) -> bool: ...
+    @property
     def position(self) -> int: ...
     @property
     def slot(self) -> int: ...
@@ -292,7 +299,9 @@ class RingWriter:
     def ranks(self) -> list[int]: ...
     @property
     def absent_elsewhere(self) -> int: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]: ...
+    def participant(
+        self, slot: int
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
     def expect(self, participants: int) -> None:
         """
@@ -330,6 +339,10 @@ class RingReader:
         """The index of the reader among the local ones."""
 
     @property
+    def skipped(self) -> int:
+        """Messages that it will not get, because later ones came first."""
+
+    @property
     def origin(self) -> tuple[int, str] | None:
         """
         For a relay's ring, pid and address of the writer whose messages it passes on.
@@ -359,6 +372,8 @@ class RingReader:
     @property
     def has_late_readers(self) -> bool: ...
     @property
+    def is_latest(self) -> bool: ...
+    @property
     def position(self) -> int: ...
     @property
     def slot(self) -> int: ...
@@ -366,7 +381,9 @@ class RingReader:
     def ranks(self) -> list[int]: ...
     @property
     def absent_elsewhere(self) -> int: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]: ...
+    def participant(
+        self, slot: int
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
     def expect(self, participants: int) -> None:
         """
@@ -500,7 +517,9 @@ class StoreReader:
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]: ...
+    def participant(
+        self, slot: int
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
     def counters(self) -> tuple[int, int, int, int, int, int]:
         """max_objects, puts, hits, evictions, objects, bytes."""
 
@@ -564,7 +583,9 @@ class StoreWriter:
     def slot(self) -> int: ...
     @property
     def ranks(self) -> list[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]: ...
+    def participant(
+        self, slot: int
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
     def counters(self) -> tuple[int, int, int, int, int, int]:
         """max_objects, puts, hits, evictions, objects, bytes."""
 

@@ -187,6 +187,11 @@ class Sender:
         self._remote.call("release_reader", 0)
         return late
 
+    def waits(self) -> int:
+        """How many of its calls had to wait."""
+        count: int = self._remote.call("statistics").waits
+        return count
+
     def get_ready(self) -> None:
         """Wait for everybody."""
         self._remote.call("wait_until_ready", PATIENCE)

@@ -36,6 +36,8 @@ ROLES = {
     "reader": "readers.reader_dies",
     "replacement of a reader": "readers.replacement_dies",
     "late reader": "readers.late_reader_dies",
+    "reader of the latest": "latest.reader_dies",
+    "writer of the latest": "latest.writer_dies",
     "creator of a ring": "creators.creator_dies",
     "attacher of a ring": "creators.attacher_dies",
     "sweeper": "creators.sweeper_dies",

@@ -20,6 +20,7 @@ ALL = [
     "watching",
     "exporting",
     "gathering",
+    "latest",
     "tiers",
     "engines",
     "engines.ray",

@@ -110,6 +110,7 @@ def start_writer(
     max_chunk_bytes: int = 4096,
     max_chunks: int = 4,
     late_readers: bool = False,
+    mode: str = "all",
     command: Sequence[str] = (sys.executable,),
 ) -> Remote:
     """A writer in its own process; its handle is the ``greeting``."""
@@ -117,6 +118,7 @@ def start_writer(
         "max_chunk_bytes": max_chunk_bytes,
         "max_chunks": max_chunks,
         "late_readers": late_readers,
+        "mode": mode,
     }
     return Remote(start(writing, n_readers, options, method=method, command=command))
 

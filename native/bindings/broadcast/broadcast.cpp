@@ -33,6 +33,7 @@ void bind_end(nb::class_<Bound>& end) {
         .def("awaited", &Bound::awaited, "The peers that a call on this end waits for, and the writer.")
         .def_prop_ro("is_closed", &Bound::is_closed)
         .def_prop_ro("has_late_readers", [](Bound& self) { return self.readable().has_late_readers(); })
+        .def_prop_ro("is_latest", [](Bound& self) { return self.readable().ring().is_latest(); })
         .def_prop_ro("position", &Bound::position)
         .def_prop_ro("slot", [](Bound& self) { return self.slot(); })
         .def_prop_ro("ranks", &Bound::ranks)
@@ -62,12 +63,13 @@ void bind_broadcast(nb::module_& m) {
 
     nb::class_<RingSegment, HeldSegment>(m, "RingSegment", "The shared memory of one ring.")
         .def_static("create", &RingSegment::create, "geometry"_a, "id"_a, "name"_a, "reserved_bytes"_a,
-                    "slot"_a = nb::none(), "has_late_readers"_a = false,
+                    "slot"_a = nb::none(), "has_late_readers"_a = false, "is_latest"_a = false,
                     "Creates a segment and reserves that much of each chunk; first sweeps dead segments.")
         .def_static("attach", &RingSegment::attach, "geometry"_a, "name"_a, "id"_a = nb::none(), "slot"_a = nb::none(),
                     "Attaches to the segment `name`, as participant `slot` or only as a user.")
         .def_static("attach_through", &RingSegment::attach_through, "pid"_a, "descriptor"_a, "geometry"_a, "name"_a, "id"_a,
                     "slot"_a, "Attaches to a segment that a process of this user has open, also if it has no name any more.")
+        .def_prop_ro("is_latest", &RingSegment::is_latest, "Whether readers get the latest message only.")
         .def_prop_ro("descriptor", &RingSegment::descriptor, "The number of its descriptor in this process.")
         .def_prop_ro("reserved_bytes", &RingSegment::reserved,
                      "Bytes reserved of each chunk by the creator, according to the header.")
@@ -127,6 +129,7 @@ void bind_broadcast(nb::module_& m) {
              nb::sig("def read_block(self, owner: object, timeout: float | None, cancel: object | None) -> ChunkBlock"),
              "A block on the next chunk, not decoded.")
         .def_prop_ro("place", &RingReader::place, "The index of the reader among the local ones.")
+        .def_prop_ro("skipped", &RingReader::skipped, "Messages that it will not get, because later ones came first.")
         .def_prop_ro("origin", &RingReader::origin, nb::sig("def origin(self) -> tuple[int, str] | None"),
                      "For a relay's ring, pid and address of the writer whose messages it passes on.");
     bind_end(reader);

@@ -65,6 +65,10 @@ public:
     std::uint64_t position() { return is_closed() ? last_position() : core().position() - (has_open_block() ? 1 : 0); }
 
     nb::object origin() const { return origin_; }
+    std::uint64_t skipped() {
+        const Unwatched unwatched(*this);
+        return readable().skipped();
+    }
 
     // With `lends`, large arrays stay in their extent, mapped privately for this reader.
     nb::object receive(nb::handle timeout, nb::handle cancel, bool lends) {
@@ -88,7 +92,8 @@ public:
         Message message = described(std::move(sample));
         nb::object lease = nb::none();
         nb::object object = explained([&] {
-            return message.kind == ChunkKind::frames ? receive_in_place(message, lease) : receive_object(message, false);
+            const bool stays = message.kind == ChunkKind::frames && message.sample.can_keep(message);
+            return stays ? receive_in_place(message, lease) : receive_object(message, false);
         });
         check_own();
         return nb::make_tuple(object, lease);
@@ -285,7 +290,7 @@ private:
             [&](bool is_consumed) {
                 if (!is_consumed) return;
                 if (lease.use_count() > 1)
-                    message.sample.keep(message.length);
+                    message.sample.keep(message.length, &message);
                 else
                     message.finish();
             });

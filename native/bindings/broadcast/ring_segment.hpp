@@ -25,7 +25,8 @@ public:
         : HeldSegment(std::move(segment)), geometry_(geometry), reserved_(reserved) {}
 
     static RingSegment create(const RingGeometry& g, const nb::bytes& id, const std::string& name,
-                              std::uint64_t reserved_bytes, std::optional<std::size_t> slot, bool has_late_readers) {
+                              std::uint64_t reserved_bytes, std::optional<std::size_t> slot, bool has_late_readers,
+                              bool is_latest) {
         const auto segment_id = to_array<core::SegmentId>(id);
         const std::uint64_t each = std::min(reserved_bytes, g.max_chunk_bytes);
         check_memory_for(g.max_chunks * (each + g.metadata_size()));
@@ -39,7 +40,8 @@ public:
             ranges.push_back({0, each, g.max_chunk_bytes, g.max_chunks});
             ranges.push_back({g.metadata_offset(), g.metadata_size() * g.max_chunks});
         }
-        const core::SegmentPlan plan = broadcast::plan_of(g, each, has_late_readers ? core::kLateReaders : 0);
+        const std::uint64_t features = (has_late_readers ? core::kLateReaders : 0) | (is_latest ? core::kLatestOnly : 0);
+        const core::SegmentPlan plan = broadcast::plan_of(g, each, features);
         return {core::Segment::create(plan, segment_id, name, ranges, slot), g, each};
     }
 
@@ -62,6 +64,7 @@ public:
 
     const RingGeometry& geometry() const noexcept { return geometry_; }
     std::uint64_t reserved() const noexcept { return reserved_; }
+    bool is_latest() const noexcept { return (segment_->features() & core::kLatestOnly) != 0; }
     int descriptor() const noexcept { return segment_->file().get(); }
 
     // A memoryview of bytes that Python knows to lie in the ring. Reserves the space of every chunk in them.

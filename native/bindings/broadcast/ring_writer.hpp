@@ -139,6 +139,7 @@ private:
         tend(false);
         std::optional<Claim> claim = explained([&] { return begin(g.max_chunk_bytes, deadline_of(timeout), timeout); });
         if (!claim) throw nb::python_error();
+        if (core().is_next_kept()) raise_failure(self(), "chunks_kept");
         const auto lease = std::make_shared<std::shared_ptr<os::Mapping>>(core().segment().mapping());
         nb::object view = view_of(nb::cast(Buffer(lease, claim->chunk(), g.max_chunk_bytes, false)));
         open_.emplace(std::move(*claim), lease);  // last: a failure before this leaves no block to be ended
@@ -163,7 +164,7 @@ private:
         const Outgoing& message = encoder.message();
         const broadcast::FrameTable table = message.table();
         const std::uint64_t bytes = encoder.kind() == ChunkKind::frames ? table.total() : message.stream_bytes();
-        const bool fits = bytes <= core().ring().geometry().max_chunk_bytes;
+        const bool fits = bytes <= core().ring().geometry().max_chunk_bytes && !core().is_next_kept();
         const bool lends = table.has_lent();
         tend(lends || !fits);
         bool spills = !fits || (lends && core().prefers_extent(bytes));
@@ -250,6 +251,8 @@ private:
 
     bool spill(Claim& claim, const Outgoing& message, const broadcast::FrameTable& table, std::uint64_t bytes,
                os::Deadline deadline, nb::handle timeout, nb::handle watch) {
+        // In a ring of the latest message, views keep extents like lent arrays.
+        const bool lends = table.has_lent() || core().ring().is_latest();
         const auto fill = [&](broadcast::ExtentWriter& writer) {
             return message.for_each_part(table, [&](std::uint64_t at, std::uint64_t size, const void* from) {
                 SYNC_STEP(spill);
@@ -257,7 +260,7 @@ private:
             });
         };
         Interruption look(self(), core().segment(), "chunk", watch);
-        const core::Outcome outcome = without_gil([&] { return claim.spill(bytes, deadline, fill, look, table.has_lent()); });
+        const core::Outcome outcome = without_gil([&] { return claim.spill(bytes, deadline, fill, look, lends); });
         return is_ok(outcome, timeout);
     }
 

@@ -39,6 +39,7 @@ struct Sighting {
     bool is_waiting;
     std::uint32_t views;
     os::Nanoseconds views_since;
+    std::uint64_t skipped;
 
     Sighting(const core::Participants& participants, std::size_t at, core::Presence seen)
         : slot(at),
@@ -48,19 +49,20 @@ struct Sighting {
           last_progress(core::load_relaxed(participants.slot(at).last_progress_ns)),
           is_waiting(core::load_relaxed(participants.slot(at).activity) == core::SlotActivity::waiting),
           views(core::load_relaxed(participants.slot(at).views) & ~(core::kViewsOfRing | core::kViewsLeft)),
-          views_since(core::load_relaxed(participants.slot(at).views_since_ns)) {}
+          views_since(core::load_relaxed(participants.slot(at).views_since_ns)),
+          skipped(core::load_relaxed(participants.slot(at).skipped)) {}
 
-    // State, pid, position, last progress, is waiting, views, since when, seen when, and whether the pid is of this pid
-    // namespace. Times in ns of the monotonic clock.
+    // State, pid, position, last progress, is waiting, views, since when, seen when, whether the pid is of this pid
+    // namespace, and messages skipped. Times in ns of the monotonic clock.
     nb::tuple to_tuple(os::Nanoseconds now) const {
         const bool is_pid_of_here = who.pid_namespace == 0 || who.pid_namespace == os::own_pid_namespace();
         return nb::make_tuple(to_text(presence, who), who.pid, position, last_progress, is_waiting, views, views_since, now,
-                              is_pid_of_here);
+                              is_pid_of_here, skipped);
     }
 };
 
 inline constexpr const char* kParticipant =
-    "def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]";
+    "def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool, int]";
 
 // A slot, and whether its process lives; makes system calls.
 inline nb::tuple participant_of(const core::Participants& participants, std::size_t count, std::size_t own_slot,

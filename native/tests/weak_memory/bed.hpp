@@ -138,6 +138,7 @@ inline std::string Bed::name_of(const void* address) const {
         const auto* descriptor = reinterpret_cast<const std::byte*>(&ring.descriptor(c));
         if (at >= descriptor && at < descriptor + sizeof(ChunkDescriptor)) return "descriptor" + number;
     }
+    if (address == &ring.waits().latest) return "`latest`";
     if (address == &ring.waits().published) return "word of `published`";
     if (address == &ring.waits().consumed) return "word of `consumed`";
     if (address == &ring.waits().writer_parked) return "writer's `parked`";

@@ -6,10 +6,10 @@
 //   weak_memory PLACE     how the protocol fails with that place weakened, step by step
 //
 // Proven: for one writer and one reader, with up to two laps of a ring of one or two chunks, with waiting, attaching
-// and leaving, and for two readers that give a chunk back at once (scenarios.cpp): no order of their steps, and no
-// value that the memory model of C++20 lets an access return (memory.hpp), leads to a data race on a chunk, a
-// descriptor or the header, to a repeated or skipped message or a torn read, or to a sleeper that is never woken. This holds for
-// the code that ships: the compiler's instrumentation reports every access of native/core and native/broadcast to the
+// and leaving, for two readers that give a chunk back at once, and for a reader of the latest of three messages
+// (scenarios.cpp): no order of their steps, and no value that the memory model of C++20 lets an access return (memory.hpp),
+// leads to a data race on a chunk, a descriptor or the header, to a repeated or skipped message or a torn read, or to a
+// sleeper that is never woken. This holds for the code that ships: the compiler's instrumentation reports every access of native/core and native/broadcast to the
 // explorer (accesses.cpp), which tries all orders and values (explorer.hpp).
 //
 // Assumed: that processor and compiler follow C++20, without load buffering, which the model leaves out; and that a
@@ -38,7 +38,8 @@ constexpr const char* kAcquire = "acquire -> relaxed";
 constexpr const char* kFence = "removed";
 
 // Every access with an order in the scenarios, by its mark in the code, and a scenario that needs that order.
-// `publish.load` and `retract.load` are one load, as are `join.load` and `leave.load`; their stores are one store.
+// `publish.load` and `retract.load` are one load, as are `join.load` and `leave.load`; their stores are one store. One load
+// are also `take.load` and `finish.load`, and `lease.load` and `drop.load`.
 struct Place {
     const char* name;
     const char* weakened;
@@ -52,6 +53,10 @@ constexpr Place kPlaces[] = {
     {"publish.store", kRelease, "first message"},  {"publish.load", kAcquire, "first message"},
     {"consume.store", kRelease, "next lap"},       {"consume.load", kAcquire, "next lap"},
     {"admit.load", kAcquire, "late reader"},
+    {"latest.store", kRelease, "latest message"},  {"latest.load fence", kFence, "latest message"},
+    {"park.load fence", kFence, "latest message"}, {"take.store", kRelease, "latest, given up"},
+    {"finish.store", kRelease, "latest message"},  {"finish.load", kAcquire, "latest message"},
+    {"drop.store", kRelease, "latest, kept"},      {"drop.load", kAcquire, "latest, kept"},
     {"park.store fence", kFence, "first message"}, {"park.load fence", kFence, "next lap"},
     {"wake.store", kRelease, "reader joins"},      {"wake.load", kAcquire, "writer waits twice"},
 };

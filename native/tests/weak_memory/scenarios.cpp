@@ -213,6 +213,80 @@ Scenario late_reader() {
                          });
 }
 
+// What a reader of the latest message takes is whole, and newer than what it has had.
+void take_latest(Bed& bed, std::uint64_t& last) {
+    auto sample = bed.reader->begin_nowait();
+    if (!sample.loan) return;
+    const std::uint64_t value = bed.read(*sample.loan);
+    require(value == sample.loan->position() + 1, "another message than its position says");
+    require(value > last, "repeated message");
+    last = value;
+    sample.loan->finish(sizeof value);
+}
+
+// Of three chunks the writer takes the first again for its second message, unless the reader still reads there.
+Scenario latest_message() {
+    const auto bed = std::make_shared<Bed>(3, 1, core::kLatestOnly);
+    return bed->scenario("latest message",
+                         {[bed] {
+                              bed->fill_at_once(2);
+                              bed->fill_at_once(3);
+                          },
+                          [bed] {
+                              std::uint64_t last = 0;
+                              take_latest(*bed, last);
+                              take_latest(*bed, last);
+                          }},
+                         [bed] {
+                             bed->start();
+                             bed->fill_at_once(1);
+                         });
+}
+
+// A read that ends with an exception leaves the message, but its next may be of a later one.
+Scenario latest_message_given_up() {
+    const auto bed = std::make_shared<Bed>(3, 1, core::kLatestOnly);
+    return bed->scenario("latest, given up",
+                         {[bed] {
+                              bed->fill_at_once(2);
+                              bed->fill_at_once(3);
+                          },
+                          [bed] {
+                              auto sample = bed->reader->begin_nowait();
+                              bed->read(*sample.loan);
+                              std::uint64_t last = 0;
+                              take_latest(*bed, last);
+                          }},
+                         [bed] {
+                             bed->start();
+                             bed->fill_at_once(1);
+                         });
+}
+
+// What a reader keeps stays as it is, while the writer goes on; then the writer takes its chunk.
+Scenario latest_message_kept() {
+    const auto bed = std::make_shared<Bed>(3, 1, core::kLatestOnly);
+    return bed->scenario("latest, kept",
+                         {[bed] {
+                              bed->fill_at_once(2);
+                              bed->fill_at_once(3);
+                          },
+                          [bed] {
+                              auto sample = bed->reader->begin_nowait();
+                              const std::uint64_t value = bed->read(*sample.loan);
+                              const std::byte* const kept = sample.loan->chunk();
+                              sample.loan->keep(sizeof value);
+                              std::uint64_t again = 0;
+                              std::memcpy(&again, kept, sizeof again);
+                              require(again == value, "a kept message has changed");
+                              bed->reader->release_held(value - 1);
+                          }},
+                         [bed] {
+                             bed->start();
+                             bed->fill_at_once(1);
+                         });
+}
+
 // close() in another thread of the reader's process ends its wait.
 Scenario reader_is_stopped() {
     const auto bed = std::make_shared<Bed>(1);
@@ -261,7 +335,8 @@ std::vector<Scenario> small_scenarios() {
     return {header_is_filled_in(), first_message(false),  next_lap(4),
             next_lap(1),           writer_waits_twice(),  reader_joins(),
             reader_leaves(),       writer_leaves(),       writer_leaves_a_waiting_reader(),
-            reader_is_stopped(),     last_reader_wakes(),   late_reader()};
+            reader_is_stopped(),     last_reader_wakes(),   late_reader(),
+            latest_message(),      latest_message_given_up(), latest_message_kept()};
 }
 
 std::vector<Scenario> large_scenarios() { return {first_message(true), reader_waits_twice(), laps(2)}; }

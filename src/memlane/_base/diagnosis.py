@@ -54,6 +54,7 @@ class Participant(NamedTuple):
     views_since_ns: int  # when the oldest of them was taken
     seen_ns: int  # when all this was read
     is_pid_of_here: bool  # not of another pid namespace, where it is another process
+    skipped: int  # messages that a reader of the latest did not get
 
     def since(self) -> str:
         """How long ago it last published, consumed or attached, as text."""
@@ -71,7 +72,9 @@ class End(Protocol):
     def slot(self) -> int: ...
     @property
     def ranks(self) -> Sequence[int]: ...
-    def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool]: ...
+    def participant(
+        self, slot: int
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
 
 
 class Awaited:
@@ -149,8 +152,13 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
     ),
     "read_view_in_use": (
         ViewInUse,
-        "a reference to the chunk outlived its block; the chunk is freed with the last reference, "
-        "and the writer waits until then",
+        "a reference to the chunk outlived its block; nobody writes to the chunk before the last "
+        "reference is gone",
+    ),
+    "chunks_kept": (
+        ViewInUse,
+        "views keep the bytes of every chunk that is free, so there is none to write to; enqueue "
+        "an object, which needs none, or drop views",
     ),
     "undecoded": (
         ConcurrentUse,
@@ -214,7 +222,7 @@ def view_in_use(what: str) -> MemlaneError:
     """The error for a zero-copy block that ends while an object of type `what` is still in use."""
     return ViewInUse(
         f"a reference to the {what} of a view, besides the block's own name, outlived the block; "
-        f"the memory is freed with the last reference, and the writer waits until then"
+        f"nobody writes to the memory before the last reference is gone"
     )
 
 

@@ -193,9 +193,10 @@ class LocalEnd(Generic[Native]):
             waits=waits,
             spills=spills,
             readers=tuple(
-                _reader_statistics(rank, participant(end, slot), published, end.has_late_readers)
+                _reader_statistics(rank, participant(end, slot), published, end)
                 for slot, rank in enumerate(end.ranks, start=1)
             ),
+            skipped=0 if isinstance(end, RingWriter) else end.skipped,
         )
 
 
@@ -212,6 +213,7 @@ class LocalWriter(LocalEnd[RingWriter]):
         *,
         has_others: bool,
         has_late_readers: bool = False,
+        is_latest: bool = False,
     ) -> None:
         """Creates a segment and its writer's end; leaves neither behind if it raises.
 
@@ -219,7 +221,13 @@ class LocalWriter(LocalEnd[RingWriter]):
         when all of its own have left.
         """
         segment = RingSegment.create(
-            geometry, queue_id, name_of(queue_id), RESERVED_CHUNK_BYTES, 0, has_late_readers
+            geometry,
+            queue_id,
+            name_of(queue_id),
+            RESERVED_CHUNK_BYTES,
+            0,
+            has_late_readers,
+            is_latest,
         )
         self._has_late_readers = has_late_readers
         self._former_pids: set[int] = set()  # of readers whose places others have
@@ -443,20 +451,22 @@ class LonelyWriter:
 
 
 def _reader_statistics(
-    rank: int, who: Participant, published: int, is_late: bool
+    rank: int, who: Participant, published: int, end: RingWriter | RingReader
 ) -> ReaderStatistics:
     was_here = who.pid != 0
-    owes_nothing = who.state == "closed" or (is_late and who.state == "absent")
+    owes_nothing = who.state == "closed" or (end.has_late_readers and who.state == "absent")
+    behind = 0 if owes_nothing else max(0, published - who.position)
     views = 0 if who.state == "closed" else who.views  # the writer no longer waits for them
     return ReaderStatistics(
         rank=rank,
         pid=who.pid if was_here else None,
         state=cast("ReaderState", who.state),
-        behind=0 if owes_nothing else max(0, published - who.position),
+        behind=min(behind, 1) if end.is_latest else behind,
         last_progress=who.last_progress_ns / 1e9 if was_here else None,
         is_waiting=who.state in ("running", "stopped", "unknown") and who.is_waiting,
         views=views,
         views_since=who.views_since_ns / 1e9 if views else None,
+        skipped=who.skipped,
     )
 
 

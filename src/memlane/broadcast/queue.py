@@ -7,7 +7,7 @@ import pickle
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, cast
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._base.deadline import seconds_of
@@ -23,7 +23,7 @@ from memlane.broadcast.local import (
     LonelyWriter,
     no_such_reader,
 )
-from memlane.broadcast.options import RemoteOptions
+from memlane.broadcast.options import RemoteOptions, is_latest
 from memlane.broadcast.ring import MAX_READERS, ShmRingBuffer, ring_geometry
 from memlane.errors import Closed, InvalidArgument, TimedOut, Unsupported, WriterClosed, WrongRole
 
@@ -97,6 +97,8 @@ class MessageQueue(Owned, Generic[M]):
         relay: the first reader of each remote host relays messages to the others there.
         late_readers: readers may attach at any time, and get messages from the next one on; nobody
             waits for a reader that has not attached.
+        mode: "all", or "latest": the writer never waits, and each reader gets the latest message
+            that it has not seen. There are then at least `n_reader + 2` chunks.
 
     Attributes:
         handle: of this queue; on the writer equal to `export_handle()`, with every reader's key.
@@ -107,7 +109,8 @@ class MessageQueue(Owned, Generic[M]):
         InvalidArgument: negative counts, more local readers than readers, ranks that do not match,
             or an address that is not this host's.
         ShmExhausted: /dev/shm has no space for it.
-        Unsupported: there are remote readers, and libzmq was built without CURVE.
+        Unsupported: there are remote readers, and libzmq was built without CURVE, or `mode` is
+            "latest".
 
     One thread at a time may use a queue in a process; `close()` may be called from any thread. Only
     `close()`, or leaving a `with` block without an exception, tells the peers: a queue that is
@@ -137,12 +140,17 @@ class MessageQueue(Owned, Generic[M]):
         insecure_network: bool = False,
         relay: bool = False,
         late_readers: bool = False,
+        mode: Literal["all", "latest"] = "all",
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0, MAX_READERS)
         local = integer_from("n_local_reader", n_local_reader, 0)
         if local > readers:
             raise InvalidArgument(f"n_local_reader must be at most n_reader {readers}, not {local}")
+        latest = is_latest(mode, readers - local)
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
+        if latest:
+            chunks = max(geometry.max_chunks, local + 2)
+            geometry = ring_geometry(geometry.n_reader, geometry.max_chunk_bytes, chunks)
         ranks = checked_ranks(local_reader_ranks, local)
         pool = min(integer_from("max_extent_bytes", max_extent_bytes, 0), MAX_SEGMENT_BYTES)
         codec = codec_of(serializer, keep_readonly=keep_readonly)
@@ -169,6 +177,7 @@ class MessageQueue(Owned, Generic[M]):
                     pool,
                     has_others=False,
                     has_late_readers=late_readers,
+                    is_latest=latest,
                 )
                 if local
                 else LonelyWriter(geometry.max_chunk_bytes)
@@ -303,8 +312,10 @@ class MessageQueue(Owned, Generic[M]):
 
     @property
     def current_idx(self) -> int:
-        """Index of the next message's chunk; -1 without a ring."""
-        if self._geometry is None or self._end.segment is None:
+        """Index of the next message's chunk; -1 without a ring, or with `mode="latest"`, where it
+        is not known before."""
+        segment = self._end.segment
+        if self._geometry is None or segment is None or segment.is_latest:
             return -1
         return self._end.position % self._geometry.max_chunks
 
@@ -620,6 +631,19 @@ class MessageQueue(Owned, Generic[M]):
         with that slice.
         """
         return self._must_be_reader("acquire_read").block(self, timeout, cancel)
+
+    @property
+    def skipped(self) -> int:
+        """Number of messages that this reader did not get, because it took a later one: 0 unless
+        the queue has `mode="latest"`.
+
+        Raises:
+            WrongRole: this is the writer; its `statistics()` have those of all readers.
+            Closed: this queue was closed.
+        """
+        reader = self._must_be_reader("skip messages")
+        reader.check()
+        return reader.native.skipped if isinstance(reader, LocalReader) else 0
 
     def __iter__(self) -> Iterator[M]:
         self._must_be_reader("iterate")

@@ -10,7 +10,7 @@ from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from, segment_nam
 from memlane._base.lifetime import Owned
 from memlane._base.segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane._native import RingGeometry, RingSegment
-from memlane.errors import Closed, InvalidArgument, MemlaneError, WrongProcess
+from memlane.errors import Closed, InvalidArgument, LayoutMismatch, MemlaneError, WrongProcess
 
 if TYPE_CHECKING:
     from typing import Self
@@ -39,6 +39,17 @@ def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object)
             f"at most {MAX_SEGMENT_BYTES} bytes"
         )
     return RingGeometry(readers, chunk, chunks)
+
+
+def _attached(geometry: RingGeometry, name: str) -> RingSegment:
+    segment = RingSegment.attach(geometry, name)
+    if segment.is_latest:
+        segment.close()
+        raise LayoutMismatch(
+            f"{name} is of a queue whose readers get the latest message: its flags are not those "
+            f"of a ring"
+        )
+    return segment
 
 
 class ShmRingBuffer(Owned):
@@ -74,7 +85,7 @@ class ShmRingBuffer(Owned):
                 geometry, queue_id, name_of(queue_id), geometry.max_chunk_bytes
             )
         else:
-            segment = RingSegment.attach(geometry, segment_name(name))
+            segment = _attached(geometry, segment_name(name))
         self._setup(geometry, segment.name, segment)
 
     def _setup(
@@ -121,7 +132,7 @@ class ShmRingBuffer(Owned):
                 "this ring belongs to a queue of the parent process; make a new queue in the child"
             )
         if self._segment is None:
-            self._segment = RingSegment.attach(self._geometry, self._name)
+            self._segment = _attached(self._geometry, self._name)
             self._own(self._segment.abandon)
         return self._segment
 

@@ -18,13 +18,15 @@ class ReaderStatistics:
         state: `closed` also after `release_reader`; `unknown` if the reader is alive but /proc
             cannot say whether it is stopped (another pid namespace). On another host `running`
             means connected, stopped or not, and `unknown` that the connection is lost.
-        behind: number of published messages that it has not taken yet.
+        behind: number of published messages that it has yet to take; of the latest at most 1.
         last_progress: time of its last message, or of attaching or closing, on the clock of
             `time.monotonic()` (seconds); None while absent.
         is_waiting: it is blocked in a call, waiting for the next message.
         views: number of chunks that it keeps for views.
         views_since: time at which it took the oldest of them, on the same clock, or None.
         address: `host:port` of a reader on another host, else None.
+        skipped: with `mode="latest"`, number of messages that it did not get, because it took a
+            later one.
     """
 
     rank: int
@@ -36,6 +38,7 @@ class ReaderStatistics:
     views: int
     views_since: float | None
     address: str | None = None
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class QueueStatistics:
         waits: number of calls that had to wait.
         spills: number of messages of this writer that did not fit a chunk.
         readers: all readers, in the order of the handle's ranks.
+        skipped: of this reader, as in `readers`; of the writer 0.
     """
 
     role: Literal["writer", "reader"]
@@ -61,6 +65,7 @@ class QueueStatistics:
     waits: int
     spills: int
     readers: tuple[ReaderStatistics, ...]
+    skipped: int = 0
 
 
 @dataclass(frozen=True)

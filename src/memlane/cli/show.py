@@ -145,15 +145,18 @@ def state(segment: Segment) -> str:
         count = sum(who.state == what for who in segment.participants)
         if count:
             return f"{count} {what}"
-    if any(_is_missing(who) for who in segment.participants):
+    if any(_is_missing(who, segment) for who in segment.participants):
         return "attaching"
     if not segment.pids:
         return "not held"
-    return "" if segment.is_named or segment.kind == "tier" else "no name"
+    facts = ["latest"] if segment.mode == "latest" else []
+    if not segment.is_named and segment.kind != "tier":
+        facts.append("no name")
+    return ", ".join(facts)
 
 
-def _is_missing(who: Participant) -> bool:
-    return who.state == "absent"
+def _is_missing(who: Participant, segment: Segment) -> bool:
+    return who.state == "absent" and not (who.role == "reader" and segment.has_late_readers)
 
 
 def table(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], width: int) -> Text:

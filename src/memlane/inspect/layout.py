@@ -18,6 +18,8 @@ MAGIC = b"MEMLANE1"
 
 _HEADER_BYTES = 1024
 _START = struct.Struct("<8sIIQQ16s")
+_FEATURES = struct.Struct("<Q")
+_FEATURES_AT = 48
 _SYSTEM = struct.Struct("<II4Q")
 _SYSTEM_AT = 64
 _SECTION = struct.Struct("<IIQQQ")
@@ -34,7 +36,7 @@ _NEEDS: dict[str, set[int]] = {
     "tier": {TIER_FACTS},
 }
 
-_SLOT = struct.Struct("<IIQQQ12xIQQQqIIQQQqq")
+_SLOT = struct.Struct("<IIQQQQ4xIQQQqIIQQQqq")
 _GLANCE = struct.Struct("<I4xQ48xQ8xII40x")
 _FACTS = struct.Struct("<QQQ32xQQQQQQ")
 _DELIVERIES = struct.Struct("<32Q")
@@ -61,6 +63,7 @@ _ACTIVITIES: dict[int, Activity] = {
 }
 _STATES = {0: "absent", 1: "attached", 2: "closed", 3: "released"}
 ATTACHED = 1
+LATE_READERS, LATEST_ONLY = 1, 2  # bits of Header.features
 
 
 class Unreadable(Exception):
@@ -77,6 +80,7 @@ class Header:
     offset: int
     end: int
     geometry: tuple[int, int, int, int]
+    features: int
     sections: dict[int, tuple[int, int, int]]  # kind: (bytes of an element, offset, elements)
 
 
@@ -89,6 +93,7 @@ class Slot:
     pid: int
     start_ticks: int
     pid_namespace: int
+    skipped: int  # messages that a reader of the latest did not get
     absent_elsewhere: int
     leased_bytes: int
     first: int  # position of its first message
@@ -180,7 +185,9 @@ def _parsed(file: int, offset: int) -> Header | None:
         is_whole = is_whole and participants == 1 + geometry[0] > 1
     if not is_whole or max(geometry) >= 1 << 62:
         raise Unreadable("a damaged section directory")
-    return Header(kind, major, minor, offset, end, (first, second, third, fourth), sections)
+    (features,) = _FEATURES.unpack_from(data, _FEATURES_AT)
+    numbers = (first, second, third, fourth)
+    return Header(kind, major, minor, offset, end, numbers, features, sections)
 
 
 def slots_of(file: int, header: Header) -> list[Slot]:
@@ -220,6 +227,7 @@ def _slot(
     pid: int,
     ticks: int,
     namespace: int,
+    skipped: int,
     absent: int,
     leased: int,
     admitted: int,
@@ -239,6 +247,7 @@ def _slot(
         pid,
         ticks,
         namespace,
+        skipped,
         absent,
         leased,
         max(0, admitted - 1),

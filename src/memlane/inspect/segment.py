@@ -54,7 +54,7 @@ class Participant:
         state: `dead` if nobody holds its lock; `closed` also after `release_reader`; `unknown` if
             it lives where /proc does not show it (another pid namespace).
         position: messages published or taken.
-        behind: published messages that it has not taken; of a writer 0.
+        behind: published messages that it has yet to take, of the latest at most 1; of a writer 0.
         last_progress: time of its last message, or of attaching or closing; None if unknown.
         activity: `waiting` for a message or for a free chunk, `attaching` in `wait_until_ready`,
             `in_block` of `acquire_read` or `acquire_write`, `copying` a message in after encoding
@@ -69,6 +69,7 @@ class Participant:
         owed: stored objects that it has not read as often as they were put.
         lent: bytes that cannot be reused because of its views: a queue's chunks, whole, and
             extents; a store's pinned objects.
+        skipped: of a reader of the latest message: those that it did not get.
         deliveries: of a queue's reader, else None.
     """
 
@@ -90,6 +91,7 @@ class Participant:
     pinned: int = 0
     owed: int = 0
     lent: int = 0
+    skipped: int = 0
     deliveries: Deliveries | None = None
 
 
@@ -102,6 +104,8 @@ class Segment:
             on memlane `NAME.mmap/memlane`.
         kind: `unknown` if its bytes cannot be read; `problem` then says why.
         is_named: whether the name is still in /dev/shm.
+        mode: of a queue, as `MessageQueue` takes it; else None.
+        has_late_readers: a queue's readers come when they like.
         is_leftover: it is named, and no process holds it: its processes have died.
         pids: processes of this user, in this pid namespace, that have it open.
         keepers: those that only have it mapped: arrays or views that outlive their queue.
@@ -134,6 +138,8 @@ class Segment:
     absent_elsewhere: int = 0
     participants: tuple[Participant, ...] = ()
     problem: str | None = None
+    mode: Literal["all", "latest"] | None = None
+    has_late_readers: bool = False
 
 
 @dataclass
@@ -349,6 +355,8 @@ def look(file: int, found: Found, known: Known) -> Segment | None:
             header.kind,  # type: ignore[arg-type]
             is_held,
             geometry=_geometry(header, store),
+            mode=_mode(header),
+            has_late_readers=bool(header.features & layout.LATE_READERS),
             counters=layout.tier_of(file, header) if header.kind == "tier" else _counters(store),
             participants=_participants(file, header, known),
             absent_elsewhere=next(
@@ -359,6 +367,12 @@ def look(file: int, found: Found, known: Known) -> Segment | None:
         return segment("unknown", is_held, problem=str(error))
     except (LookupError, ValueError, OverflowError, OSError, struct.error) as error:
         return segment("unknown", is_held, problem=f"damaged, or cut meanwhile: {error!r}")
+
+
+def _mode(header: Header) -> Literal["all", "latest"] | None:
+    if header.kind != "queue":
+        return None
+    return "latest" if header.features & layout.LATEST_ONLY else "all"
 
 
 def _geometry(header: Header, store: layout.StoreFacts | None) -> dict[str, int]:
@@ -419,14 +433,15 @@ def _participant(
     kept = slot.views * header.geometry[1] if header.kind == "queue" else pinned_bytes
     is_absent = slot.state == "absent"
     is_of_queue = header.kind == "queue" and number > 0 and slot.state == "attached"
+    behind = max(0, writer.position - slot.position) if is_of_queue else 0
     return Participant(
         "reader" if number else "writer",
         rank if number else None,
         None if is_absent else slot.pid,
         None if is_absent else _started(slot),
         state,
-        max(0, slot.position - slot.first),
-        max(0, writer.position - slot.position) if is_of_queue else 0,
+        max(0, slot.position - slot.first - slot.skipped),
+        min(behind, 1) if _mode(header) == "latest" else behind,
         None if is_absent else slot.last_progress / 1e9,
         slot.activity,
         slot.activity_since / 1e9 if slot.activity_since else None,
@@ -438,6 +453,7 @@ def _participant(
         pinned,
         owed,
         slot.leased_bytes + kept,
+        slot.skipped,
         delivered,
     )
 

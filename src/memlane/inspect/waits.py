@@ -74,7 +74,7 @@ def waits_of(file: int, segment: Segment, known: Known, after: float) -> list[Wa
     unread: set[int] = set()
     with suppress(Unreadable):  # it was given up meanwhile
         header = known.header_of(file)
-        if header is not None:
+        if header is not None and segment.mode == "all":  # of the latest nobody waits to be read
             written, read = layout.flags_of(file, header, segment.participants[0].position)
             unread = {number for number, is_read in enumerate(read) if written and not is_read}
     return waits_in(segment, unread, after, time.monotonic())

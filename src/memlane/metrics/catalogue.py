@@ -48,6 +48,7 @@ BYTES = _queue("bytes_total", "counter", "Bytes of those messages, as encoded.")
 WAITS = _queue("waits_total", "counter", "Calls that had to wait.")
 EXTENTS = _queue("extents_total", "counter", "Messages that did not fit a chunk.")
 LAG = _queue("lag_messages", "gauge", "Published messages that a reader has not taken.")
+SKIPPED = _queue("skipped_total", "counter", "Messages that a reader of the latest did not get.")
 LENT = _queue("lent_bytes", "gauge", "Bytes that cannot be reused because of a reader's views.")
 WAITING = _queue("waiting_seconds", "gauge", "How long the wait of this moment has lasted, or 0.")
 DELIVERY = _queue(
@@ -134,7 +135,7 @@ _COUNTERS = {
     for counter, (kind, text) in counters.items()
 }
 METRICS = (
-    *(MESSAGES, BYTES, WAITS, EXTENTS, LAG, LENT, WAITING, DELIVERY, CHUNKS, PARTICIPANTS),
+    *(MESSAGES, BYTES, WAITS, EXTENTS, LAG, SKIPPED, LENT, WAITING, DELIVERY, CHUNKS, PARTICIPANTS),
     *(ELSEWHERE, STUCK, SIZE, USED, LEFTOVERS, LEFTOVER_BYTES, UNREADABLE, SHM_SIZE, SHM_FREE),
     *(PINNED, OWED, REGION_SIZE, REGION_HOLDERS, *_COUNTERS.values()),
 )
@@ -212,6 +213,8 @@ def _add_queue(samples: _Samples, segment: Segment, now: float) -> None:
             samples.add(EXTENTS, end, who.extents)
             continue
         samples.add(LAG, end, who.behind)
+        if segment.mode == "latest":
+            samples.add(SKIPPED, end, who.skipped)
         samples.add(LENT, end, who.lent)
         if who.deliveries is not None:
             samples.add(DELIVERY, (name, end[2], end[3]), who.deliveries)

@@ -1,0 +1,204 @@
+"""The latest message: 6 MiB frames at 30 Hz, three readers, of which one may be slow.
+
+`python -m benchmarks.latest`: four minutes. The writer's calls and the age of frames (from before
+the writer's call to the reader's having it) beside iceoryx2's overflowing queue; ways alternate.
+
+memlane: `mode="latest"`, frames are lent
+iceoryx2: a buffer of one sample that overflows, woken by events; frames are copied into the loaned
+    sample without a serializer, and aliased by the readers
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from benchmarks import needs
+from benchmarks.machine import describe
+from memlane import Handle, MessageQueue, WriterClosed
+
+Frame = np.ndarray[Any, np.dtype[np.uint8]]
+Send = Callable[[Frame], object]
+SIZE = 6 << 20
+RATE = 30
+READERS = 3
+SLOW = 0.15
+"""Seconds that a slow reader works on a frame: four and a half come meanwhile."""
+END = 255
+context = multiprocessing.get_context("fork")
+
+
+class Reader:
+    """What a reader does with frames: it takes their age, and looks at every page."""
+
+    def __init__(self, results: Any, pause: float) -> None:
+        self._results, self._pause = results, pause
+        self._ages: list[float] = []
+
+    def see(self, frame: Frame) -> bool:
+        """Whether there are more."""
+        now = time.monotonic_ns()
+        self._ages.append((now - int(frame[:8].view(np.int64)[0])) / 1e6)
+        frame[8::4096].max()
+        if self._pause:
+            time.sleep(self._pause)
+        return bool(frame[8] != END)
+
+    def report(self) -> None:
+        self._results.send(self._ages)
+
+
+def memlane_reader(handle: Handle, rank: int, reader: Reader) -> None:
+    with MessageQueue[Frame].create_from_handle(handle, rank) as queue:
+        queue.wait_until_ready(30)
+        try:
+            while reader.see(queue.dequeue()):
+                pass
+        except WriterClosed:
+            pass
+    reader.report()
+
+
+@contextmanager
+def memlane(readers: list[Reader]) -> Iterator[Send]:
+    with MessageQueue[Frame](len(readers), len(readers), mode="latest") as queue:
+        for rank, reader in enumerate(readers):
+            start(memlane_reader, queue.export_handle(rank), rank, reader)
+        queue.wait_until_ready(30)
+        yield queue.enqueue
+
+
+def service_of(folder: str) -> tuple[Any, Any, Any]:
+    """iceoryx2's node, its queue that overflows, and its event."""
+    iox = import_module("iceoryx2")
+    iox.set_log_level(iox.LogLevel.Fatal)
+    config = iox.config.default()
+    config.global_cfg.root_path = iox.Path.new(folder)
+    node = iox.NodeBuilder.new().config(config).create(iox.ServiceType.Ipc)
+    queue = (
+        node.service_builder(iox.ServiceName.new("frames"))
+        .publish_subscribe(iox.Slice[ctypes.c_uint8])
+        .max_publishers(1)
+        .max_subscribers(READERS)
+        .history_size(0)
+        .subscriber_max_buffer_size(1)
+        .enable_safe_overflow(True)
+        .open_or_create()
+    )
+    event = node.service_builder(iox.ServiceName.new("frames-event")).event().open_or_create()
+    return node, queue, event
+
+
+def memory(address: int) -> Frame:
+    return np.frombuffer(memoryview((ctypes.c_uint8 * SIZE).from_address(address)), np.uint8)
+
+
+def iceoryx_reader(folder: str, gate: Any, reader: Reader) -> None:
+    _node, queue, event = service_of(folder)
+    subscriber = queue.subscriber_builder().buffer_size(1).create()
+    listener = event.listener_builder().create()
+    gate.wait()
+    goes_on = True
+    while goes_on:
+        while (sample := subscriber.receive()) is None:
+            listener.blocking_wait()
+        goes_on = reader.see(memory(sample.payload().as_ptr()))
+        sample.delete()
+    reader.report()
+
+
+@contextmanager
+def iceoryx(readers: list[Reader]) -> Iterator[Send]:
+    with tempfile.TemporaryDirectory() as folder:
+        gate = context.Barrier(len(readers) + 1)
+        for reader in readers:
+            start(iceoryx_reader, folder, gate, reader)
+        _node, queue, event = service_of(folder)
+        publisher = queue.publisher_builder().initial_max_slice_len(SIZE).create()
+        notifier = event.notifier_builder().create()
+        gate.wait()
+        publisher.update_connections()
+
+        def send(frame: Frame) -> None:
+            sample = publisher.loan_slice_uninit(SIZE)
+            np.copyto(memory(sample.payload_ptr), frame)
+            sample.assume_init().send()
+            notifier.notify()
+
+        yield send
+
+
+PEERS: dict[str, Callable[[list[Reader]], Any]] = {"memlane": memlane, "iceoryx2": iceoryx}
+_running: list[Any] = []
+
+
+def start(role: Callable[..., None], *arguments: Any) -> None:
+    process = context.Process(target=role, args=arguments, daemon=True)
+    process.start()
+    _running.append(process)
+
+
+def run(name: str, is_one_slow: bool, frames: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of the writer's calls, and ages of the frames of the readers that are fast."""
+    pipes = [context.Pipe(duplex=False) for _ in range(READERS)]
+    pauses = [0.0] * (READERS - 1) + [SLOW if is_one_slow else 0.0]
+    readers = [Reader(end, pause) for (_, end), pause in zip(pipes, pauses, strict=True)]
+    frame = np.zeros(SIZE, np.uint8)
+    calls = []
+    with PEERS[name](readers) as send:
+        begun = time.monotonic()
+        for number in range(frames):
+            time.sleep(max(0.0, begun + number / RATE - time.monotonic()))
+            frame[8:] = number % END
+            before = time.monotonic_ns()
+            frame[:8].view(np.int64)[0] = before
+            send(frame)
+            calls.append((time.monotonic_ns() - before) / 1e6)
+        frame[8:] = END
+        send(frame)
+        ages = [age for end, _ in pipes[: READERS - 1] for age in end.recv()[5:]]
+        pipes[-1][0].recv()
+    while _running:
+        _running.pop().join()
+    return calls[5:], ages
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.99)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--frames", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    needs.package("iceoryx2", "the comparison with iceoryx2")
+    print(
+        f"{SIZE >> 20} MiB at {RATE} Hz, {READERS} readers, {arguments.frames} frames; {describe()}"
+    )
+    found: dict[tuple[str, bool], list[tuple[float, float, float, float]]] = {}
+    for _ in range(arguments.rounds):
+        for is_one_slow in (False, True):
+            for name in PEERS:
+                calls, ages = run(name, is_one_slow, arguments.frames)
+                row = (statistics.median(calls), p99(calls), statistics.median(ages), p99(ages))
+                found.setdefault((name, is_one_slow), []).append(row)
+    print("ms                          send p50  p99    age p50  p99  (medians of the rounds)")
+    for (name, is_one_slow), rows in found.items():
+        each = [statistics.median(column) for column in zip(*rows, strict=True)]
+        who = "one slow" if is_one_slow else "all fast"
+        print(f"{name:10} {who:10}      " + "  ".join(f"{value:7.2f}" for value in each))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""A camera and what looks at it: python examples/camera.py (pip install .)
+
+The camera never waits. A controller sees every frame in time; a viewer needs three frames' time for
+one, and always shows the latest; a recorder keeps its last frames without copying them. Then the
+viewer is killed: the camera learns it, goes on, and a new viewer takes the place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
+from multiprocessing.process import BaseProcess
+
+import numpy as np
+
+from memlane import Handle, MessageQueue, ReaderDied
+
+FRAME = np.dtype([("number", "<u8"), ("taken_ns", "<u8"), ("pixels", np.uint8, (720, 1280, 3))])
+CONTROLLER, VIEWER, RECORDER = range(3)
+WORK = {CONTROLLER: 0.0, VIEWER: 3.0, RECORDER: 0.0}  # on each frame, in times of the camera's
+NAMES = {CONTROLLER: "controller", VIEWER: "viewer", RECORDER: "recorder"}
+
+
+def look(handle: Handle, rank: int, interval: float) -> None:
+    """Looks at frames until the camera closes."""
+    kept: deque[np.ndarray] = deque(maxlen=10 if rank == RECORDER else 1)
+    ages = []
+    with MessageQueue[np.ndarray].create_from_handle(handle, rank) as camera:
+        for frame in camera:
+            ages.append(time.monotonic_ns() - int(frame["taken_ns"]))
+            kept.append(frame)  # memory that the camera leaves alone until it is dropped
+            time.sleep(WORK[rank] * interval)
+        numbers = [int(frame["number"]) for frame in kept]
+        whole = all((frame["pixels"] == frame["number"] % 251).all() for frame in kept)
+        print(
+            f"{NAMES[rank]:10} saw {len(ages)} frames, skipped {camera.skipped}; median age "
+            f"{np.median(ages) / 1e6:.1f} ms; keeps {len(numbers)}, the last is {numbers[-1]}"
+            f"{'' if whole else ', and they are torn'}",
+            flush=True,
+        )
+
+
+def start(handle: Handle, rank: int, interval: float) -> BaseProcess:
+    process = multiprocessing.get_context("spawn").Process(
+        target=look, args=(handle, rank, interval), daemon=True
+    )
+    process.start()
+    return process
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--frames", type=int, default=120)
+    parser.add_argument("--rate", type=float, default=60.0, help="frames a second")
+    arguments = parser.parse_args()
+    interval = 1 / arguments.rate
+    frame = np.zeros((), FRAME)
+    slowest = 0.0
+    with MessageQueue(n_reader=3, n_local_reader=3, mode="latest") as camera:
+        seers = [start(camera.export_handle(rank), rank, interval) for rank in range(3)]
+        camera.wait_until_ready(timeout=60, processes=seers)
+        begun = time.monotonic()
+        for number in range(arguments.frames):
+            time.sleep(max(0.0, begun + number * interval - time.monotonic()))
+            if number == arguments.frames // 2:
+                os.kill(seers[VIEWER].pid or 0, signal.SIGKILL)  # an accident
+            frame["pixels"] = number % 251
+            frame["number"], frame["taken_ns"] = number, time.monotonic_ns()
+            before = time.monotonic()
+            try:
+                camera.enqueue(frame)
+            except ReaderDied as death:
+                rank = death.rank or 0
+                print(f"{NAMES[rank]} (pid {death.pid}) died; another takes its place")
+                camera.release_reader(rank)
+                seers[rank] = start(camera.readmit(rank), rank, interval)
+                camera.enqueue(frame)
+            slowest = max(slowest, time.monotonic() - before)
+        camera.wait_until_ready(timeout=60, processes=seers)
+        frame["number"] = arguments.frames
+        frame["pixels"] = arguments.frames % 251
+        camera.enqueue(frame)
+    for process in seers:
+        process.join()
+    sent = arguments.frames + 1
+    print(f"the camera sent {sent} frames; its slowest call took {slowest * 1e3:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
