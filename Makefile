@@ -158,8 +158,8 @@ soak: $(VENV)/.tools native-test
 	MEMLANE_SOAK_REMOTE=20000 MEMLANE_SOAK_CABLES=100 MEMLANE_SOAK_STRANGERS=1000 $(PY) -m pytest -q --durations=10 \
 	    tests/remote/test_remote_soak.py tests/remote/test_remote_cable.py tests/remote/test_remote_strangers.py \
 	    tests/remote/test_remote_ends.py
-	MEMLANE_SOAK_REPLACED=60 MEMLANE_SOAK_LATEST=60 $(PY) -m pytest -q --durations=10 tests/fault/test_replaced_readers.py \
-	    tests/fault/test_latest_kills.py
+	MEMLANE_SOAK_REPLACED=60 MEMLANE_SOAK_LATEST=60 MEMLANE_SOAK_GATHER=60 $(PY) -m pytest -q --durations=10 tests/fault/test_replaced_readers.py \
+	    tests/fault/test_latest_kills.py tests/fault/test_gather_kills.py
 	MEMLANE_SOAK_CANCELS=10000 $(PY) -m pytest -q --durations=10 tests/local/test_awaiting.py tests/remote/test_remote_awaiting.py
 	MEMLANE_EXAMPLES=1000000 $(PY) -m pytest -q tests/sessions
 	MEMLANE_SOAK_ATTACK=60 $(PY) -m pytest -q --durations=10 tests/remote/test_remote_costs.py

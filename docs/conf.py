@@ -48,7 +48,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"memlane\.(_.*|groups\.stores\..*|store\.(reading|serde)\..*)"),
     (
         r"py:.*",
-        r"memlane\.(broadcast\.(queue|gather)\.M|tiers\.tier\.Ticket)",
+        r"memlane\.(broadcast\.any_queue\.M|tiers\.tier\.Ticket)",
     ),
 ]
 

@@ -4,6 +4,7 @@
 // Why no wake-up is lost: as in wait.hpp, for each ring.
 #pragma once
 
+#include <list>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,12 +29,9 @@ public:
     core::Taken<std::size_t> next(const std::vector<RingReader*>& readers, os::Deadline deadline, Look&& look,
                                   os::Nanoseconds longest) {
         if (const auto found = find(readers)) return *found;
-        std::vector<core::WaitPoint> points;
-        for (RingReader* reader : readers)
-            if (reader != nullptr) points.push_back(reader->wait_point());
         std::optional<std::size_t> found;
         const core::WaitResult result = core::wait_asleep(
-            core::SleepAtAll(std::move(points)), spinner_, deadline, [&] { return (found = find(readers)).has_value(); },
+            Sleep(readers), spinner_, deadline, [&] { return (found = find(readers)).has_value(); },
             [&](core::LookReason reason) {
                 const os::Nanoseconds now = os::monotonic_now();
                 if (!deadline.is_poll() || now - last_look_ >= core::kPollInterval) {
@@ -70,6 +68,34 @@ public:
 
 private:
     static constexpr os::Nanoseconds kLookInterval = 250 * os::kMillisecond;
+
+    // Shown to observers in every ring, and counted as a wait in the first.
+    class Sleep {
+    public:
+        explicit Sleep(const std::vector<RingReader*>& readers) : readers_(readers), asleep_(points_of(readers)) {}
+
+        void park() {
+            if (shown_.empty())
+                for (const RingReader* reader : readers_)
+                    if (reader != nullptr)
+                        shown_.emplace_back(reader->participants().slot(reader->slot()), core::SlotActivity::waiting, shown_.empty());
+            asleep_.park();
+        }
+        bool sleep(os::Nanoseconds until) const noexcept { return asleep_.sleep(until); }
+        void unpark() const noexcept { asleep_.unpark(); }
+
+    private:
+        static std::vector<core::WaitPoint> points_of(const std::vector<RingReader*>& readers) {
+            std::vector<core::WaitPoint> points;
+            for (const RingReader* reader : readers)
+                if (reader != nullptr) points.push_back(reader->wait_point());
+            return points;
+        }
+
+        const std::vector<RingReader*>& readers_;
+        core::SleepAtAll asleep_;
+        std::list<core::Waiting> shown_;
+    };
 
     static bool any_may_be_silent(const std::vector<RingReader*>& readers) noexcept {
         for (const RingReader* reader : readers)

@@ -33,8 +33,11 @@ inline void show(ParticipantSlot& slot, SlotActivity activity) noexcept {
 class Waiting {
 public:
     explicit Waiting(ParticipantSlot& slot, SlotActivity activity = SlotActivity::waiting) noexcept
+        : Waiting(slot, activity, activity == SlotActivity::waiting) {}
+    // `counts`: as a call that had to wait.
+    Waiting(ParticipantSlot& slot, SlotActivity activity, bool counts) noexcept
         : slot_(slot), before_(load_relaxed(slot.activity)), before_since_(load_relaxed(slot.activity_since_ns)) {
-        if (activity == SlotActivity::waiting) add_single_writer<std::uint64_t>(slot_.waits, 1);
+        if (counts) add_single_writer<std::uint64_t>(slot_.waits, 1);
         show(slot_, activity);
     }
     Waiting(const Waiting&) = delete;

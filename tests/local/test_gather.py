@@ -28,6 +28,7 @@ from memlane import (
     WriterDied,
     WrongProcess,
     WrongRole,
+    inspect,
 )
 from memlane.broadcast import gather as module
 from tests.support import PATIENCE, Aside, Link, Remote, serve, start, until
@@ -197,6 +198,11 @@ def test_who_is_absent() -> None:
         peer.join()
         with refuses(ReaderDied, match=f"process {peer.pid} died before it attached"):
             reader.wait_until_ready(PATIENCE, processes=[peer.pid])
+        doomed = start_writer(reader, 0)
+        doomed.peer.kill()
+        with refuses(WriterDied) as caught:  # although another is absent
+            reader.wait_until_ready(PATIENCE)
+        assert (caught.value.rank, caught.value.pid) == (0, doomed.pid)
         reader.release_writer(0)
         reader.release_writer(2)
         reader.wait_until_ready(0)
@@ -554,5 +560,33 @@ def test_statistics() -> None:
             (1, os.getpid(), 2),
         ]
         assert reader.statistics().messages == 1
+        with refuses(InvalidArgument, match="writer 0 is running"):
+            reader.release_writer(0)
         assert (writers[1].statistics().messages, writers[1].statistics().writers) == (3, ())
         writers[0].close()
+        for expected in (1, 2):
+            assert reader.dequeue() == expected
+        writers[1].enqueue("last")
+        writers[1].close()
+        before = reader.statistics()
+        assert list(reader) == ["last"]
+        after = reader.statistics()
+        assert (before.messages, after.messages) == (3, 4)
+        assert after.bytes > before.bytes
+
+
+def test_a_sleeping_reader_is_seen() -> None:
+    """Its wait counts once, however many writers it has."""
+    with gather_of(3) as (reader, writers):
+        sleeper = Aside(reader.dequeue, PATIENCE)
+        names = {f"memlane-{ring.id.hex()}" for ring in reader._reader.rings}  # type: ignore[union-attr]
+
+        def waiting() -> int:
+            rings = [segment for segment in inspect.segments() if segment.name in names]
+            return sum(ring.participants[1].activity == "waiting" for ring in rings)
+
+        until(lambda: waiting() == 3, "it is shown in every ring")
+        writers[2].enqueue("here")
+        assert sleeper.result() == "here"
+        assert waiting() == 0
+        assert reader.statistics().waits == 1

@@ -7,17 +7,17 @@ import select
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from, segment_name
 from memlane._base.deadline import Deadline
 from memlane._base.diagnosis import participant
 from memlane._base.handle_text import check_version, handle_in, handle_text
-from memlane._base.lifetime import Owned
 from memlane._base.naming import names_of
 from memlane._base.segments import name_of, new_id
 from memlane._base.serialization import Codec, codec_of
 from memlane._native import RingGather, RingReader, RingSegment, RingWriter
+from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.handle import FORMAT_VERSION, checked_rank
 from memlane.broadcast.joint_watch import JointWatch
 from memlane.broadcast.local import NOW, RESERVED_CHUNK_BYTES, LocalEnd
@@ -38,20 +38,10 @@ from memlane.errors import (
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from memlane._native import RingGeometry
-    from memlane.broadcast.awaiting import Awaiting
     from memlane.broadcast.statistics import ReaderState
-
-# Of messages, where a type checker is told nothing else. With a default, which typing_extensions
-# would need at run time.
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar as _TypeVar
-
-    M = _TypeVar("M", default=Any)
-else:
-    M = TypeVar("M")
 
 _NOTHING = object()
 _MOST_WRITERS = 1 << 12
@@ -147,6 +137,12 @@ def _reader_died(pid: int) -> ReaderDied:
     return ReaderDied(None, pid, ": it was the reader, so nobody gathers messages any more")
 
 
+def _plus(counters: tuple[int, int, int], ring: _Ring) -> tuple[int, int, int]:
+    """Messages, bytes and waits, with those of one more ring."""
+    messages, size, waits, _ = ring.native.counters()
+    return counters[0] + messages, counters[1] + size, counters[2] + waits
+
+
 class _Reader:
     """All rings of a gather; as an end, what awaiting needs of it."""
 
@@ -162,6 +158,7 @@ class _Reader:
             undo.pop_all()
         self._sleeps = self.SLEEPS and RingGather.can_wait_for(n_writer)
         self._former_pids: set[int] = set()  # of writers whose rings have ended
+        self._former = (0, 0, 0)  # messages, bytes and waits of those rings
         self._pid = os.getpid()
         self._dead: int | None = None
         self._is_closed = False
@@ -178,7 +175,7 @@ class _Reader:
         left = timeout
         while True:
             if self._dead is not None and not self.rings[self._dead].native.is_closed:
-                raise self._death(self._dead)
+                raise self.death(self._dead)
             try:
                 message = self._receive(left, cancel, lends)
                 if message is not _NOTHING:
@@ -221,7 +218,7 @@ class _Reader:
             most = _LONGEST_SLICE if cancel is None else _CANCEL_SLICE
             poller.poll(ceil(1000 * deadline.left(most)))
 
-    def _death(self, rank: int) -> WriterDied:
+    def death(self, rank: int) -> WriterDied:
         who = participant(self.rings[rank].native, 0)
         detail = f" after {who.position} messages, {who.since()}; call release_writer({rank}) to "
         return WriterDied(who.pid, detail + "continue without it", rank)
@@ -232,10 +229,12 @@ class _Reader:
         if ring.native.is_closed:
             return
         self._former_pids |= ring.pids()
+        former = _plus(self._former, ring)
         if self._watch is not None:  # of the last one it stays, readable for ever
             left = [r for r in self.rings if r.rank != rank and not r.native.is_closed]
             self._watch.become(*(r.native.watch() for r in left or [ring]))
         ring.close()
+        self._former = former
 
     def ring(self, rank: int) -> _Ring:
         if rank >= len(self.rings):
@@ -254,6 +253,11 @@ class _Reader:
                 f"writer {rank} is dead, but has sent messages that were not read: it can be "
                 f"released once dequeue() has raised WriterDied"
             )
+        if state == "closed":
+            raise InvalidArgument(
+                f"writer {rank} has closed: dequeue() returns what it has sent, and then goes on "
+                f"without it"
+            )
         if state not in ("dead", "absent"):
             raise InvalidArgument(
                 f"writer {rank} is {state}: only a dead or absent writer can be released; end its "
@@ -265,11 +269,12 @@ class _Reader:
         deadline = Deadline(timeout)
         self.check()
         with Starting(self._pids, processes) as starting:
+            coming = _Coming(self, starting)
             for ring in self.rings:
                 if ring.native.is_closed:
                     continue
                 try:
-                    ring.native.wait_until_ready(deadline.left(), starting)
+                    ring.native.wait_until_ready(deadline.left(), coming)
                 except TimedOut:
                     absent = [
                         f"writer {other.rank} (never attached)"
@@ -280,7 +285,7 @@ class _Reader:
                     text = f"timed out after {timeout} s waiting for {names}"
                     raise TimedOut(text, timeout) from None
                 except WriterDied:
-                    raise self._death(ring.rank) from None
+                    raise self.death(ring.rank) from None
 
     def _pids(self) -> set[int]:
         here = (ring.pids() for ring in self.rings if not ring.native.is_closed)
@@ -326,26 +331,35 @@ class _Reader:
 
     def statistics(self) -> GatherStatistics:
         self.check()
-        rows, messages, size, waits = [], 0, 0, 0
+        rows = []
+        counters = self._former
         for ring in self.rings:
             if ring.native.is_closed:
                 rows.append(WriterStatistics(ring.rank, None, "closed", 0))
                 continue
-            counters = ring.native.counters()
-            messages, size, waits = (
-                messages + counters[0],
-                size + counters[1],
-                waits + counters[2],
-            )
+            counters = _plus(counters, ring)
             who = participant(ring.native, 0)
             is_here = who.state != "absent"
             behind = max(0, who.position - ring.position) if is_here else 0
             pid = who.pid if is_here else None
             rows.append(WriterStatistics(ring.rank, pid, ring.writer_state, behind))
-        return GatherStatistics(os.getpid(), messages, size, waits, tuple(rows))
+        return GatherStatistics(os.getpid(), *counters, tuple(rows))
 
 
-class Gather(Owned, Generic[M]):
+class _Coming:
+    """The `watch` of a wait for one writer, which notices the deaths of all."""
+
+    def __init__(self, reader: _Reader, starting: Starting) -> None:
+        self._reader, self._starting = reader, starting
+
+    def is_set(self) -> bool:
+        for ring in self._reader.rings:
+            if not ring.native.is_closed and ring.writer_state == "dead":
+                raise self._reader.death(ring.rank)
+        return self._starting.is_set()
+
+
+class Gather(AnyQueue[M]):
     """The reader of many writers, or one of the writers (`create_from_handle`).
 
     Each writer has a ring of its own, so writers never wait for each other. The reader takes one
@@ -405,8 +419,6 @@ class Gather(Owned, Generic[M]):
 
     def _setup(self, reader: _Reader | None, writer: _Writer | None) -> None:
         self._reader, self._writer = reader, writer
-        self._is_closed = False
-        self._awaiting: Awaiting | None = None
         self._own(self._end.abandon)
 
     @property
@@ -465,26 +477,9 @@ class Gather(Owned, Generic[M]):
         self._end.close()
         self._disown()
 
-    def _end_block(self, has_failed: bool) -> None:
-        if has_failed:
-            self._is_closed = True
-            self._abandon()
-        else:
-            self.close()
-
-    def _check(self) -> None:
-        self._end.check()
-
     def __repr__(self) -> str:
         role = "reader" if self._writer is None else f"writer {self._writer.rank}"
         return f"<Gather {role}{' closed' if self._is_closed else ''}>"
-
-    def _awaited(self) -> Awaiting:
-        from memlane.broadcast.awaiting import Awaiting  # which imports asyncio
-
-        if self._awaiting is None:
-            self._awaiting = Awaiting(self._end)
-        return self._awaiting
 
     # A writer ------------------------------------------------------------------------------------
 
@@ -509,7 +504,7 @@ class Gather(Owned, Generic[M]):
             MemlaneError: as `enqueue`.
         """
         writer = self._must_be_writer("aenqueue")
-        await self._awaited().call(lambda: writer.send(obj, NOW), timeout, is_send=True)
+        await self._awaited(self._end).call(lambda: writer.send(obj, NOW), timeout, is_send=True)
 
     # The reader ----------------------------------------------------------------------------------
 
@@ -579,7 +574,7 @@ class Gather(Owned, Generic[M]):
             MemlaneError: as `dequeue`.
         """
         reader, lends = self._must_be_reader("adequeue"), bool(lend)
-        message: M = await self._awaited().call(
+        message: M = await self._awaited(self._end).call(
             lambda: reader.receive(NOW, None, lends), timeout, is_send=False
         )
         return message
@@ -595,27 +590,3 @@ class Gather(Owned, Generic[M]):
             SystemFault: there is no descriptor or thread left.
         """
         return self._must_be_reader("fileno").watch().fileno()
-
-    def __iter__(self) -> Iterator[M]:
-        self._must_be_reader("iterate")
-        return self
-
-    def __next__(self) -> M:
-        try:
-            return self.dequeue()
-        except WriterClosed:
-            raise StopIteration from None
-        except StopIteration as error:  # raised by decoding; it must not end the loop
-            raise RuntimeError("decoding a message raised StopIteration") from error
-
-    def __aiter__(self) -> AsyncIterator[M]:
-        self._must_be_reader("iterate")
-        return self
-
-    async def __anext__(self) -> M:
-        try:
-            return await self.adequeue()
-        except WriterClosed:
-            raise StopAsyncIteration from None
-        except StopAsyncIteration as error:  # raised by decoding; it must not end the loop
-            raise RuntimeError("decoding a message raised StopAsyncIteration") from error

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._base.deadline import seconds_of
-from memlane._base.lifetime import Owned
 from memlane._base.segments import new_id
 from memlane._base.serialization import codec_of
+from memlane.broadcast.any_queue import AnyQueue, M
 from memlane.broadcast.grouping import DEFAULT_TIMEOUT, queue_over_group
 from memlane.broadcast.handle import Handle, checked_handle, checked_rank, checked_ranks
 from memlane.broadcast.local import (
@@ -25,7 +24,7 @@ from memlane.broadcast.local import (
 )
 from memlane.broadcast.options import RemoteOptions, is_latest
 from memlane.broadcast.ring import MAX_READERS, ShmRingBuffer, ring_geometry
-from memlane.errors import Closed, InvalidArgument, TimedOut, Unsupported, WriterClosed, WrongRole
+from memlane.errors import Closed, InvalidArgument, TimedOut, Unsupported, WrongRole
 
 if TYPE_CHECKING:
     import threading
@@ -33,22 +32,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import zmq
-    from typing_extensions import (
-        TypeVar,
-    )  # a checker has its own; typing's knows defaults from 3.13
 
     from memlane._native import RingGeometry
-    from memlane.broadcast.awaiting import Awaiting
     from memlane.broadcast.local import AwaitableEnd, End, ReaderEnd, Watching, WriterEnd
     from memlane.broadcast.statistics import QueueStatistics
-
-
-if TYPE_CHECKING:
-    M = TypeVar("M", default=Any)
-else:
-    from typing import TypeVar
-
-    M = TypeVar("M")
 
 
 class _Habit:
@@ -69,7 +56,7 @@ class _Habit:
         )
 
 
-class MessageQueue(Owned, Generic[M]):
+class MessageQueue(AnyQueue[M]):
     """The writer's end of a queue, or a reader's (`create_from_handle`).
 
     For type checkers `MessageQueue[Step]` is a queue of messages of type `Step`. Nothing checks
@@ -281,8 +268,6 @@ class MessageQueue(Owned, Generic[M]):
         self._is_writer = writer is not None
         self._is_local_reader = reader is not None and reader.segment is not None
         self._is_remote_reader = reader is not None and reader.segment is None
-        self._is_closed = False  # through this object
-        self._awaiting: Awaiting | None = None
         self._watch: Watching | None = None
         self._turn = 0  # when `first_ready` last returned it
         if end is not None:
@@ -395,16 +380,6 @@ class MessageQueue(Owned, Generic[M]):
             raise
         self._disown()
 
-    def _end_block(self, has_failed: bool) -> None:
-        if has_failed:
-            self._is_closed = True
-            self._abandon()
-        else:
-            self.close()
-
-    def _check(self) -> None:
-        self._end.check()
-
     def __repr__(self) -> str:
         role = "writer" if self._reader is None else f"reader {self._reader.rank}"
         closed = " closed" if self._is_closed else ""
@@ -414,13 +389,6 @@ class MessageQueue(Owned, Generic[M]):
         )
 
     # Awaiting -------------------------------------------------------------------------------
-
-    def _awaited(self, end: AwaitableEnd) -> Awaiting:
-        from memlane.broadcast.awaiting import Awaiting  # which imports asyncio
-
-        if self._awaiting is None:
-            self._awaiting = Awaiting(end)
-        return self._awaiting
 
     def _watch_of(self, call: str) -> Watching:
         """Kept as long as this object: whoever has registered the descriptor must hear of the end,
@@ -458,18 +426,6 @@ class MessageQueue(Owned, Generic[M]):
             lambda: reader.receive(NOW, None, lends), timeout, is_send=False
         )
         return message
-
-    def __aiter__(self) -> AsyncIterator[M]:
-        self._must_be_reader("iterate")
-        return self
-
-    async def __anext__(self) -> M:
-        try:
-            return await self.adequeue()
-        except WriterClosed:
-            raise StopAsyncIteration from None
-        except StopAsyncIteration as error:  # raised by decoding; it must not end the loop
-            raise RuntimeError("decoding a message raised StopAsyncIteration") from error
 
     def fileno(self) -> int:
         """A descriptor that is readable while a message or an end is there, for select, epoll and
@@ -644,18 +600,6 @@ class MessageQueue(Owned, Generic[M]):
         reader = self._must_be_reader("skip messages")
         reader.check()
         return reader.native.skipped if isinstance(reader, LocalReader) else 0
-
-    def __iter__(self) -> Iterator[M]:
-        self._must_be_reader("iterate")
-        return self
-
-    def __next__(self) -> M:
-        try:
-            return self.dequeue()
-        except WriterClosed:
-            raise StopIteration from None
-        except StopIteration as error:  # raised by decoding; it must not end the loop
-            raise RuntimeError("decoding a message raised StopIteration") from error
 
     if not TYPE_CHECKING:  # which say by themselves that there is no such attribute
         get = _Habit("dequeue()")

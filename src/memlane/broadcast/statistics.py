@@ -91,9 +91,9 @@ class GatherStatistics:
 
     Attributes:
         pid: of this process.
-        messages: number sent by this writer, or taken by the reader from rings that have not ended.
+        messages: number sent by this writer, or taken by the reader.
         bytes: of those messages, as encoded.
-        waits: number of calls that had to wait.
+        waits: number of calls of this writer that had to wait, or of the reader that had to sleep.
         writers: in the reader, all writers by rank; in a writer none.
     """
 

@@ -47,7 +47,11 @@ MESSAGES = _queue("messages_total", "counter", "Messages published or taken.")
 BYTES = _queue("bytes_total", "counter", "Bytes of those messages, as encoded.")
 WAITS = _queue("waits_total", "counter", "Calls that had to wait.")
 EXTENTS = _queue("extents_total", "counter", "Messages that did not fit a chunk.")
-LAG = _queue("lag_messages", "gauge", "Published messages that a reader has not taken.")
+LAG = _queue(
+    "lag_messages",
+    "gauge",
+    "Published messages that a reader has yet to take; of the latest at most 1.",
+)
 SKIPPED = _queue("skipped_total", "counter", "Messages that a reader of the latest did not get.")
 LENT = _queue("lent_bytes", "gauge", "Bytes that cannot be reused because of a reader's views.")
 WAITING = _queue("waiting_seconds", "gauge", "How long the wait of this moment has lasted, or 0.")
