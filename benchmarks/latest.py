@@ -2,6 +2,8 @@
 
 `python -m benchmarks.latest`: four minutes. The writer's calls and the age of frames (from before
 the writer's call to the reader's having it) beside iceoryx2's overflowing queue; ways alternate.
+The writer has a core of its own, because a reader that runs beside it would delay it, whatever the
+queue; `--share` lets all run where they like.
 
 memlane: `mode="latest"`, frames are lent
 iceoryx2: a buffer of one sample that overflows, woken by events; frames are copied into the loaned
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -35,6 +38,8 @@ READERS = 3
 SLOW = 0.15
 """Seconds that a slow reader works on a frame: four and a half come meanwhile."""
 END = 255
+READER_CORES: set[int] = set()
+"""Where readers run; empty: where they like."""
 context = multiprocessing.get_context("fork")
 
 
@@ -142,8 +147,14 @@ PEERS: dict[str, Callable[[list[Reader]], Any]] = {"memlane": memlane, "iceoryx2
 _running: list[Any] = []
 
 
+def run_role(role: Callable[..., None], *arguments: Any) -> None:
+    if READER_CORES:
+        os.sched_setaffinity(0, READER_CORES)
+    role(*arguments)
+
+
 def start(role: Callable[..., None], *arguments: Any) -> None:
-    process = context.Process(target=role, args=arguments, daemon=True)
+    process = context.Process(target=run_role, args=(role, *arguments), daemon=True)
     process.start()
     _running.append(process)
 
@@ -181,11 +192,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--frames", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--share", action="store_true", help="all processes run on all cores")
     arguments = parser.parse_args()
     needs.package("iceoryx2", "the comparison with iceoryx2")
     print(
         f"{SIZE >> 20} MiB at {RATE} Hz, {READERS} readers, {arguments.frames} frames; {describe()}"
     )
+    cores = os.sched_getaffinity(0)
+    if not arguments.share and len(cores) > 1:
+        os.sched_setaffinity(0, {min(cores)})
+        READER_CORES.update(cores - {min(cores)})
     found: dict[tuple[str, bool], list[tuple[float, float, float, float]]] = {}
     for _ in range(arguments.rounds):
         for is_one_slow in (False, True):
@@ -193,10 +209,11 @@ def main() -> None:
                 calls, ages = run(name, is_one_slow, arguments.frames)
                 row = (statistics.median(calls), p99(calls), statistics.median(ages), p99(ages))
                 found.setdefault((name, is_one_slow), []).append(row)
-    print("ms                          send p50  p99    age p50  p99  (medians of the rounds)")
+    print("ms: medians of the rounds      send p50  p99    age p50  p99    send p99 from, to")
     for (name, is_one_slow), rows in found.items():
         each = [statistics.median(column) for column in zip(*rows, strict=True)]
         who = "one slow" if is_one_slow else "all fast"
+        each += [min(row[1] for row in rows), max(row[1] for row in rows)]
         print(f"{name:10} {who:10}      " + "  ".join(f"{value:7.2f}" for value in each))
 
 

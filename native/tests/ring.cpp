@@ -53,6 +53,43 @@ void laps_deliver_everything_in_order() {
     CHECK(core::load_relaxed(writer.participants().slot(1).position) == 1001);
 }
 
+// A member that lies in all its words keeps at most what it may keep: the writer always has a chunk, and never the latest.
+void a_liar_keeps_no_more_than_one() {
+    const RingGeometry g{2, 64, 4};
+    const auto segment = new_segment(g, core::kLatestOnly);
+    RingWriter writer(segment, g, 64, 1u << 20);
+    const auto reader_end = new_reader(*segment, g, 0);
+    RingReader& reader = *reader_end;
+    const auto liar_end = new_reader(*segment, g, 1);
+    std::uint32_t& reading = writer.participants().slot(2).reading;
+    std::uint64_t value = 0;
+    for (const std::uint32_t lie : {0u, 1u, 2u, 3u, 4u, 5u, 1u << 31, UINT32_MAX}) {
+        core::store_relaxed(reading, lie);
+        for (int i = 0; i < 9; ++i) {
+            send(writer, ++value);
+            auto sample = must(reader.begin_nowait());
+            send(writer, ++value);
+            send(writer, ++value);
+            CHECK(take(std::move(sample)) == value - 2);
+            CHECK(receive(reader) == value);
+        }
+    }
+    for (std::uint64_t chunk = 0; chunk < g.max_chunks; ++chunk)
+        core::store_relaxed<std::uint8_t>(writer.ring().kept_by(chunk, 1), 1);
+    CHECK(writer.is_next_kept());  // all are: a message goes to an extent, as with views
+    const auto write = [&](broadcast::ExtentWriter& to) { return to.put(0, sizeof value, &value); };
+    for (int i = 0; i < 9; ++i) {
+        ++value;
+        auto claim = must(writer.begin_nowait(0));
+        CHECK(claim.spill(sizeof value, os::Deadline::never(), write, keep_waiting, true).status == Status::ok);
+        claim.publish(ChunkKind::object, sizeof value);
+        CHECK(receive(reader) == value);
+    }
+    liar_end->announce_close();
+    CHECK(!writer.is_next_kept() || (writer.begin_nowait(8), !writer.is_next_kept()));
+    CHECK(reader.skipped() == value - reader.messages());
+}
+
 void deadlines_end_waits_and_change_nothing() {
     const RingGeometry g{1, 64, 1};
     const auto segment = new_segment(g);
@@ -186,6 +223,7 @@ void foreign_chunk_has_no_descriptor() {
 int main() {
     flags_follow_the_state_table();
     laps_deliver_everything_in_order();
+    a_liar_keeps_no_more_than_one();
     deadlines_end_waits_and_change_nothing();
     sleeper_is_woken();
     dead_reader_is_told_and_released();

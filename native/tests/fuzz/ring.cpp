@@ -18,13 +18,17 @@ namespace {
 
 using namespace broadcast;
 
-const RingGeometry kGeometry{2, 8192, 2};
+constexpr std::uint64_t kChunkBytes = 8192;
 constexpr std::uint64_t kSmall = 100;
 constexpr std::uint64_t kLarge = 20'000;
 
-std::shared_ptr<core::Segment> new_segment() {
+RingGeometry geometry_of(bool is_latest) { return {2, kChunkBytes, is_latest ? 4u : 2u}; }
+
+std::shared_ptr<core::Segment> new_segment(bool is_latest) {
     static const core::SegmentId id = own_id();
-    auto segment = core::Segment::create(plan_of(kGeometry), id, core::name_from(id), {{0, kGeometry.total_bytes()}}, RingWriter::kSlot);
+    const RingGeometry geometry = geometry_of(is_latest);
+    auto segment = core::Segment::create(plan_of(geometry, 0, is_latest ? core::kLatestOnly : 0), id, core::name_from(id),
+                                         {{0, geometry.total_bytes()}}, RingWriter::kSlot);
     segment->remove_name();
     return segment;
 }
@@ -40,7 +44,7 @@ void send(RingWriter& writer, unsigned what) {
         std::memcpy(message.data(), &header, sizeof header);
         std::memcpy(message.data() + sizeof header, table.sizes().data(), table.sizes().size_bytes());
     }
-    const bool fits = bytes <= kGeometry.max_chunk_bytes;
+    const bool fits = bytes <= kChunkBytes && !writer.is_next_kept();
     auto claim = writer.begin_nowait(fits ? bytes : 0).loan;
     if (!claim) return;
     if (fits) {
@@ -48,7 +52,8 @@ void send(RingWriter& writer, unsigned what) {
     } else {
         const auto write = [&](ExtentWriter& to) { return to.put(0, bytes, message.data()); };
         const auto look = [](core::LookReason) { return true; };
-        if (claim->spill(bytes, os::Deadline::after(0), write, look).status != core::Status::ok) return;
+        const bool lends = writer.ring().is_latest();
+        if (claim->spill(bytes, os::Deadline::after(0), write, look, lends).status != core::Status::ok) return;
     }
     claim->publish(kind, bytes);
 }
@@ -79,7 +84,7 @@ void receive(RingReader& reader, bool is_view) {
     if (!message) return sample->finish(0);
     const bool is_extent = message->extent_bytes > 0;
     const os::FileFacts file = os::facts_of(reader.segment().file());
-    FUZZ_CHECK(message->length <= (is_extent ? file.allocated : kGeometry.max_chunk_bytes));
+    FUZZ_CHECK(message->length <= (is_extent ? file.allocated : kChunkBytes));
     if (!is_extent) sample->ensure(message->length);
     if (message->kind != ChunkKind::frames) {
         copy(*sample, *message, {0, message->length});
@@ -88,7 +93,7 @@ void receive(RingReader& reader, bool is_view) {
     const auto table = table_of(*sample, *message);
     if (!table) return sample->finish(0);
     copy(*sample, *message, table->stream());
-    if (!is_view) {
+    if (!is_view || !sample->can_keep(*message)) {
         for (const Frame& frame : table->buffers()) copy(*sample, *message, frame);
         return sample->finish(message->length);
     }
@@ -96,7 +101,8 @@ void receive(RingReader& reader, bool is_view) {
     if (!at) return sample->finish(0);
     const auto offset = static_cast<std::uint64_t>(at->begin - at->mapping->base());
     FUZZ_CHECK(offset <= at->mapping->bytes() && message->length <= at->mapping->bytes() - offset);
-    const std::uint64_t held = sample->keep(message->length);
+    const std::uint64_t held = sample->position();
+    sample->keep(message->length, &*message);
     for (const Frame& frame : table->buffers()) touch(at->begin + frame.offset, frame.bytes);
     reader.release_held(held);
 }
@@ -116,13 +122,15 @@ void attempt(Step&& step) {
 void try_input(Input input) {
     if (input.size() < sizeof(Scribble)) return;
     const unsigned sent = input[0] | input[1] << 8, read = input[2];
-    const auto segment = new_segment();
-    RingWriter writer(segment, kGeometry, kGeometry.max_chunk_bytes, input[3] & 1 ? 1 << 20 : 0);
-    RingReader reader(segment->join_same_mapping(1), kGeometry, 0);
+    const bool is_latest = input[3] & 2;
+    const RingGeometry geometry = geometry_of(is_latest);
+    const auto segment = new_segment(is_latest);
+    RingWriter writer(segment, geometry, kChunkBytes, input[3] & 1 ? 1 << 20 : 0);
+    RingReader reader(segment->join_same_mapping(1), geometry, 0);
     send(writer, sent);
     send(writer, sent >> 4);
     const os::Mapping everything(segment->file(), os::facts_of(segment->file()).bytes);
-    const std::uint64_t header = plan_of(kGeometry).header_offset();
+    const std::uint64_t header = plan_of(geometry).header_offset();
     Scribbler peer(input.subspan(sizeof(Scribble)));
     peer.add_region(reinterpret_cast<std::byte*>(segment->section<ChunkDescriptor>(core::Section::chunk_descriptors)), 128);
     peer.add_region(segment->mapping()->base() + header, segment->bytes() - header);

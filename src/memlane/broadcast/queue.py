@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from memlane.broadcast.statistics import QueueStatistics
 
 
+# More are of no use. Tickets are a message's number times this: at a million a second 64 bits of
+# them last for eight years, with few chunks for thousands.
+MOST_LATEST_CHUNKS = MAX_READERS + 2
+
+
 class _Habit:
     """A method of other queues that this one lacks; the error names the call to use. `__getattr__`
     would say it, too, but makes every attribute of the class slow: 0.2 us a message."""
@@ -136,7 +141,7 @@ class MessageQueue(AnyQueue[M]):
         latest = is_latest(mode, readers - local)
         geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
         if latest:
-            chunks = max(geometry.max_chunks, local + 2)
+            chunks = max(integer_from("max_chunks", max_chunks, 1, MOST_LATEST_CHUNKS), local + 2)
             geometry = ring_geometry(geometry.n_reader, geometry.max_chunk_bytes, chunks)
         ranks = checked_ranks(local_reader_ranks, local)
         pool = min(integer_from("max_extent_bytes", max_extent_bytes, 0), MAX_SEGMENT_BYTES)
