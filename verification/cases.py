@@ -278,6 +278,7 @@ VARIANTS = (
     latest("next", "does not ask for marks", "MARKS_NOT_ASKED"),
     latest("next", "of one chunk less", "", "always_free", "CHUNKS=2 READERS=1 MESSAGES=5"),
     latest("is_over", "does not ask for who reads", "EXTENT_NOT_ASKED"),
+    latest("is_over", "of the message that is being written", "OVER_BEFORE_PUBLISHED"),
     latest("lease.store", "after finish.store", "MARKED_AFTER_FINISH"),
     latest("drop.store", "before the last look", "DROPPED_BEFORE_LAST_LOOK"),
     segment(

@@ -132,6 +132,10 @@ proctype writer() {
                is_used = 1;
                in_extent = 1 + chunk;
                store_relaxed(WRITER, DATA(EXTENT), 1 + number);
+#ifdef OVER_BEFORE_PUBLISHED
+               is_used = 0;                             /* reclaimed when space is short */
+               in_extent = 0;
+#endif
                store_relaxed(WRITER, WHERE(chunk), EXTENT)
            fi;
            STORE_LATEST(WRITER, LATEST, 1 + number * CHUNKS + chunk);   /* SYNC latest.store */

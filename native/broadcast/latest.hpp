@@ -13,7 +13,8 @@
 // The writer takes a chunk that is not the latest and that nobody reads. Each reader reads one at most, so of
 // n_reader + 2 chunks one is always free. If its bytes are kept, the message goes to an extent.
 //
-// A message costs the writer one line of each reader, and no flag; a reader one full fence, and no wake-up of the writer.
+// A message costs the writer one line of each reader and a look at the chunk's flags, of which it writes none; a reader one
+// full fence, and no wake-up of the writer.
 #pragma once
 
 #include <algorithm>
@@ -75,7 +76,7 @@ public:
             if (positions_[chunk] != kNone) visit(positions_[chunk], chunk);
     }
 
-    // True if nobody reads the message, or will.
+    // True if nobody reads the message, or will. It must have been published.
     template <class IsGone>
     bool is_over(std::uint64_t position, IsGone&& is_gone) noexcept {
         const auto at = std::find(positions_.begin(), positions_.end(), position);

@@ -28,6 +28,11 @@ namespace memlane::broadcast {
 class Lease;
 class LeftFile;
 
+// What a reader keeps of extents; in a ring of the latest of chunks, too. In any thread.
+inline void count_leased(const Ring& ring, std::size_t reader, std::uint64_t bytes) noexcept {
+    core::add_relaxed(ring.slot_of(reader).leased_bytes, bytes);
+}
+
 struct Leases {
     // The first call must not run beside a fork, whose child would wait for its end for ever.
     static Leases& all();
@@ -95,11 +100,7 @@ public:
     }
 
 private:
-    // What the extents of the reader's leases take. The caller holds the mutex of all leases.
-    void count(std::uint64_t bytes) const noexcept {
-        std::uint64_t& leased = ring_.slot_of(reader_).leased_bytes;
-        core::store_relaxed(leased, core::load_relaxed(leased) + bytes);
-    }
+    void count(std::uint64_t bytes) const noexcept { count_leased(ring_, reader_, bytes); }
 
     // Copies only once: the pages are then the reader's own, and later children share them like any other memory.
     void copy() noexcept {

@@ -63,7 +63,7 @@ public:
         return {core::Status::ok};
     }
 
-    bool has_late_readers() const noexcept { return (segment_->features() & core::kLateReaders) != 0; }
+    bool has_late_readers() const noexcept { return participants_.has_late_readers(); }
     // For observers.
     void show(core::SlotActivity activity) noexcept { core::show(participants_.slot(slot_), activity); }
     // Not since when: for what happens with every message.

@@ -108,22 +108,33 @@ public:
 
         // True if keep() can keep what `d` describes.
         bool can_keep(const ChunkDescriptor& d) const noexcept {
-            return !end_->latest_ || d.extent_bytes == 0 || (d.lease != 0 && d.lease <= end_->ring_.geometry().leases());
+            if (!end_->latest_) return true;
+            if (d.extent_bytes > 0) return end_->is_leasable(d);
+            return core::load_relaxed(end_->ring_.kept_by(end_->chunk(), end_->reader_)) == kNotKept;
         }
-        // Keeps the message where it is until release_held() is called with its position. Without `d`, that is in its chunk.
-        void keep(std::uint64_t length, const ChunkDescriptor* d = nullptr) {
+        // Keeps the message where it is until release_held() is called with the same number, of new_hold(). Without `d`, that is
+        // in its chunk.
+        void keep(std::uint64_t hold, std::uint64_t length, const ChunkDescriptor* d = nullptr) {
             RingReader& end = *end_;
-            const bool is_in_extent = d != nullptr && d->extent_bytes > 0;
-            std::uint8_t& mark = end.latest_ && is_in_extent ? end.ring_.lease(d->lease - 1, end.reader_)
-                                                             : end.ring_.consumed_by(end.chunk(), end.reader_);
-            end.held_.push_back({position(), os::monotonic_now(), &mark});
-            end.count_views();
+            if (end.latest_) {
+                keep_beside(hold, d);
+                return finish(length);
+            }
+            end.hold({hold, end.chunk(), os::monotonic_now(), nullptr, 0});
             end_ = nullptr;
             end.advance(length);
-            if (!end.latest_) return;
+        }
+        // The same in a ring of the latest, but the message is still the next one, if no later one comes first.
+        void keep_beside(std::uint64_t hold, const ChunkDescriptor* d) {
+            RingReader& end = *end_;
+            const std::uint64_t chunk = end.chunk();
+            const bool is_in_extent = d != nullptr && d->extent_bytes > 0;
+            std::uint8_t& mark = is_in_extent ? end.ring_.lease(d->lease - 1, end.reader_) : end.ring_.kept_by(chunk, end.reader_);
+            const std::uint64_t bytes = is_in_extent ? d->extent_bytes : end.space_.bytes_of(chunk);
+            end.hold({hold, chunk, os::monotonic_now(), &mark, bytes});
             SYNC_STORE(lease);
-            core::store_relaxed(mark, kKept);  // `finish` makes it visible
-            end.latest_->finish();
+            core::store_relaxed(mark, kKept);  // `finish`, or the next `take`, makes it visible
+            count_leased(end.ring_, end.reader_, bytes);
         }
 
     private:
@@ -193,22 +204,24 @@ public:
         RingEnd::keep_file();
     }
 
-    // Gives back the chunk that a sample of that position kept.
-    void release_held(std::uint64_t position) noexcept {
-        const auto at = std::find_if(held_.begin(), held_.end(), [&](const Held& held) { return held.position == position; });
+    // A number for what may be kept of the next message; it does nothing if nothing is.
+    std::uint64_t new_hold() noexcept { return ++last_hold_; }
+    // Gives back what a sample has kept under that number.
+    void release_held(std::uint64_t hold) noexcept {
+        const auto at = std::find_if(held_.begin(), held_.end(), [&](const Held& held) { return held.number == hold; });
         if (at == held_.end()) return;
-        std::uint8_t& mark = *at->mark;
+        const Held held = *at;
         held_.erase(at);
         count_views();
-        if (!latest_) return give_back(ring_.chunk_at(position));
-        if (std::any_of(held_.begin(), held_.end(), [&](const Held& held) { return held.mark == &mark; })) return;
+        if (!latest_) return give_back(held.chunk);
         SYNC_STORE(drop);
-        core::store_release(mark, kNotKept);
+        core::store_release(*held.mark, kNotKept);
+        count_leased(ring_, reader_, -held.bytes);
     }
     // True if this reader keeps the next chunk: its flags look published, but it contains the old message.
     bool holds_next() const noexcept {
         return !latest_ && std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
-            return ring_.chunk_at(held.position) == ring_.chunk_at(position_);
+            return held.chunk == ring_.chunk_at(position_);
         });
     }
 
@@ -217,10 +230,17 @@ private:
     static constexpr std::uint64_t kLentWindow = std::uint64_t{1} << 30;
 
     struct Held {
-        std::uint64_t position;
+        std::uint64_t number;
+        std::uint64_t chunk;
         os::Nanoseconds since;
-        std::uint8_t* mark;
+        std::uint8_t* mark;   // of the latest: what keeps it
+        std::uint64_t bytes;  // the same: so much
     };
+
+    void hold(const Held& held) {
+        held_.push_back(held);
+        count_views();
+    }
 
     // The message that is being read: where it is, and of which lap.
     std::uint64_t ticket() const noexcept { return latest_ ? latest_->ticket() : position_; }
@@ -259,10 +279,16 @@ private:
         return Location{shown_, shown_->base() + begin};
     }
 
+    // Not if this reader keeps it already, for what an earlier decoding has left behind: the first to end would end both.
+    bool is_leasable(const ChunkDescriptor& d) const noexcept {
+        return d.lease != 0 && d.lease <= ring_.geometry().leases() &&
+               core::load_relaxed(ring_.lease(d.lease - 1, reader_)) == kNotKept;
+    }
+
     std::unique_ptr<Lease> lease_of(const ChunkDescriptor& d) {
         const std::uint64_t begin = segment_->bytes();
         if (os::Mapping::page_bytes() != core::kPage) return nullptr;  // extents consist of pages of that size
-        if (d.lease == 0 || d.lease > ring_.geometry().leases() || d.extent_offset < begin || d.extent_offset % core::kPage != 0)
+        if (!is_leasable(d) || d.extent_offset < begin || d.extent_offset % core::kPage != 0)
             return nullptr;
         const std::uint64_t at = d.extent_offset - begin;
         const std::uint64_t bytes = core::align_up(d.length, core::kPage);
@@ -358,6 +384,7 @@ private:
     std::uint64_t skipped_ = 0;           // messages of such a ring
     bool is_counted_;
     bool is_writer_dead_ = false;  // at the last check, and for good
+    std::uint64_t last_hold_ = 0;
     std::vector<Held> held_;                // chunks that this reader keeps because something still refers to them
     std::shared_ptr<os::Mapping> shown_;        // of chunks and extents, read-only, once a view was asked for
     std::shared_ptr<os::PrivateMapping> lent_;  // of extents, private, once a message was lent

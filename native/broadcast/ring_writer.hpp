@@ -83,14 +83,19 @@ public:
     // True if the next chunk has space for this many bytes. Otherwise reserving it may take a while.
     bool has_space(std::uint64_t bytes) noexcept { return space_.has(next_chunk(), bytes); }
     // True if a view shows the next chunk: the message must go to an extent. Only in a ring of the latest message.
-    bool is_next_kept() noexcept { return latest_ && (next_chunk(), latest_->is_next_kept()); }
+    // Ask before the message is begun.
+    bool is_next_kept() noexcept {
+        if (!latest_) return false;
+        latest_->begin();
+        next_chunk();
+        return latest_->is_next_kept();
+    }
 
     // Prepares the next chunk for `bytes` bytes, if it is free and has space. Throws
     // ShmExhausted if there is no space, and no reader that could free some.
     core::Taken<Claim> begin_nowait(std::uint64_t bytes) {
         if (is_stopping()) return {core::Status::closed};
         lacks_space_ = false;
-        if (latest_) latest_->begin();
         admit_late_readers();
         if (const os::Nanoseconds now = os::tick_now(); now - last_look_ >= kLookInterval) look_at_readers(now);
         if (const auto dead = first_dead()) return {core::Status::peer_died, *dead};
@@ -254,7 +259,8 @@ public:
                             : is_done(chunk, r) || has_left_to_read(position, r))
                     return;
                 ++one.viewed_messages;
-                one.viewed_bytes += core::load_relaxed(ring_.descriptor(chunk).length);
+                // Of the latest, the message there may be a later one, and in an extent.
+                one.viewed_bytes += latest_ ? space_.bytes_of(chunk) : core::load_relaxed(ring_.descriptor(chunk).length);
             });
             if (one.lent_messages + one.viewed_messages > 0) all.push_back(one);
         }
@@ -277,6 +283,10 @@ private:
             participants_.state(1 + r) == core::SlotState::closed)
             readers_[r] = Reader::closed;
         return !is_waited_for(r);
+    }
+
+    auto is_gone_to() noexcept {
+        return [this](std::size_t r) noexcept { return is_gone(r); };
     }
 
     // Counts the late readers that have attached since: their first message is the next.
@@ -338,7 +348,7 @@ private:
     }
 
     std::uint64_t next_chunk() noexcept {
-        return latest_ ? latest_->next([this](std::size_t r) { return is_gone(r); }) : ring_.chunk_at(position_);
+        return latest_ ? latest_->next(is_gone_to()) : ring_.chunk_at(position_);
     }
     // What the descriptor of the next message says of its lap.
     std::uint64_t next_lap() noexcept {
@@ -347,7 +357,7 @@ private:
 
     bool is_free() noexcept { return latest_ || is_free(ring_.chunk_at(position_)); }
     bool is_free(std::uint64_t chunk) noexcept {
-        if (latest_) return latest_->is_unused(chunk, [this](std::size_t r) { return is_gone(r); });
+        if (latest_) return latest_->is_unused(chunk, is_gone_to());
         if (core::load_relaxed(ring_.written(chunk)) == 0) return true;
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (!is_done(chunk, r)) return false;
@@ -388,9 +398,9 @@ private:
     // True if every reader has finished with the message at `position`. The flags of its chunk say so until the next
     // message in that chunk is published. Compares ages, so that positions may wrap.
     bool is_over(std::uint64_t position) noexcept {
-        if (latest_) return latest_->is_over(position, [this](std::size_t r) { return is_gone(r); });
         const std::uint64_t age = position_ - position;
-        if (age == 0) return false;
+        if (age == 0) return false;  // it is being written
+        if (latest_) return latest_->is_over(position, is_gone_to());
         if (age > ring_.geometry().max_chunks) return true;
         for (std::size_t r = 0; r < readers_.size(); ++r)
             if (!is_done(ring_.chunk_at(position), r)) return false;
@@ -493,7 +503,7 @@ private:
 
     template <class Fill, class Look>
     core::Outcome spill(Claim& claim, std::uint64_t bytes, os::Deadline deadline, Fill&& fill, Look&& look, bool lends) {
-        const bool fits = bytes <= ring_.geometry().max_chunk_bytes && !is_next_kept();
+        const bool fits = bytes <= ring_.geometry().max_chunk_bytes && !(latest_ && latest_->is_next_kept());
         for (;;) {
             reclaim();
             const int error = write_extent(claim, bytes, fill, lends);

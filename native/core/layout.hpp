@@ -102,14 +102,14 @@ struct ParticipantSlot {
     std::uint64_t skipped;  // of a reader of the latest: messages that were published, and that it will not get
     std::uint32_t reading;  // of the same: 1 + the chunk whose message it reads; 0: none
     std::uint32_t absent_elsewhere;  // in the writer's slot: readers on other hosts that have not attached
-    std::uint64_t leased_bytes;  // of extents that leases keep
+    std::uint64_t leased_bytes;  // of extents that leases keep; of the latest, also of what views keep
     std::uint64_t admitted;  // in a reader's slot, by the writer: 1 + the position of its first message; 0: that of the ring,
                              // or, with late readers, not known yet
 
     std::uint64_t position;          // messages published or consumed
     std::int64_t last_progress_ns;   // CLOCK_MONOTONIC, as of its last tick
     SlotActivity activity;
-    std::uint32_t views;  // chunks kept because something still refers to them; and the bits below
+    std::uint32_t views;  // messages kept because something still refers to them; and the bits below
     std::uint64_t bytes;
     std::uint64_t waits;   // calls that had to wait
     std::uint64_t spills;  // messages written to an extent

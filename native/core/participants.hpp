@@ -61,6 +61,7 @@ public:
     Participants(Segment& segment, ParticipantSlot* slots) : segment_(segment), slots_(slots) {}
 
     ParticipantSlot& slot(std::size_t i) const noexcept { return slots_[i]; }
+    bool has_late_readers() const noexcept { return (segment_.features() & kLateReaders) != 0; }
 
     // The caller must hold the slot's lock. Wakes peers that wait for it to attach.
     void join(std::size_t i, const os::ProcessIdentity& who) const noexcept {

@@ -86,6 +86,10 @@ template <class T>
 void store_release(T& at, T value) noexcept {
     std::atomic_ref<T>(at).store(value, std::memory_order_release);
 }
+template <class T>
+void add_relaxed(T& at, T amount) noexcept {
+    std::atomic_ref<T>(at).fetch_add(amount, std::memory_order_relaxed);
+}
 inline void increment_release(std::uint32_t& at) noexcept {
     std::atomic_ref<std::uint32_t>(at).fetch_add(1, std::memory_order_release);
 }

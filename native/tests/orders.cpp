@@ -187,6 +187,7 @@ void read_latest(Meeting& m, const std::function<void(int)>& begin_round) {
     RingReader& reader = *readers.front().end;
     std::vector<std::byte> expected(kBytes);
     std::optional<std::pair<std::uint64_t, const std::byte*>> kept;
+    std::uint64_t hold = 0;
     for (int round = 1;; ++round) {
         begin_round(round);
         auto next = next_of(reader);
@@ -197,11 +198,12 @@ void read_latest(Meeting& m, const std::function<void(int)>& begin_round) {
         RIGHT(!kept || position > kept->first);
         fill(expected.data(), kBytes, position);
         RIGHT(std::memcmp(chunk, expected.data(), kBytes) == 0);
-        next.loan->keep(kBytes);
+        const std::uint64_t before = std::exchange(hold, reader.new_hold());
+        next.loan->keep(hold, kBytes);
         if (kept) {
             fill(expected.data(), kBytes, kept->first);
             RIGHT(std::memcmp(kept->second, expected.data(), kBytes) == 0);
-            reader.release_held(kept->first);
+            reader.release_held(before);
         }
         kept.emplace(position, chunk);
     }

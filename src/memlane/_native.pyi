@@ -119,7 +119,9 @@ class HeldSegment:
 class Sightings:
     """A snapshot of peers."""
 
-    def participants(self) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool, int]]:
+    def participants(
+        self,
+    ) -> dict[int, tuple[str, int, int, int, bool, int, int, int, bool, int, int]]:
         """By slot; reads from /proc what each is doing now."""
 
 class RingGeometry:
@@ -301,7 +303,7 @@ class RingWriter:
     def absent_elsewhere(self) -> int: ...
     def participant(
         self, slot: int
-    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
     def expect(self, participants: int) -> None:
         """
@@ -383,7 +385,7 @@ class RingReader:
     def absent_elsewhere(self) -> int: ...
     def participant(
         self, slot: int
-    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int, int]: ...
     def counters(self) -> tuple[int, int, int, int]: ...
     def expect(self, participants: int) -> None:
         """
@@ -519,7 +521,7 @@ class StoreReader:
     def ranks(self) -> list[int]: ...
     def participant(
         self, slot: int
-    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int, int]: ...
     def counters(self) -> tuple[int, int, int, int, int, int]:
         """max_objects, puts, hits, evictions, objects, bytes."""
 
@@ -585,7 +587,7 @@ class StoreWriter:
     def ranks(self) -> list[int]: ...
     def participant(
         self, slot: int
-    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int, int]: ...
     def counters(self) -> tuple[int, int, int, int, int, int]:
         """max_objects, puts, hits, evictions, objects, bytes."""
 

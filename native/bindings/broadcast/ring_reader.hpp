@@ -126,10 +126,16 @@ private:
         if (undecoded_) raise_failure(self(), "undecoded");
         Sample sample = begin(timeout, cancel);
         const std::uint64_t bytes = core().ring().geometry().max_chunk_bytes;
+        if (core().ring().is_latest())  // where the chunk has what was kept
+            if (const auto descriptor = sample.descriptor(); descriptor && descriptor->extent_bytes > 0) {
+                sample.finish(0);
+                raise_failure(self(), "not_in_chunk");
+            }
         sample.ensure(bytes);
-        const std::shared_ptr<void> lease = lease_of_chunk(sample, core().segment().mapping());
+        const std::uint64_t hold = core().new_hold();
+        const std::shared_ptr<void> lease = lease_of_chunk(hold, core().segment().mapping());
         nb::object view = view_of(nb::cast(Buffer(lease, sample.chunk(), bytes, false)));
-        sample.keep(bytes);  // last: a failure before this has taken nothing
+        sample.keep(hold, bytes);  // last: a failure before this has taken nothing
         open_ = lease;
         core().show(core::SlotActivity::in_block);
         return view;
@@ -144,10 +150,11 @@ private:
         if (!lease->expired()) raise_failure(self(), "read_view_in_use");
     }
 
-    // A lease that gives the sample's chunk back, if kept, with its last buffer, and keeps `memory` mapped until then.
-    std::shared_ptr<void> lease_of_chunk(const Sample& sample, std::shared_ptr<os::Mapping> memory) {
-        return {nullptr, [memory = std::move(memory), end = std::weak_ptr(shared_core()), position = sample.position()](void*) {
-                    if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->release_held(position);
+    // A lease that gives back what was kept under that number, if anything was, with its last buffer, and keeps `memory`
+    // mapped until then.
+    std::shared_ptr<void> lease_of_chunk(std::uint64_t hold, std::shared_ptr<os::Mapping> memory) {
+        return {nullptr, [memory = std::move(memory), end = std::weak_ptr(shared_core()), hold](void*) {
+                    if (const auto reader = end.lock(); reader && reader->segment().is_own()) reader->release_held(hold);
                 }};
     }
 
@@ -280,7 +287,8 @@ private:
         const auto at = message.sample.locate(message);
         if (!at) raise_corrupt(message.sample);
         const nb::bytes stream = copy_stream(message, table.stream());
-        const std::shared_ptr<void> lease = lease_of_chunk(message.sample, at->mapping);
+        const std::uint64_t hold = core().new_hold();
+        const std::shared_ptr<void> lease = lease_of_chunk(hold, at->mapping);
         shown = nb::cast(ViewLease(lease, at->begin, message.length));
         nb::list buffers;
         for (const broadcast::Frame& frame : table.buffers())
@@ -288,9 +296,13 @@ private:
         return decode_in_chunk(
             [&] { return decode_parts_(stream, std::exchange(buffers, nb::list())); },
             [&](bool is_consumed) {
-                if (!is_consumed) return;
+                if (!is_consumed) {  // but decoding may have left references somewhere
+                    const bool stays = core().ring().is_latest() && core().segment().is_own() && lease.use_count() > 1;
+                    if (stays) message.sample.keep_beside(hold, &message);
+                    return;
+                }
                 if (lease.use_count() > 1)
-                    message.sample.keep(message.length, &message);
+                    message.sample.keep(hold, message.length, &message);
                 else
                     message.finish();
             });

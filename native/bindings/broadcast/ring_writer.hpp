@@ -137,9 +137,9 @@ private:
         const Call call(*this);
         const RingGeometry& g = core().ring().geometry();
         tend(false);
+        if (core().is_next_kept()) raise_failure(self(), "chunks_kept");
         std::optional<Claim> claim = explained([&] { return begin(g.max_chunk_bytes, deadline_of(timeout), timeout); });
         if (!claim) throw nb::python_error();
-        if (core().is_next_kept()) raise_failure(self(), "chunks_kept");
         const auto lease = std::make_shared<std::shared_ptr<os::Mapping>>(core().segment().mapping());
         nb::object view = view_of(nb::cast(Buffer(lease, claim->chunk(), g.max_chunk_bytes, false)));
         open_.emplace(std::move(*claim), lease);  // last: a failure before this leaves no block to be ended

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "bindings/python/failures.hpp"
@@ -40,6 +41,7 @@ struct Sighting {
     std::uint32_t views;
     os::Nanoseconds views_since;
     std::uint64_t skipped;
+    std::uint64_t taken;  // or published
 
     Sighting(const core::Participants& participants, std::size_t at, core::Presence seen)
         : slot(at),
@@ -50,19 +52,31 @@ struct Sighting {
           is_waiting(core::load_relaxed(participants.slot(at).activity) == core::SlotActivity::waiting),
           views(core::load_relaxed(participants.slot(at).views) & ~(core::kViewsOfRing | core::kViewsLeft)),
           views_since(core::load_relaxed(participants.slot(at).views_since_ns)),
-          skipped(core::load_relaxed(participants.slot(at).skipped)) {}
+          skipped(core::load_relaxed(participants.slot(at).skipped)),
+          taken(taken_at(participants, at)) {}
 
     // State, pid, position, last progress, is waiting, views, since when, seen when, whether the pid is of this pid
-    // namespace, and messages skipped. Times in ns of the monotonic clock.
+    // namespace, messages skipped and taken. Times in ns of the monotonic clock.
     nb::tuple to_tuple(os::Nanoseconds now) const {
         const bool is_pid_of_here = who.pid_namespace == 0 || who.pid_namespace == os::own_pid_namespace();
         return nb::make_tuple(to_text(presence, who), who.pid, position, last_progress, is_waiting, views, views_since, now,
-                              is_pid_of_here, skipped);
+                              is_pid_of_here, skipped, taken);
+    }
+
+private:
+    // A reader in another's place, or a late one, has not had what came before it.
+    static std::uint64_t taken_at(const core::Participants& participants, std::size_t at) noexcept {
+        const core::ParticipantSlot& slot = participants.slot(at);
+        const std::uint64_t position = core::load_relaxed(slot.position);
+        const std::uint64_t admitted = core::load_relaxed(slot.admitted);
+        if (admitted == 0 && at > 0 && participants.has_late_readers()) return 0;
+        const std::uint64_t before = core::load_relaxed(slot.skipped) + (admitted == 0 ? 0 : admitted - 1);
+        return position - std::min(position, before);
     }
 };
 
 inline constexpr const char* kParticipant =
-    "def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool, int]";
+    "def participant(self, slot: int) -> tuple[str, int, int, int, bool, int, int, int, bool, int, int]";
 
 // A slot, and whether its process lives; makes system calls.
 inline nb::tuple participant_of(const core::Participants& participants, std::size_t count, std::size_t own_slot,

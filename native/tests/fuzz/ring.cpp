@@ -101,10 +101,10 @@ void receive(RingReader& reader, bool is_view) {
     if (!at) return sample->finish(0);
     const auto offset = static_cast<std::uint64_t>(at->begin - at->mapping->base());
     FUZZ_CHECK(offset <= at->mapping->bytes() && message->length <= at->mapping->bytes() - offset);
-    const std::uint64_t held = sample->position();
-    sample->keep(message->length, &*message);
+    const std::uint64_t hold = reader.new_hold();
+    sample->keep(hold, message->length, &*message);
     for (const Frame& frame : table->buffers()) touch(at->begin + frame.offset, frame.bytes);
-    reader.release_held(held);
+    reader.release_held(hold);
 }
 
 // A system error is as valid a result as any other.

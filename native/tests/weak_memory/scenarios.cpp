@@ -275,11 +275,12 @@ Scenario latest_message_kept() {
                               auto sample = bed->reader->begin_nowait();
                               const std::uint64_t value = bed->read(*sample.loan);
                               const std::byte* const kept = sample.loan->chunk();
-                              sample.loan->keep(sizeof value);
+                              const std::uint64_t hold = bed->reader->new_hold();
+                              sample.loan->keep(hold, sizeof value);
                               std::uint64_t again = 0;
                               std::memcpy(&again, kept, sizeof again);
                               require(again == value, "a kept message has changed");
-                              bed->reader->release_held(value - 1);
+                              bed->reader->release_held(hold);
                           }},
                          [bed] {
                              bed->start();

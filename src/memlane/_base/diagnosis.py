@@ -50,11 +50,12 @@ class Participant(NamedTuple):
     position: int
     last_progress_ns: int
     is_waiting: bool  # blocked in a call of memlane
-    views: int  # number of chunks that its views keep
+    views: int  # number of messages that its views keep
     views_since_ns: int  # when the oldest of them was taken
     seen_ns: int  # when all this was read
     is_pid_of_here: bool  # not of another pid namespace, where it is another process
     skipped: int  # messages that a reader of the latest did not get
+    taken: int  # or published
 
     def since(self) -> str:
         """How long ago it last published, consumed or attached, as text."""
@@ -74,7 +75,7 @@ class End(Protocol):
     def ranks(self) -> Sequence[int]: ...
     def participant(
         self, slot: int
-    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int]: ...
+    ) -> tuple[str, int, int, int, bool, int, int, int, bool, int, int]: ...
 
 
 class Awaited:
@@ -155,6 +156,10 @@ _TEXTS: dict[str, tuple[type[MemlaneError], str]] = {
         "a reference to the chunk outlived its block; nobody writes to the chunk before the last "
         "reference is gone",
     ),
+    "not_in_chunk": (
+        CorruptMessage,
+        "the message is in no chunk: it was sent by enqueue; skipped. Use dequeue or dequeue_view",
+    ),
     "chunks_kept": (
         ViewInUse,
         "views keep the bytes of every chunk that is free, so there is none to write to; enqueue "
@@ -229,7 +234,7 @@ def view_in_use(what: str) -> MemlaneError:
 def _death(end: RingEnd, slot: int) -> MemlaneError:
     who = participant(end, slot)
     where = "" if who.is_pid_of_here else " in its own pid namespace, which is not this one,"
-    detail = f"{where} after {who.position} messages, {who.since()}"
+    detail = f"{where} after {who.taken} messages, {who.since()}"
     if isinstance(end, RingReader) and slot == 0:
         if (origin := end.origin) is None:
             return WriterDied(who.pid, detail)

@@ -26,7 +26,7 @@ else:
 
 
 class AnyEnd(Protocol):
-    """What it needs of an end."""
+    """What a queue or gather needs of its end."""
 
     def check(self) -> None: ...
 
@@ -46,15 +46,15 @@ class AnyQueue(Owned, Generic[M]):
         raise NotImplementedError
 
     def dequeue(self) -> M:
-        """Returns the next object. Raises as those of the classes."""
+        """Returns the next object. Raises as in the subclass."""
         raise NotImplementedError
 
     async def adequeue(self) -> M:
-        """The same, for asyncio. Raises as those of the classes."""
+        """The same, for asyncio. Raises as in the subclass."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Closes it in this process, and tells the peers. Raises as those of the classes."""
+        """Closes it in this process, and tells the peers. Raises as in the subclass."""
         raise NotImplementedError
 
     def _end_block(self, has_failed: bool) -> None:

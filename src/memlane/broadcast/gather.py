@@ -137,12 +137,6 @@ def _reader_died(pid: int) -> ReaderDied:
     return ReaderDied(None, pid, ": it was the reader, so nobody gathers messages any more")
 
 
-def _plus(counters: tuple[int, int, int], ring: _Ring) -> tuple[int, int, int]:
-    """Messages, bytes and waits, with those of one more ring."""
-    messages, size, waits, _ = ring.native.counters()
-    return counters[0] + messages, counters[1] + size, counters[2] + waits
-
-
 class _Reader:
     """All rings of a gather; as an end, what awaiting needs of it."""
 
@@ -158,7 +152,9 @@ class _Reader:
             undo.pop_all()
         self._sleeps = self.SLEEPS and RingGather.can_wait_for(n_writer)
         self._former_pids: set[int] = set()  # of writers whose rings have ended
-        self._former = (0, 0, 0)  # messages, bytes and waits of those rings
+        self._former: dict[
+            int, tuple[int, int, int]
+        ] = {}  # their messages, bytes and waits, by rank
         self._pid = os.getpid()
         self._dead: int | None = None
         self._is_closed = False
@@ -220,7 +216,7 @@ class _Reader:
 
     def death(self, rank: int) -> WriterDied:
         who = participant(self.rings[rank].native, 0)
-        detail = f" after {who.position} messages, {who.since()}; call release_writer({rank}) to "
+        detail = f" after {who.taken} messages, {who.since()}; call release_writer({rank}) to "
         return WriterDied(who.pid, detail + "continue without it", rank)
 
     def _leave(self, rank: int) -> None:
@@ -229,12 +225,12 @@ class _Reader:
         if ring.native.is_closed:
             return
         self._former_pids |= ring.pids()
-        former = _plus(self._former, ring)
+        messages, size, waits, _ = ring.native.counters()
+        self._former[rank] = (messages, size, waits)
         if self._watch is not None:  # of the last one it stays, readable for ever
             left = [r for r in self.rings if r.rank != rank and not r.native.is_closed]
             self._watch.become(*(r.native.watch() for r in left or [ring]))
         ring.close()
-        self._former = former
 
     def ring(self, rank: int) -> _Ring:
         if rank >= len(self.rings):
@@ -331,19 +327,20 @@ class _Reader:
 
     def statistics(self) -> GatherStatistics:
         self.check()
-        rows = []
-        counters = self._former
+        rows, counters = [], []
         for ring in self.rings:
             if ring.native.is_closed:
                 rows.append(WriterStatistics(ring.rank, None, "closed", 0))
+                counters.append(self._former.get(ring.rank, (0, 0, 0)))
                 continue
-            counters = _plus(counters, ring)
+            counters.append(ring.native.counters()[:3])
             who = participant(ring.native, 0)
             is_here = who.state != "absent"
             behind = max(0, who.position - ring.position) if is_here else 0
             pid = who.pid if is_here else None
             rows.append(WriterStatistics(ring.rank, pid, ring.writer_state, behind))
-        return GatherStatistics(os.getpid(), *counters, tuple(rows))
+        messages, size, waits = (sum(column) for column in zip(*counters, strict=True))
+        return GatherStatistics(os.getpid(), messages, size, waits, tuple(rows))
 
 
 class _Coming:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 # Reserved of each chunk when the queue is created; the rest follows when a message needs it. With
 # small messages, a default queue (10 chunks of 10 MiB) must fit a container's 64 MiB.
 RESERVED_CHUNK_BYTES = 64 * 1024
+# There is a chunk for each reader, but two or three are used if readers keep up.
+RESERVED_OF_LATEST = 4096
 
 
 NOW = float("0")
@@ -224,7 +226,7 @@ class LocalWriter(LocalEnd[RingWriter]):
             geometry,
             queue_id,
             name_of(queue_id),
-            RESERVED_CHUNK_BYTES,
+            RESERVED_OF_LATEST if is_latest else RESERVED_CHUNK_BYTES,
             0,
             has_late_readers,
             is_latest,

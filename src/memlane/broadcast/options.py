@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from
-from memlane.errors import InvalidArgument, InvalidType, Unsupported
-
-Mode = Literal["all", "latest"]
-MODES = get_args(Mode)
+from memlane.errors import InvalidArgument, InvalidType
 
 LEAST_LIVENESS, MOST_LIVENESS = 0.5, 86_400.0
 
@@ -43,20 +39,6 @@ class RemoteOptions:
             if not isinstance(value, bool):
                 raise InvalidType(f"{name} must be True or False, not {value!r}")
         check_security(self.insecure, self.serializer)
-
-
-def is_latest(mode: object, remote_readers: int) -> bool:
-    """Whether readers get the latest message only."""
-    if not isinstance(mode, str):
-        raise InvalidType(f"mode must be a string, not {type(mode).__name__}")
-    if mode not in MODES:
-        raise InvalidArgument(f"mode must be {' or '.join(map(repr, MODES))}, not {mode!r}")
-    if mode == "latest" and remote_readers:
-        raise Unsupported(
-            f'mode="latest" is for readers on this host, and {remote_readers} of the readers are '
-            f"not local"
-        )
-    return mode == "latest"
 
 
 def checked_liveness(seconds: object) -> float:

@@ -6,7 +6,7 @@ import os
 import pickle
 from dataclasses import replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer, integer_from
 from memlane._base.deadline import seconds_of
@@ -22,8 +22,15 @@ from memlane.broadcast.local import (
     LonelyWriter,
     no_such_reader,
 )
-from memlane.broadcast.options import RemoteOptions, is_latest
-from memlane.broadcast.ring import MAX_READERS, ShmRingBuffer, ring_geometry
+from memlane.broadcast.options import RemoteOptions
+from memlane.broadcast.ring import (
+    MAX_READERS,
+    Mode,
+    ShmRingBuffer,
+    checked_mode,
+    chunks_for,
+    ring_geometry,
+)
 from memlane.errors import Closed, InvalidArgument, TimedOut, Unsupported, WrongRole
 
 if TYPE_CHECKING:
@@ -36,11 +43,6 @@ if TYPE_CHECKING:
     from memlane._native import RingGeometry
     from memlane.broadcast.local import AwaitableEnd, End, ReaderEnd, Watching, WriterEnd
     from memlane.broadcast.statistics import QueueStatistics
-
-
-# More are of no use. Tickets are a message's number times this: at a million a second 64 bits of
-# them last for eight years, with few chunks for thousands.
-MOST_LATEST_CHUNKS = MAX_READERS + 2
 
 
 class _Habit:
@@ -89,8 +91,9 @@ class MessageQueue(AnyQueue[M]):
         relay: the first reader of each remote host relays messages to the others there.
         late_readers: readers may attach at any time, and get messages from the next one on; nobody
             waits for a reader that has not attached.
-        mode: "all", or "latest": the writer never waits, and each reader gets the latest message
-            that it has not seen. There are then at least `n_reader + 2` chunks.
+        mode: "all", or "latest": the writer never waits, whatever its calls say of waiting, and
+            each reader gets the latest message that it has not seen, not those before. There are
+            then at least `n_reader + 2` chunks.
 
     Attributes:
         handle: of this queue; on the writer equal to `export_handle()`, with every reader's key.
@@ -132,17 +135,15 @@ class MessageQueue(AnyQueue[M]):
         insecure_network: bool = False,
         relay: bool = False,
         late_readers: bool = False,
-        mode: Literal["all", "latest"] = "all",
+        mode: Mode = "all",
     ) -> None:
         readers = integer_from("n_reader", n_reader, 0, MAX_READERS)
         local = integer_from("n_local_reader", n_local_reader, 0)
         if local > readers:
             raise InvalidArgument(f"n_local_reader must be at most n_reader {readers}, not {local}")
-        latest = is_latest(mode, readers - local)
-        geometry = ring_geometry(max(local, 1), max_chunk_bytes, max_chunks)
-        if latest:
-            chunks = max(integer_from("max_chunks", max_chunks, 1, MOST_LATEST_CHUNKS), local + 2)
-            geometry = ring_geometry(geometry.n_reader, geometry.max_chunk_bytes, chunks)
+        mode = checked_mode(mode, readers - local)
+        chunks = chunks_for(mode, local, max_chunks)
+        geometry = ring_geometry(max(local, 1), max_chunk_bytes, chunks)
         ranks = checked_ranks(local_reader_ranks, local)
         pool = min(integer_from("max_extent_bytes", max_extent_bytes, 0), MAX_SEGMENT_BYTES)
         codec = codec_of(serializer, keep_readonly=keep_readonly)
@@ -169,7 +170,7 @@ class MessageQueue(AnyQueue[M]):
                     pool,
                     has_others=False,
                     has_late_readers=late_readers,
-                    is_latest=latest,
+                    is_latest=mode == "latest",
                 )
                 if local
                 else LonelyWriter(geometry.max_chunk_bytes)
@@ -496,7 +497,8 @@ class MessageQueue(AnyQueue[M]):
         Read it by `acquire_read`; `dequeue` and remote readers raise `CorruptMessage`. Each block
         takes `max_chunk_bytes` of /dev/shm. `timeout` is in seconds. Raises as `enqueue`, and
         `Unsupported` if all readers are on other hosts. Nothing is published if the block raises,
-        or if a slice outlives it (`ViewInUse`).
+        or if a slice outlives it (`ViewInUse`). With `mode="latest"` it raises `ViewInUse` if
+        views keep every chunk that is free.
         """
         return self._must_be_writer("acquire_write").block(self, timeout)
 
@@ -559,7 +561,7 @@ class MessageQueue(AnyQueue[M]):
             Closed: this queue was closed.
             ViewInUse: a view of an older message still holds the next message's chunk.
             OutOfMemory: there is no memory for the message; the next call gets it again, as after
-                a KeyboardInterrupt or SystemExit.
+                a KeyboardInterrupt or SystemExit (of the latest: perhaps a later one).
             CorruptMessage, or whatever else decoding raises: the message has been consumed.
         """
         reader = self._reader or self._must_be_reader("dequeue")

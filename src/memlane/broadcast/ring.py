@@ -4,23 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from memlane._base.arguments import MAX_SEGMENT_BYTES, integer_from, segment_name
 from memlane._base.lifetime import Owned
 from memlane._base.segments import SharedMemoryInfo, name_of, new_id, released_after
 from memlane._native import RingGeometry, RingSegment
-from memlane.errors import Closed, InvalidArgument, LayoutMismatch, MemlaneError, WrongProcess
+from memlane.errors import (
+    Closed,
+    InvalidArgument,
+    InvalidType,
+    LayoutMismatch,
+    MemlaneError,
+    Unsupported,
+    WrongProcess,
+)
 
 if TYPE_CHECKING:
     from typing import Self
 
 RingHandle = tuple[int, int, int, str]
+Mode = Literal["all", "latest"]
+"""Which messages a reader gets."""
+MODES = get_args(Mode)
 
 # Far beyond any use. Larger numbers are a mistake, and would allocate memory before any other check
 # could refuse them.
 MAX_READERS = 1 << 16
 MAX_CHUNKS = 1 << 22
+
+
+# More are of no use. Tickets are a message's number times this: at a million a second 64 bits of
+# them last for eight years, with few chunks for thousands.
+MOST_LATEST_CHUNKS = MAX_READERS + 2
+
+
+def checked_mode(mode: object, remote_readers: int) -> Mode:
+    """`mode`, if it is one, and the readers can have it."""
+    if not isinstance(mode, str):
+        raise InvalidType(f"mode must be a string, not {type(mode).__name__}")
+    if mode not in MODES:
+        raise InvalidArgument(f"mode must be {' or '.join(map(repr, MODES))}, not {mode!r}")
+    if mode == "latest" and remote_readers:
+        raise Unsupported(
+            f'mode="latest" is for readers on this host, and {remote_readers} of the readers are '
+            f"not local"
+        )
+    return cast("Mode", mode)
+
+
+def chunks_for(mode: Mode, n_reader: int, max_chunks: object) -> object:
+    """How many chunks a queue has; `ring_geometry` checks those of the mode "all"."""
+    if mode == "all":
+        return max_chunks
+    return max(integer_from("max_chunks", max_chunks, 1, MOST_LATEST_CHUNKS), n_reader + 2)
 
 
 def ring_geometry(n_reader: object, max_chunk_bytes: object, max_chunks: object) -> RingGeometry:

@@ -22,7 +22,7 @@ class ReaderStatistics:
         last_progress: time of its last message, or of attaching or closing, on the clock of
             `time.monotonic()` (seconds); None while absent.
         is_waiting: it is blocked in a call, waiting for the next message.
-        views: number of chunks that it keeps for views.
+        views: number of messages that it keeps for views.
         views_since: time at which it took the oldest of them, on the same clock, or None.
         address: `host:port` of a reader on another host, else None.
         skipped: with `mode="latest"`, number of messages that it did not get, because it took a

@@ -97,19 +97,19 @@ class Watched:
             self.counted_at = at
             attached = [number for number, slot in enumerate(slots) if slot[0] == layout.ATTACHED]
             self.dead = {n for n in attached if not locks.is_slot_held(self.file, n)}
-        for number, (state, pid, position, activity, views) in enumerate(slots):
+        for number, (state, pid, skipped, position, activity, views) in enumerate(slots):
             track = self.tracks[number]
             track.pid = track.pid or pid  # it may have attached since
             what = None if number in self.dead else doing(state, activity, views)
-            track.sample(at, what, position)
+            track.sample(at, what, position - skipped)
         if slots and is_due and self.header.kind == "queue":
             self.counters.append(self._lag(at, slots))
 
-    def _lag(self, at: float, slots: list[tuple[int, int, int, int, int]]) -> dict[str, Any]:
-        _, writer, published, *_ = slots[0]
+    def _lag(self, at: float, slots: list[tuple[int, int, int, int, int, int]]) -> dict[str, Any]:
+        _, writer, _, published, *_ = slots[0]
         lag = {
-            track.name.rpartition(": ")[2]: max(0, published - position)
-            for track, (state, _, position, *_) in zip(self.tracks[1:], slots[1:], strict=True)
+            track.name.rpartition(": ")[2]: layout.behind(self.header, published, position)
+            for track, (state, _, _, position, *_) in zip(self.tracks[1:], slots[1:], strict=True)
             if state == layout.ATTACHED
         }
         name = f"lag of {short_name(self.name)}"
@@ -118,7 +118,7 @@ class Watched:
     def end(self, at: float) -> None:
         slots = layout.glance(self.file, self.header)
         for number, track in enumerate(self.tracks):
-            track.end(at, slots[number][2] if slots else 0)
+            track.end(at, slots[number][3] - slots[number][2] if slots else 0)
 
 
 def watch(pid: int, stack: ExitStack) -> list[Watched]:

@@ -37,7 +37,7 @@ _NEEDS: dict[str, set[int]] = {
 }
 
 _SLOT = struct.Struct("<IIQQQQ4xIQQQqIIQQQqq")
-_GLANCE = struct.Struct("<I4xQ48xQ8xII40x")
+_GLANCE = struct.Struct("<I4xQ16xQ24xQ8xII40x")
 _FACTS = struct.Struct("<QQQ32xQQQQQQ")
 _DELIVERIES = struct.Struct("<32Q")
 _MAX_SLOTS = 1 << 13
@@ -96,7 +96,7 @@ class Slot:
     skipped: int  # messages that a reader of the latest did not get
     absent_elsewhere: int
     leased_bytes: int
-    first: int  # position of its first message
+    first: int | None  # position of its first message, if that is not the ring's
     position: int
     last_progress: int
     activity: Activity
@@ -202,6 +202,12 @@ def slots_of(file: int, header: Header) -> list[Slot]:
     return [_slot(*fields) for fields in _SLOT.iter_unpack(data)]
 
 
+def behind(header: Header, published: int, position: int) -> int:
+    """How many messages a reader has yet to take; of the latest that is one."""
+    count = max(0, published - position)
+    return min(count, 1) if header.features & LATEST_ONLY else count
+
+
 def _whole(file: int, header: Header, kind: int, element: struct.Struct) -> bytes:
     """All of a section with an element for each slot."""
     stride, at, count = header.sections[kind]
@@ -213,9 +219,9 @@ def _whole(file: int, header: Header, kind: int, element: struct.Struct) -> byte
     return data
 
 
-def glance(file: int, header: Header) -> list[tuple[int, int, int, int, int]]:
-    """(state, pid, position, activity, views) of each slot, as numbers, for samplers: one system
-    call. Empty if the file was cut. `slots_of` has checked the directory."""
+def glance(file: int, header: Header) -> list[tuple[int, int, int, int, int, int]]:
+    """(state, pid, skipped, position, activity, views) of each slot, as numbers, for samplers: one
+    system call. Empty if the file was cut. `slots_of` has checked the directory."""
     stride, at, count = header.sections[PARTICIPANTS]
     data = os.pread(file, stride * count, at)
     return list(_GLANCE.iter_unpack(data)) if len(data) == stride * count else []
@@ -250,7 +256,7 @@ def _slot(
         skipped,
         absent,
         leased,
-        max(0, admitted - 1),
+        admitted - 1 if admitted else None,
         position,
         progress,
         _ACTIVITIES.get(activity, "unknown"),

@@ -60,7 +60,7 @@ class Participant:
             `in_block` of `acquire_read` or `acquire_write`, `copying` a message in after encoding
             it, `decoding` one after copying it out, or `elsewhere`: not in memlane.
         activity_since: when that began; None while elsewhere, copying, decoding, or unknown.
-        views: chunks or objects that it keeps for views.
+        views: messages or objects that it keeps for views.
         views_since: when it took the oldest of them, or None.
         bytes: of its messages, as encoded.
         waits: calls that had to wait.
@@ -430,18 +430,19 @@ def _participant(
     if number and rank is None:
         rank = number - 1
     pinned, pinned_bytes, owed = blockers[number] if blockers else (0, 0, 0)
-    kept = slot.views * header.geometry[1] if header.kind == "queue" else pinned_bytes
+    kept = pinned_bytes
+    if header.kind == "queue":  # of the latest, all that is kept is in `leased_bytes`
+        kept = slot.views * header.geometry[1] if _mode(header) == "all" else 0
     is_absent = slot.state == "absent"
     is_of_queue = header.kind == "queue" and number > 0 and slot.state == "attached"
-    behind = max(0, writer.position - slot.position) if is_of_queue else 0
     return Participant(
         "reader" if number else "writer",
         rank if number else None,
         None if is_absent else slot.pid,
         None if is_absent else _started(slot),
         state,
-        max(0, slot.position - slot.first - slot.skipped),
-        min(behind, 1) if _mode(header) == "latest" else behind,
+        _taken(header, slot) if number else slot.position,
+        layout.behind(header, writer.position, slot.position) if is_of_queue else 0,
         None if is_absent else slot.last_progress / 1e9,
         slot.activity,
         slot.activity_since / 1e9 if slot.activity_since else None,
@@ -456,6 +457,13 @@ def _participant(
         slot.skipped,
         delivered,
     )
+
+
+def _taken(header: Header, slot: Slot) -> int:
+    """Messages of a queue's reader. One that came late begins where the writer counts it."""
+    if slot.first is None:
+        return 0 if header.features & layout.LATE_READERS else slot.position - slot.skipped
+    return max(0, slot.position - slot.first - slot.skipped)
 
 
 def _state(file: int, number: int, slot: Slot, known: Known) -> State:
