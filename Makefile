@@ -182,6 +182,9 @@ bench: bench-peers
 	$(PY) -m benchmarks.remote
 	$(PY) -m benchmarks.awaiting
 	$(PY) -m benchmarks.watching
+	$(PY) -m benchmarks.exporting
+	$(PY) -m benchmarks.gathering
+	$(PY) -m benchmarks.latest
 	$(PY) -m benchmarks.tiers
 
 # The pictures of the README and the manual, measured anew: half an hour. `engine` needs what `make engines` sets up.

@@ -74,9 +74,9 @@ class Loader:
     def _send(self, plan: Plan) -> None:
         try:
             self._plans.enqueue(plan)
-        except ReaderDied as death:  # nobody has got it
-            self._replace(death.rank or 0, death.pid)
-            self._plans.enqueue(plan)
+        except ReaderDied as death:  # nobody has got it; `take` replaces that worker
+            self._plans.release_reader(death.rank or 0)
+            self._send(plan)
 
     def take(self) -> Sample:
         """The next sample, of whichever worker."""
@@ -99,7 +99,7 @@ class Loader:
         self._seat_of[rank] = next(self._seats)
         self.processes[rank] = self._start(self._plans.readmit(rank), rank)
         owed = sorted(self._owed[rank])
-        self._plans.enqueue({rank: owed})  # the first that the new one gets
+        self._send({rank: owed})  # the first that the new one gets
         print(
             f"worker {rank} (pid {pid}) died and owed {len(owed)} samples; replaced by pid "
             f"{self.processes[rank].pid} in {(time.monotonic() - begun) * 1e3:.0f} ms"

@@ -8,7 +8,7 @@
  * Abstracted: a message is one word, its number. MESSAGES are published. When the extent is in use, the real writer takes
  * another; this one looks again. Waiting is wait.pml's, dying death.pml's: what a dead reader has said stays until it is
  * released, which costs no more than a reader that never goes on.
-
+ *
  * The loads of `latest` need no order: the fence between them orders all that follows.
  *
  * Proven:

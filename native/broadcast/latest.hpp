@@ -1,7 +1,7 @@
 // The protocol of a ring whose readers want the latest message only (kLatestOnly). The writer never waits.
 //
 //   `latest` of the ring     1 + the ticket of the latest message; 0: none yet
-//   `reading` of a reader    1 + the chunk whose message it reads; 0: none
+//   `reading` of a reader    1 + the chunk whose message it reads; 0: none. A hazard pointer
 //   a reader's flag          set while it keeps the chunk's bytes for a view; in extent_leases while it keeps an extent
 //
 // A ticket is message * max_chunks + chunk: which message it is, and where. No two messages have the same.

@@ -26,3 +26,35 @@ def test_data_loader() -> None:
     assert "128 samples in 8 batches, 0 missing, 0 twice" in done.stdout
     assert "Traceback" not in done.stderr
     assert segments() == before
+
+
+KILLED = """
+import os, signal, sys, tempfile, time
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from data_loader import Loader
+with tempfile.TemporaryDirectory() as folder:
+    for number in range(40):
+        np.save(f"{folder}/{number}.npy", np.full((3, 8, 8), number, np.uint8))
+    loader = Loader(folder, 2, replacements=2)
+    loader.want(list(range(20)))
+    time.sleep(1)  # all are sent, and none is read
+    os.kill(loader.processes[1].pid, signal.SIGKILL)
+    loader.processes[1].join()
+    time.sleep(0.5)  # the next plan finds it dead
+    loader.want(list(range(20, 40)))
+    print(sorted(loader.take()[0] for _ in range(40)) == list(range(40)))
+    loader.close()
+"""
+
+
+def test_a_worker_whose_samples_are_not_read() -> None:
+    """Dies before the next plan is sent: what it had sent counts, and it is replaced."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(EXAMPLE.parent)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["True"]), done.stderr
