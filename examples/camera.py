@@ -52,6 +52,13 @@ def start(handle: Handle, rank: int, interval: float) -> BaseProcess:
     return process
 
 
+def send(camera: MessageQueue, frame: np.ndarray) -> float:
+    """How many seconds it took."""
+    before = time.monotonic()
+    camera.enqueue(frame)
+    return time.monotonic() - before
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--frames", type=int, default=120)
@@ -70,18 +77,16 @@ def main() -> None:
                 os.kill(seers[VIEWER].pid or 0, signal.SIGKILL)  # an accident
             frame["pixels"] = number % 251
             frame["number"], frame["taken_ns"] = number, time.monotonic_ns()
-            before = time.monotonic()
             try:
-                camera.enqueue(frame)
+                slowest = max(slowest, send(camera, frame))
             except ReaderDied as death:
                 rank = death.rank or 0
                 print(f"{NAMES[rank]} (pid {death.pid}) died; another takes its place")
                 camera.release_reader(rank)
                 seers[rank] = start(camera.readmit(rank), rank, interval)
-                camera.enqueue(frame)
-            slowest = max(slowest, time.monotonic() - before)
+                send(camera, frame)
         camera.wait_until_ready(timeout=60, processes=seers)
-        frame["number"] = arguments.frames
+        frame["number"], frame["taken_ns"] = arguments.frames, time.monotonic_ns()
         frame["pixels"] = arguments.frames % 251
         camera.enqueue(frame)
     for process in seers:

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -93,7 +92,6 @@ class Loader:
                     return number, image
 
     def _replace(self, rank: int, pid: int) -> None:
-        begun = time.monotonic()
         self._samples.release_writer(self._seat_of[rank])
         self._plans.release_reader(rank)
         self._seat_of[rank] = next(self._seats)
@@ -102,7 +100,7 @@ class Loader:
         self._send({rank: owed})  # the first that the new one gets
         print(
             f"worker {rank} (pid {pid}) died and owed {len(owed)} samples; replaced by pid "
-            f"{self.processes[rank].pid} in {(time.monotonic() - begun) * 1e3:.0f} ms"
+            f"{self.processes[rank].pid}"
         )
 
     def close(self) -> None:

@@ -474,7 +474,7 @@ class MessageQueue(AnyQueue[M]):
 
     def enqueue(self, obj: M, timeout: float | None = None) -> None:
         """Sends `obj` to all readers; blocks while the ring or a remote window is full, and while
-        /dev/shm is full and a reader has messages left to read.
+        /dev/shm is full and a reader has messages left to read. Never with `mode="latest"`.
 
         Raises:
             TimedOut: after `timeout` seconds; it names the readers that are behind.
@@ -513,7 +513,8 @@ class MessageQueue(AnyQueue[M]):
 
     def readmit(self, rank: int) -> Handle:
         """Opens the place of a reader that has closed or was released: one new process takes it by
-        the returned handle and the same rank, and gets every message from the next one on.
+        the returned handle and the same rank, and gets every message from the next one on (of the
+        latest: the latest of those).
 
         It attaches also if `wait_until_ready` has removed the segment's name; it must then be of
         the same user and pid namespace. To wait for it, call `wait_until_ready` again, here: that
