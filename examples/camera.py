@@ -52,11 +52,45 @@ def start(handle: Handle, rank: int, interval: float) -> BaseProcess:
     return process
 
 
-def send(camera: MessageQueue, frame: np.ndarray) -> float:
-    """How many seconds it took."""
-    before = time.monotonic()
-    camera.enqueue(frame)
-    return time.monotonic() - before
+class Camera:
+    """The writer, and the processes that look at its frames."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._queue = MessageQueue[np.ndarray](n_reader=3, n_local_reader=3, mode="latest")
+        self.seers = [start(self._queue.export_handle(rank), rank, interval) for rank in WORK]
+        self._queue.wait_until_ready(timeout=60, processes=self.seers)
+        self.slowest = 0.0
+
+    def send(self, frame: np.ndarray) -> None:
+        before = time.monotonic()
+        try:
+            self._queue.enqueue(frame)
+        except ReaderDied as death:  # nobody has got it
+            self._replace(death)
+            self.send(frame)
+        else:
+            self.slowest = max(self.slowest, time.monotonic() - before)
+
+    def wait_for_all(self) -> None:
+        try:
+            self._queue.wait_until_ready(timeout=60, processes=self.seers)
+        except ReaderDied as death:
+            self._replace(death)
+            self.wait_for_all()
+
+    def _replace(self, death: ReaderDied) -> None:
+        rank = death.rank
+        if rank is None:  # it died before it had attached
+            raise death
+        print(f"{NAMES[rank]} (pid {death.pid}) died; another takes its place")
+        self._queue.release_reader(rank)
+        self.seers[rank] = start(self._queue.readmit(rank), rank, self._interval)
+
+    def close(self) -> None:
+        self._queue.close()
+        for process in self.seers:
+            process.join()
 
 
 def main() -> None:
@@ -66,33 +100,20 @@ def main() -> None:
     arguments = parser.parse_args()
     interval = 1 / arguments.rate
     frame = np.zeros((), FRAME)
-    slowest = 0.0
-    with MessageQueue(n_reader=3, n_local_reader=3, mode="latest") as camera:
-        seers = [start(camera.export_handle(rank), rank, interval) for rank in range(3)]
-        camera.wait_until_ready(timeout=60, processes=seers)
-        begun = time.monotonic()
-        for number in range(arguments.frames):
-            time.sleep(max(0.0, begun + number * interval - time.monotonic()))
-            if number == arguments.frames // 2:
-                os.kill(seers[VIEWER].pid or 0, signal.SIGKILL)  # an accident
-            frame["pixels"] = number % 251
-            frame["number"], frame["taken_ns"] = number, time.monotonic_ns()
-            try:
-                slowest = max(slowest, send(camera, frame))
-            except ReaderDied as death:
-                rank = death.rank or 0
-                print(f"{NAMES[rank]} (pid {death.pid}) died; another takes its place")
-                camera.release_reader(rank)
-                seers[rank] = start(camera.readmit(rank), rank, interval)
-                send(camera, frame)
-        camera.wait_until_ready(timeout=60, processes=seers)
-        frame["number"], frame["taken_ns"] = arguments.frames, time.monotonic_ns()
-        frame["pixels"] = arguments.frames % 251
-        camera.enqueue(frame)
-    for process in seers:
-        process.join()
+    camera = Camera(interval)
+    begun = time.monotonic()
+    for number in range(arguments.frames + 1):
+        time.sleep(max(0.0, begun + number * interval - time.monotonic()))
+        if number == arguments.frames // 2:
+            os.kill(camera.seers[VIEWER].pid or 0, signal.SIGKILL)  # an accident
+        if number == arguments.frames:
+            camera.wait_for_all()  # the last frame is for all
+        frame["pixels"] = number % 251
+        frame["number"], frame["taken_ns"] = number, time.monotonic_ns()
+        camera.send(frame)
+    camera.close()
     sent = arguments.frames + 1
-    print(f"the camera sent {sent} frames; its slowest call took {slowest * 1e3:.1f} ms")
+    print(f"the camera sent {sent} frames; its slowest call took {camera.slowest * 1e3:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ SHAPE = (3, 224, 224)
 def load(folder: str, plans: Handle, rank: int, samples: GatherHandle) -> None:
     """Role: a worker. Loads what the trainer wants, until it closes."""
     with (
-        MessageQueue[Plan].create_from_handle(plans, rank) as todo,
+        # In this order: whoever has a plan can say that it has died.
         Gather[Sample].create_from_handle(samples, samples.rank) as out,
+        MessageQueue[Plan].create_from_handle(plans, rank) as todo,
     ):
         for plan in todo:
             for number in plan.get(rank, []):
@@ -125,12 +126,14 @@ def main() -> None:
         batches = [order[at : at + arguments.batch] for at in range(0, len(order), arguments.batch)]
         seen: list[int] = []
         mean = 0.0
-        loader.want(batches[0])
+        loader.want(order[: arguments.batch])
         for step, batch in enumerate(batches):
             if step + 1 < len(batches):
                 loader.want(batches[step + 1])  # is loaded while this one is trained on
             if step == len(batches) // 2:
-                os.kill(loader.processes[1].pid or 0, signal.SIGKILL)  # an accident
+                os.kill(
+                    loader.processes[arguments.workers - 1].pid or 0, signal.SIGKILL
+                )  # an accident
             images = [loader.take() for _ in batch]
             seen += [number for number, _ in images]
             mean += float(np.stack([image for _, image in images]).mean()) / len(batches)

@@ -102,15 +102,18 @@ public:
             end.advance(length);
             if (end.latest_)
                 end.latest_->finish();
-            else
+            else if (!end.is_held(chunk))
                 end.give_back(chunk);
         }
 
         // True if keep() can keep what `d` describes.
         bool can_keep(const ChunkDescriptor& d) const noexcept {
             if (!end_->latest_) return true;
-            if (d.extent_bytes > 0) return end_->is_leasable(d);
-            return core::load_relaxed(end_->ring_.kept_by(end_->chunk(), end_->reader_)) == kNotKept;
+            return d.extent_bytes > 0 ? end_->is_leasable(d) : can_keep_chunk();
+        }
+        // Not if what an earlier decoding has left behind keeps it already.
+        bool can_keep_chunk() const noexcept {
+            return !end_->latest_ || core::load_relaxed(end_->ring_.kept_by(end_->chunk(), end_->reader_)) == kNotKept;
         }
         // Keeps the message where it is until release_held() is called with the same number, of new_hold(). Without `d`, that is
         // in its chunk.
@@ -120,18 +123,19 @@ public:
                 keep_beside(hold, d);
                 return finish(length);
             }
-            end.hold({hold, end.chunk(), os::monotonic_now(), nullptr, 0});
+            keep_beside(hold, d);
             end_ = nullptr;
             end.advance(length);
         }
-        // The same in a ring of the latest, but the message is still the next one, if no later one comes first.
+        // The same, but the message is still the next one; of the latest, if no later one comes first.
         void keep_beside(std::uint64_t hold, const ChunkDescriptor* d) {
             RingReader& end = *end_;
             const std::uint64_t chunk = end.chunk();
+            if (!end.latest_) return end.hold({hold, position(), chunk, os::monotonic_now(), nullptr, 0});
             const bool is_in_extent = d != nullptr && d->extent_bytes > 0;
             std::uint8_t& mark = is_in_extent ? end.ring_.lease(d->lease - 1, end.reader_) : end.ring_.kept_by(chunk, end.reader_);
             const std::uint64_t bytes = is_in_extent ? d->extent_bytes : end.space_.bytes_of(chunk);
-            end.hold({hold, chunk, os::monotonic_now(), &mark, bytes});
+            end.hold({hold, position(), chunk, os::monotonic_now(), &mark, bytes});
             SYNC_STORE(lease);
             core::store_relaxed(mark, kKept);  // `finish`, or the next `take`, makes it visible
             count_leased(end.ring_, end.reader_, bytes);
@@ -213,7 +217,10 @@ public:
         const Held held = *at;
         held_.erase(at);
         count_views();
-        if (!latest_) return give_back(held.chunk);
+        if (!latest_) {  // the message may be the next one still, or be kept once more
+            if (held.position != position_ && !is_held(held.chunk)) give_back(held.chunk);
+            return;
+        }
         SYNC_STORE(drop);
         core::store_release(*held.mark, kNotKept);
         count_leased(ring_, reader_, -held.bytes);
@@ -221,7 +228,7 @@ public:
     // True if this reader keeps the next chunk: its flags look published, but it contains the old message.
     bool holds_next() const noexcept {
         return !latest_ && std::any_of(held_.begin(), held_.end(), [&](const Held& held) {
-            return held.chunk == ring_.chunk_at(position_);
+            return held.position != position_ && held.chunk == ring_.chunk_at(position_);
         });
     }
 
@@ -231,12 +238,16 @@ private:
 
     struct Held {
         std::uint64_t number;
+        std::uint64_t position;
         std::uint64_t chunk;
         os::Nanoseconds since;
         std::uint8_t* mark;   // of the latest: what keeps it
         std::uint64_t bytes;  // the same: so much
     };
 
+    bool is_held(std::uint64_t chunk) const noexcept {
+        return std::any_of(held_.begin(), held_.end(), [&](const Held& held) { return held.chunk == chunk; });
+    }
     void hold(const Held& held) {
         held_.push_back(held);
         count_views();

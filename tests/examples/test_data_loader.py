@@ -22,7 +22,7 @@ def test_data_loader() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"worker 1 \(pid \d+\) died and owed \d+ samples; replaced by", done.stdout)
+    assert re.search(r"worker 2 \(pid \d+\) died and owed \d+ samples; replaced by", done.stdout)
     assert "128 samples in 8 batches, 0 missing, 0 twice" in done.stdout
     assert "Traceback" not in done.stderr
     assert segments() == before

@@ -213,6 +213,17 @@ def test_who_is_absent() -> None:
             Gather.create_from_handle(reader.export_handle(0), 0)
 
 
+def test_a_death_is_the_right_one() -> None:
+    """Of a writer that dies while the wait is for another."""
+    with Gather(2, 64, 2) as reader:
+        doomed = start_writer(reader, 0)
+        waiting = Aside(reader.wait_until_ready, PATIENCE)
+        doomed.peer.kill()
+        with refuses(WriterDied) as caught:
+            waiting.result()
+        assert (caught.value.rank, caught.value.pid) == (0, doomed.pid)
+
+
 def test_wrong_use() -> None:
     """Is refused, and changes nothing."""
     for count in (0, -1, 5000):

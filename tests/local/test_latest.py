@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -247,6 +248,48 @@ class Stashing:
         if Undecodable.failures:
             Undecodable.failures -= 1
             raise MemoryError
+
+
+@pytest.mark.parametrize("again", ["dequeue", "dequeue_view", "dropped view", "acquire_read"])
+@pytest.mark.parametrize("size", [9000, 100_000, 3 << 20])
+@pytest.mark.parametrize("mode", ["all", "latest"])
+def test_an_escaped_array_beside_the_next_call(size: int, again: str, mode: str) -> None:
+    """Stays as it is, until it is dropped, whatever takes the message then."""
+    with queue_of(mode=mode, max_chunk_bytes=1 << 16, max_chunks=3) as (writer, (reader,)):
+        Stashing.found.clear()
+        writer.enqueue(Stashing(frame(1, size)))
+        Undecodable.failures = 1
+        with refuses(OutOfMemory), reader.dequeue_view(0):
+            pass
+        (stored,) = Stashing.found
+        kept: list[Any] = []
+        if again == "dequeue":
+            kept.append(reader.dequeue(0).array)
+        elif again == "acquire_read":
+            with suppress(ViewInUse, CorruptMessage), reader.acquire_read(0):
+                pass
+        else:
+            with suppress(ViewInUse), reader.dequeue_view(0) as view:
+                kept.append(view.array)
+            del view
+            if again == "dropped view":
+                kept.clear()
+        del Stashing.found[1:]
+        for number in range(2, 12):
+            with suppress(TimedOut):
+                writer.enqueue(frame(number, size), timeout=0)
+            with suppress(TimedOut, ViewInUse):
+                reader.dequeue(0)
+            assert is_whole(stored, 1)
+            assert all(is_whole(array, 1) for array in kept)
+        del stored
+        kept.clear()
+        Stashing.found.clear()
+        for number in range(12, 30):
+            with suppress(TimedOut):
+                reader.dequeue(0)
+            writer.enqueue(frame(number, size), timeout=PATIENCE)
+        assert writer.statistics().readers[0].views == 0
 
 
 @pytest.mark.parametrize("newer", [0, 9])
@@ -501,6 +544,41 @@ def test_nothing_is_left() -> None:
     os.close(file)
     assert 2 * 9000 < used < 1 << 18
     assert segments() == before
+
+
+def keeping(_link: Link, handle: Handle) -> None:
+    """Role: keeps views of all that it gets."""
+    queue = MessageQueue.create_from_handle(handle, 0)
+    kept = []
+    while True:
+        kept.append(queue.dequeue_view(PATIENCE))
+        kept[-1].__enter__()
+        _link.tell()
+
+
+def test_blocks_tell_of_the_dead() -> None:
+    """Also if views of the dead keep every chunk."""
+    with MessageQueue(1, 1, None, 1 << 16, 3, mode="latest") as writer:
+        peer = start(keeping, writer.export_handle(0))
+        writer.wait_until_ready(PATIENCE)
+        for number in range(4):
+            writer.enqueue(frame(number, 30_000))
+            peer.hear()
+        with refuses(ViewInUse), writer.acquire_write(0):
+            pass
+        peer.kill()
+        error: Exception | None = None
+        end = time.monotonic() + 2
+        while not isinstance(error, ReaderDied):
+            assert time.monotonic() < end
+            try:
+                with writer.acquire_write(0):
+                    pass
+            except (ViewInUse, ReaderDied) as raised:
+                error = raised
+        writer.release_reader(0)
+        with writer.acquire_write(0) as chunk:
+            chunk[0] = 1
 
 
 # What it refuses, and what shows it ---------------------------------------------------------------

@@ -131,6 +131,7 @@ private:
                 sample.finish(0);
                 raise_failure(self(), "not_in_chunk");
             }
+        if (!sample.can_keep_chunk()) raise_failure(self(), "next_chunk_held");
         sample.ensure(bytes);
         const std::uint64_t hold = core().new_hold();
         const std::shared_ptr<void> lease = lease_of_chunk(hold, core().segment().mapping());
@@ -297,8 +298,7 @@ private:
             [&] { return decode_parts_(stream, std::exchange(buffers, nb::list())); },
             [&](bool is_consumed) {
                 if (!is_consumed) {  // but decoding may have left references somewhere
-                    const bool stays = core().ring().is_latest() && core().segment().is_own() && lease.use_count() > 1;
-                    if (stays) message.sample.keep_beside(hold, &message);
+                    if (core().segment().is_own() && lease.use_count() > 1) message.sample.keep_beside(hold, &message);
                     return;
                 }
                 if (lease.use_count() > 1)

@@ -280,8 +280,9 @@ class _Reader:
                     names = names_of(absent)
                     text = f"timed out after {timeout} s waiting for {names}"
                     raise TimedOut(text, timeout) from None
-                except WriterDied:
-                    raise self.death(ring.rank) from None
+                except WriterDied as error:
+                    rank = ring.rank if error.rank is None else error.rank
+                    raise self.death(rank) from None
 
     def _pids(self) -> set[int]:
         here = (ring.pids() for ring in self.rings if not ring.native.is_closed)
