@@ -900,8 +900,10 @@ def slots_in(capacity: int, row_bytes: int) -> int:
     How many slots of a disk tier fit into so many bytes, with their headers.
     """
 
-def crc32c(data: bytes) -> int:
-    """CRC-32C, as a disk tier computes it."""
+def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
+    """
+    CRC-32C, as the tiers compute it, of the bytes after those that gave `crc`.
+    """
 
 class DiskHold:
     """Blocks that are not evicted; `memlane.tiers.Hold`."""

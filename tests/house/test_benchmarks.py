@@ -22,6 +22,7 @@ ALL = [
     "gathering",
     "latest",
     "tiers",
+    "tiers.redis",
     "engines",
     "engines.ray",
     "engines.sglang_groups",

@@ -30,6 +30,8 @@ using namespace nb::literals;
 
 namespace {
 
+constexpr std::size_t kWithGil = 64u << 10;  // shorter work keeps the GIL
+
 // What there is of a tier until it is closed. What is under way when it is dropped keeps all of it for ever.
 struct OpenTier {
     OpenTier(HeldBuffer held, std::unique_ptr<tiers::SlotFile> file, unsigned threads, bool may_ring, nb::object policy)
@@ -254,8 +256,16 @@ void bind_disk(nb::module_& m) {
         [](std::uint64_t capacity, std::uint64_t row_bytes) { return tiers::SlotFile::slots_in(capacity, row_bytes); },
         "capacity"_a, "row_bytes"_a, "How many slots of a disk tier fit into so many bytes, with their headers.");
     m.def(
-        "crc32c", [](const nb::bytes& data) { return tiers::Crc32c::of(std::as_bytes(std::span(data.c_str(), data.size()))); },
-        "data"_a, "CRC-32C, as a disk tier computes it.");
+        "crc32c",
+        [](nb::handle data, std::uint32_t crc) {
+            const HeldBuffer held(data, PyBUF_SIMPLE);
+            const std::span bytes(static_cast<const std::byte*>(held.data()), held.size());
+            if (bytes.size() < kWithGil) return tiers::Crc32c::of(bytes, crc);
+            const WithoutGil no_gil;
+            return tiers::Crc32c::of(bytes, crc);
+        },
+        "data"_a, "crc"_a = 0, nb::sig("def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int"),
+        "CRC-32C, as the tiers compute it, of the bytes after those that gave `crc`.");
 
     nb::class_<HoldObject>(m, "DiskHold", "Blocks that are not evicted; `memlane.tiers.Hold`.")
         .def("release", &HoldObject::release);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import select
@@ -30,7 +29,7 @@ from memlane.errors import (
     system_fault,
 )
 from memlane.tiers.pool import Policy, PolicyName, checked_policy, show
-from memlane.tiers.tier import Done, Rows, Ticket, distinct
+from memlane.tiers.tier import Done, Namespace, Rows, Ticket
 
 _MOST_SLOTS = (1 << 31) - 1
 _MOST_ROW_BYTES = 1 << 30  # one call of the system moves just less than 2 GiB
@@ -171,11 +170,7 @@ class DiskTier:
             raise InvalidArgument(
                 f"opener must be 1 to 64 letters, digits, _, - or ., not {opener!r}"
             )
-        if isinstance(namespace, str):
-            namespace = namespace.encode(errors="surrogatepass")
-        if not isinstance(namespace, bytes):
-            kind = type(namespace).__name__
-            raise InvalidType(f"namespace must be str or bytes, not {kind}")
+        self._namespace = Namespace(namespace)
         checked_policy(policy)
         if direct not in (None, True, False):
             raise InvalidType(f"direct must be True, False or None, not {direct!r}")
@@ -185,8 +180,6 @@ class DiskTier:
         if "\0" in folder or folder.encode(errors="replace").decode() != folder:
             raise InvalidArgument(f"path must be UTF-8, without a zero byte, not {folder!r}")
         self._timeout = seconds_of(timeout)
-        own = hashlib.sha256(namespace).digest()[:16]
-        self._seed = hashlib.sha256(own)
         self._rows = held
         if direct is None and held.nbytes % _PAGE:
             direct = False
@@ -195,7 +188,7 @@ class DiskTier:
         except OSError as error:
             raise system_fault(error.errno or 0, f"cannot make the folder {folder}") from None
         self._native = _native.DiskTier(
-            *(folder, opener, rows, held.count, held.nbytes, slots, own),
+            *(folder, opener, rows, held.count, held.nbytes, slots, self._namespace.id),
             *(direct, _THREADS, _MAY_RING, policy),
         )
         self._facts = self._native.facts()
@@ -227,15 +220,6 @@ class DiskTier:
 
     # Keys ------------------------------------------------------------------------------------
 
-    def _digests(self, keys: Sequence[bytes]) -> list[bytes]:
-        """What the disk knows the keys by: other namespaces have others."""
-        digests = []
-        for key in distinct(keys):
-            digest = self._seed.copy()
-            digest.update(key)
-            digests.append(digest.digest()[:24])
-        return digests
-
     def has(self, keys: Sequence[bytes]) -> list[bool | None]:
         """Whether each can be loaded now. None of them, while the disk does not answer.
 
@@ -243,7 +227,7 @@ class DiskTier:
             InvalidType, InvalidArgument: a key is not 1 to 255 bytes, or comes twice.
             Closed, WrongProcess: it is closed, or this is a forked child.
         """
-        return [*self._native.has(self._digests(keys))]
+        return [*self._native.has(self._namespace.digests(keys))]
 
     def hold(self, keys: Sequence[bytes]) -> Hold:
         """What is there is not evicted until the returned object is released.
@@ -251,7 +235,7 @@ class DiskTier:
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `has`.
         """
-        return Hold(*self._native.hold(self._digests(keys)))
+        return Hold(*self._native.hold(self._namespace.digests(keys)))
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Counts as a use of every key, the last first.
@@ -259,7 +243,7 @@ class DiskTier:
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `has`.
         """
-        self._native.touch(self._digests(keys))
+        self._native.touch(self._namespace.digests(keys))
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Nobody finds these keys any more, also after a restart; what is being stored under them
@@ -270,7 +254,7 @@ class DiskTier:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `has`.
             SystemFault: the disk refuses it; they are not found until a restart.
         """
-        if error := self._native.forget(self._digests(keys)):
+        if error := self._native.forget(self._namespace.digests(keys)):
             raise system_fault(error, "cannot erase a block of a tier")
 
     def clear(self) -> None:
@@ -326,7 +310,7 @@ class DiskTier:
         ids: npt.ArrayLike,
         timeout: float | None,
     ) -> Ticket:
-        digests = self._digests(keys)
+        digests = self._namespace.digests(keys)
         rows = self._rows.ids(len(digests), ids).tobytes()
         return Ticket(
             begin(digests, rows, self._timeout if timeout is None else seconds_of(timeout))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -153,6 +154,8 @@ class Rows:
             raise InvalidType(f"rows must be a writable buffer, not {kind}") from None
         with view:
             shape = view.shape or ()
+            if "O" in view.format:
+                raise InvalidType("rows must be bytes or numbers, not Python objects")
             if view.readonly or len(shape) != 2 or not view.c_contiguous or not view.nbytes:
                 kind = "read-only" if view.readonly else f"shape {shape}, strides {view.strides}"
                 raise InvalidArgument(
@@ -181,6 +184,36 @@ class Rows:
         if len(np.unique(rows)) != len(rows):
             raise InvalidArgument("ids must not have a row twice")
         return rows.astype(np.int32)
+
+
+class Namespace:
+    """What the same keys mean different blocks under: model, revision, tenant.
+
+    Attributes:
+        id: 16 bytes.
+    """
+
+    def __init__(self, namespace: str | bytes) -> None:
+        """Raises InvalidType: it is neither text nor bytes."""
+        if isinstance(namespace, str):
+            namespace = namespace.encode(errors="surrogatepass")
+        if not isinstance(namespace, bytes):
+            raise InvalidType(f"namespace must be str or bytes, not {type(namespace).__name__}")
+        self.id = hashlib.sha256(namespace).digest()[:16]
+        self._seed = hashlib.sha256(self.id)
+
+    def digests(self, keys: Sequence[bytes]) -> list[bytes]:
+        """24 bytes for each key of one call, which no other namespace has.
+
+        Raises:
+            InvalidType, InvalidArgument: a key is not 1 to 255 bytes, or comes twice.
+        """
+        digests = []
+        for key in distinct(keys):
+            digest = self._seed.copy()
+            digest.update(key)
+            digests.append(digest.digest()[:24])
+        return digests
 
 
 def distinct(keys: Sequence[bytes]) -> list[bytes]:

@@ -1,0 +1,525 @@
+"""The Redis tier on real servers: what every tier promises, and servers that misbehave."""
+
+import gc
+import logging
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlane import AccessRefused, Closed, InvalidArgument, InvalidType, SystemFault
+from memlane.tiers.conformance import TierConformance, content, key, wait_for
+from memlane.tiers.tier import Done
+from tests.support import until
+from tests.support.redis_servers import REFUSAL, RedisServer, free_port, redis_server
+
+pytest.importorskip("redis")
+from memlane.tiers.redis import RedisTier
+
+pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
+ROW = 4096
+
+
+class TestRedisTier(TierConformance):
+    """One server for each test."""
+
+    servers: dict[Path, RedisServer]
+    connections = 2
+
+    @pytest.fixture(autouse=True)
+    def _servers(self) -> Iterator[None]:
+        self.servers = {}
+        yield
+        for server in self.servers.values():
+            server.kill()
+
+    def open(self, place: Path, rows: Any, **options: Any) -> RedisTier:
+        if place not in self.servers:
+            self.servers[place] = RedisServer(place / "redis")
+        return RedisTier(self.servers[place].url, rows, connections=self.connections, **options)
+
+
+class TestOneConnection(TestRedisTier):
+    connections = 1
+
+
+class TestLargeRows(TestRedisTier):
+    """Larger than a batch."""
+
+    row_bytes = 5 << 20
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path / "redis") as running:
+        yield running
+
+
+def rows_of(count: int, row_bytes: int = ROW) -> np.ndarray[Any, Any]:
+    return np.stack([content(number, row_bytes) for number in range(count)])
+
+
+def store(tier: RedisTier, *numbers: int) -> Done:
+    return wait_for(tier, tier.store([key(number) for number in numbers], [*numbers]))
+
+
+def load(tier: RedisTier, *numbers: int, timeout: float | None = None) -> Done:
+    return wait_for(tier, tier.load([key(number) for number in numbers], [*numbers], timeout))
+
+
+def test_many_blocks(server: RedisServer) -> None:
+    """Some hundreds at a time, by several threads, of a size that fits nothing."""
+    rows = rows_of(300, 10_001)
+    with RedisTier(server.url, rows, connections=3) as tier:
+        assert store(tier, *range(300)).ok.all()
+        expected = rows.copy()
+        rows[:] = 0
+        assert load(tier, *range(300)).ok.all()
+        np.testing.assert_array_equal(rows, expected)
+        seen = tier.statistics()
+        assert (seen.stored, seen.loaded, seen.missed, seen.queue) == (300, 300, 0, 0)
+    with RedisTier(server.url, rows) as again:
+        rows[:] = 0
+        assert load(again, *range(300)).ok.all()
+        np.testing.assert_array_equal(rows, expected)
+
+
+def test_blocks_that_expire(server: RedisServer) -> None:
+    with RedisTier(server.url, rows_of(2), ttl=1) as tier:
+        assert store(tier, 0, 1).ok.all()
+        assert load(tier, 0).ok.all()
+        time.sleep(1.2)
+        done = load(tier, 0, 1)
+        assert (done.ok.any(), done.error) == (False, None)
+
+
+@pytest.mark.parametrize("change", ["a byte", "short", "long", "empty", "another version"])
+def test_changed_values(server: RedisServer, change: str) -> None:
+    """Are misses of those keys alone; the row is as it was."""
+    rows = rows_of(3)
+    with RedisTier(server.url, rows) as tier:
+        assert store(tier, 0, 1, 2).ok.all()
+        for name in server.names():
+            match change:
+                case "a byte":
+                    server.call("SETRANGE", name, "2000", "\x01\x02")
+                case "short":
+                    server.call("SET", name, b"x" * 100)
+                case "long":
+                    server.call("APPEND", name, b"x" * 100)
+                case "empty":
+                    server.call("SET", name, b"")
+                case _:
+                    server.call("SETRANGE", name, "0", "MLT9")
+        rows[:] = 7
+        done = load(tier, 0, 1, 2)
+        assert not done.ok.any()
+        assert done.error == "a block is not what was stored"
+        assert (rows == 7).all()
+        assert tier.statistics().corrupt == 3
+        assert server.names() == []
+        rows[:] = rows_of(3)
+        assert store(tier, 0, 1, 2).ok.all()
+        assert load(tier, 0, 1, 2).ok.all()
+
+
+def test_values_of_another_key(server: RedisServer) -> None:
+    """Two values that were exchanged."""
+    rows = rows_of(2)
+    with RedisTier(server.url, rows) as tier:
+        assert store(tier, 0, 1).ok.all()
+        first, second = server.names()
+        server.call("RENAME", first, "aside")
+        server.call("RENAME", second, first)
+        server.call("RENAME", "aside", second)
+        assert not load(tier, 0, 1).ok.any()
+
+
+def test_values_of_other_types(server: RedisServer) -> None:
+    """An error of the server's is one of that block alone."""
+    rows = rows_of(2)
+    with RedisTier(server.url, rows) as tier:
+        assert store(tier, 0).ok.all()
+        (name,) = server.names()
+        assert store(tier, 1).ok.all()
+        server.call("DEL", name)
+        server.call("LPUSH", name, "a list")
+        done = load(tier, 0, 1)
+        assert done.ok.tolist() == [False, True]
+        assert "WRONGTYPE" in (done.error or "")
+        assert tier.statistics().errors == 1
+
+
+def test_a_full_server(tmp_path: Path) -> None:
+    """Refuses stores; what it has is loaded."""
+    options = ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction")
+    with redis_server(tmp_path / "redis", *options) as server:
+        rows = rows_of(64, 1 << 16)
+        with RedisTier(server.url, rows) as tier:
+            done = store(tier, *range(64))
+            assert 0 < done.ok.sum() < 64
+            assert "OOM" in (done.error or "")
+            there = [number for number in range(64) if done.ok[number]]
+            assert load(tier, *there).ok.all()
+
+
+# Servers that go away -----------------------------------------------------------------------------
+
+
+def test_a_server_that_is_stopped(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Each call ends at its deadline, or at once; then it is there again, and nothing is lost."""
+    rows = rows_of(4)
+    with RedisTier(server.url, rows, timeout=20) as tier, caplog.at_level(logging.WARNING):
+        assert store(tier, 0, 1, 2, 3).ok.all()
+        server.stop()
+        rows[:] = 7
+        begun = time.monotonic()
+        done = load(tier, 0, 1, timeout=0.3)
+        assert 0.25 < time.monotonic() - begun < 2
+        assert not done.ok.any()
+        assert done.error is not None
+        begun = time.monotonic()
+        for _ in range(5):
+            assert not load(tier, 2, timeout=0.5).ok.any()
+        assert time.monotonic() - begun < 8
+        assert tier.has([key(1)]) == [False]
+        assert tier.statistics().stalled
+        server.go_on()
+        end = time.monotonic() + 20
+        while not load(tier, 3, timeout=1).ok.all():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert (rows[:3] == 7).all()
+        np.testing.assert_array_equal(rows[3], content(3, ROW))
+        assert not tier.statistics().stalled
+        lines = [record.message for record in caplog.records if "left out" in record.message]
+        assert len(lines) == 1
+
+
+def test_a_server_that_is_killed(server: RedisServer) -> None:
+    """In the middle; it comes back empty, which is misses, and is stored to again."""
+    rows = rows_of(64, 1 << 16)
+    with RedisTier(server.url, rows, timeout=5) as tier:
+        assert store(tier, *range(64)).ok.all()
+        tickets = {tier.load([key(number)], [number]) for number in range(64)}
+        server.kill()
+        seen: list[Done] = []
+        ready = select.poll()
+        ready.register(tier.fileno(), select.POLLIN)
+        while len(seen) < 64:
+            assert ready.poll(10_000)
+            seen += tier.poll()
+        assert {done.ticket for done in seen} == tickets
+        for done in seen:
+            if done.ok.all():
+                continue
+            assert done.error is not None
+        server.start()
+        end = time.monotonic() + 20
+        while load(tier, 0, timeout=1).error is not None:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        done = load(tier, *range(64))
+        assert (done.ok.any(), done.error) == (False, None)
+        assert store(tier, *range(64)).ok.all()
+
+
+def test_forgetting_without_a_server(server: RedisServer) -> None:
+    rows = rows_of(2)
+    with RedisTier(server.url, rows, timeout=0.5) as tier:
+        assert store(tier, 0).ok.all()
+        server.stop()
+        for call in (lambda: tier.forget([key(0)]), tier.clear):
+            with pytest.raises(SystemFault, match=r"cannot (forget|clear) blocks"):
+                call()
+        server.go_on()
+        end = time.monotonic() + 20
+        while True:
+            try:
+                tier.forget([key(0)])
+                break
+            except SystemFault:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        assert not load(tier, 0).ok.any()
+
+
+def test_clear_is_of_the_namespace(server: RedisServer) -> None:
+    rows = rows_of(2)
+    with (
+        RedisTier(server.url, rows, namespace="a") as one,
+        RedisTier(server.url, rows, namespace="b") as two,
+    ):
+        assert store(one, 0, 1).ok.all()
+        assert store(two, 0).ok.all()
+        one.clear()
+        assert not load(one, 0, 1).ok.any()
+        assert load(two, 0).ok.all()
+        assert len(server.names()) == 1
+
+
+class Liar:
+    """A server that says the same to every command."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._answers = answers
+        self.port = self._socket.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            while data := connection.recv(1 << 16):
+                for line in data.split(b"\r\n"):
+                    if line in (b"CLIENT", b"SELECT", b"HELLO"):
+                        connection.sendall(b"+OK\r\n")
+                    elif line == b"EXISTS":  # the question of the constructor
+                        connection.sendall(b":0\r\n")
+                    elif line in (b"GET", b"SET"):
+                        connection.sendall(self._answers[0])
+                        if len(self._answers) > 1:
+                            return
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (b"$-7\r\n",),
+        (b"$99999999999999\r\n",),
+        (b"$4112\r\nshort", b"and gone"),
+        (b"*2\r\n", b"and gone"),
+        (b"\r\n", b"and gone"),
+        (b"x" * 100_000, b"and gone"),
+        (b"$\r\n", b"and gone"),
+        (b":1\r\n", b"and gone"),
+    ],
+)
+def test_a_server_that_is_none(answers: tuple[bytes, ...]) -> None:
+    """Whatever it answers: misses and failures, at the deadline at the latest."""
+    liar = Liar(*answers)
+    rows = rows_of(2)
+    try:
+        url = f"redis://127.0.0.1:{liar.port}"
+        with RedisTier(url, rows, connections=1, timeout=0.5) as tier:
+            rows[:] = 7
+            assert not load(tier, 0).ok.any()
+            assert (rows == 7).all()
+            tier.store([key(1)], [1])
+            assert tier.drain(10)
+    finally:
+        liar.close()
+
+
+# Who may use it -----------------------------------------------------------------------------------
+
+
+def test_passwords(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis", "--requirepass", "secret") as server:
+        rows = rows_of(1)
+        for user in ("", ":wrong@"):
+            with pytest.raises(AccessRefused, match="refuses this client"):
+                RedisTier(f"redis://{user}127.0.0.1:{server.port}", rows)
+        with RedisTier(f"redis://:secret@127.0.0.1:{server.port}", rows) as tier:
+            assert store(tier, 0).ok.all()
+            assert load(tier, 0).ok.all()
+
+
+def test_tls(tmp_path: Path) -> None:
+    """With the authority's certificate; with another it is refused."""
+    folder = tmp_path / "redis"
+    with redis_server(folder, tls=True) as server:
+        rows = rows_of(40, 100_000)
+        url = f"rediss://localhost:{server.tls_port}"
+        expected = rows.copy()
+        with RedisTier(url, rows, ssl_ca_certs=str(folder / "ca.crt")) as tier:
+            assert store(tier, *range(40)).ok.all()
+            rows[:] = 0
+            assert load(tier, *range(40)).ok.all()
+            np.testing.assert_array_equal(rows, expected)
+        with pytest.raises(AccessRefused, match="certificate"):
+            RedisTier(url, rows)
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    rows = rows_of(1)
+    for url in (f"redis://127.0.0.1:{free_port()}", f"unix://{tmp_path}/nothing"):
+        with pytest.raises(SystemFault, match="cannot use the Redis server"):
+            RedisTier(url, rows)
+
+
+def test_bad_arguments(server: RedisServer) -> None:
+    rows = rows_of(1)
+    for url in ("http://x", "", "redis://127.0.0.1:port"):
+        with pytest.raises(InvalidArgument, match="url is none"):
+            RedisTier(url, rows)
+    with pytest.raises(InvalidType):
+        RedisTier(7, rows)  # type: ignore[arg-type]
+    for options in ({"connections": 0}, {"connections": 65}, {"ttl": 0}):
+        with pytest.raises(InvalidArgument):
+            RedisTier(server.url, rows, **options)
+    with pytest.raises(InvalidType):
+        RedisTier(server.url, rows, namespace=7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        RedisTier(server.url, rows, no_such_option=1)
+    assert threading.active_count() == len(threading.enumerate())
+    assert not [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
+
+
+def test_loads_overtake_stores(server: RedisServer) -> None:
+    """Somebody waits for a load; what is stored can wait."""
+    rows = rows_of(201, 1 << 20)
+    with RedisTier(server.url, rows, connections=1, timeout=60) as tier:
+        assert store(tier, 200).ok.all()
+        stores = tier.store([key(number) for number in range(200)], [*range(200)])
+        loading = tier.load([key(200)], [200])
+        first = wait_for_any(tier)
+        assert first.ticket == loading
+        assert wait_for(tier, stores).ok.all()
+
+
+def wait_for_any(tier: RedisTier) -> Done:
+    while not (done := tier.poll()):
+        select.select([tier.fileno()], [], [], 10)
+    return done[0]
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 1e-9, None, float("inf"), 1e12])
+def test_any_timeout(server: RedisServer, timeout: float | None) -> None:
+    rows = rows_of(1)
+    with RedisTier(server.url, rows) as tier:
+        assert store(tier, 0).ok.all()
+        done = load(tier, 0, timeout=timeout)
+        assert done.ok.all() or done.error == "the deadline has passed"
+        assert tier.drain(timeout) or timeout is not None
+        assert load(tier, 0).ok.all()
+
+
+def test_idle_connections_that_the_server_ends(tmp_path: Path) -> None:
+    """Cost another connection, no block."""
+    with redis_server(tmp_path / "redis") as server:
+        server.call("CONFIG", "SET", "timeout", "1")
+        with RedisTier(server.url, rows_of(2), connections=1) as tier:
+            for _ in range(3):
+                assert store(tier, 0, 1).ok.all()
+                time.sleep(2.5)
+                assert load(tier, 0, 1).ok.all()
+
+
+def test_closed_by_several_threads(server: RedisServer) -> None:
+    """At once, and beside other calls: all return, or raise Closed."""
+    for _ in range(20):
+        tier = RedisTier(server.url, rows_of(4))
+        tier.store([key(number) for number in range(4)], [0, 1, 2, 3])
+        failures: list[BaseException] = []
+
+        def run(call: Callable[[], object], failures: list[BaseException] = failures) -> None:
+            try:
+                call()
+            except Closed:
+                pass
+            except BaseException as error:
+                failures.append(error)
+
+        calls = [
+            *(tier.close, tier.close, tier.drain, tier.poll, tier.clear),
+            partial(tier.has, [key(1)]),
+            partial(tier.forget, [key(2)]),
+            partial(tier.load, [key(1)], [1]),
+        ]
+        threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+        begun = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert time.monotonic() - begun < 4
+        with pytest.raises(Closed):
+            tier.poll()
+
+
+def test_dropped_without_close(server: RedisServer) -> None:
+    """Also in a cycle, with work under way: its threads end, and the rows are free."""
+    memory = bytearray(4 * ROW)
+    tier = RedisTier(server.url, memoryview(memory).cast("B", (4, ROW)))
+    cycle: list[object] = [tier]
+    cycle.append(cycle)
+    tier.store([key(1)], [1])
+    del tier, cycle
+    gc.collect()
+
+    def is_over() -> bool:
+        return not [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
+
+    until(is_over, "its threads have ended")
+    memory.extend(b"x")
+
+
+def test_the_end_of_the_interpreter(server: RedisServer) -> None:
+    """Waits for nothing, with a tier that has no deadline, and a server that is stopped."""
+    code = f"""
+import os
+import numpy as np
+from memlane.tiers.redis import RedisTier
+tier = RedisTier({server.url!r}, np.zeros((2, 4096), np.uint8), timeout=float("inf"))
+tier.store([b"a"], [0])
+tier.drain()
+os.kill({server.pid}, 19)
+tier.load([b"a"], [1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
+    server.go_on()
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_rows_of_objects(server: RedisServer) -> None:
+    with pytest.raises(InvalidType, match="Python objects"):
+        RedisTier(server.url, np.zeros((2, 3), object))
+
+
+def test_polls_of_several_threads(server: RedisServer) -> None:
+    """Each report comes once."""
+    with RedisTier(server.url, rows_of(8)) as tier:
+        assert store(tier, *range(8)).ok.all()
+        tickets: set[int] = set()
+        seen: list[int] = []
+        over = threading.Event()
+
+        def poll() -> None:
+            while not over.is_set():
+                seen.extend(done.ticket for done in tier.poll())
+
+        threads = [threading.Thread(target=poll) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(2000):
+            tickets.add(tier.load([key(number % 8)], [number % 8]))
+        assert tier.drain(30)
+        over.set()
+        for thread in threads:
+            thread.join()
+        seen.extend(done.ticket for done in tier.poll())
+        assert sorted(seen) == sorted(tickets)
