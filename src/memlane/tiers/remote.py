@@ -637,6 +637,8 @@ class _Desk:
         with suppress(Empty):
             while True:
                 item = self.inbox.get_nowait()
+                if isinstance(item, _Batch):  # that the carriers did before they ended
+                    item = item.of
                 if isinstance(item, _Query):
                     left.append(item)
         for query in left:
