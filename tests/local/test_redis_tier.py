@@ -3,6 +3,7 @@
 import gc
 import logging
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -521,5 +522,114 @@ def test_polls_of_several_threads(server: RedisServer) -> None:
         over.set()
         for thread in threads:
             thread.join()
+        seen.extend(done.ticket for done in tier.poll())
+        assert sorted(seen) == sorted(tickets)
+
+
+def test_a_short_deadline_is_its_own_fault(server: RedisServer) -> None:
+    """Others go on: the server had no time to answer."""
+    server.stop()
+    resume = threading.Timer(0.4, server.go_on)
+    resume.start()
+    with RedisTier(f"redis://127.0.0.1:{server.port}", rows_of(2), connections=2) as tier:
+        assert store(tier, 0, 1).ok.all()
+        server.stop()
+        late = load(tier, 0, timeout=0.05)
+        assert late.error == "the deadline has passed"
+        server.go_on()
+        assert load(tier, 1).ok.all()
+        assert tier.drain(5)
+        assert not tier.statistics().stalled
+    resume.join()
+
+
+def test_a_server_that_dribbles(tmp_path: Path) -> None:
+    """In its greeting: the constructor ends all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        over = threading.Event()
+
+        def dribble() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                while not over.wait(0.05):
+                    try:
+                        connection.sendall(b"x")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        begun = time.monotonic()
+        with pytest.raises(SystemFault):
+            RedisTier(f"redis://127.0.0.1:{listener.getsockname()[1]}", rows_of(1), timeout=1)
+        assert time.monotonic() - begun < 5
+        over.set()
+        thread.join()
+
+
+def test_a_log_that_raises(server: RedisServer) -> None:
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError(record)
+
+    logger, handler = logging.getLogger("memlane"), Raises()
+    logger.addHandler(handler)
+    try:
+        with RedisTier(server.url, rows_of(2), timeout=5) as tier:
+            assert store(tier, 0).ok.all()
+            server.kill()
+            assert not load(tier, 0).ok.any()
+            server.start()
+            end = time.monotonic() + 20
+            while not store(tier, 0).ok.all():
+                assert time.monotonic() < end
+                time.sleep(0.05)
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_a_server_that_may_not_be_written_to(server: RedisServer) -> None:
+    """A refusal is an answer: loads go on."""
+    with RedisTier(server.url, rows_of(2)) as tier:
+        assert store(tier, 0).ok.all()
+        server.call("REPLICAOF", "127.0.0.1", "1")
+        for call in (partial(tier.forget, [key(0)]), partial(store, tier, 1)):
+            try:
+                done = call()
+            except SystemFault as error:
+                assert "READONLY" in str(error)  # noqa: PT017
+            else:
+                assert "READONLY" in done.error
+            assert not tier.statistics().stalled
+            assert load(tier, 0).ok.all()
+
+
+def test_nothing_to_wait_for(server: RedisServer) -> None:
+    tier = RedisTier(server.url, rows_of(2))
+    assert store(tier, 0, 1).ok.all()
+    assert tier.drain(0)
+    tier.close(0)
+
+
+def test_a_poll_in_a_handler(server: RedisServer) -> None:
+    """Whatever it interrupts, each report comes once."""
+    with RedisTier(server.url, rows_of(8)) as tier:
+        assert store(tier, *range(8)).ok.all()
+        seen: list[int] = []
+        tickets = []
+
+        def handler(*_: object) -> None:
+            seen.extend(done.ticket for done in tier.poll())
+
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+            for number in range(1500):
+                tickets.append(tier.load([key(number % 8)], [number % 8]))
+                seen.extend([done.ticket for done in tier.poll()])
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert tier.drain(30)
         seen.extend(done.ticket for done in tier.poll())
         assert sorted(seen) == sorted(tickets)

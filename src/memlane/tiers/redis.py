@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any
 
 from memlane._base.arguments import integer_from
 from memlane.errors import AccessRefused, InvalidArgument, InvalidType, Unsupported, system_fault
-from memlane.tiers.remote import Cut, Refusal, RemoteTier, Unanswered
+from memlane.tiers.remote import Cut, Late, Refusal, Refused, RemoteTier, Unanswered
 
 _SCRATCH = 4096
 _MOST_PARTS = 512  # of one sendmsg; the system takes 1024
@@ -92,9 +93,9 @@ class RedisTier(RemoteTier):
                 made = connect(timeout)
                 made.ask([b"memlane"], timeout)
                 return made
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
                 raise InvalidArgument(f"redis-py refuses its options: {error}") from None
-            except Unanswered as error:
+            except (Unanswered, Refused) as error:
                 cause = error.__cause__
                 is_refused = isinstance(cause, redis.AuthenticationError) or any(
                     word in str(error) for word in ("NOAUTH", "NOPERM", "WRONGPASS")
@@ -139,16 +140,26 @@ class _Connection:
             "retry": Retry(NoBackoff(), 0),  # the tier says when
         }
         self._connection = pool.connection_class(**settings)
+        # redis-py's own timeouts are of each read: a server that dribbles would have for ever.
+        guard = threading.Timer(timeout, self._give_up)
+        guard.daemon = True
+        guard.start()
         try:
             self._connection.connect()
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, UnicodeError) as error:
             raise Unanswered(str(error) or type(error).__name__) from error
+        finally:
+            guard.cancel()
         self._socket: socket.socket = self._connection._sock
         self._is_plain = not isinstance(self._socket, ssl.SSLSocket)
         self._options = [b"NX"] if ttl is None else [b"NX", b"EX", b"%d" % ttl]
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._have = self._scratch[:0]  # read, and not looked at
         self._end = 0.0
+
+    def _give_up(self) -> None:
+        with suppress(OSError, AttributeError):
+            self._connection._sock.shutdown(socket.SHUT_RDWR)
 
     # What a tier does ----------------------------------------------------------------------------
 
@@ -233,7 +244,7 @@ class _Connection:
     def _arm(self) -> None:
         left = self._end - time.monotonic()
         if left <= 0:
-            raise Unanswered("it did not answer in time")
+            raise Late("it did not answer in time")
         self._socket.settimeout(left)
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -254,7 +265,7 @@ class _Connection:
                 if sent:
                     waiting[at] = waiting[at][sent:]
         except TimeoutError:
-            raise Unanswered("it did not answer in time") from None
+            raise Late("it did not answer in time") from None
         except OSError as error:
             raise Cut(str(error)) from error
 
@@ -266,7 +277,7 @@ class _Connection:
             else:
                 got = self._socket.recv_into(into[0])
         except TimeoutError:
-            raise Unanswered("it did not answer in time") from None
+            raise Late("it did not answer in time") from None
         except OSError as error:
             raise Cut(str(error)) from error
         if got == 0:
@@ -309,7 +320,7 @@ class _Connection:
     def _checked_line(self) -> bytes:
         line = self._line()
         if line[:1] == b"-":
-            raise Unanswered(_text(line[1:]))
+            raise Refused(_text(line[1:]))
         return line
 
     def _number(self, line: bytes, kind: bytes) -> int:

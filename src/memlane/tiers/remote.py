@@ -45,6 +45,9 @@ _MOST_BLOCKS = 32  # of a batch
 _REMEMBERED = 1.0  # seconds that an answer about a key is believed
 _LONGEST_CALL = 3600.0  # seconds that a server may take, whatever the deadline
 _LONGEST_PAUSE = 60.0  # seconds between two attempts to reach a server that does not answer
+_GRACE = 0.05  # seconds, for the desk to say that nothing is under way
+_FAIR = 1.0  # seconds that a server is given before it counts as silent
+_AHEAD = 64  # batches of stores that a load may overtake
 _LATE = "the deadline has passed"
 _CHANGED = "a block is not what was stored"
 
@@ -67,13 +70,21 @@ class Cut(Unanswered):
     was_cut = True
 
 
+class Late(Unanswered):
+    """Nothing came in time."""
+
+
+class Refused(Exception):
+    """The server answers that it will not do this, to a question or an order. The text says why."""
+
+
 class Refusal(str):
     """Why a server that answers has not done something with one block."""
 
 
 class Carrier(Protocol):
     """One connection, used by one thread. Every call has a timeout in seconds, and raises
-    Unanswered, after which the connection is closed."""
+    Unanswered, after which the connection is closed. `ask`, `forget` and `clear` raise Refused."""
 
     def store(
         self, names: Sequence[bytes], values: Sequence[tuple[bytes, memoryview]], timeout: float
@@ -172,6 +183,7 @@ class _Batch:
     places: range
     outcomes: list[bool | str] = field(default_factory=list)  # False: not there; text: why not
     unanswered: str | None = None
+    refused: str | None = None  # of a query
 
     @property
     def digests(self) -> list[bytes]:
@@ -234,6 +246,7 @@ class RemoteTier:
         self._tickets = iter(range(1, 1 << 62))
         self._claims: dict[int, tuple[list[Ticket], bool]] = {}  # by thread: what polls returned
         self._polling = threading.RLock()
+        self._turn: object = None  # of the poll that has begun last
         self._is_closed = False
 
     def _check(self) -> None:
@@ -377,8 +390,10 @@ class RemoteTier:
         """
         self._check()
         me = threading.get_ident()
+        claim: tuple[list[Ticket], bool] = ([], False)
         try:
             with self._polling:
+                turn = self._turn = object()
                 for who, (tickets, is_returned) in [*self._claims.items()]:
                     if is_returned:
                         for ticket in tickets:
@@ -393,10 +408,15 @@ class RemoteTier:
                 }
                 found = [*self._desk.done.items()]
                 reports = [done for ticket, done in found if ticket not in others]
-                claim = ([done.ticket for done in reports], False)
-                returned = (claim[0], True)
+                tickets = [done.ticket for done in reports]
+                if self._turn is not turn:  # a signal's handler has polled, and has them
+                    return []
+                claim = (tickets, False)
+                returned = (tickets, True)
                 self._claims[me] = claim
         except BaseException:
+            if self._claims.get(me) is claim:
+                self._claims.pop(me, None)
             self._desk.bell.ring()
             raise
         # A signal's handler runs, and may raise or poll, after a call only: from here on there is
@@ -454,7 +474,7 @@ class RemoteTier:
         deadline = Deadline(self._timeout if timeout is None else timeout)
         idle = _Query("ask", [], inf)
         self._put(idle)
-        is_idle = idle.wait(deadline.left(3e6))
+        is_idle = idle.wait(max(_GRACE, deadline.left(3e6)))
         if self._desk.is_ended:
             raise Closed(f"{self.what} is closed")
         return is_idle
@@ -544,8 +564,8 @@ class _Desk:
         self._row_bytes = shape.nbytes
         self._prefix = prefix
         self._connect = connect
-        # Somebody waits for loads and questions: stores come after them.
-        self._work: PriorityQueue[tuple[int, int, _Batch | None]] = PriorityQueue()
+        # By priority and number; a line for the log; None is the end.
+        self._work: PriorityQueue[tuple[float, int, _Batch | str | None]] = PriorityQueue()
         self._numbers = count()
         self._carriers: list[threading.Thread] = []
         self._thread: threading.Thread | None = None
@@ -560,6 +580,7 @@ class _Desk:
         self._pause = 0.0  # of a server that does not answer
         self._until = 0.0  # when it is tried again
         self._silent_until = 0.0  # about that in the log
+        self._tidied = 0.0  # when what is known was
 
     @property
     def is_stalled(self) -> bool:
@@ -567,10 +588,16 @@ class _Desk:
 
     def start(self, carriers: int, first: Carrier) -> None:
         """`first`: the connection of the first carrier; the others connect when they have work."""
+        size = self._batch * (HEADER.size + self._row_bytes)
+        try:
+            memory = [bytearray(size) for _ in range(carriers)]
+        except MemoryError:
+            first.close()
+            raise
         self._carriers = [
             threading.Thread(
                 target=self._carry,
-                args=(None if number else first,),
+                args=(None if number else first, memory[number]),
                 name=f"memlane-tier-{number}",
                 daemon=True,
             )
@@ -627,7 +654,7 @@ class _Desk:
 
     def _stop(self) -> None:
         for _ in self._carriers:
-            self._work.put((2, next(self._numbers), None))
+            self._work.put((inf, next(self._numbers), None))
         for thread in self._carriers:
             if thread.ident is not None:
                 thread.join()
@@ -669,11 +696,11 @@ class _Desk:
     def _hand_out(self, of: _Call | _Query) -> None:
         blocks = max(1, len(of.digests))
         most = self._batch if isinstance(of, _Call) else blocks
-        rank = int(of.kind == "store")
         for at in range(0, blocks, most):
             self._batches += 1
             batch = _Batch(of, range(at, min(blocks, at + most)))
-            self._work.put((rank, next(self._numbers), batch))
+            number = next(self._numbers)  # somebody waits for loads and questions
+            self._work.put((number + _AHEAD * (of.kind == "store"), number, batch))
 
     def _serve_waiting(self) -> None:
         """Orders whose stores have ended, and whoever waits until nothing is under way."""
@@ -698,7 +725,7 @@ class _Desk:
         if batch.unanswered is not None:
             self._leave_alone(batch.unanswered, now)
             batch.outcomes = [batch.unanswered] * len(batch.places)
-        elif batch.outcomes != [_LATE] * len(batch.places):
+        elif batch.refused is None and batch.outcomes != [_LATE] * len(batch.places):
             self._pause = self._until = 0.0
         if isinstance(of, _Query):
             self._answer(of, batch, now)
@@ -713,7 +740,7 @@ class _Desk:
         for place, outcome in zip(batch.places, batch.outcomes, strict=True):
             if outcome is True:
                 self.known[of.digests[place]] = (True, until)
-            elif outcome is False:
+            elif outcome is False or outcome == _CHANGED:
                 self.known[of.digests[place]] = (False, until)
             self._count(of.kind, outcome)
             if of.is_over:
@@ -740,16 +767,20 @@ class _Desk:
     def _answer(self, query: _Query, batch: _Batch, now: float) -> None:
         if query.kind == "ask":
             self._asking.difference_update(query.digests)
-            for digest, outcome in zip(query.digests, batch.outcomes, strict=True):
+            for digest, outcome in zip(query.digests, batch.outcomes, strict=False):
                 if not isinstance(outcome, str):
                     self.known[digest] = (outcome, now + _REMEMBERED)
+            self._forget_old(now)
             return
-        if batch.unanswered is None:
+        error = batch.unanswered or batch.refused
+        if error is None and batch.outcomes == [_LATE]:
+            error = _LATE
+        if error is None:
             if query.kind == "clear":
                 self.known.clear()
             for digest in query.digests:
                 self.known[digest] = (False, now + _REMEMBERED)
-        query.error = batch.unanswered
+        query.error = error
         query.done.put(None)
 
     def _expire(self, call: _Call, now: float) -> None:
@@ -772,79 +803,104 @@ class _Desk:
             return
         if self._pause == 0.0 and now >= self._silent_until:
             self._silent_until = now + _LONGEST_PAUSE
-            warn("%s is left out until it answers: %s", self._what, why)
+            self._work.put((0, next(self._numbers), why))  # a log may take its time
         self._pause = min(_LONGEST_PAUSE, 2 * self._pause or 1.0)
         self._until = now + self._pause
 
     def _forget_old(self, now: float) -> None:
-        if len(self.known) > 4096:
+        if len(self.known) > 4096 and now >= self._tidied + _REMEMBERED:
+            self._tidied = now
             self.known = {key: each for key, each in self.known.items() if each[1] > now}
 
     # The carriers' threads -----------------------------------------------------------------------
 
-    def _carry(self, carrier: Carrier | None) -> None:
-        staging = bytearray(self._batch * (HEADER.size + self._row_bytes))
+    def _carry(self, carrier: Carrier | None, staging: bytearray) -> None:
         while (batch := self._work.get()[2]) is not None:
-            now = time.monotonic()
-            if isinstance(batch.of, _Call) and batch.of.is_over:
-                batch.outcomes = [_LATE] * len(batch.places)
-            elif self._until > now:
-                batch.unanswered = "it did not answer a moment ago"
-            else:
-                try:
-                    left = min(_LONGEST_CALL, max(0.001, batch.of.deadline - now))
-                    is_new = carrier is None
-                    if carrier is None:
-                        carrier = self._connect(left)
-                    try:
-                        self._do(carrier, batch, staging, left)
-                    except Cut:
-                        if is_new:
-                            raise
-                        carrier.close()  # servers end idle connections; all orders may be repeated
-                        carrier = self._connect(left)
-                        self._do(carrier, batch, staging, left)
-                except Unanswered as error:
-                    batch.unanswered = str(error)
-                except Exception as error:  # of the library: as if it had not answered
-                    batch.unanswered = f"{type(error).__name__}: {error}"
-                if batch.unanswered is not None and carrier is not None:
-                    with suppress(Exception):
-                        carrier.close()
-                    carrier = None
+            if isinstance(batch, str):
+                with suppress(Exception):
+                    warn("%s is left out until it answers: %s", self._what, batch)
+                continue
+            carrier = self._attempt(carrier, batch, staging)
             self.inbox.put(batch)
         if carrier is not None:
             with suppress(Exception):
                 carrier.close()
 
-    def _do(self, carrier: Carrier, batch: _Batch, staging: bytearray, seconds: float) -> None:
+    def _attempt(
+        self, carrier: Carrier | None, batch: _Batch, staging: bytearray
+    ) -> Carrier | None:
+        """Does it, or says why not. Returns the connection, if there still is one."""
+        begun = time.monotonic()
+        is_over = isinstance(batch.of, _Call) and batch.of.is_over
+        if is_over or batch.of.deadline <= begun:
+            batch.outcomes = [_LATE] * len(batch.places)
+            return carrier
+        if self._until > begun:
+            batch.unanswered = "it did not answer a moment ago"
+            return carrier
+        made: Carrier | None = carrier
+        try:
+            if made is None:
+                made = self._connect(self._left(batch))
+            try:
+                self._do(made, batch, staging)
+            except Cut:
+                if made is not carrier:
+                    raise
+                made.close()  # servers end idle connections; all orders may be repeated
+                made = None
+                made = self._connect(self._left(batch))
+                self._do(made, batch, staging)
+            return made
+        except Refused as error:
+            batch.refused = str(error)
+            return made
+        except Late as error:
+            if time.monotonic() - begun < _FAIR:  # the deadline's fault
+                batch.outcomes = [_LATE] * len(batch.places)
+            else:
+                batch.unanswered = str(error)
+        except Unanswered as error:
+            batch.unanswered = str(error)
+        except Exception as error:  # of the library: as if it had not answered
+            batch.unanswered = f"{type(error).__name__}: {error}"
+        if made is not None:
+            with suppress(Exception):
+                made.close()
+        return None
+
+    def _left(self, batch: _Batch) -> float:
+        left = batch.of.deadline - time.monotonic()
+        if left <= 0:
+            raise Late(_LATE)
+        return min(_LONGEST_CALL, left)
+
+    def _do(self, carrier: Carrier, batch: _Batch, staging: bytearray) -> None:
         names = [self._prefix + digest for digest in batch.digests]
         match batch.of:
             case _Call(kind="store"):
-                batch.outcomes = self._store(carrier, batch, names, seconds)
+                batch.outcomes = self._store(carrier, batch, names)
             case _Call():
-                batch.outcomes = self._load(carrier, batch, names, staging, seconds)
+                batch.outcomes = self._load(carrier, batch, names, staging)
             case _Query(kind="ask"):
-                batch.outcomes = [*carrier.ask(names, seconds)]
+                batch.outcomes = [*carrier.ask(names, self._left(batch))]
             case _Query(kind="forget"):
-                carrier.forget(names, seconds)
+                carrier.forget(names, self._left(batch))
             case _Query():
-                carrier.clear(self._prefix, seconds)
+                carrier.clear(self._prefix, self._left(batch))
 
     def _row(self, call: _Call, place: int) -> memoryview:
         at = int(call.rows[place]) * self._row_bytes
         return self._memory[at : at + self._row_bytes]
 
-    def _store(
-        self, carrier: Carrier, batch: _Batch, names: list[bytes], seconds: float
-    ) -> list[bool | str]:
+    def _store(self, carrier: Carrier, batch: _Batch, names: list[bytes]) -> list[bool | str]:
         call = batch.of
         values = []
         for place, digest in zip(batch.places, batch.digests, strict=True):
             row = self._row(call, place)  # type: ignore[arg-type]
             crc = _native.crc32c(row, _native.crc32c(digest))
             values.append((HEADER.pack(_MAGIC, self._row_bytes, crc, 0), row))
-        refusals = carrier.store(names, values, seconds)
+        refusals = carrier.store(names, values, self._left(batch))
         return [True if refusal is None else str(refusal) for refusal in refusals]
 
     def _load(
@@ -853,12 +909,11 @@ class _Desk:
         batch: _Batch,
         names: list[bytes],
         staging: bytearray,
-        seconds: float,
     ) -> list[bool | str]:
         size = HEADER.size + self._row_bytes
         memory = memoryview(staging)
         into = [memory[at * size : (at + 1) * size] for at in range(len(names))]
-        found = carrier.load(names, into, seconds)
+        found = carrier.load(names, into, self._left(batch))
         outcomes: list[bool | str] = []
         call = batch.of
         for place, digest, value, got in zip(batch.places, batch.digests, into, found, strict=True):
@@ -873,7 +928,8 @@ class _Desk:
         if changed := [
             name for name, each in zip(names, outcomes, strict=True) if each == _CHANGED
         ]:
-            carrier.forget(changed, seconds)  # else they could not be stored again
+            with suppress(Refused):  # else they could not be stored again
+                carrier.forget(changed, self._left(batch))
         return outcomes
 
     def _is_right(self, value: memoryview, digest: bytes) -> bool:
