@@ -8,6 +8,7 @@ byte is copied by the interpreter.
 from __future__ import annotations
 
 import errno
+import inspect
 import socket
 import ssl
 import threading
@@ -139,6 +140,9 @@ class _Connection:
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),  # the tier says when
         }
+        # They need RESP3, and redis-py refuses them without.
+        if "maint_notifications_config" in inspect.signature(pool.connection_class).parameters:
+            settings["maint_notifications_config"] = None
         self._connection = pool.connection_class(**settings)
         # redis-py's own timeouts are of each read: a server that dribbles would have for ever.
         guard = threading.Timer(timeout, self._give_up)
