@@ -46,7 +46,8 @@ class TestRedisTier(TierConformance):
     def open(self, place: Path, rows: Any, **options: Any) -> RedisTier:
         if place not in self.servers:
             self.servers[place] = RedisServer(place / "redis")
-        return RedisTier(self.servers[place].url, rows, connections=self.connections, **options)
+        options = {"connections": self.connections, "timeout": 60.0} | options
+        return RedisTier(self.servers[place].url, rows, **options)
 
 
 class TestOneConnection(TestRedisTier):

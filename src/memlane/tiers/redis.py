@@ -8,7 +8,6 @@ byte is copied by the interpreter.
 from __future__ import annotations
 
 import errno
-import inspect
 import socket
 import ssl
 import threading
@@ -134,15 +133,13 @@ class _Connection:
         from redis.retry import Retry
 
         settings = {
-            **pool.connection_kwargs,
+            # The pool's notifications need RESP3.
+            **{k: v for k, v in pool.connection_kwargs.items() if "maint_notifications" not in k},
             "socket_timeout": timeout,
             "socket_connect_timeout": timeout,
             "protocol": 2,
             "retry": Retry(NoBackoff(), 0),  # the tier says when
         }
-        # They need RESP3, and redis-py refuses them without.
-        if "maint_notifications_config" in inspect.signature(pool.connection_class).parameters:
-            settings["maint_notifications_config"] = None
         self._connection = pool.connection_class(**settings)
         # redis-py's own timeouts are of each read: a server that dribbles would have for ever.
         guard = threading.Timer(timeout, self._give_up)
