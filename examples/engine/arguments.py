@@ -10,9 +10,9 @@ from pathlib import Path
 from .batching import pools_for
 from .image_store import MAX_OBJECT_BYTES
 from .model import ModelConfig, block_bytes
-from .paging import BLOCK_SIZE, PoolTooSmall
+from .paging import BLOCK_SIZE, LEAST_REGION, PoolTooSmall
 from .trace import TOKEN_SCALES, Scale, TraceError, TraceLine, read_trace
-from .workload import Workload, prompts_workload, trace_workload, with_images
+from .workload import SYSTEM, Workload, prompts_workload, trace_workload, with_images
 
 PROMPTS = Path(__file__).with_name("prompts.txt")
 
@@ -32,6 +32,8 @@ def parse_arguments(config: ModelConfig) -> argparse.Namespace:
     if arguments.restart and not arguments.kill_worker:
         parser.error("argument --restart: only with --kill-worker")
     mode, others = ("--prompts", DEFAULTS.keys() - {"tokens"})
+    if arguments.trace is not None and arguments.system is not None:
+        parser.error("argument --system: not with --trace")
     if arguments.trace is not None:
         mode, others = ("--trace", {"tokens"})
     for name, default in DEFAULTS.items():
@@ -39,6 +41,9 @@ def parse_arguments(config: ModelConfig) -> argparse.Namespace:
             parser.error(f"argument --{name.replace('_', '-')}: not with {mode}")
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
+    for name in ("region_blocks", "tier"):
+        if arguments.no_offload and getattr(arguments, name) is not None:
+            parser.error(f"argument --{name.replace('_', '-')}: not with --no-offload")
     if arguments.images is None:
         arguments.images = IMAGES if arguments.trace is None else 0
     arguments.workload = with_images(_workload(arguments), arguments.images)
@@ -47,6 +52,7 @@ def parse_arguments(config: ModelConfig) -> argparse.Namespace:
             arguments.workload.requests,
             arguments.batch,
             device=arguments.device_blocks,
+            region=arguments.region_blocks,
             offload=not arguments.no_offload,
         )
     except PoolTooSmall as error:
@@ -62,7 +68,10 @@ def parse_arguments(config: ModelConfig) -> argparse.Namespace:
 
 def _workload(arguments: argparse.Namespace) -> Workload:
     if arguments.trace is None:
-        return prompts_workload(arguments.prompts, arguments.tokens)
+        system = arguments.system
+        if system is None:
+            system = SYSTEM if arguments.prompts == read_prompts(str(PROMPTS)) else ""
+        return prompts_workload(arguments.prompts, arguments.tokens, system.encode())
     path, lines = arguments.trace
     scale = Scale(arguments.time_scale, arguments.token_scale)
     return trace_workload(path, lines, arguments.requests, scale)
@@ -122,12 +131,25 @@ def _add_pools(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help=f"blocks of {BLOCK_SIZE} tokens in the KV cache of each worker; sequences that do not "
-        "fit are paused, their blocks in the offload region (default: a third of those needed)",
+        "fit are paused, and find them in the offload region (default: a third of those needed)",
     )
     pools.add_argument(
         "--no-offload",
         action="store_true",
         help="as many blocks as may be needed, and no offload region",
+    )
+    parser.add_argument(
+        "--region-blocks",
+        type=_region_blocks,
+        metavar="N",
+        help="blocks in the offload region; what does not fit goes to the tier behind it "
+        "(default: twice those of the device)",
+    )
+    parser.add_argument(
+        "--tier",
+        metavar="URL",
+        help="what is behind the region: redis://, rediss://, unix:// (a Redis server's socket), "
+        "s3://, gs://, az:// or file:// (default: a file on disk, which ends with the run)",
     )
 
 
@@ -151,6 +173,12 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="replay a request trace: JSON lines with timestamp, input_length, output_length "
         "and hash_ids",
+    )
+    parser.add_argument(
+        "--system",
+        metavar="TEXT",
+        help="what all prompts begin with, after an image if there is one (default: a sentence; "
+        "nothing with --prompts)",
     )
     parser.add_argument(
         "--images",
@@ -219,6 +247,13 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def _region_blocks(text: str) -> int:
+    number = positive(text)
+    if number < LEAST_REGION:
+        raise argparse.ArgumentTypeError(f"a region has at least {LEAST_REGION} blocks")
+    return number
 
 
 def _images(text: str) -> int:

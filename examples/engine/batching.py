@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 from .images import Image
-from .paging import BlockTables, Pair, Pools, blocks_of, plan_pools
+from .paging import BLOCK_SIZE, BlockCache, BlockTables, Pair, Pools, blocks_of, keys_of, plan_pools
 
 END_OF_TEXT = ord("\n")
 """A newline ends a prompt in the prompts file; a generated newline ends its sequence."""
@@ -40,9 +40,9 @@ class Decision(TypedDict):
     tables: list[list[int]]
     """For each run, the device blocks that hold the sequence's tokens, including this step's."""
     swap_out: list[Pair]
-    """Blocks to copy from the device to the offload region, before anything else."""
+    """Device blocks to copy to rows of the offload region, before anything else."""
     swap_in: list[Pair]
-    """Blocks to copy back, after `swap_out`."""
+    """Rows to copy back to device blocks, after `swap_out`."""
     drop: list[int]
     """Finished sequences, which the workers may forget."""
     images: list[ImageReference]
@@ -76,6 +76,11 @@ class Sequence:
     request: Request
     tokens: bytearray
     computed: int = 0
+    reached: int = 0
+    """How many there were when it was on a device last; a paused sequence looks for them."""
+    owed: int = 0
+    """How many there were when some were lost: it is not paused for others before it has them."""
+    has_run: bool = False
     has_restarted: bool = False
 
     @property
@@ -101,6 +106,18 @@ class Counts(NamedTuple):
     finished: int
 
 
+@dataclass
+class Finds:
+    """Blocks that sequences found in the cache when they went to the device, and did not find."""
+
+    returned: int = 0
+    """Of paused sequences."""
+    lost: int = 0
+    """Of paused sequences, and computed again."""
+    prefix: int = 0
+    """Of requests that begin as others did."""
+
+
 Admit = Callable[[int, Request], bool]
 """Called when it is the turn of that request to join; returns whether it may join now."""
 
@@ -118,7 +135,10 @@ class Batcher:
     prompt is split depends only on its length, so its result does not depend on other sequences,
     nor on whether it runs for the first time.
 
-    If not all sequences at work fit the device's blocks, some are paused. They take turns.
+    If not all sequences at work fit the device's blocks, some are paused. They take turns. With a
+    cache, each block is saved once it is full, so that little is left to do for a pause, and a
+    request that begins as another one did starts where they part. What the cache has lost is
+    computed again, in the same pieces.
     """
 
     def __init__(
@@ -128,6 +148,7 @@ class Batcher:
         max_batch: int,
         max_step_tokens: int,
         pools: Pools | None = None,
+        cache: BlockCache | None = None,
     ) -> None:
         """Take the requests, in the order of their arrivals.
 
@@ -136,6 +157,8 @@ class Batcher:
         """
         self.sequences = [Sequence(request, bytearray(request.prompt)) for request in requests]
         self.blocks = BlockTables(pools or pools_for(requests, max_batch, offload=False))
+        self.cache = cache
+        self.finds = Finds()
         self._max_batch = max_batch
         self._max_step_tokens = max_step_tokens
         self._chunk_tokens = max(1, max_step_tokens // 4)
@@ -146,6 +169,8 @@ class Batcher:
         """Finished since the last decision."""
         self._finished_ever = 0
         self._paused = 0
+        self._filled: dict[bytes, int] = {}
+        """Keys and device blocks of what is to be saved."""
         self._step = 0
 
     @property
@@ -190,18 +215,28 @@ class Batcher:
         if not self._at_work:
             return None
         self._take_turns()
-        run = self._choose()
+        run, found = self._choose()
         ends = {number: position + len(tokens) for number, position, tokens in run}
         others = [number for number in reversed(self._at_work) if number not in ends]
-        moves = self.blocks.make_room(ends, others)
-        self._paused = sum(map(self.blocks.is_paused, self._at_work))
+        for number, table in self.blocks.make_room(ends, others).items():
+            self._fill(
+                number, table, range(self.sequences[number].computed // BLOCK_SIZE, len(table))
+            )
+        self._paused = sum(
+            not self.blocks.is_on_device(number) and self.sequences[number].reached > 0
+            for number in self._at_work
+        )
         decision = Decision(
             step=self._step,
             sent_ns=0,
             run=run,
             tables=[self.blocks.table(number) for number in ends],
-            swap_out=moves.swap_out,
-            swap_in=moves.swap_in,
+            swap_out=self._save(),
+            swap_in=[
+                pair
+                for number in ends
+                for pair in zip(found.get(number, ()), self.blocks.table(number), strict=False)
+            ],
             drop=self._finished,
             images=[],
         )
@@ -217,7 +252,11 @@ class Batcher:
         new = 0
         for (number, _, computed), token in zip(decision["run"], next_tokens, strict=True):
             sequence = self.sequences[number]
+            before = sequence.computed // BLOCK_SIZE
             sequence.computed += len(computed)
+            sequence.reached = sequence.computed
+            full = range(before, sequence.computed // BLOCK_SIZE)
+            self._fill(number, self.blocks.table(number), full)
             if sequence.computed < len(sequence.tokens):
                 continue
             sequence.tokens.append(token)
@@ -227,28 +266,46 @@ class Batcher:
                 self.blocks.drop(number)
                 self._finished.append(number)
                 self._finished_ever += 1
+        if self.cache is not None:
+            self.cache.settle()
         return new
 
     def restart(self) -> None:
-        """Begin again with every sequence at work, but keep its tokens: the caches are lost."""
+        """Begin again with every sequence at work, but keep its tokens: the devices' blocks are
+        lost."""
         for number in self._at_work:
             self.sequences[number].computed = 0
             self.sequences[number].has_restarted = True
         self._waiting.extendleft(sorted(self._at_work, reverse=True))
         self._at_work, self._finished, self._paused = [], [], 0
+        self._filled = {}
         self.blocks.clear()
 
     def _take_turns(self) -> None:
         """Move sequences without blocks to the front from time to time, so that none starves."""
         if self._step % SLICE_STEPS == 0:
-            self._at_work.sort(key=self.blocks.is_on_device)  # stable
+            self._at_work.sort(key=self._has_had_its_turn)  # stable
+        elif self.cache is not None and self._step % SLICE_STEPS == SLICE_STEPS - 1:
+            for number in self._at_work:
+                if not self.blocks.is_on_device(number):
+                    self.cache.prefetch(self._keys(number, self._wanted(number)))
 
-    def _choose(self) -> list[Run]:
-        """Choose runs from the front that fit the step; stop when the device is full."""
+    def _has_had_its_turn(self, number: int) -> bool:
+        sequence = self.sequences[number]
+        return self.blocks.is_on_device(number) and sequence.computed >= sequence.owed
+
+    def _choose(self) -> tuple[list[Run], dict[int, list[int]]]:
+        """Choose runs from the front that fit the step; stop when the device is full. Also returns
+        the rows of the region from which sequences come to the device."""
         run: list[Run] = []
+        found: dict[int, list[int]] = {}
         room, blocks = self._max_step_tokens, self.blocks.pools.device
         for number in self._at_work:
             sequence = self.sequences[number]
+            if not self.blocks.is_on_device(number):
+                found[number] = self._find(number)
+                if run and sequence.computed < sequence.reached:
+                    continue  # the region may have no room for its blocks beside those of others
             at, prompt = sequence.computed, len(sequence.request.prompt)
             end = min(at + self._chunk_tokens, prompt) if at < prompt else at + 1
             tokens = bytes(sequence.tokens[at:end])
@@ -258,11 +315,76 @@ class Batcher:
             if len(tokens) <= room:
                 run.append((number, at, tokens))
                 room -= len(tokens)
-        return run
+                self._count(number, len(found.get(number, ())))
+        return run, found
+
+    # The cache
+
+    def _shared(self, number: int) -> int:
+        """How many tokens of a prompt are computed as in any other that begins with them."""
+        return len(self.sequences[number].request.prompt) // self._chunk_tokens * self._chunk_tokens
+
+    def _wanted(self, number: int) -> int:
+        """How many tokens a sequence without blocks looks for. The last piece of a prompt must run:
+        it elects the first token."""
+        sequence = self.sequences[number]
+        last = (len(sequence.request.prompt) - 1) // self._chunk_tokens * self._chunk_tokens
+        return sequence.reached or last
+
+    def _keys(self, number: int, tokens: int) -> list[bytes]:
+        sequence = self.sequences[number]
+        image, prompt = sequence.request.image, sequence.request.prompt
+        name = "" if image is None else image.key
+        return keys_of(name, bytes(sequence.tokens[:tokens]), self._shared(number), len(prompt))
+
+    def _find(self, number: int) -> list[int]:
+        """Return the rows of a sequence's first blocks, which are `computed` again then."""
+        sequence = self.sequences[number]
+        wanted = self._wanted(number)
+        rows = [] if self.cache is None else self.cache.find(self._keys(number, wanted))
+        tokens = min(wanted, len(rows) * BLOCK_SIZE)
+        if tokens < min(wanted, len(sequence.request.prompt)):  # a prompt runs in whole pieces
+            tokens = tokens // self._chunk_tokens * self._chunk_tokens
+        sequence.computed = tokens
+        return rows[: blocks_of(tokens)]
+
+    def _count(self, number: int, found: int) -> None:
+        sequence = self.sequences[number]
+        if self.blocks.is_on_device(number):
+            return
+        if sequence.reached:
+            self.finds.returned += found
+            self.finds.lost += blocks_of(sequence.reached) - found
+            sequence.owed = sequence.reached
+        else:
+            self.finds.prefix += found
+
+    def _fill(self, number: int, table: list[int], places: range) -> None:
+        """Save these blocks of a sequence in the next step, unless nobody will look for them."""
+        if self.cache is None or not places:
+            return
+        sequence = self.sequences[number]
+        keys = self._keys(number, sequence.computed)
+        for place in places:
+            self._filled[keys[place]] = table[place]
+
+    def _save(self) -> list[Pair]:
+        if self.cache is None or not self._filled:
+            return []
+        rows = self.cache.save([*self._filled])
+        pairs = [(self._filled[key], row) for key, row in rows.items()]
+        self._filled = {}
+        return pairs
 
 
 def pools_for(
-    requests: SequenceOf[Request], max_batch: int, *, device: int | None = None, offload: bool
+    requests: SequenceOf[Request],
+    max_batch: int,
+    *,
+    offload: bool,
+    device: int | None = None,
+    region: int | None = None,
 ) -> Pools:
     """Return pools for a `Batcher` of these requests, as `plan_pools` does."""
-    return plan_pools([one.most_computed for one in requests], max_batch, device, offload)
+    lengths = [one.most_computed for one in requests]
+    return plan_pools(lengths, max_batch, device, offload, region)

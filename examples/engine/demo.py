@@ -21,6 +21,7 @@ from .progress import Progress
 from .reference import run_reference
 from .scheduler import Engine
 from .summary import (
+    print_backing,
     print_images,
     print_line,
     print_offload,
@@ -58,6 +59,7 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
     batcher, progress = _batcher(arguments, arguments.pools), Progress()
     murder = _Murder(arguments.workers // 2) if arguments.restart else None
     with _crew(config, arguments) as crew:
+        batcher.cache = crew.backing
         with interruptible():
             _print_start(crew, arguments)
         with _view(crew, batcher, progress, arguments), interruptible():
@@ -71,6 +73,7 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
             seconds, cpu_ns = progress.elapsed(), time.process_time_ns() - cpu_ns
         broadcast = crew.broadcast.statistics()
         store = None if crew.images is None else crew.images.statistics()
+        backing = None if crew.backing is None else crew.backing.statistics()
     if any(crew.exit_codes):
         say(f"the workers left with exit codes {crew.exit_codes}")
         return 1
@@ -81,8 +84,9 @@ def _generate(config: ModelConfig, arguments: argparse.Namespace) -> int:
         print_texts(batcher.sequences)
         if crew.images is not None and store is not None:
             print_images(crew.images, store, crew.reports)
-        if crew.region is not None:
+        if crew.region is not None and backing is not None:
             print_offload(crew.region, crew.region_starts, batcher.blocks, crew.reports)
+            print_backing(backing, batcher.finds, arguments.tier)
         if arguments.workload.scaled is not None:
             print_requests(progress)
         clean = print_segments(crew.segments)
@@ -152,6 +156,7 @@ def _kill_a_worker(config: ModelConfig, arguments: argparse.Namespace) -> int:
     batcher, progress = _batcher(arguments, arguments.pools), Progress()
     murder = _Murder(arguments.workers // 2)
     with _crew(config, arguments) as crew:
+        batcher.cache = crew.backing
         with interruptible():
             _print_start(crew, arguments)
         try:
@@ -225,7 +230,8 @@ def _print_start(crew: LocalCrew, arguments: argparse.Namespace) -> None:
 
 
 def _crew(config: ModelConfig, arguments: argparse.Namespace) -> LocalCrew:
-    return LocalCrew(config, arguments.workers, arguments.pools, _store_bytes(arguments))
+    store_bytes = _store_bytes(arguments)
+    return LocalCrew(config, arguments.workers, arguments.pools, store_bytes, arguments.tier)
 
 
 def _store_bytes(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from memlane import Handle, MessageQueue
 
+from .backing import Backing
 from .crew import Crew
 from .ending import interruptible, kept_from_children
 from .image_store import ImageWriter
@@ -87,19 +88,24 @@ class LocalCrew(Crew):
     """N worker processes on this host.
 
     Images, if there are any, are in one store for all workers. If the device may have too few
-    blocks, the workers create an offload region among themselves; the scheduler only decides which
-    blocks move where.
+    blocks, workers and scheduler share an offload region, with a tier behind it.
     """
 
     dying_seconds = 0.5  # a process drops its locks just before its exit code is known
 
     def __init__(
-        self, config: ModelConfig, workers: int, pools: Pools, store_bytes: int = 0
+        self,
+        config: ModelConfig,
+        workers: int,
+        pools: Pools,
+        store_bytes: int = 0,
+        tier: str | None = None,
     ) -> None:
         """Start the workers and wait until all are connected.
 
         `pools` must be those of the `Batcher` that will decide. `store_bytes` is the size of the
-        image store; 0 means no store.
+        image store; 0 means no store. `tier` is the URL of the tier behind the region; None means
+        a disk.
         """
         super().__init__(
             MessageQueue(workers, workers, max_chunk_bytes=CHUNK_BYTES),
@@ -110,9 +116,7 @@ class LocalCrew(Crew):
         """Names of all segments. The queues' names are unlinked once all are ready, the store's
         when the crew is closed, the region's once all workers have mapped it."""
         self.region: RegionPlan | None = None
-        if pools.region:
-            instance, cell_bytes = secrets.token_hex(16), block_bytes(config, workers)
-            self.region = RegionPlan(instance, pools.region, workers, cell_bytes)
+        self.backing: Backing | None = None
         self._config, self._device_blocks = config, pools.device
         self.region_starts: list[RegionStart] = []
         """One per worker; empty without a region."""
@@ -120,6 +124,10 @@ class LocalCrew(Crew):
         if self.images is not None:
             self.segments.append(self.images.handle().ring_buffer_handle[1])
         try:
+            if pools.region:
+                instance, cell_bytes = secrets.token_hex(16), block_bytes(config, workers)
+                self.region = RegionPlan(instance, pools.region, workers, cell_bytes)
+                self.backing = Backing(self.region, tier, repr(config))
             ranks = range(workers)
             self._start([self._assignment(r, self.broadcast.export_handle(r)) for r in ranks])
             with interruptible():
@@ -137,8 +145,10 @@ class LocalCrew(Crew):
         self.broadcast.release_reader(rank)
         handle = self.broadcast.readmit(rank)
         self.answers.pop(rank).close()
-        if self.region is not None:  # the old one has no name by which it could join
+        if self.region is not None and self.backing is not None:
+            # The old one has no name by which it could join.
             self.region = self.region._replace(instance=secrets.token_hex(16))
+            self.backing.restart(self.region)
         started = time.monotonic()
         self._start([self._assignment(rank, handle)])
         self._begin_to_watch()
@@ -152,6 +162,14 @@ class LocalCrew(Crew):
                 while answers.dequeue(cancel=self._is_one_gone) is not None:
                     pass
         return seconds
+
+    def close(self, *, in_order: bool = True) -> None:
+        """Shut the workers down, then leave the region."""
+        try:
+            super().close(in_order=in_order)
+        finally:
+            if self.backing is not None:
+                self.backing.close()
 
     def _assignment(self, rank: int, broadcast: Handle) -> Assignment:
         images = None if self.images is None else self.images.handle()

@@ -1,15 +1,15 @@
 """A worker's side of moving blocks between its device and memlane's offload region.
 
     scheduler                                     workers (each: its device pool, its cells)
-      sequences must be paused, or resumed:
-        choose the blocks on both sides
-      broadcast the pairs with the decision  ────▶  copy paused blocks out of the device
+      blocks are full, or a sequence is resumed:
+        choose the blocks and the rows
+      broadcast the pairs with the decision  ────▶  copy full blocks out of the device
                                                     copy resumed blocks back into it
                                                     compute the step
 
-All workers map one region. Row `b` has block `b` of each worker, cell next to cell, so a further
-tier can store whole rows. The "device" is the worker's own memory; with a GPU it would be a tensor
-there, and the calls would be the same.
+All workers map one region. Row `b` has block `b` of each worker, cell next to cell, so a tier
+stores whole rows (`backing.py`). The "device" is the worker's own memory; with a GPU it would be a
+tensor there, and the calls would be the same.
 """
 
 import time
@@ -48,7 +48,7 @@ class RegionStart(NamedTuple):
 
     path: str
     seconds: float
-    """Time to create or join it, and to populate the worker's own cells."""
+    """Time to join it, and to populate the worker's own cells."""
 
 
 @dataclass
@@ -66,10 +66,10 @@ class Offload:
     """One worker's cells of the region and its device pool; measures each move."""
 
     def __init__(self, plan: RegionPlan, rank: int, device: Array) -> None:
-        """Create the region, or join it; the first axis of `device` counts its blocks.
+        """Join the region; the first axis of `device` counts its blocks.
 
-        Because all workers are `participants`, the file's name is unlinked once all of them have
-        mapped it: nothing is left behind, however they end.
+        Because all workers and the scheduler are `participants`, the file's name is unlinked once
+        all of them have mapped it: nothing is left behind, however they end.
         """
         self._rank, self._device = rank, device
         self.moved = Moved()
@@ -89,7 +89,7 @@ class Offload:
             self._rank,
             plan.workers,
             plan.cell_bytes,
-            participants=plan.workers,
+            participants=plan.workers + 1,
         )
         self.start = RegionStart(self._region.mmap_path, time.monotonic() - started)
         self._host = self._region.create_next_array(self._device[0].nbytes)

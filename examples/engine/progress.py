@@ -40,12 +40,13 @@ class Progress:
     def note_step(self, decided: float, decision: Decision, new: int, batcher: Batcher) -> None:
         """Count a step that was decided at `decided` and has just generated `new` tokens."""
         now = self.elapsed()
-        for number, position, tokens in decision["run"]:
+        for number, _, tokens in decision["run"]:
             sequence = batcher.sequences[number]
             self.computed_tokens += len(tokens)
             if sequence.has_restarted:
                 continue
-            if position == 0:
+            if not sequence.has_run:
+                sequence.has_run = True
                 self.queued.append(decided - sequence.request.arrival)
             if sequence.new_tokens == 1:
                 self.first_tokens.append(now - sequence.request.arrival)

@@ -9,6 +9,8 @@ import numpy as np
 
 from memlane import QueueStatistics, StoreStatistics
 
+from .backing import BackingStatistics
+from .batching import Finds
 from .batching import Sequence as Generated
 from .image_store import ImageWriter
 from .images import PLACEHOLDERS
@@ -120,7 +122,7 @@ def print_offload(
     device, region = blocks.pools
     print_line(
         "KV cache",
-        f"{device} blocks of {BLOCK_SIZE} tokens on each device, {region} in the region;"
+        f"{device} blocks of {BLOCK_SIZE} tokens on each device, {region} rows in the region;"
         f" sequences paused {blocks.pauses} times",
     )
     out = [call for report in reports for call in report.moved.swap_out]
@@ -145,6 +147,30 @@ def print_offload(
         f"{plan.total_bytes / 1e6:.2f} MB in cells of {plan.cell_bytes} bytes,"
         f" started in {seconds:.3f} s (the slowest worker)",
     )
+
+
+def print_backing(backing: BackingStatistics, finds: Finds, place: str | None) -> None:
+    """Print what sequences found in the region and behind it, and what that moved."""
+    (use,) = backing.chain.tiers
+    print_line(
+        "blocks found",
+        f"{finds.returned} by resumed sequences, {finds.prefix} by requests that begin as others"
+        f" did; {finds.lost} lost, and computed again",
+    )
+    pool = backing.pool
+    print_line(
+        "region as a cache",
+        f"{pool.hits} hits of {pool.accesses} accesses; {pool.evicted} blocks evicted,"
+        f" {backing.chain.dropped} of them to nowhere",
+    )
+    name = "a disk" if place is None else place.partition(":")[0]
+    stored = _moved(use.bytes_stored, use.storing_seconds)
+    loaded = _moved(use.bytes_loaded, use.loading_seconds)
+    print_line("tier behind it", f"{name}: {stored} out, {loaded} back")
+
+
+def _moved(nbytes: int, seconds: float) -> str:
+    return f"{nbytes / 1e9:.3f} GB" + (f" at {nbytes / seconds / 1e9:.2f} GB/s" if seconds else "")
 
 
 def print_requests(progress: Progress) -> None:

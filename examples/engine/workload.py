@@ -8,6 +8,8 @@ from .batching import Request
 from .images import PLACEHOLDERS, draw_images
 from .trace import Scale, TraceLine, requests_of
 
+SYSTEM = "Continue the text as its author would have done: "
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -39,10 +41,10 @@ def with_images(workload: Workload, count: int) -> Workload:
     return replace(workload, requests=requests, images=text)
 
 
-def prompts_workload(prompts: list[bytes], tokens: int) -> Workload:
-    """All prompts at the start; each gets up to `tokens` tokens."""
+def prompts_workload(prompts: list[bytes], tokens: int, system: bytes = b"") -> Workload:
+    """All prompts at the start, behind the `system` prompt; each gets up to `tokens` tokens."""
     return Workload(
-        requests=[Request(prompt, tokens) for prompt in prompts],
+        requests=[Request(system + prompt, tokens) for prompt in prompts],
         title=f"{len(prompts)} prompts, up to {tokens} tokens each",
     )
 

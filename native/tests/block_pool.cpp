@@ -54,6 +54,7 @@ void random_calls(const std::string& policy, std::uint64_t seed) {
     std::mt19937_64 draw(seed);
     std::map<std::string, Block> index;
     std::vector<std::vector<Block>> pins;
+    if (seed % 2 == 1) CHECK(pool.set_aside(5) == 5);
     for (int step = 0; step < 3000; ++step) {
         std::vector<std::uint64_t> numbers(draw() % 8);
         for (std::uint64_t& number : numbers) number = draw() % (draw() % 4 == 0 ? 1000 : 60);
@@ -89,8 +90,39 @@ void random_calls(const std::string& policy, std::uint64_t seed) {
             }
         }
         CHECK(pool.statistics().used <= blocks);
+        const std::vector<Block> aside(pool.aside().begin(), pool.aside().end());
+        CHECK(aside.size() <= 5 * (seed % 2));
+        for (const auto& [key, block] : index) CHECK(std::find(aside.begin(), aside.end(), block) == aside.end());
+        if (draw() % 3 == 0) pool.reuse({aside.data(), draw() % (aside.size() + 1)});
     }
+    pool.reuse(std::vector(pool.aside().begin(), pool.aside().end()));
+    for (const auto& pinned : pins) pool.unpin(pinned);
+    CHECK(pool.set_aside(0) == 0 && pool.aside().empty() && pool.statistics().reserved == 0);
+    CHECK(pool.statistics().used == index.size());
     if (TunerFeed* const feed = pool.tuner()) feed->settle();
+}
+
+// Of what one call evicts the last stays aside; its blocks are where they were.
+void the_last_victims_stay_aside() {
+    BlockPool pool(8, "lru");
+    CHECK(pool.set_aside(2) == 2);
+    std::map<std::string, Block> index;
+    store(pool, {0, 1, 2, 3, 4, 5}, index);
+    const std::map<std::string, Block> before = index;
+    const Keys keys({10, 11, 12, 13});
+    std::vector<std::pair<std::string, Block>> evicted;
+    const std::vector<Block> blocks = pool.reserve(keys.asked, [&](KeyStore::Bytes key, Block block) {
+        evicted.emplace_back(std::string{reinterpret_cast<const char*>(key.data()), key.size()}, block);
+    });
+    CHECK(evicted.size() == 4);
+    for (std::size_t at = 0; at < 4; ++at) {
+        const auto& [key, block] = evicted[at];
+        CHECK(before.at(key) == block && pool.is_aside(block) == (at >= 2));
+        CHECK((std::find(blocks.begin(), blocks.end(), block) == blocks.end()) == (at >= 2));
+    }
+    const std::vector<Block> wrong{blocks[0]};
+    pool.reuse(wrong);  // is not aside: nothing happens
+    CHECK(pool.aside().size() == 2);
 }
 
 // 90 % pinned: each eviction takes the same time.
@@ -115,6 +147,7 @@ void pinned_blocks_are_passed_once() {
 int main() {
     for (const char* const policy : {"lru", "arc", "s3fifo", "tuned"})
         for (std::uint64_t seed = 0; seed < 10; ++seed) random_calls(policy, seed);
+    the_last_victims_stay_aside();
     pinned_blocks_are_passed_once();
     return 0;
 }

@@ -5,6 +5,8 @@
 //   reserved   yes, unseen   only a user's  no        until it is committed or given back
 //   stored     yes           yes            0 or more
 //   forgotten  no            no             1 or more then free
+//   spare      no            no             no        instead of a block that is evicted, which is aside then
+//   aside      no            no             no        until somebody has stored its bytes elsewhere
 #pragma once
 
 #include <algorithm>
@@ -87,12 +89,14 @@ public:
     void touch(std::span<const Asked> asked) { access(asked); }
 
     // A block for each key that is not there, as far as they fit, the first keys first; kNoBlock for those that are skipped.
-    // `evicted` is called with the bytes of each key that makes room, and its block.
+    // `evicted` is called with the bytes of each key that makes room, and its block: that block is aside now if there were
+    // spare ones, unless it is the block of a later key of the same call, whose victims are worth more.
     template <class Evicted>
     std::vector<Block> reserve(std::span<const Asked> asked, const Evicted& evicted) {
         std::vector<Block> blocks;
         blocks.reserve(asked.size());
         admissions_.resize(pins_.size());
+        oldest_aside_ = aside_.size();
         try {
             for (std::size_t at = 0; at < asked.size(); ++at) {
                 if (at + kAhead < asked.size()) index_.prefetch(asked[at + kAhead].hash);
@@ -156,6 +160,31 @@ public:
         ++counts_.pinned;
         ++counts_.stored;
         return true;
+    }
+
+    // Makes so many free blocks spare, or as many as there are: `reserve` hands out a spare one in the place of each that it
+    // evicts, whose bytes stay until it is spare again. Returns how many are.
+    std::size_t set_aside(std::size_t count) {
+        for (; spare_.size() > count; spare_.pop_back()) release(spare_.back());
+        for (; spare_.size() < count && !free_.empty(); free_.pop_back()) {
+            spare_.push_back(free_.back());
+            states_[free_.back()] = State::kSpare;
+            ++counts_.reserved;
+        }
+        return spare_.size();
+    }
+
+    std::span<const Block> aside() const noexcept { return aside_; }
+    bool is_aside(Block block) const noexcept { return states_[block] == State::kAside; }
+
+    // Those that are aside are spare from now on.
+    void reuse(std::span<const Block> blocks) {
+        for (const Block block : blocks) {
+            if (!is_aside(block)) continue;
+            states_[block] = State::kSpare;
+            spare_.push_back(block);
+        }
+        std::erase_if(aside_, [&](Block block) { return !is_aside(block); });
     }
 
     // Calls `evicted` with the key and the block of each of so many, none of them pinned or of `kept`. Unless there are as many:
@@ -265,7 +294,7 @@ public:
 private:
     static constexpr std::size_t kAhead = 8;  // memory is asked for so many keys before it is read
 
-    enum class State : std::uint8_t { kFree, kReserved, kStored, kForgotten };
+    enum class State : std::uint8_t { kFree, kReserved, kStored, kForgotten, kSpare, kAside };
 
     // Reserved or stored. A key whose hash is another's is not there.
     Block find(const Asked& key) const noexcept {
@@ -323,6 +352,7 @@ private:
             evicted(keys_.of(block), block);
             index_.remove(index_.key_of(block));
             ++counts_.evicted;
+            block = put_aside(block);
         }
         try {
             keys_.set(block, key.bytes);
@@ -347,6 +377,23 @@ private:
         return kNoBlock;
     }
 
+    // The block to use instead of one that was evicted.
+    Block put_aside(Block evicted) {
+        Block instead;
+        if (!spare_.empty()) {
+            instead = spare_.back();
+            spare_.pop_back();
+        } else if (oldest_aside_ < aside_.size()) {
+            instead = aside_[oldest_aside_];
+            aside_.erase(aside_.begin() + static_cast<std::ptrdiff_t>(oldest_aside_));
+        } else {
+            return evicted;
+        }
+        states_[evicted] = State::kAside;
+        aside_.push_back(evicted);
+        return instead;
+    }
+
     // The policy has forgotten it.
     void drop(Block block) {
         index_.remove(index_.key_of(block));
@@ -359,7 +406,7 @@ private:
         release(block);
     }
 
-    // A reserved block, which the policy does not know.
+    // A block that is reserved or spare, which the policy does not know.
     void release(Block block) {
         if (states_[block] == State::kReserved) index_.remove(index_.key_of(block));
         --counts_.reserved;
@@ -381,6 +428,9 @@ private:
     std::vector<std::uint32_t> pins_;
     std::vector<Admission> admissions_;  // of reserved blocks
     std::vector<Block> free_;
+    std::vector<Block> spare_;
+    std::vector<Block> aside_;       // the oldest first
+    std::size_t oldest_aside_ = 0;  // of this call
     PoolStatistics counts_;
 };
 

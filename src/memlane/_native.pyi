@@ -857,10 +857,20 @@ class BlockPool:
         """
 
     def touch(self, keys: object) -> None: ...
-    def reserve(self, keys: object) -> tuple[bytes, list[bytes]]:
+    def reserve(self, keys: object) -> tuple[bytes, list[bytes], bytes]:
         """
-        The block of each key, -1 if it was skipped; and the keys that were evicted.
+        The block of each key, -1 if it was skipped; what was evicted; where that is aside, or -1.
         """
+
+    def has(self, keys: object) -> list[bool]: ...
+    def set_aside(self, count: int) -> int:
+        """So many free blocks are spare, as far as there are; returns how many."""
+
+    def aside(self) -> bytes:
+        """The blocks that hold what was evicted."""
+
+    def reuse(self, blocks: bytes) -> None:
+        """Those that are aside are spare."""
 
     def commit(self, blocks: bytes, mask: bytes) -> None: ...
     def give_back(self, blocks: bytes) -> None:

@@ -23,6 +23,8 @@ ALL = [
     "latest",
     "tiers",
     "tiers.redis",
+    "tiers.mooncake",
+    "tiers.objects",
     "engines",
     "engines.ray",
     "engines.sglang_groups",

@@ -95,6 +95,27 @@ def test_many_blocks(server: RedisServer) -> None:
         np.testing.assert_array_equal(rows, expected)
 
 
+def test_what_is_there_is_not_sent_again(server: RedisServer) -> None:
+    rows = rows_of(64, 65536)
+    with RedisTier(server.url, rows) as tier:
+        assert store(tier, *range(64)).ok.all()
+    received = server.received_bytes()
+    with RedisTier(server.url, rows) as tier:
+        assert store(tier, *range(64)).ok.all()
+    assert server.received_bytes() - received < 65536
+
+
+def test_an_answer_is_not_older_than_what_was_done(server: RedisServer) -> None:
+    """A key that is asked for, and stored before the answer comes, is there."""
+    rows = rows_of(1)
+    with RedisTier(server.url, rows) as tier:
+        for number in range(200):
+            assert tier.has([key(number)]) == [None]
+            assert wait_for(tier, tier.store([key(number)], [0])).ok.all()
+            assert tier.drain(10)
+            assert tier.has([key(number)]) == [True]
+
+
 def test_blocks_that_expire(server: RedisServer) -> None:
     with RedisTier(server.url, rows_of(2), ttl=1) as tier:
         assert store(tier, 0, 1).ok.all()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHM = Path("/dev/shm")
+LASTING: set[int] = set()  # processes that serve several tests, and are no leak of one
+_LASTING_THREADS = {"tokio-rt-worker"}  # of obstore: once started, they never end
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,12 @@ class Holdings:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes whose parent is ``pid``, including zombies."""
+    """The processes whose parent is ``pid``, including zombies, but for ``LASTING`` ones."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
             found += map(int, (task / "children").read_text().split())
-    return found
+    return [pid for pid in found if pid not in LASTING]
 
 
 def holdings(prefix: str | tuple[str, ...]) -> Holdings:
@@ -36,7 +38,7 @@ def holdings(prefix: str | tuple[str, ...]) -> Holdings:
         segments=Counter(name for name in os.listdir(SHM) if name.startswith(prefix)),
         descriptors=Counter(_descriptors()),
         mappings=Counter(_mappings()),
-        threads=Counter(os.listdir("/proc/self/task")),
+        threads=Counter(_threads()),
         children=Counter(f"{pid} ({_command(pid)})" for pid in children_of(os.getpid())),
     )
 
@@ -58,6 +60,16 @@ def _descriptors() -> list[str]:
         except FileNotFoundError:  # the one that listed the directory
             continue
     return targets
+
+
+def _threads() -> list[str]:
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            name = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+            if name not in _LASTING_THREADS:
+                found.append(thread)
+    return found
 
 
 def _mappings() -> list[str]:

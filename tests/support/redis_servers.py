@@ -70,6 +70,11 @@ class RedisServer:
             )
             return own.recv(1 << 20)
 
+    def received_bytes(self) -> int:
+        """From all clients, since it was started."""
+        answer = self.call("INFO", "stats").decode()
+        return int(answer.partition("total_net_input_bytes:")[2].split()[0])
+
     def names(self) -> list[bytes]:
         """The names of all blocks; none of them has a line's end in its text."""
         answer = self.call("KEYS", "*")

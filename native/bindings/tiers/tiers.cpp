@@ -1,8 +1,8 @@
 // The pool of blocks and the replay of a trace, for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "bindings/python/call_guard.hpp"
@@ -43,14 +43,22 @@ Counted counted(const tiers::Replay::Counts& counts) {
     return made;
 }
 
-// Keys that a call evicts. Python objects are made afterwards: collecting garbage may run any code, which would let other
+// Keys that a call evicts, and their blocks. Python objects are made afterwards: collecting garbage may run any code, which would let other
 // threads call the pool.
 class Evicted {
 public:
     auto into() {
-        return [this](tiers::KeyStore::Bytes key, tiers::Block) {
+        return [this](tiers::KeyStore::Bytes key, tiers::Block block) {
             keys_.emplace_back(reinterpret_cast<const char*>(key.data()), key.size());
+            blocks_.push_back(block);
         };
+    }
+    // -1 for those that are in use again.
+    std::vector<tiers::Block> aside(const tiers::BlockPool& pool) const {
+        std::vector<tiers::Block> made = blocks_;
+        for (tiers::Block& block : made)
+            if (!pool.is_aside(block)) block = tiers::kNoBlock;
+        return made;
     }
     nb::typed<nb::list, nb::bytes> list() const {
         nb::typed<nb::list, nb::bytes> made;
@@ -60,6 +68,7 @@ public:
 
 private:
     std::vector<std::string> keys_;
+    std::vector<tiers::Block> blocks_;
 };
 
 Counted statistics(const tiers::BlockPool& pool) {
@@ -112,9 +121,40 @@ void bind_tiers(nb::module_& m) {
                 const AskedKeys asked(keys);
                 Evicted evicted;
                 const auto blocks = self.call([&](BlockPool& pool) { return pool.reserve(asked.asked(), evicted.into()); });
-                return std::pair(as_bytes(blocks), evicted.list());
+                return std::tuple(as_bytes(blocks), evicted.list(), as_bytes(evicted.aside(self.pool())));
             },
-            "keys"_a, "The block of each key, -1 if it was skipped; and the keys that were evicted.")
+            "keys"_a,
+            "The block of each key, -1 if it was skipped; what was evicted; where that is aside, or -1.")
+        .def(
+            "has",
+            [](PoolObject& self, nb::handle keys) {
+                const AskedKeys asked(keys);
+                return self.call([&](BlockPool& pool) {
+                    std::vector<bool> stored;
+                    for (const BlockPool::Asked& key : asked.asked()) stored.push_back(pool.stored(key) != tiers::kNoBlock);
+                    return stored;
+                });
+            },
+            "keys"_a)
+        .def(
+            "set_aside",
+            [](PoolObject& self, std::size_t count) { return self.call([&](BlockPool& pool) { return pool.set_aside(count); }); },
+            "count"_a, "So many free blocks are spare, as far as there are; returns how many.")
+        .def(
+            "aside",
+            [](PoolObject& self) {
+                return as_bytes(self.call([](BlockPool& pool) {
+                    const auto blocks = pool.aside();
+                    return std::vector(blocks.begin(), blocks.end());
+                }));
+            },
+            "The blocks that hold what was evicted.")
+        .def(
+            "reuse",
+            [](PoolObject& self, const nb::bytes& blocks) {
+                self.call([&](BlockPool& pool) { pool.reuse(blocks_in(blocks)); });
+            },
+            "blocks"_a, "Those that are aside are spare.")
         .def(
             "commit",
             [](PoolObject& self, const nb::bytes& blocks, const nb::bytes& mask) {

@@ -29,7 +29,7 @@ from memlane.errors import (
     system_fault,
 )
 from memlane.tiers.pool import Policy, PolicyName, checked_policy, show
-from memlane.tiers.tier import Done, Namespace, Rows, Ticket
+from memlane.tiers.tier import CHANGED, Done, Namespace, Rows, Ticket
 
 _MOST_SLOTS = (1 << 31) - 1
 _MOST_ROW_BYTES = 1 << 30  # one call of the system moves just less than 2 GiB
@@ -41,7 +41,7 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 # Of kinds of faults, as native/tiers/block_jobs.hpp numbers them; a miss is none.
 _WHY = (
-    *(None, None, "a block is not what was stored", None),
+    *(None, None, CHANGED, None),
     *("the deadline has passed", "the disk does not answer"),
 )
 _TROUBLE = (

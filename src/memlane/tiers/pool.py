@@ -140,6 +140,7 @@ class BlockPool:
         self._policy = checked_policy(policy)
         self._generation = _native.fork_generation()
         self._native = _native.BlockPool(count, policy)
+        self._keeper: Callable[[list[bytes]], Reservation] | None = None  # of what is evicted
         show(self._native)
 
     def pin(self, keys: Sequence[bytes]) -> Pin:
@@ -163,8 +164,18 @@ class BlockPool:
             InvalidType, InvalidArgument, WrongProcess: as `pin`.
         """
         asked = list(keys)
-        blocks, evicted = self._own().reserve(asked)
+        if self._keeper is not None:
+            return self._keeper(asked)
+        blocks, evicted, _ = self._own().reserve(asked)
         return Reservation(self, asked, np.frombuffer(blocks, np.int32), evicted)
+
+    def has(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each is stored. No access.
+
+        Raises:
+            InvalidType, InvalidArgument, WrongProcess: as `pin`.
+        """
+        return self._own().has(list(keys))
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Counts as an access of every key, the last first.
@@ -282,6 +293,13 @@ class Pin:
         """Ends the pin. Never raises; calling it again does nothing."""
         blocks, self._blocks = self._blocks, b""
         self._pool._release(blocks)
+
+    def extend(self, other: Pin) -> None:
+        """Takes over the blocks of a pin of the keys that are missing here, or of the first of
+        them. Never raises."""
+        self.missing = self.missing[len(other.ids) :]
+        self._blocks, other._blocks = self._blocks + other._blocks, b""
+        self.ids = np.frombuffer(self._blocks, np.int32)
 
     def __enter__(self) -> Self:
         return self

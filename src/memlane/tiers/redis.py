@@ -167,7 +167,19 @@ class _Connection:
     def store(
         self, names: Sequence[bytes], values: Sequence[tuple[bytes, memoryview]], timeout: float
     ) -> list[Refusal | None]:
-        self._end = time.monotonic() + timeout
+        with suppress(Refused):  # then the server says it of each
+            is_there = self.ask(names, timeout)
+            absent = [at for at, has in enumerate(is_there) if not has]
+            sent = self._set([names[at] for at in absent], [values[at] for at in absent])
+            refusals: list[Refusal | None] = [None] * len(names)
+            for at, refusal in zip(absent, sent, strict=True):
+                refusals[at] = refusal
+            return refusals
+        return self._set(names, values)
+
+    def _set(
+        self, names: Sequence[bytes], values: Sequence[tuple[bytes, memoryview]]
+    ) -> list[Refusal | None]:
         tail = b"".join(b"\r\n$%d\r\n%b" % (len(word), word) for word in self._options) + b"\r\n"
         begin = b"*%d\r\n$3\r\nSET\r\n" % (3 + len(self._options))
         parts: list[bytes | memoryview] = []
@@ -175,7 +187,8 @@ class _Connection:
             size = len(header) + row.nbytes
             parts.append(b"%b$%d\r\n%b\r\n$%d\r\n%b" % (begin, len(name), name, size, header))
             parts += (row, tail)
-        self._send(parts)
+        if parts:
+            self._send(parts)
         refusals: list[Refusal | None] = []
         for _ in names:
             line = self._line()

@@ -33,10 +33,10 @@ import numpy.typing as npt
 
 from memlane import _native
 from memlane._base.deadline import Deadline, seconds_of
-from memlane._base.descriptors import beyond_standard_streams
 from memlane._base.diagnosis import warn
 from memlane.errors import Closed, TimedOut, WrongProcess, system_fault
-from memlane.tiers.tier import Done, Namespace, Rows, Ticket
+from memlane.tiers._waiting import Bell, Outage
+from memlane.tiers.tier import CHANGED, Done, Namespace, Rows, Ticket
 
 HEADER = struct.Struct("<4sIII")  # magic, bytes of the row, CRC, reserved
 _MAGIC = b"MLT1"
@@ -44,12 +44,10 @@ _BATCH_BYTES = 4 << 20
 _MOST_BLOCKS = 32  # of a batch
 _REMEMBERED = 1.0  # seconds that an answer about a key is believed
 _LONGEST_CALL = 3600.0  # seconds that a server may take, whatever the deadline
-_LONGEST_PAUSE = 60.0  # seconds between two attempts to reach a server that does not answer
 _GRACE = 0.05  # seconds, for the desk to say that nothing is under way
 _FAIR = 1.0  # seconds that a server is given before it counts as silent
 _AHEAD = 64  # batches of stores that a load may overtake
 _LATE = "the deadline has passed"
-_CHANGED = "a block is not what was stored"
 
 Blocks = npt.NDArray[np.uint8]
 Kind = Literal["store", "load", "ask", "forget", "clear"]
@@ -163,6 +161,7 @@ class _Query:
     kind: Kind
     digests: list[bytes]
     deadline: float
+    begun: float = field(default_factory=time.monotonic)
     # Of C: a signal's handler that raises in a wait of `threading` may leave its lock held.
     done: SimpleQueue[None] = field(default_factory=SimpleQueue)
     error: str | None = None
@@ -192,25 +191,6 @@ class _Batch:
 
 class _Stop:
     """All is to end."""
-
-
-class _Bell:
-    """A descriptor that is readable once it has rung. Closed with its last reference, because a
-    thread may be at it while another closes the tier."""
-
-    def __init__(self) -> None:
-        self.descriptor = beyond_standard_streams(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-
-    def ring(self) -> None:
-        os.eventfd_write(self.descriptor, 1)
-
-    def quiet(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.descriptor)
-
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
 
 
 class RemoteTier:
@@ -394,11 +374,14 @@ class RemoteTier:
         try:
             with self._polling:
                 turn = self._turn = object()
-                for who, (tickets, is_returned) in [*self._claims.items()]:
+                for who, one in [*self._claims.items()]:
+                    tickets, is_returned = one
                     if is_returned:
                         for ticket in tickets:
                             self._desk.done.pop(ticket, None)
-                        self._claims.pop(who, None)
+                        # Without a call in between: a handler may have polled, and claimed more.
+                        if who in self._claims and self._claims[who] is one:
+                            del self._claims[who]
                 self._desk.bell.quiet()
                 others = {
                     ticket
@@ -415,8 +398,8 @@ class RemoteTier:
                 returned = (tickets, True)
                 self._claims[me] = claim
         except BaseException:
-            if self._claims.get(me) is claim:
-                self._claims.pop(me, None)
+            if me in self._claims and self._claims[me] is claim:
+                del self._claims[me]
             self._desk.bell.ring()
             raise
         # A signal's handler runs, and may raise or poll, after a call only: from here on there is
@@ -558,7 +541,7 @@ class _Desk:
         self.known: dict[bytes, tuple[bool, float]] = {}
         self.counts: Counter[str] = Counter()
         self.under_way = 0
-        self.bell = _Bell()
+        self.bell = Bell()
         self.is_ended = False
         self._memory = memoryview(rows).cast("B")
         self._row_bytes = shape.nbytes
@@ -577,14 +560,12 @@ class _Desk:
         self._asking: set[bytes] = set()
         self._waiting: deque[_Query] = deque()  # for stores to end, or for all
         self._batches = 0  # with the carriers
-        self._pause = 0.0  # of a server that does not answer
-        self._until = 0.0  # when it is tried again
-        self._silent_until = 0.0  # about that in the log
+        self._outage = Outage()
         self._tidied = 0.0  # when what is known was
 
     @property
     def is_stalled(self) -> bool:
-        return self._until > time.monotonic()
+        return self._outage.lasts(time.monotonic())
 
     def start(self, carriers: int, first: Carrier) -> None:
         """`first`: the connection of the first carrier; the others connect when they have work."""
@@ -723,10 +704,12 @@ class _Desk:
         self._batches -= 1
         of = batch.of
         if batch.unanswered is not None:
-            self._leave_alone(batch.unanswered, now)
+            if self._outage.begin(now):
+                # A log may take its time.
+                self._work.put((0, next(self._numbers), batch.unanswered))
             batch.outcomes = [batch.unanswered] * len(batch.places)
         elif batch.refused is None and batch.outcomes != [_LATE] * len(batch.places):
-            self._pause = self._until = 0.0
+            self._outage.end()
         if isinstance(of, _Query):
             self._answer(of, batch, now)
             return
@@ -740,7 +723,7 @@ class _Desk:
         for place, outcome in zip(batch.places, batch.outcomes, strict=True):
             if outcome is True:
                 self.known[of.digests[place]] = (True, until)
-            elif outcome is False or outcome == _CHANGED:
+            elif outcome is False or outcome == CHANGED:
                 self.known[of.digests[place]] = (False, until)
             self._count(of.kind, outcome)
             if of.is_over:
@@ -759,7 +742,7 @@ class _Desk:
             self.counts["stored" if kind == "store" else "loaded"] += 1
         elif outcome is False:
             self.counts["missed"] += 1
-        elif outcome == _CHANGED:
+        elif outcome == CHANGED:
             self.counts["corrupt"] += 1
         elif outcome != _LATE:
             self.counts["errors"] += 1
@@ -768,7 +751,9 @@ class _Desk:
         if query.kind == "ask":
             self._asking.difference_update(query.digests)
             for digest, outcome in zip(query.digests, batch.outcomes, strict=False):
-                if not isinstance(outcome, str):
+                # What was stored or forgotten since the question was put is known better.
+                is_news = self.known.get(digest, (False, 0.0))[1] - _REMEMBERED < query.begun
+                if not isinstance(outcome, str) and is_news:
                     self.known[digest] = (outcome, now + _REMEMBERED)
             self._forget_old(now)
             return
@@ -796,16 +781,6 @@ class _Desk:
         report = Done(call.ticket, call.ok.copy(), call.error, call.nbytes, now - call.begun)
         self.done[call.ticket] = report
         self.bell.ring()
-
-    def _leave_alone(self, why: str, now: float) -> None:
-        """For a second, then two, four, ... a minute. Says so, at most once a minute."""
-        if self._until > now:
-            return
-        if self._pause == 0.0 and now >= self._silent_until:
-            self._silent_until = now + _LONGEST_PAUSE
-            self._work.put((0, next(self._numbers), why))  # a log may take its time
-        self._pause = min(_LONGEST_PAUSE, 2 * self._pause or 1.0)
-        self._until = now + self._pause
 
     def _forget_old(self, now: float) -> None:
         if len(self.known) > 4096 and now >= self._tidied + _REMEMBERED:
@@ -835,7 +810,7 @@ class _Desk:
         if is_over or batch.of.deadline <= begun:
             batch.outcomes = [_LATE] * len(batch.places)
             return carrier
-        if self._until > begun:
+        if self._outage.lasts(begun):
             batch.unanswered = "it did not answer a moment ago"
             return carrier
         made: Carrier | None = carrier
@@ -922,12 +897,10 @@ class _Desk:
             elif got < 0:
                 outcomes.append(False)
             elif got != size or not self._is_right(value, digest):
-                outcomes.append(_CHANGED)
+                outcomes.append(CHANGED)
             else:
                 outcomes.append(self._copy(call, place, value))  # type: ignore[arg-type]
-        if changed := [
-            name for name, each in zip(names, outcomes, strict=True) if each == _CHANGED
-        ]:
+        if changed := [name for name, each in zip(names, outcomes, strict=True) if each == CHANGED]:
             with suppress(Refused):  # else they could not be stored again
                 carrier.forget(changed, self._left(batch))
         return outcomes

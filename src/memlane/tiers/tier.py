@@ -14,6 +14,8 @@ import numpy.typing as npt
 from memlane.errors import InvalidArgument, InvalidType
 
 Ticket = NewType("Ticket", int)
+CHANGED = "a block is not what was stored"
+"""The error of a load whose bytes, or key, are others: the block's fault, not the tier's."""
 
 
 @dataclass(frozen=True, eq=False)

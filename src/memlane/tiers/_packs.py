@@ -1,0 +1,154 @@
+"""The names of an object tier's packs, and which block is in which of them.
+
+A pack is an object that holds the blocks of one batch, side by side. Its name begins with the time,
+so that a list can begin there, and lists the blocks: 12 bytes of the digest of each, in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+KEY_BYTES = 12
+"""Of a digest of 24, in a name; the CRC of a block is of all of it."""
+
+_KEY_TEXT = 16  # the same in base64
+_KEYS_IN_PART = 12  # of a path: 192 characters, as a file's name has at most 255
+_MOST_KEYS = 64  # that are believed of a name
+_NAME = re.compile(r"[0-9a-f]{20}((?:/[A-Za-z0-9_-]+)+)")
+
+
+class Pack:
+    """An object, and the blocks in it.
+
+    Attributes:
+        path: its name.
+        keys: of the blocks, in their order.
+        size: bytes of the object.
+        seen: the number of the list of everything in which it was there last.
+    """
+
+    __slots__ = ("keys", "path", "seen", "size")
+
+    def __init__(self, path: str, keys: Sequence[bytes], size: int) -> None:
+        self.path, self.keys, self.size = path, tuple(keys), size
+        self.seen = 0
+
+    @property
+    def value_bytes(self) -> int:
+        """Of each block with its header; 0 if the object is none of this tier's."""
+        size, rest = divmod(self.size, len(self.keys))
+        return 0 if rest else size
+
+    @classmethod
+    def named(cls, folder: str, path: str, size: int) -> Pack | None:
+        """By the name of an object, unless that is no pack's."""
+        if not path.startswith(folder + "/"):
+            return None
+        found = _NAME.fullmatch(path, len(folder) + 1)
+        if found is None:
+            return None
+        try:
+            keys = base64.urlsafe_b64decode(found[1].replace("/", ""))
+        except (ValueError, binascii.Error):
+            return None
+        if len(keys) % KEY_BYTES or not 1 <= len(keys) // KEY_BYTES <= _MOST_KEYS:
+            return None
+        return cls(path, [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)], size)
+
+
+def path_of(folder: str, keys: Sequence[bytes]) -> str:
+    """Of a new pack: begins with the time, so that a list can begin there."""
+    text = base64.urlsafe_b64encode(b"".join(keys)).decode()
+    step = _KEY_TEXT * _KEYS_IN_PART
+    parts = [text[at : at + step] for at in range(0, len(text), step)]
+    return f"{path_from(folder, now_ms())}{secrets.token_hex(4)}/{'/'.join(parts)}"
+
+
+def path_from(folder: str, milliseconds: int) -> str:
+    """Sorts before all packs of that time and later."""
+    return f"{folder}/{max(0, milliseconds):012x}"
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class Index:
+    """Which block is in which pack. Several threads use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._packs: dict[str, Pack] = {}
+        self._at: dict[bytes, Pack] = {}
+        self._others: dict[bytes, list[Pack]] = {}  # that have it, too
+        self._round = 0
+
+    def add(self, packs: Iterable[Pack]) -> None:
+        """Of those that are known already only the size."""
+        with self._lock:
+            for pack in packs:
+                known = self._packs.get(pack.path)
+                if known is not None:
+                    known.size, known.seen = pack.size, self._round
+                    continue
+                pack.seen = self._round
+                self._packs[pack.path] = pack
+                for key in pack.keys:
+                    if self._at.setdefault(key, pack) is not pack:
+                        self._others.setdefault(key, []).append(pack)
+
+    def drop(self, paths: Iterable[str]) -> None:
+        """They are not there."""
+        with self._lock:
+            self._drop(paths)
+
+    def _drop(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            pack = self._packs.pop(path, None)
+            for key in pack.keys if pack else ():
+                others = self._others.pop(key, [])
+                if self._at.get(key) is pack:
+                    self._at.pop(key)
+                    if others:
+                        self._at[key] = others.pop()
+                elif pack in others:
+                    others.remove(pack)
+                if others:
+                    self._others[key] = others
+
+    def find(self, keys: Sequence[bytes], value_bytes: int) -> list[Pack | None]:
+        """A pack for each, if there is one; rather one whose blocks have that size."""
+        found: list[Pack | None] = []
+        with self._lock:
+            for key in keys:
+                pack = self._at.get(key)
+                if pack is not None and pack.value_bytes != value_bytes:
+                    others = self._others.get(key, ())
+                    pack = next((each for each in others if each.value_bytes == value_bytes), pack)
+                found.append(pack)
+        return found
+
+    def having(self, keys: Sequence[bytes]) -> list[str]:
+        """The paths of all packs that have one of them."""
+        with self._lock:
+            packs = {self._at[key].path for key in keys if key in self._at}
+            packs.update(each.path for key in keys for each in self._others.get(key, ()))
+            return [*packs]
+
+    def begin_round(self) -> None:
+        """A list of everything begins: what is not added again until its end is not there."""
+        with self._lock:
+            self._round += 1
+
+    def end_round(self) -> None:
+        """It has ended."""
+        with self._lock:
+            gone = [path for path, pack in self._packs.items() if pack.seen < self._round]
+            self._drop(gone)

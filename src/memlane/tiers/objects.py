@@ -1,0 +1,644 @@
+"""A tier on an object store: S3, Google Cloud Storage, Azure. Needs `memlane[s3]`.
+
+obstore talks to the store. A request costs tens of milliseconds and money, so the blocks of a batch
+share one object, a pack. Its name lists them: whoever lists the names knows every block that is
+there, and reads no object for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import errno
+import os
+import re
+import selectors
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from math import inf
+from queue import SimpleQueue
+from typing import Any
+
+from memlane._base.arguments import integer_from
+from memlane._base.deadline import seconds_of
+from memlane.errors import (
+    AccessRefused,
+    InvalidArgument,
+    InvalidType,
+    Unsupported,
+    system_fault,
+)
+from memlane.tiers._packs import KEY_BYTES, Index, Pack, now_ms, path_from, path_of
+from memlane.tiers.remote import HEADER, Late, Refusal, Refused, RemoteTier, Unanswered
+from memlane.tiers.tier import Namespace, Rows
+
+_GAP = 1 << 20  # bytes that are read for nothing rather than asked for twice
+_AT_ONCE = 8  # requests of one carrier
+_PAGE = 1000  # names in one answer of a list, and in one order to delete
+_EVERY = 1.0  # seconds between two lists, at least
+_SHARE = 4  # the time between two lists is so many times what one takes, at least
+_SLACK = 120_000  # milliseconds that clocks may differ, and a put may take
+_FULL = 600.0  # seconds between two lists of everything
+_FIRST = 0.5  # of the time that the constructor has, for a list of everything
+_SLICE = 0.5  # seconds of a list of everything, for one question or load
+_LONGEST = 3600.0
+_ANSWERS = range(400, 500)  # of HTTP: the server is well
+_BUSY = (408, 429)  # but then it is not
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+
+
+class ObjectTier(RemoteTier):
+    """Blocks in a bucket of an object store, where other machines find them::
+
+        with ObjectTier("s3://bucket/kv", region.rows, namespace="llama-3-8b") as tier:
+            ticket = tier.store(keys, ids)
+            for done in tier.poll():
+                ...
+
+    The blocks of a batch, up to 32 or 4 MiB, are one object. The tier knows by their names what is
+    there: it lists them when it is opened, and what is new when it is asked for keys that it does
+    not know, once a second at most. The clocks of the machines must agree to within two minutes.
+    `forget` removes whole objects: the blocks beside a forgotten one become misses. Nothing is
+    evicted: give the bucket a lifecycle rule.
+
+    Each block has a CRC-32C seeded with its key: other bytes than were stored are a miss. A server
+    that does not answer is left alone for a second, then two, up to a minute; meanwhile its blocks
+    fail at once, and the log says so once. Everybody who may read the bucket may read the blocks,
+    which encode what prompts were about.
+
+    Timeouts are in seconds. One batch is under way on each of the `connections`; each has a thread,
+    and memory for a batch and a copy of it.
+    """
+
+    what = "an object tier"
+
+    def __init__(
+        self,
+        url: str,
+        rows: Any,
+        *,
+        namespace: str | bytes = b"",
+        timeout: float = 10.0,
+        connections: int = 4,
+        **options: Any,
+    ) -> None:
+        """Args:
+            url: as obstore takes it: `s3://bucket/prefix`, `gs://bucket/prefix`,
+                `az://container/prefix`, or `file:///folder`.
+            rows: a writable, contiguous buffer of shape (blocks, bytes), which must not be freed
+                before the tier is closed.
+            namespace: what the same key may mean different blocks under: model, revision, dtype,
+                layout, tenant. Blocks of other namespaces are not found.
+            timeout: of `store`, `load`, `drain` and `close`, in seconds, unless they are given one;
+                also of a request.
+            connections: 1 to 64, each with a thread.
+            options: of obstore's `from_url`, as `endpoint`, `region`, `access_key_id`,
+                `client_options` and `retry_config`.
+
+        Raises:
+            InvalidType, InvalidArgument: an argument is none.
+            Unsupported: obstore is not installed, or was used before this process was forked.
+            AccessRefused: the server refuses these credentials, or this bucket.
+            SystemFault: there is no such bucket, or the server cannot be reached.
+        """
+        try:
+            import obstore
+        except ImportError:
+            raise Unsupported("ObjectTier needs obstore: pip install 'memlane[s3]'") from None
+        if not isinstance(url, str):
+            raise InvalidType(f"url must be a string, not {type(url).__name__}")
+        count = integer_from("connections", connections, 1, 64)
+        _process.check()
+        store = _open(obstore, url, seconds_of(timeout), options)
+        folder = Namespace(namespace).id.hex()
+        bucket = _Bucket(obstore, store, folder, HEADER.size + Rows(rows).nbytes)
+
+        def connect(_: float) -> _Carrier:
+            return _Carrier(bucket)
+
+        def connect_first(timeout: float) -> _Carrier:
+            _first_list(bucket, timeout)
+            return _Carrier(bucket)
+
+        super().__init__(
+            rows,
+            connect,
+            connect_first,
+            prefix=b"memlane:",
+            namespace=namespace,
+            timeout=timeout,
+            connections=count,
+        )
+
+
+def _open(obstore: Any, url: str, timeout: float, options: dict[str, Any]) -> Any:
+    """The store of that URL. Nothing is asked of it."""
+    errors = obstore.exceptions
+    limit = timedelta(seconds=min(_LONGEST, max(1.0, timeout)))
+    client = {"timeout": limit, "connect_timeout": min(limit, timedelta(seconds=5))}
+    retry = {"max_retries": 2, "retry_timeout": limit}
+    settings: dict[str, Any] = {"automatic_cleanup": True} if url.startswith("file:") else {}
+    settings |= options
+    try:
+        settings["client_options"] = client | (options.get("client_options") or {})
+        settings["retry_config"] = retry | (options.get("retry_config") or {})
+        store = obstore.store.from_url(url, **settings)
+    except (errors.BaseError, ValueError, TypeError, KeyError) as error:
+        if "LocalFileSystem" in str(error):
+            text = f"cannot use the object store: {_text(error)}"
+            raise system_fault(errno.ENOENT, text) from None
+        raise InvalidArgument(
+            f"url or options are none that obstore takes: {_text(error)}"
+        ) from None
+    if isinstance(store, obstore.store.HTTPStore):
+        raise InvalidArgument(f"url must be of an object store, not {url.partition(':')[0]}")
+    return store
+
+
+def _first_list(bucket: _Bucket, timeout: float) -> None:
+    """In a thread of its own: the caller's may run an event loop. Raises what the constructor
+    does."""
+    results: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def run() -> None:
+        carrier = _Carrier(bucket)
+        try:
+            bucket.refresh(carrier, time.monotonic() + timeout, seconds=_FIRST * timeout)
+            results.put(None)
+        except BaseException as error:
+            results.put(error)
+        finally:
+            carrier.close()
+
+    try:
+        threading.Thread(target=run, name="memlane-tier-list", daemon=True).start()
+    except RuntimeError as error:
+        raise system_fault(errno.EAGAIN, f"cannot start a thread: {error}") from None
+    failure = results.get()
+    if failure is None:
+        return
+    cause = failure.__cause__
+    status = _status(cause) if cause else None
+    if isinstance(cause, bucket.refusals) or status in (401, 403):
+        raise AccessRefused(f"the object store refuses this client: {failure}") from None
+    number = errno.ENOENT if status == 404 else errno.EIO
+    if isinstance(failure, Late):
+        number = errno.ETIMEDOUT
+    raise system_fault(number, f"cannot use the object store: {failure}") from None
+
+
+# The bucket ---------------------------------------------------------------------------------------
+
+
+class _Bucket:
+    """What the carriers share: the store, the index, and whose turn it is to list.
+
+    Attributes:
+        folder: of the namespace.
+        value_bytes: of a block with its header.
+        index: of what is there, as far as it was listed.
+        refusals: exceptions of obstore that say so.
+    """
+
+    def __init__(self, obstore: Any, store: Any, folder: str, value_bytes: int) -> None:
+        self.obstore, self.store = obstore, store
+        self.folder, self.value_bytes = folder, value_bytes
+        self.index = Index()
+        errors = obstore.exceptions
+        self.refusals: tuple[type[BaseException], ...] = (
+            errors.PermissionDeniedError,
+            errors.UnauthenticatedError,
+        )
+        self._turn = threading.Lock()  # the rest is its holder's
+        self._everything: AsyncIterator[Any] | None = None  # a list that has not ended
+        self._everything_at = -inf  # when the last one began
+        self._begun = 0.0  # the one that has not ended
+        self._next = -inf  # when there may be another list
+        self._listed = -inf  # when the last one began
+        self._listed_ms = 0  # the same, since the epoch
+
+    def refresh(
+        self, carrier: _Carrier, end: float, *, seconds: float | None = None, fully: bool = False
+    ) -> None:
+        """Lists what is new, if it is time for it; of a list of everything as much as fits these
+        seconds. `fully`: in any case, and to the end.
+
+        Raises Unanswered or Refused.
+        """
+        asked = time.monotonic()
+        with _Held(self._turn, end):
+            now = time.monotonic()
+            is_time = fully or now >= self._next
+            if self._everything is None and is_time and now >= self._everything_at + _FULL:
+                self._begun = self._begin_list()
+                self._everything = self._list(None)
+                self.index.begin_round()
+            if self._everything is not None:
+                until = inf if fully else now + (_SLICE if seconds is None else seconds)
+                try:
+                    is_all = carrier.run(partial(self._read, self._everything, until), end)
+                except BaseException:
+                    self._everything = None  # what it has read of a page is lost with it
+                    self._next = time.monotonic() + _EVERY
+                    raise
+                if is_all:
+                    self._everything, self._everything_at = None, self._begun
+                    self.index.end_round()
+                    self._next = max(self._next, self._begun + _EVERY)
+            if time.monotonic() >= self._next or (fully and self._listed < asked):
+                since = path_from(self.folder, self._listed_ms - _SLACK)
+                before = self._listed, self._listed_ms
+                begun = self._begin_list()
+                try:
+                    carrier.run(partial(self._read, self._list(since), inf), end)
+                except BaseException:
+                    self._listed, self._listed_ms = before
+                    self._next = time.monotonic() + _EVERY
+                    raise
+                now = time.monotonic()
+                self._next = max(begun + _EVERY, now + _SHARE * (now - begun))
+
+    def _begin_list(self) -> float:
+        self._listed, self._listed_ms = time.monotonic(), now_ms()
+        return self._listed
+
+    def _list(self, since: str | None) -> AsyncIterator[Any]:
+        stream: AsyncIterator[Any] = self.obstore.list(
+            self.store, self.folder, offset=since, chunk_size=_PAGE
+        )
+        return stream
+
+    async def _read(self, stream: AsyncIterator[Any], until: float) -> bool:
+        """Whether it has read all of it by then."""
+        async for page in stream:
+            self.index.add(self._packs(page))
+            if time.monotonic() >= until:
+                return False
+        return True
+
+    def _packs(self, page: Iterable[Any]) -> list[Pack]:
+        packs = (Pack.named(self.folder, each["path"], each["size"]) for each in page)
+        return [pack for pack in packs if pack is not None]
+
+    def forget(self, carrier: _Carrier, keys: Sequence[bytes], end: float) -> None:
+        self.refresh(carrier, end, fully=True)
+        paths = self.index.having(keys)
+        carrier.run(partial(self._delete, paths), end)
+
+    def clear(self, carrier: _Carrier, end: float) -> None:
+        with _Held(self._turn, end):
+            self._everything = None
+            self._everything_at = -inf  # what is not removed is found again
+            self.index.begin_round()
+            removed: list[str] = []
+            try:
+                carrier.run(partial(self._clear, removed), end)
+            except Late:
+                if removed:
+                    raise Refused(
+                        f"it has removed {len(removed)} objects in time, and has more"
+                    ) from None
+                raise
+            self.index.end_round()
+
+    async def _clear(self, removed: list[str]) -> None:
+        paths = [
+            pack.path async for page in self._list(None) for pack in self._packs(page)
+        ]  # first: some stores do not like to be changed under a list
+        for at in range(0, len(paths), _PAGE):
+            some = paths[at : at + _PAGE]
+            await self._delete(some)
+            removed += some
+
+    async def _delete(self, paths: Sequence[str]) -> None:
+        if not paths:
+            return
+        try:
+            await self.obstore.delete_async(self.store, [*paths])
+        except FileNotFoundError:  # of one of them: the others may still be there
+
+            async def delete(path: str) -> None:
+                with suppress(FileNotFoundError):
+                    await self.obstore.delete_async(self.store, path)
+
+            await _all(partial(delete, path) for path in paths)
+        self.index.drop(paths)
+
+
+class _Held:
+    """A lock, for which somebody waits until a time. Raises Late."""
+
+    def __init__(self, lock: threading.Lock, end: float) -> None:
+        self._lock, self._end = lock, end
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=max(0.0, self._end - time.monotonic())):
+            raise Late("it did not answer in time")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+async def _all(work: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Does it, some at once. Raises the first of its errors once all have ended."""
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def do(one: Callable[[], Awaitable[None]]) -> None:
+        async with turns:
+            await one()
+
+    results = await asyncio.gather(*map(do, work), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+# Carriers -----------------------------------------------------------------------------------------
+
+
+class _Carrier:
+    """One thread's requests. They are asynchronous ones, because those end at their deadline, and
+    several go at once. The connections are obstore's own."""
+
+    def __init__(self, bucket: _Bucket) -> None:
+        self._bucket = bucket
+        self._loop: asyncio.AbstractEventLoop | None = None  # until it is used
+        self._task: asyncio.Task[Any] | None = None
+        self._busy = threading.Lock()
+
+    # What a tier does ----------------------------------------------------------------------------
+
+    def store(
+        self, names: Sequence[bytes], values: Sequence[tuple[bytes, memoryview]], timeout: float
+    ) -> list[Refusal | None]:
+        end = time.monotonic() + timeout
+        refusals: list[Refusal | None] = [None] * len(names)
+        keys = _keys(names)
+        size = self._bucket.value_bytes
+        found = self._bucket.index.find(keys, size)
+        new = [at for at, pack in enumerate(found) if pack is None or pack.value_bytes != size]
+        if not new:
+            return refusals
+        data = b"".join(part for at in new for part in values[at])  # not the caller's: may be late
+        packed = [keys[at] for at in new]
+        pack = Pack(path_of(self._bucket.folder, packed), packed, len(data))
+        try:
+            self.run(partial(self._put, pack.path, data), end)
+        except Refused as error:
+            for at in new:
+                refusals[at] = Refusal(error)
+            return refusals
+        self._bucket.index.add([pack])
+        return refusals
+
+    async def _put(self, path: str, data: bytes) -> None:
+        bucket = self._bucket
+        try:
+            await bucket.obstore.put_async(bucket.store, path, data, use_multipart=False)
+        except FileNotFoundError as error:
+            raise Refused(_text(error)) from error  # there is no such bucket
+
+    def load(
+        self, names: Sequence[bytes], into: Sequence[memoryview], timeout: float
+    ) -> list[int | Refusal]:
+        end = time.monotonic() + timeout
+        found: list[int | Refusal] = [-1] * len(names)
+        keys = _keys(names)
+        missing = self._load(keys, range(len(names)), into, found, end)
+        if missing:
+            try:
+                self._bucket.refresh(self, end)
+            except Refused as error:
+                for at in missing:
+                    found[at] = Refusal(error)
+                return found
+            self._load(keys, missing, into, found, end)
+        return found
+
+    def _load(
+        self,
+        keys: Sequence[bytes],
+        places: Sequence[int],
+        into: Sequence[memoryview],
+        found: list[int | Refusal],
+        end: float,
+    ) -> list[int]:
+        """What is in the index. Returns what is not."""
+        missing: list[int] = []
+        by_pack: dict[str, list[tuple[int, int]]] = defaultdict(list)  # offset and place
+        packs: dict[str, Pack] = {}
+        size = self._bucket.value_bytes
+        there = self._bucket.index.find([keys[at] for at in places], size)
+        for at, pack in zip(places, there, strict=True):
+            if pack is None:
+                missing.append(at)
+            elif pack.value_bytes != size:
+                found[at] = pack.value_bytes
+            else:
+                packs[pack.path] = pack
+                by_pack[pack.path].append((pack.keys.index(keys[at]) * size, at))
+        runs = [
+            (packs[path], run) for path, wanted in by_pack.items() for run in _runs(wanted, size)
+        ]
+        if not runs:
+            return missing
+        failures: list[Unanswered] = []
+
+        async def get(pack: Pack, run: list[tuple[int, int]]) -> None:
+            try:
+                got: int | Refusal = await self._get(pack, run, into)
+            except Unanswered as error:
+                failures.append(error)
+                got = Refusal(error)
+            except Refused as error:
+                got = Refusal(error)
+            for _, at in run:
+                found[at] = got
+
+        try:
+            self.run(partial(_all, [partial(get, *each) for each in runs]), end)
+        except Refused as error:
+            for _, run in runs:
+                for _, at in run:
+                    found[at] = Refusal(error)
+        if len(failures) == len(runs):
+            raise Unanswered(str(failures[0]))
+        return missing
+
+    async def _get(
+        self, pack: Pack, run: list[tuple[int, int]], into: Sequence[memoryview]
+    ) -> int | Refusal:
+        """What `load` returns for these blocks, which lie near each other in a pack."""
+        size = self._bucket.value_bytes
+        first, last = run[0][0], run[-1][0] + size
+        bucket = self._bucket
+        try:
+            answer = await bucket.obstore.get_async(
+                bucket.store, pack.path, options={"range": (first, last)}
+            )
+            if answer.meta["size"] != pack.size:
+                return 0
+            data = memoryview(await answer.bytes_async())
+        except FileNotFoundError:
+            bucket.index.drop([pack.path])
+            return -1
+        except Exception as error:
+            if await self._is_cut(pack, error):
+                return 0
+            raise self._as_own(error) from error
+        if data.nbytes != last - first:
+            return 0
+        for offset, at in run:
+            into[at][:] = data[offset - first : offset - first + size]
+        return size
+
+    async def _is_cut(self, pack: Pack, error: BaseException) -> bool:
+        """Whether an object is shorter than its list has said, and that has caused this."""
+        status = _status(error)
+        if status is not None or "HTTP" in str(error):
+            return status == 416
+        bucket = self._bucket
+        with suppress(Exception):  # the error itself is reported
+            meta = await bucket.obstore.head_async(bucket.store, pack.path)
+            return bool(meta["size"] != pack.size)
+        return False
+
+    def ask(self, names: Sequence[bytes], timeout: float) -> list[bool]:
+        end = time.monotonic() + timeout
+        keys = _keys(names)
+        size = self._bucket.value_bytes
+        found = self._bucket.index.find(keys, size)
+        if any(pack is None or pack.value_bytes != size for pack in found):
+            self._bucket.refresh(self, end)
+            found = self._bucket.index.find(keys, size)
+        return [pack is not None and pack.value_bytes == size for pack in found]
+
+    def forget(self, names: Sequence[bytes], timeout: float) -> None:
+        self._bucket.forget(self, _keys(names), time.monotonic() + timeout)
+
+    def clear(self, prefix: bytes, timeout: float) -> None:
+        self._bucket.clear(self, time.monotonic() + timeout)
+
+    def close(self) -> None:
+        with self._busy:
+            if self._loop is not None:
+                self._loop.close()
+                self._loop = None
+
+    # Requests ------------------------------------------------------------------------------------
+
+    def run(self, work: Callable[[], Awaitable[Any]], end: float) -> Any:
+        """Does it in this thread. Raises Unanswered or Refused."""
+        with self._busy:
+            if _process.is_over:
+                raise Refused("the interpreter ends")
+            if self._loop is None:
+                # A selector that a forked child cannot change under its parent, as it can epoll.
+                self._loop = asyncio.SelectorEventLoop(selectors.PollSelector())
+            self._task = self._loop.create_task(_until(work, end))
+            _process.busy.add(self)
+            try:
+                result, error = self._loop.run_until_complete(self._task)
+            finally:
+                _process.busy.discard(self)
+                self._task = None
+        if error is None:
+            return result
+        if isinstance(error, (Unanswered, Refused)):
+            raise error
+        if isinstance(error, TimeoutError):
+            raise Late("it did not answer in time")
+        if isinstance(error, asyncio.CancelledError):
+            raise Refused("the interpreter ends")
+        raise self._as_own(error) from error  # also a panic of obstore's
+
+    def _as_own(self, error: BaseException) -> Unanswered | Refused:
+        status = _status(error)
+        is_answer = status in _ANSWERS and status not in _BUSY
+        kind = Refused if is_answer or isinstance(error, self._bucket.refusals) else Unanswered
+        return kind(_text(error))
+
+    def give_up(self) -> None:
+        """Ends what is under way, from another thread."""
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            with suppress(RuntimeError):  # it was closed meanwhile
+                loop.call_soon_threadsafe(task.cancel)
+            if self._busy.acquire(timeout=_EVERY):
+                self._busy.release()
+
+
+async def _until(
+    work: Callable[[], Awaitable[Any]], end: float
+) -> tuple[Any, BaseException | None]:
+    """What it returns, and what it raises. Raised further it would be in a cycle with its task, and
+    keep the rows that are being stored."""
+    try:
+        async with asyncio.timeout(max(0.0, end - time.monotonic())):
+            return await work(), None
+    except BaseException as error:
+        return None, error
+
+
+def _keys(names: Sequence[bytes]) -> list[bytes]:
+    """Of names that end with digests of 24 bytes."""
+    return [name[-24:][:KEY_BYTES] for name in names]
+
+
+def _runs(wanted: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
+    """Offsets and places, in groups that one request reads."""
+    runs: list[list[tuple[int, int]]] = []
+    for each in sorted(wanted):
+        if runs and each[0] - (runs[-1][-1][0] + size) <= _GAP:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return runs
+
+
+def _status(error: BaseException) -> int | None:
+    """Of HTTP, if the server has answered with one."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _text(error: BaseException) -> str:
+    """Without the part that is for the makers of obstore, on one line."""
+    text = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    return text[:400] or type(error).__name__
+
+
+# The process --------------------------------------------------------------------------------------
+
+
+class _Process:
+    """obstore's threads take the interpreter's lock when a request ends. Where the interpreter is
+    ending they must not, so requests end before it does."""
+
+    def __init__(self) -> None:
+        self.busy: set[_Carrier] = set()
+        self.is_over = False
+        self._pid = 0
+
+    def check(self) -> None:
+        """Raises Unsupported: obstore's threads are the parent's."""
+        if self._pid == 0:
+            self._pid = os.getpid()
+            atexit.register(self._end)
+        elif self._pid != os.getpid():
+            raise Unsupported("this process was forked from one that uses obstore: spawn it")
+
+    def _end(self) -> None:
+        if self._pid != os.getpid():
+            return
+        self.is_over = True
+        for carrier in [*self.busy]:
+            carrier.give_up()
+
+
+_process = _Process()

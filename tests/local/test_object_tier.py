@@ -1,0 +1,736 @@
+"""The object tier on stores that are real, and on servers that misbehave."""
+
+import asyncio
+import base64
+import gc
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlane import AccessRefused, InvalidArgument, InvalidType, SystemFault, Unsupported
+from memlane.tiers.conformance import TierConformance, content, key, wait_for
+from memlane.tiers.tier import Done, Namespace
+from tests.support import until
+from tests.support.object_servers import (
+    REFUSAL,
+    Bucket,
+    ObjectServer,
+    lasting_server,
+    object_server,
+)
+from tests.support.redis_servers import free_port
+
+pytest.importorskip("obstore")
+from memlane.tiers.objects import ObjectTier
+
+pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
+ROW = 4096
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[ObjectServer]:
+    """One for all tests that do not hurt it."""
+    with lasting_server() as running:
+        yield running
+
+
+class TestObjectTier(TierConformance):
+    """A bucket for each test."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, shared: ObjectServer) -> None:
+        self.server = shared
+
+    def open(self, place: Path, rows: Any, **options: Any) -> ObjectTier:
+        url = self.server.create(bucket_of(place))
+        options = {"timeout": 60.0, **self.server.options} | options
+        return ObjectTier(f"{url}/some/prefix", rows, **options)
+
+
+class TestFiles(TierConformance):
+    """A folder for each test."""
+
+    def open(self, place: Path, rows: Any, **options: Any) -> ObjectTier:
+        return ObjectTier(folder(place), rows, **({"timeout": 60.0} | options))
+
+
+def bucket_of(place: Path) -> str:
+    """A name that a bucket may have."""
+    return "b-" + place.name.lower().replace("_", "-")[:50].strip("-")
+
+
+def folder(place: Path) -> str:
+    """The URL of a store in it."""
+    (place / "store").mkdir(exist_ok=True)
+    return f"file://{place}/store"
+
+
+class Place:
+    """A bucket on a server, and tiers on it."""
+
+    def __init__(self, server: ObjectServer, name: str) -> None:
+        self.server, self.name = server, name
+        self.url = server.create(name)
+        self.bucket = Bucket(self.url, **server.options)
+
+    def tier(self, rows: Any, **options: Any) -> ObjectTier:
+        return ObjectTier(self.url, rows, **({"timeout": 20.0} | self.server.options | options))
+
+
+@pytest.fixture
+def place(shared: ObjectServer, tmp_path: Path) -> Place:
+    return Place(shared, bucket_of(tmp_path))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Place]:
+    """On a server of the test's own."""
+    with object_server() as server:
+        yield Place(server, "bucket")
+
+
+def rows_of(count: int, row_bytes: int = ROW) -> np.ndarray[Any, Any]:
+    return np.stack([content(number, row_bytes) for number in range(count)])
+
+
+def store(tier: ObjectTier, *numbers: int) -> Done:
+    return wait_for(tier, tier.store([key(number) for number in numbers], [*numbers]))
+
+
+def load(tier: ObjectTier, *numbers: int, timeout: float | None = None) -> Done:
+    return wait_for(tier, tier.load([key(number) for number in numbers], [*numbers], timeout))
+
+
+def name_of(*numbers: int, milliseconds: int | None = None, namespace: bytes = b"") -> str:
+    """Of an object with these blocks, as a tier would have made it."""
+    space = Namespace(namespace)
+    digests = [digest[:12] for digest in space.digests([key(number) for number in numbers])]
+    now = time.time_ns() // 1_000_000 if milliseconds is None else milliseconds
+    text = base64.urlsafe_b64encode(b"".join(digests)).decode()
+    return f"{space.id.hex()}/{now:012x}{os.urandom(4).hex()}/{text}"
+
+
+# What is stored -----------------------------------------------------------------------------------
+
+
+def test_many_blocks(place: Place) -> None:
+    """Some hundreds at a time, of a size that fits nothing; 32 share an object."""
+    rows = rows_of(300, 10_001)
+    with place.tier(rows, connections=3) as tier:
+        assert store(tier, *range(300)).ok.all()
+        expected = rows.copy()
+        rows[:] = 0
+        assert load(tier, *range(300)).ok.all()
+        np.testing.assert_array_equal(rows, expected)
+        seen = tier.statistics()
+        assert (seen.stored, seen.loaded, seen.missed, seen.queue) == (300, 300, 0, 0)
+    assert len(place.bucket.names()) == 10
+    with place.tier(rows) as again:
+        rows[:] = 0
+        assert load(again, *range(299, -1, -7)).ok.all()
+        np.testing.assert_array_equal(rows[299::-7], expected[299::-7])
+        assert not rows[0].any()
+        rows[:] = expected
+        assert store(again, *range(300)).ok.all()
+    assert len(place.bucket.names()) == 10
+
+
+def test_rows_that_are_larger_than_a_batch(place: Place) -> None:
+    rows = rows_of(3, 5 << 20)
+    expected = rows.copy()
+    with place.tier(rows) as tier:
+        assert store(tier, 0, 1, 2).ok.all()
+        rows[:] = 0
+        assert load(tier, 2, 0, 1).ok.all()
+        np.testing.assert_array_equal(rows, expected)
+    assert len(place.bucket.names()) == 3
+
+
+def test_blocks_of_several_threads(place: Place) -> None:
+    rows = rows_of(64)
+    expected = rows.copy()
+    with place.tier(rows) as tier:
+
+        def run(first: int) -> None:
+            for number in range(first, 64, 4):
+                tier.store([key(number)], [number])
+
+        threads = [threading.Thread(target=run, args=(first,)) for first in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert tier.drain(30)
+        rows[:] = 0
+        assert load(tier, *range(64)).ok.all()
+        np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize(
+    "change", ["a byte", "short", "cut", "long", "empty", "another version", "exchanged", "gone"]
+)
+@pytest.mark.parametrize("kind", ["s3", "file"])
+def test_changed_objects(place: Place, tmp_path: Path, change: str, kind: str) -> None:
+    """Are misses; the row is as it was, and the blocks can be stored again."""
+    options: dict[str, Any] = place.server.options if kind == "s3" else {}
+    url = place.url if kind == "s3" else folder(tmp_path)
+    bucket = Bucket(url, **options)
+    rows = rows_of(4)
+    with ObjectTier(url, rows, connections=1, **options) as tier:
+        assert store(tier, 0, 1, 2).ok.all()
+        assert store(tier, 3).ok.all()
+        first, second = bucket.names()
+        values = {name: bucket.read(name) for name in (first, second)}
+        value = values[first]
+        match change:
+            case "a byte":
+                value = bytes(each ^ (at % (ROW + 16) == 2000) for at, each in enumerate(value))
+            case "short":
+                value = value[:-100]
+            case "cut":
+                value = value[: len(value) // 3]
+            case "long":
+                value += bytes(100)
+            case "empty":
+                value = b""
+            case "another version":
+                value = value.replace(b"MLT1", b"MLT9")
+            case "exchanged":
+                value = values[second] * 3
+            case _:
+                bucket.remove(first)
+        if change != "gone":
+            bucket.write(first, value)
+        rows[:] = 7
+        done = load(tier, 1, 2)
+        assert not done.ok.any()
+        assert done.error == (None if change == "gone" else "a block is not what was stored")
+        assert (rows == 7).all()
+        assert tier.statistics().corrupt == (0 if change == "gone" else 2)
+        assert load(tier, 3).ok.all()
+        assert bucket.names() == [second]
+        rows[:] = rows_of(4)
+        assert store(tier, 0, 1, 2).ok.all()
+        rows[:] = 0
+        assert load(tier, 0, 1, 2).ok.all()
+        np.testing.assert_array_equal(rows[:3], rows_of(3))
+
+
+def test_rows_of_another_size(place: Place) -> None:
+    """Of the same keys are misses, and both can be stored."""
+    small, large = rows_of(2), rows_of(2, 2 * ROW)
+    with place.tier(small) as one, place.tier(large) as two:
+        assert store(one, 0, 1).ok.all()
+        time.sleep(1.1)
+        assert two.has([key(0)]) != [True]
+        assert two.drain()
+        assert two.has([key(0)]) == [False]
+        assert store(two, 0, 1).ok.all()
+        small[:], large[:] = 0, 0
+        assert load(one, 0, 1).ok.all()
+        assert load(two, 0, 1).ok.all()
+        np.testing.assert_array_equal(small, rows_of(2))
+        np.testing.assert_array_equal(large, rows_of(2, 2 * ROW))
+
+
+def test_other_objects_are_left_alone(place: Place) -> None:
+    """Whatever their names are."""
+    space = Namespace(b"").id.hex()
+    others = ["x", f"{space}/x", f"{space}/{'0' * 20}/abc", f"{space}/{'0' * 20}/{'A' * 15}+"]
+    for name in others:
+        place.bucket.write(name, b"theirs")
+    rows = rows_of(2)
+    with place.tier(rows) as tier:
+        assert store(tier, 0, 1).ok.all()
+        assert load(tier, 0, 1).ok.all()
+        tier.clear()
+        assert not load(tier, 0, 1).ok.any()
+    assert place.bucket.names() == sorted(others)
+
+
+# Several tiers ------------------------------------------------------------------------------------
+
+
+def test_two_tiers_see_each_other(place: Place) -> None:
+    """Within a second or two, by a question or by a load."""
+    rows, others = rows_of(4), rows_of(4)
+    with place.tier(rows) as one, place.tier(others) as two:
+        assert store(one, 0, 1).ok.all()
+        begun = time.monotonic()
+        until(lambda: two.has([key(0)]) == [True])
+        assert time.monotonic() - begun < 4
+        others[:] = 0
+        assert load(two, 0, 1).ok.all()
+        np.testing.assert_array_equal(others[:2], rows[:2])
+        assert store(two, 2).ok.all()
+        time.sleep(1.1)
+        assert load(one, 2).ok.all()
+
+
+def test_a_writer_whose_clock_is_behind(place: Place) -> None:
+    """By a minute, its blocks are found all the same."""
+    rows = rows_of(2)
+    with place.tier(rows) as tier:
+        assert store(tier, 0).ok.all()
+        (name,) = place.bucket.names()
+        value = place.bucket.read(name)
+        tier.forget([key(0)])
+        assert not load(tier, 0).ok.any()
+        a_minute_ago = time.time_ns() // 1_000_000 - 60_000
+        place.bucket.write(name_of(0, milliseconds=a_minute_ago), value)
+        time.sleep(1.1)
+        assert load(tier, 0).ok.all()
+
+
+def test_forgetting_what_others_store(place: Place) -> None:
+    """All objects with the block are removed, also those that nobody here knows."""
+    with place.tier(rows_of(4)) as one, place.tier(rows_of(4)) as two:
+        assert store(one, 0, 1).ok.all()
+        assert store(two, 1, 2).ok.all()  # it has not looked since
+        assert store(two, 3).ok.all()
+        assert len(place.bucket.names()) == 3
+        one.forget([key(1)])
+        assert len(place.bucket.names()) == 1
+        assert not load(two, 0, 1, 2).ok.any()
+        assert not load(one, 0, 1, 2).ok.any()
+        assert load(two, 3).ok.all()
+
+
+def test_a_block_in_two_objects(place: Place) -> None:
+    """When one of them is removed the other is read."""
+    rows = rows_of(2)
+    with place.tier(rows) as one, place.tier(rows_of(2)) as two:
+        assert store(one, 0, 1).ok.all()
+        first = place.bucket.names()
+        assert store(two, 0).ok.all()
+        time.sleep(1.1)
+        assert not load(one, 99 % 2, timeout=0).error == ""  # noqa: SIM201
+        one.has([key(77)])
+        assert one.drain()
+        place.bucket.remove(*first)
+        assert not load(one, 1).ok.any()
+        rows[:] = 0
+        assert load(one, 0).ok.all()
+        np.testing.assert_array_equal(rows[0], content(0, ROW))
+
+
+def test_clear_is_of_the_namespace(place: Place) -> None:
+    rows = rows_of(2)
+    with place.tier(rows, namespace="a") as one, place.tier(rows, namespace="b") as two:
+        assert store(one, 0, 1).ok.all()
+        assert store(two, 0).ok.all()
+        one.clear()
+        assert not load(one, 0, 1).ok.any()
+        assert load(two, 0).ok.all()
+        assert len(place.bucket.names()) == 1
+
+
+def test_what_a_lifecycle_rule_removes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is found to be gone by the next list of everything, without a load."""
+    with place.tier(rows_of(2)) as tier:
+        assert store(tier, 0, 1).ok.all()
+        place.bucket.remove(*place.bucket.names())
+        monkeypatch.setattr("memlane.tiers.objects._FULL", 0.0)
+        time.sleep(1.1)  # as long as an answer is believed, and between two lists
+        tier.has([key(9)])
+        assert tier.drain()
+        tier.has([key(0)])
+        assert tier.drain()
+        assert tier.has([key(0)]) == [False]
+        assert store(tier, 0).ok.all()
+        assert len(place.bucket.names()) == 1
+
+
+def test_a_list_of_many_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the constructor has no time for is listed as it is asked for."""
+    url = folder(tmp_path)
+    bucket = Bucket(url)
+    for number in range(0, 6000, 2):
+        bucket.write(name_of(number, number + 1, milliseconds=number), bytes(2 * 32))
+    keys = [key(number) for number in range(6000)]
+
+    def known(tier: ObjectTier) -> int:
+        tier.has(keys)
+        assert tier.drain(9)
+        return tier.has(keys).count(True)
+
+    with ObjectTier(url, rows_of(1, 16)) as tier:
+        assert known(tier) == 6000
+    monkeypatch.setattr("memlane.tiers.objects._FIRST", 0.0)
+    monkeypatch.setattr("memlane.tiers.objects._SLICE", 0.0)
+    with ObjectTier(url, rows_of(1, 16), timeout=9) as tier:
+        assert known(tier) == 4000  # a page by the constructor, and one by the question
+        time.sleep(1.1)  # as long as an answer is believed
+        assert known(tier) == 6000
+
+
+# Servers that go away -----------------------------------------------------------------------------
+
+
+def test_a_server_that_is_stopped(own: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Each call ends at its deadline, or at once; then it is there again, and nothing is lost."""
+    rows = rows_of(4)
+    with own.tier(rows) as tier, caplog.at_level(logging.WARNING):
+        assert store(tier, 0, 1, 2, 3).ok.all()
+        own.server.stop()
+        assert load(tier, 0, timeout=0.05).error == "the deadline has passed"
+        own.server.go_on()
+        assert load(tier, 1).ok.all()
+        assert tier.drain(5)
+        assert not tier.statistics().stalled  # the server had no time to answer
+        own.server.stop()
+        rows[:] = 7
+        begun = time.monotonic()
+        done = load(tier, 0, 1, timeout=0.3)
+        assert 0.25 < time.monotonic() - begun < 2
+        assert (done.ok.any(), done.error) == (False, "the deadline has passed")
+        begun = time.monotonic()
+        assert not load(tier, 2, timeout=1.2).ok.any()
+        for _ in range(5):
+            assert not load(tier, 2, timeout=0.5).ok.any()
+        assert time.monotonic() - begun < 5
+        assert tier.has([key(1)]) == [False]
+        assert tier.statistics().stalled
+        own.server.go_on()
+        until(lambda: load(tier, 3, timeout=1).ok.all())
+        assert (rows[:3] == 7).all()
+        np.testing.assert_array_equal(rows[3], content(3, ROW))
+        assert not tier.statistics().stalled
+        lines = [record.message for record in caplog.records if "left out" in record.message]
+        assert len(lines) == 1
+
+
+def test_a_server_that_is_killed(own: Place) -> None:
+    """In the middle; it comes back empty, which is misses, and is stored to again."""
+    rows = rows_of(64)
+    with own.tier(rows, timeout=5) as tier:
+        assert store(tier, *range(64)).ok.all()
+        tickets = [tier.load([key(number)], [number]) for number in range(64)]
+        own.server.kill()
+        assert tier.drain(20)
+        reports = {done.ticket: done for done in tier.poll()}
+        assert sorted(reports) == sorted(tickets)
+        assert all(done.ok.all() or done.error for done in reports.values())
+        for call in (lambda: tier.forget([key(0)]), tier.clear):
+            with pytest.raises(SystemFault, match=r"cannot (forget|clear) blocks"):
+                call()
+        own.server.start()
+        own.server.create(own.name)
+        until(lambda: load(tier, 0, timeout=5).error is None)
+        done = load(tier, *range(64))
+        assert (done.ok.any(), done.error) == (False, None)
+        assert store(tier, *range(64)).ok.all()
+        assert load(tier, *range(64)).ok.all()
+
+
+def test_a_bucket_that_vanishes(place: Place) -> None:
+    """Is a refusal, or a miss, and no reason to leave the server alone."""
+    rows = rows_of(2)
+    with place.tier(rows) as tier:
+        assert store(tier, 0).ok.all()
+        place.bucket.remove(*place.bucket.names())
+        place.server.remove(place.name)
+        done = store(tier, 1)
+        assert not done.ok.any()
+        assert "NoSuchBucket" in (done.error or "")
+        assert not load(tier, 0).ok.any()
+        with pytest.raises(SystemFault, match="NoSuchBucket"):
+            tier.clear()
+        assert not tier.statistics().stalled
+        place.server.create(place.name)
+        assert store(tier, 0, 1).ok.all()
+        assert load(tier, 0, 1).ok.all()
+
+
+class Liar:
+    """An HTTP server that has one object, with a block, and answers requests for it by these
+    bytes: of nothing else, or of a whole answer."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._answer = answer
+        self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.options: dict[str, Any] = {"endpoint": self.endpoint, "region": "r"}
+        self.options |= {"access_key_id": "a", "secret_access_key": "b"}
+        self.options["client_options"] = {"allow_http": True}
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            connection.settimeout(10)
+            while request := lines.readline():
+                length = 0
+                while (line := lines.readline()).strip():
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                lines.read(length)
+                if b"list-type=2" in request:
+                    connection.sendall(answer_of(200, self._list()))
+                    continue
+                connection.sendall(self._answer)
+                return
+
+    def _list(self) -> bytes:
+        return f"""<?xml version="1.0"?><ListBucketResult><Name>b</Name><IsTruncated>false
+            </IsTruncated><Contents><Key>{name_of(0)}</Key><Size>{ROW + 16}</Size>
+            <LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"1"</ETag></Contents>
+            </ListBucketResult>""".replace("false\n            ", "false").encode()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def answer_of(status: int, body: bytes, *headers: bytes, length: int | None = None) -> bytes:
+    lines = [
+        b"HTTP/1.1 %d Text" % status,
+        b"Content-Length: %d" % (len(body) if length is None else length),
+        b'ETag: "1"',
+        b"Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT",
+        *headers,
+    ]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+RANGE = b"Content-Range: bytes 0-%d/%d" % (ROW + 15, ROW + 16)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"\r\n",
+        b"x" * 100_000,
+        answer_of(200, bytes(ROW + 16)),
+        answer_of(206, bytes(ROW + 16), RANGE),
+        answer_of(206, bytes(100), RANGE, length=ROW + 16),
+        answer_of(206, bytes(100), RANGE),
+        answer_of(206, bytes(2 * ROW), RANGE),
+        answer_of(206, bytes(ROW + 16), b"Content-Range: bytes 5-9/7"),
+        answer_of(206, b"", b"Content-Range: bytes 0-1/99999999999999999999"),
+        answer_of(204, b""),
+        answer_of(302, b"", b"Location: http://127.0.0.1:1/"),
+        answer_of(400, b"<Error>no</Error>"),
+        answer_of(418, b"\xff\xfe"),
+        answer_of(500, b"out of order"),
+        answer_of(503, b"slow down"),
+    ],
+)
+def test_a_server_that_is_none(answer: bytes) -> None:
+    """Whatever it answers: misses and failures, at the deadline at the latest."""
+    liar = Liar(answer)
+    rows = rows_of(2)
+    try:
+        with ObjectTier("s3://b", rows, connections=1, timeout=1, **liar.options) as tier:
+            rows[:] = 7
+            begun = time.monotonic()
+            assert not load(tier, 0).ok.any()
+            assert (rows == 7).all()
+            tier.store([key(1)], [1])
+            assert tier.drain(10)
+            assert time.monotonic() - begun < 3
+    finally:
+        liar.close()
+
+
+def test_the_rows_after_stores_that_fail() -> None:
+    """Are the caller's again once the tier is closed, without a collection."""
+    memory = bytearray(4 * ROW)
+    liar = Liar(answer_of(500, b"out of order"))
+    rows = memoryview(memory).cast("B", (4, ROW))
+    gc.disable()
+    try:
+        with ObjectTier("s3://b", rows, connections=1, **liar.options) as tier:
+            assert not store(tier, 1, 2).ok.any()
+            tier.load([key(0)], [0])
+        rows.release()
+        memory.extend(b"x")
+    finally:
+        gc.enable()
+        liar.close()
+
+
+def test_a_signature_is_not_logged(tmp_path: Path) -> None:
+    """That of a URL for Azure, which its errors have."""
+    liar = Liar(answer_of(403, b"no"))
+    options: dict[str, Any] = {"account_name": "a", "endpoint": f"{liar.endpoint}/a"}
+    options |= {"sas_key": "sv=2024&sig=SECRET", "client_options": {"allow_http": True}}
+    try:
+        with pytest.raises(AccessRefused, match="refuses this client") as caught:
+            ObjectTier("az://container", rows_of(1), **options)
+        assert "SECRET" not in str(caught.value)
+    finally:
+        liar.close()
+
+
+# Who may use it -----------------------------------------------------------------------------------
+
+
+def test_credentials() -> None:
+    with object_server(INITIAL_NO_AUTH_ACTION_COUNT="1") as server:
+        server.create("bucket")
+        rows = rows_of(1)
+        with pytest.raises(AccessRefused, match="refuses this client"):
+            ObjectTier("s3://bucket", rows, **server.options)
+
+
+def test_no_bucket(shared: ObjectServer, tmp_path: Path) -> None:
+    rows = rows_of(1)
+    with pytest.raises(SystemFault, match="NoSuchBucket") as caught:
+        ObjectTier("s3://no-such-bucket", rows, **shared.options)
+    assert isinstance(caught.value, OSError)
+    with pytest.raises(SystemFault, match="cannot use the object store"):
+        ObjectTier(f"file://{tmp_path}/nothing", rows)
+
+
+def test_nobody_there(shared: ObjectServer) -> None:
+    rows = rows_of(1)
+    options = shared.options | {"endpoint": f"http://127.0.0.1:{free_port()}"}
+    with pytest.raises(SystemFault, match="cannot use the object store"):
+        ObjectTier("s3://bucket", rows, **options)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        options["endpoint"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(SystemFault, match="did not answer in time"):
+            ObjectTier("s3://bucket", rows, timeout=1, **options)
+        assert time.monotonic() - begun < 3
+
+
+def test_bad_arguments(shared: ObjectServer) -> None:
+    rows = rows_of(1)
+    for url in ("", "bucket", "ftp://x/y", "http://x", "s3://", "az://container"):
+        with pytest.raises(InvalidArgument, match="url"):
+            ObjectTier(url, rows)
+    for url, arguments in (
+        (7, {}),
+        ("memory:///", {"namespace": 7}),
+        ("memory:///", {"timeout": "1"}),
+    ):
+        with pytest.raises(InvalidType):
+            ObjectTier(url, rows, **arguments)  # type: ignore[arg-type]
+    for options in (
+        {"connections": 0},
+        {"connections": 65},
+        {"no_such_option": 1},
+        {"client_options": {"timeout": "foo"}},
+        {"client_options": {"no": "foo"}},
+        {"client_options": 7},
+    ):
+        with pytest.raises(InvalidArgument):
+            ObjectTier("s3://bucket", rows, **(shared.options | options))
+    assert not [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
+
+
+def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(Unsupported, match=r"pip install 'memlane\[s3\]'"):
+        ObjectTier("memory:///", rows_of(1))
+
+
+# Threads, loops and processes ---------------------------------------------------------------------
+
+
+def test_opened_in_an_event_loop(place: Place) -> None:
+    rows = rows_of(2)
+
+    async def run() -> None:
+        with place.tier(rows) as tier:
+            ready = asyncio.Event()
+            asyncio.get_running_loop().add_reader(tier.fileno(), ready.set)
+            tier.store([key(0), key(1)], [0, 1])
+            await ready.wait()
+            asyncio.get_running_loop().remove_reader(tier.fileno())
+            assert [done.ok.all() for done in tier.poll()] == [True]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 1e-9, None, float("inf"), 1e12])
+def test_any_timeout(place: Place, timeout: float | None) -> None:
+    rows = rows_of(1)
+    with place.tier(rows, timeout=float("inf") if timeout is None else timeout) as tier:
+        assert wait_for(tier, tier.store([key(0)], [0], 20)).ok.all()
+        done = load(tier, 0, timeout=timeout)
+        assert done.ok.all() or done.error == "the deadline has passed"
+        assert tier.drain(10)
+
+
+def test_dropped_without_close(place: Place) -> None:
+    """Also in a cycle, with work under way: its threads end, and the rows are free."""
+    memory = bytearray(4 * ROW)
+    tier = place.tier(memoryview(memory).cast("B", (4, ROW)))
+    cycle: list[object] = [tier]
+    cycle.append(cycle)
+    tier.store([key(1)], [1])
+    del tier, cycle
+    gc.collect()
+
+    def is_over() -> bool:
+        return not [thread for thread in threading.enumerate() if "memlane-tier" in thread.name]
+
+    until(is_over, "its threads have ended")
+    memory.extend(b"x")
+
+
+def test_a_tier_of_a_forked_child(place: Place) -> None:
+    """Is refused: obstore's threads are not there. What the parent has goes on."""
+    with place.tier(rows_of(2)) as tier:
+        assert store(tier, 0).ok.all()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                place.tier(rows_of(1))
+            except Unsupported:
+                del tier
+                gc.collect()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert store(tier, 1).ok.all()
+        assert load(tier, 0, 1).ok.all()
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "at work"])
+def test_the_end_of_the_interpreter(own: Place, is_stopped: bool) -> None:
+    """Waits for nothing, with a tier that has no deadline, whatever the server does."""
+    code = f"""
+import os, threading
+import numpy as np
+from memlane.tiers.objects import ObjectTier
+rows = np.zeros((200, 65536), np.uint8)
+tier = ObjectTier({own.url!r}, rows, timeout=float("inf"), **{own.server.options!r})
+tier.store([b"a"], [0])
+tier.drain()
+if {is_stopped}:
+    os.kill({own.server.pid}, 19)
+tier.load([b"a"], [1])
+for number in range(200):
+    tier.store([b"%d" % number], [number])
+"""
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
+    own.server.go_on()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - begun < 8

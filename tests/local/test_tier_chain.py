@@ -1,0 +1,663 @@
+"""A pool with tiers behind it: what is found is the block of its key, and nobody waits."""
+
+import contextlib
+import logging
+import os
+import random
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memlane import Closed, InvalidArgument, InvalidType, SystemFault, TimedOut, WrongProcess
+from memlane.tiers import BlockPool, DiskTier
+from memlane.tiers._waiting import Outage
+from memlane.tiers.chain import TierChain
+from memlane.tiers.conformance import content, key
+from memlane.tiers.pool import PolicyName
+from memlane.tiers.tier import CHANGED
+from tests.support import until
+from tests.support.lying_tiers import MemoryTier
+from tests.support.redis_servers import REFUSAL, RedisServer
+
+ROW = 4096
+Rows = np.ndarray[Any, Any]
+
+
+class Engine:
+    """Computes blocks, and checks those that it finds."""
+
+    def __init__(self, rows: Rows, pool: BlockPool, chain: TierChain) -> None:
+        self.rows, self.pool, self.chain = rows, pool, chain
+
+    def compute(self, *numbers: int) -> list[int]:
+        """Returns those that have a block now."""
+        with self.pool.reserve([key(number) for number in numbers]) as new:
+            for each, row in zip(new.keys, new.ids, strict=True):
+                self.rows[row] = content(int.from_bytes(each, "big"), ROW)
+            new.commit()
+            return [int.from_bytes(each, "big") for each in new.keys]
+
+    def find(self, *numbers: int, timeout: float | None = 5) -> int:
+        """How many of them there are, the first ones first."""
+        with self.chain.fetch([key(number) for number in numbers], timeout) as pin:
+            for number, row in zip(numbers, pin.ids, strict=False):
+                np.testing.assert_array_equal(self.rows[row], content(number, ROW))
+            assert len(pin.ids) + len(pin.missing) == len(numbers)
+            return len(pin.ids)
+
+
+@contextlib.contextmanager
+def engine(
+    make: Callable[[Rows], list[Any]], blocks: int = 16, policy: Any = "lru", **options: Any
+) -> Iterator[Engine]:
+    rows = np.zeros((blocks, ROW), np.uint8)
+    pool = BlockPool(blocks, policy)
+    with TierChain(pool, rows, make(rows), **options) as chain:
+        yield Engine(rows, pool, chain)
+
+
+@contextlib.contextmanager
+def in_memory(
+    blocks: int = 16, tiers: int = 1, policy: Any = "lru", **options: Any
+) -> Iterator[tuple[Any, ...]]:
+    """An engine, and tiers that do what they are told."""
+    made: list[MemoryTier] = []
+
+    def make(rows: Rows) -> list[Any]:
+        made.extend(MemoryTier(rows) for _ in range(tiers))
+        return [*made]
+
+    with engine(make, blocks, policy, **options) as running:
+        try:
+            yield (running, *made)
+        finally:
+            for tier in made:
+                tier.raises.clear()
+                tier.is_silent = False
+                tier.speak()
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, "memlane")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+# With real tiers -------------------------------------------------------------------------------
+
+
+def test_behind_a_pool_there_is_a_disk(tmp_path: Path) -> None:
+    """Ten times as many blocks as the pool has; all of them come back."""
+    rows = np.zeros((32, ROW), np.uint8)
+    pool = BlockPool(32, "lru")
+    with (
+        DiskTier(tmp_path / "disk", rows, "4MiB", policy="lru") as disk,
+        TierChain(pool, rows, [disk], spare=8) as chain,
+    ):
+        one = Engine(rows, pool, chain)
+        for number in range(0, 320, 4):
+            assert one.compute(*range(number, number + 4)) == [*range(number, number + 4)]
+            until(lambda: not poll_of(chain).storing, "stored")
+        for number in reversed(range(0, 320, 8)):
+            assert one.find(*range(number, number + 8)) == 8
+            until(lambda: not poll_of(chain).storing, "stored")
+        seen = chain.statistics()
+        assert (seen.dropped, seen.loading) == (0, 0)
+        assert seen.tiers[0].name == "DiskTier"
+        assert seen.loaded == seen.tiers[0].loaded == seen.tiers[0].bytes_loaded // ROW
+        assert seen.loaded + seen.hits == 320
+    assert pool.statistics().reserved == 0
+
+
+@pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
+def test_a_disk_and_a_server(tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
+    """What the disk has no room for comes from the server; without the server, from the disk."""
+    redis_tier = pytest.importorskip("memlane.tiers.redis").RedisTier
+    pytest.importorskip("redis")
+    rows = np.zeros((16, ROW), np.uint8)
+    pool = BlockPool(16, "lru")
+    server = RedisServer(tmp_path / "redis")
+    try:
+        with (
+            DiskTier(tmp_path / "disk", rows, 8 * ROW, policy="lru") as disk,
+            redis_tier(server.url, rows, timeout=1) as remote,
+            TierChain(pool, rows, [disk, remote], spare=4) as chain,
+        ):
+            one = Engine(rows, pool, chain)
+            for number in range(64):
+                one.compute(number)
+                until(lambda: not poll_of(chain).storing, "stored")
+            for number in range(0, 52, 4):  # the last twelve are in the pool
+                assert one.find(*range(number, number + 4)) == 4
+            from_disk, from_server = (use.loaded for use in chain.statistics().tiers)
+            assert from_server > 30
+            until(lambda: not poll_of(chain).storing, "stored")
+            server.kill()
+            begun = time.monotonic()
+            assert one.find(900, timeout=0.1) == 0
+            assert time.monotonic() - begun < 1
+            for number in range(100, 130):  # it goes on, from disk and pool
+                one.compute(number)
+                until(lambda: not poll_of(chain).storing, "stored")
+            assert chain.statistics().tiers[1].is_left_out
+            for number in range(110, 118):
+                is_there = disk.has([key(number)]) == [True]
+                assert one.find(number) == 1 or not is_there
+            assert chain.statistics().tiers[0].loaded > from_disk
+            assert len([line for line in warnings() if "left out" in line]) == 1
+            server.start()
+            until(lambda: one.find(900) == 0 and not poll_of(chain).tiers[1].is_left_out, "back")
+    finally:
+        server.kill()
+
+
+def poll_of(chain: TierChain) -> Any:
+    chain.poll()
+    return chain.statistics()
+
+
+# What it does ----------------------------------------------------------------------------------
+
+
+def test_what_is_evicted_is_stored_and_not_copied() -> None:
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        tier.is_silent = True
+        assert one.compute(0, 1, 2, 3, 4, 5) == [0, 1, 2, 3, 4, 5]
+        with one.pool.pin([key(5)]) as pin:
+            row = int(pin.ids[0])
+        one.pool.touch([key(number) for number in range(5)])
+        one.compute(6)
+        assert tier.asked == [("store", [key(5)])]
+        np.testing.assert_array_equal(one.rows[row], content(5, ROW))  # where it was
+        seen = one.chain.statistics()
+        assert (seen.storing, seen.spare) == (1, 1)
+        tier.speak()
+        assert poll_of(one.chain).spare == 2
+        assert tier.blocks == {key(5): content(5, ROW).tobytes()}
+
+
+def test_what_is_stored_already_is_not_stored_again() -> None:
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        for number in range(20):
+            one.compute(number)
+        assert one.find(3) == 1
+        before = len(tier.asked)
+        stores = [keys for kind, keys in tier.asked if kind == "store"]
+        for number in range(20, 40):
+            one.compute(number)
+        again = [keys for kind, keys in tier.asked[before:] if kind == "store"]
+        assert [key(3)] in stores
+        assert [key(3)] not in again
+
+
+def test_of_a_burst_the_last_are_kept() -> None:
+    with in_memory(blocks=16, spare=4) as (one, tier):
+        one.compute(*range(12))
+        one.compute(*range(20, 32))
+        assert one.chain.statistics().dropped == 8
+        (kind, keys), *others = tier.asked
+        assert (kind, len(keys), others) == ("store", 4, [])
+        assert set(keys) < {key(number) for number in range(12)}
+
+
+def test_a_block_that_is_wanted_before_it_is_stored() -> None:
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        tier.is_silent = True
+        one.compute(*range(6))
+        one.compute(6)
+        ((_, (gone,)),) = tier.asked
+        number = int.from_bytes(gone, "big")
+        assert one.find(number, timeout=0) == 1
+        assert one.chain.statistics().recalled == 1
+
+
+def test_a_fetch_does_not_wait_longer_than_it_may() -> None:
+    with in_memory() as (one, tier):
+        tier.blocks = {key(number): content(number, ROW).tobytes() for number in range(8)}
+        tier.is_silent = True
+        begun = time.monotonic()
+        assert one.find(*range(8), timeout=0) == 0
+        assert one.find(*range(8), timeout=0.05) == 0
+        assert 0.05 <= time.monotonic() - begun < 1
+        assert len(tier.asked) == 1  # the second did not ask again
+        tier.speak()
+        assert one.find(*range(8), timeout=0) == 8
+
+
+def test_a_prefetch_is_found() -> None:
+    with in_memory() as (one, tier):
+        tier.blocks = {key(number): content(number, ROW).tobytes() for number in range(6)}
+        one.chain.prefetch([key(number) for number in range(9)])
+        assert one.pool.statistics().accesses == 0
+        assert select.select([one.chain], [], [], 5)[0]
+        one.chain.poll()
+        assert not select.select([one.chain], [], [], 0)[0]
+        assert one.find(*range(9), timeout=0) == 6
+        assert tier.asked == [("load", [key(number) for number in range(6)])]
+
+
+def test_a_prefetch_takes_half_of_the_pool() -> None:
+    with in_memory(blocks=16) as (one, tier):
+        tier.blocks = {key(number): content(number, ROW).tobytes() for number in range(40)}
+        tier.is_silent = True
+        one.chain.prefetch([key(number) for number in range(40)])
+        assert one.chain.statistics().loading == 8
+
+
+def test_only_the_leading_run_is_loaded() -> None:
+    """Of what no tier has, and of what comes after it, nothing."""
+    with in_memory(tiers=2) as (one, first, second):
+        first.blocks = {key(number): content(number, ROW).tobytes() for number in (0, 2, 5)}
+        second.blocks = {key(number): content(number, ROW).tobytes() for number in (1, 2, 6)}
+        one.compute(3)
+        assert one.find(*range(7)) == 4
+        assert first.asked == [("load", [key(0), key(2)])]
+        assert second.asked == [("load", [key(1)])]
+
+
+def test_a_tier_that_does_not_know() -> None:
+    """Is asked for the blocks; what it has not comes from the next one."""
+    with in_memory(tiers=2) as (one, first, second):
+        first.knows = lambda _: None
+        first.blocks = {key(0): content(0, ROW).tobytes()}
+        second.blocks = {key(1): content(1, ROW).tobytes()}
+        assert one.find(1, 0, 2) == 2
+        assert first.asked == [("load", [key(0), key(2)])]
+        assert [keys for _, keys in second.asked] == [[key(1)]]
+        second.knows = lambda _: None
+        assert one.find(3) == 0
+        assert second.asked[-1] == ("load", [key(3)])
+
+
+def test_admission() -> None:
+    """What is evicted for the second time is stored."""
+    with in_memory(blocks=8, spare=2, admission="second") as (one, tier):
+        for number in range(10):
+            one.compute(number)
+        assert tier.asked == []
+        assert one.chain.statistics().declined == 4
+        one.compute(0)
+        for number in range(10, 18):
+            one.compute(number)
+        assert ("store", [key(0)]) in tier.asked
+
+
+def test_pinned_blocks_leave_no_room() -> None:
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        tier.blocks = {key(number): content(number, ROW).tobytes() for number in range(50, 60)}
+        one.compute(*range(6))
+        with one.pool.pin([key(number) for number in range(6)]) as pin:
+            assert len(pin.ids) == 6
+            assert one.find(50, 51) == 0
+        assert one.find(50, 51) == 2
+
+
+def test_keys_that_come_twice() -> None:
+    with in_memory() as (one, tier):
+        tier.blocks = {key(0): content(0, ROW).tobytes()}
+        assert one.find(0, 0, 1, 1) == 2
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "tuned"])
+def test_random_calls(policy: PolicyName) -> None:
+    """Tiers that are silent, fail, forget and do not know: what is found is right all the same, and
+    no block is lost."""
+    for seed in range(6):
+        draw = random.Random(seed)
+        with in_memory(blocks=24, tiers=2, policy=policy, spare=4) as (one, *tiers):
+            pins = []
+            for _ in range(400):
+                first = draw.randrange(60)
+                numbers = range(first, first + draw.randrange(1, 6))
+                tier = draw.choice(tiers)
+                match draw.randrange(8):
+                    case 0:
+                        one.compute(*numbers)
+                    case 1:
+                        one.compute(*numbers)
+                        one.find(*numbers, timeout=0)
+                    case 2:
+                        one.chain.prefetch([key(number) for number in numbers])
+                    case 3:
+                        tier.is_silent = not tier.is_silent
+                    case 4:
+                        tier.speak(draw.randrange(3))
+                    case 5:
+                        tier.fails = draw.random() < 0.2
+                        tier.blocks.pop(key(first), None)
+                        tier.knows = draw.choice((tier.knows, lambda _: None, lambda _: True))
+                    case 6:
+                        pins.append(one.chain.fetch([key(number) for number in numbers], 0))
+                        if len(pins) > 2:
+                            pins.pop(0).release()
+                    case _:
+                        one.find(*numbers, timeout=0)
+            for pin in pins:
+                pin.release()
+            for tier in tiers:
+                tier.is_silent = False
+                tier.speak()
+            seen = poll_of(one.chain)
+            while seen.storing or seen.loading:
+                seen = poll_of(one.chain)
+            assert seen.spare == 4
+            assert one.pool.statistics().reserved == 4
+        assert one.pool.statistics().reserved == 0
+
+
+# Tiers that fail -------------------------------------------------------------------------------
+
+
+def test_when_to_try_again() -> None:
+    """After 1, 2, 4 ... 60 seconds, and one line a minute."""
+    outage = Outage()
+    now, pauses, lines = 100.0, [], 0
+    for _ in range(9):
+        lines += outage.begin(now)
+        assert outage.lasts(now)
+        assert not outage.begin(now)  # while it lasts nothing is new
+        pauses.append(outage.until - now)
+        now = outage.until
+        assert not outage.lasts(now)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert lines == 1
+    outage.end()
+    assert outage.begin(now)
+    outage.end()
+    assert not outage.begin(now + 1)  # within a minute
+    assert outage.until == now + 2
+
+
+@pytest.mark.parametrize("call", ["store", "load", "has", "poll", "reports"])
+def test_a_tier_that_fails(call: str, warnings: Callable[[], list[str]]) -> None:
+    """Is left out, with one line; the other one serves; later it is tried again."""
+    with in_memory(blocks=8, spare=2, tiers=2) as (one, bad, good):
+        good.blocks = {key(50): content(50, ROW).tobytes()}
+        bad.blocks = {**good.blocks, key(51): content(51, ROW).tobytes()}
+        if call == "reports":
+            bad.fails = True
+        else:
+            bad.raises[call] = RuntimeError("it is broken")
+        for number in range(20):
+            one.compute(number)
+        assert one.find(50) == 1
+        assert one.find(3) == 1
+        assert one.chain.statistics().tiers[0].is_left_out
+        assert [line for line in warnings() if "left out" in line or "leaves out" in line] == [
+            "a chain leaves out its MemoryTier until it answers: "
+            + ("it fails" if call == "reports" else "it is broken")
+        ]
+        bad.raises.clear()
+        bad.fails = False
+        until(lambda: one.find(51) == 1, "it is tried again")
+        until(lambda: not poll_of(one.chain).tiers[0].is_left_out or one.compute(99), "stores, too")
+
+
+def test_a_disk_that_is_full_is_read() -> None:
+    """Stores and loads are judged apart."""
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        tier.blocks = {key(50): content(50, ROW).tobytes()}
+        tier.fails = True
+        for number in range(10):
+            one.compute(number)
+        tier.fails = False
+        assert one.chain.statistics().tiers[0].is_left_out
+        assert one.find(50) == 1
+
+
+def test_a_changed_block_is_no_outage() -> None:
+    with in_memory() as (one, tier):
+        tier.is_silent = True
+        tier.blocks = {key(1): content(1, ROW).tobytes()}
+        assert one.find(1, timeout=0) == 0
+        tier.error = CHANGED
+        tier.blocks.clear()
+        tier.speak()
+        seen = poll_of(one.chain)
+        assert (seen.loading, seen.tiers[0].missed, seen.tiers[0].is_left_out) == (0, 1, False)
+
+
+def test_a_slow_tier_leaves_spare_blocks_to_the_others() -> None:
+    with in_memory(blocks=16, spare=4, tiers=2) as (one, slow, quick):
+        slow.is_silent = True
+        for number in range(40):
+            one.compute(number)
+        assert poll_of(one.chain).storing == 2
+        assert len(slow.asked) == 2
+        assert len(quick.asked) == 40 - 12
+
+
+def test_a_tier_that_is_closed_meanwhile() -> None:
+    rows = np.zeros((8, ROW), np.uint8)
+    pool = BlockPool(8, "lru")
+    tier = MemoryTier(rows)
+    with TierChain(pool, rows, [tier], spare=2) as chain:
+        one = Engine(rows, pool, chain)
+        tier.is_silent = True
+        for number in range(8):
+            one.compute(number)
+        assert chain.statistics().storing == 2
+        for call in ("poll", "store", "load", "has"):
+            tier.raises[call] = Closed("this tier is closed")
+        assert one.find(40) == 0
+        assert chain.statistics().storing == 0
+        one.compute(*range(20, 26))
+
+
+def test_a_forgotten_key_is_not_found() -> None:
+    """Neither what is being loaded, nor what is aside, nor what a tier has."""
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        tier.is_silent = True
+        tier.blocks = {key(50): content(50, ROW).tobytes()}
+        one.compute(*range(6))
+        assert one.find(50, timeout=0) == 0  # it is being loaded, and has evicted another
+        (_, (gone,)), (_, loading) = tier.asked
+        assert loading == [key(50)]
+        one.chain.forget([key(50), gone])
+        assert tier.blocks == {}
+        assert one.find(int.from_bytes(gone, "big"), timeout=0) == 0
+        tier.blocks[key(50)] = content(50, ROW).tobytes()  # it was read before
+        tier.speak()
+        one.chain.poll()
+        assert not one.pool.has([key(50)])[0]
+
+
+def test_new_weights() -> None:
+    with in_memory(blocks=8, spare=2, tiers=2) as (one, first, second):
+        for number in range(20):
+            one.compute(number)
+        first.is_silent = True
+        one.find(1, timeout=0)
+        one.chain.clear()
+        assert (first.blocks, second.blocks) == ({}, {})
+        first.blocks[key(1)] = content(1, ROW).tobytes()  # it was read before
+        first.speak()
+        one.chain.poll()
+        assert not any(one.pool.has([key(number) for number in range(20)]))
+        first.raises["clear"] = SystemFault("it does not answer", 5)
+        one.compute(7)
+        with pytest.raises(SystemFault):
+            one.chain.clear()
+        assert not one.pool.has([key(7)])[0]
+
+
+# Threads, signals, ends ------------------------------------------------------------------------
+
+
+def test_threads_take_turns(tmp_path: Path) -> None:
+    """Each has keys of its own; all blocks are right."""
+    rows = np.zeros((64, ROW), np.uint8)
+    pool = BlockPool(64, "lru")
+    wrong: list[BaseException] = []
+    with (
+        DiskTier(tmp_path / "disk", rows, "8MiB", policy="lru") as disk,
+        TierChain(pool, rows, [disk]) as chain,
+    ):
+        one = Engine(rows, pool, chain)
+
+        def work(base: int) -> None:
+            try:
+                for number in range(base, base + 150):
+                    one.compute(number)
+                    one.find(max(base, number - 40), timeout=0.2)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=partial(work, 1000 * each)) for each in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert wrong == []
+        assert chain.statistics().loaded > 0
+
+
+def test_a_report_that_another_thread_takes_wakes_whoever_waits() -> None:
+    with in_memory() as (one, tier):
+        tier.blocks = {key(1): content(1, ROW).tobytes()}
+        tier.is_silent = True
+        found: list[int] = []
+        waiting = threading.Thread(target=lambda: found.append(one.find(1, timeout=30)))
+        waiting.start()
+        until(lambda: bool(one.chain._waiting), "it waits")
+        with one.chain._lock:  # so that this thread is first
+            tier.speak()
+            one.chain.poll()
+        waiting.join(10)
+        assert found == [1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_handlers_that_raise() -> None:
+    """End the call alone; no block is wrong, and the chain is closed as ever."""
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    draw = random.Random(1)
+    with in_memory(blocks=24, spare=4) as (one, tier):
+        tier.knows = lambda _: None
+        before = signal.signal(signal.SIGALRM, interrupt)
+        interrupted = 0
+        try:
+            for _ in range(600):
+                first = draw.randrange(60)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 4e-4))
+                    for _ in range(4):
+                        one.compute(*range(first, first + 3))
+                        one.find(*range(first, first + 4), timeout=0)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Interrupted:
+                    interrupted += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert interrupted > 100
+        for _ in range(50):
+            one.compute(*range(100, 110))
+            one.find(*range(100, 110))
+
+
+def test_a_forked_child_has_no_chain() -> None:
+    with in_memory() as (one, _):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                for call in (one.chain.poll, partial(one.pool.reserve, [key(1)])):
+                    with contextlib.suppress(WrongProcess):
+                        call()
+                        os._exit(2)
+                one.chain.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert one.compute(1) == [1]
+
+
+def test_it_is_not_closed_while_blocks_are_under_way() -> None:
+    rows = np.zeros((8, ROW), np.uint8)
+    pool = BlockPool(8, "lru")
+    tier = MemoryTier(rows)
+    chain = TierChain(pool, rows, [tier], spare=2)
+    tier.is_silent = True
+    one = Engine(rows, pool, chain)
+    for number in range(7):
+        one.compute(number)
+    with pytest.raises(TimedOut, match="must not be freed"):
+        chain.close(0.05)
+    with pytest.raises(Closed):
+        chain.fetch([key(1)])
+    assert pool.statistics().reserved == 1  # what is being stored
+    assert one.compute(*range(20, 30)) == [*range(20, 27)]
+    assert len(tier.asked) == 1
+    tier.speak()
+    chain.close()
+    chain.close()
+    assert pool.statistics().reserved == 0
+    assert len(one.compute(*range(30, 40))) == 8
+    with TierChain(BlockPool(8), rows, [tier]):
+        pass
+
+
+def test_the_rows_are_free_afterwards(tmp_path: Path) -> None:
+    memory = bytearray(16 * ROW)
+    rows = memoryview(memory).cast("B", (16, ROW))
+    with (
+        DiskTier(tmp_path / "disk", rows, "1MiB") as disk,
+        TierChain(BlockPool(8), rows, [disk]) as chain,
+    ):
+        chain.fetch([key(1)]).release()
+    rows.release()
+    memory.extend(b"x")  # a BufferError while somebody refers to it
+
+
+def test_bad_arguments() -> None:
+    rows = np.zeros((8, ROW), np.uint8)
+    pool = BlockPool(8, "lru")
+    tier = MemoryTier(rows)
+    for wrong, error in (
+        ((7, rows, [tier]), InvalidType),
+        ((pool, 7, [tier]), InvalidType),
+        ((pool, rows[:7], [tier]), InvalidArgument),
+        ((pool, rows, []), InvalidArgument),
+        ((pool, rows, [7]), InvalidType),
+        ((pool, rows, [tier, tier]), InvalidArgument),
+        ((BlockPool(1), rows, [tier]), InvalidArgument),
+    ):
+        with pytest.raises(error):
+            TierChain(*wrong)  # type: ignore[arg-type]
+    for options in ({"spare": 0}, {"spare": 8}, {"admission": "third"}):
+        with pytest.raises(InvalidArgument):
+            TierChain(pool, rows, [tier], **options)  # type: ignore[arg-type]
+    assert pool.statistics().used == 0
+    with TierChain(pool, rows, [tier]) as chain:
+        with pytest.raises(InvalidArgument, match="has a chain already"):
+            TierChain(pool, rows, [tier])
+        for call in (chain.fetch, chain.prefetch, chain.forget):
+            with pytest.raises(InvalidType):
+                call(["text"])  # type: ignore[list-item]
+            with pytest.raises(InvalidArgument):
+                call([b""])
+        with pytest.raises(InvalidType):
+            chain.fetch([key(1)], "soon")  # type: ignore[arg-type]
+        assert tier.asked == []
+    full = BlockPool(8, "lru")
+    with full.reserve([key(number) for number in range(8)]) as new:
+        new.commit()
+    with pytest.raises(InvalidArgument, match="free blocks"):
+        TierChain(full, rows, [tier])

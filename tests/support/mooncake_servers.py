@@ -1,0 +1,173 @@
+"""Real Mooncake masters for tests, on ports of their own; clients bring the memory."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+from tests.support.leaks import LASTING, children_of
+from tests.support.redis_servers import free_port
+
+
+def _refusal() -> str:
+    found = find_spec("mooncake")
+    if found is None:
+        return "mooncake-transfer-engine-non-cuda is not installed"
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError:
+        return "libibverbs1 is not installed"
+    return ""
+
+
+REFUSAL = _refusal()
+_SPEC = find_spec("mooncake")
+BINARY = Path((_SPEC and _SPEC.origin) or "/").with_name("mooncake_master")
+
+
+class MooncakeMaster:
+    """One that logs to a file; it can be stopped, killed and started again."""
+
+    def __init__(self, log: Path, *options: str) -> None:
+        self._log, self._options = log, options
+        self.port = free_port()
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        command = [
+            *(str(BINARY), "-rpc_address=127.0.0.1", f"-rpc_port={self.port}"),
+            *("-rpc_thread_num=2", "-metrics_host=127.0.0.1", f"-metrics_port={free_port()}"),
+            *("-default_kv_lease_ttl=500", "-client_ttl=2", *self._options),
+        ]
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+        for _ in range(500):
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.01)
+        raise TimeoutError("mooncake_master does not start")
+
+    def stop(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def mooncake_master(log: Path, *options: str) -> Iterator[MooncakeMaster]:
+    """One until the end of the block."""
+    master = MooncakeMaster(log, *options)
+    try:
+        yield master
+    finally:
+        master.kill()
+
+
+CLIENT = """
+import sys
+import numpy as np
+from memlane.tiers.mooncake import MooncakeTier
+with MooncakeTier(sys.argv[1], np.zeros((1, 8), np.uint8), segment=sys.argv[2], timeout=20):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def memory(master: MooncakeMaster, size: str) -> Iterator["subprocess.Popen[str]"]:
+    """Another process, that gives the store memory."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT, master.address, size], stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            kill_with_client(process)
+
+
+def kill_with_client(process: "subprocess.Popen[str]") -> None:
+    """The memory is gone without a word."""
+    if process.poll() is None:
+        for pid in children_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+@contextmanager
+def lasting_master(log: Path) -> Iterator[MooncakeMaster]:
+    """One for several tests, with memory."""
+    with mooncake_master(log) as master, memory(master, "1GiB") as process:
+        mine = {master.pid, process.pid}
+        LASTING.update(mine)
+        try:
+            yield master
+        finally:
+            LASTING.difference_update(mine)
+
+
+class Store:
+    """What is in one, seen without a tier."""
+
+    def __init__(self, master: MooncakeMaster) -> None:
+        from memlane.tiers import mooncake
+
+        settings = {
+            "master": master.address,
+            "segment": 0,
+            "connections": 1,
+            "host": None,
+            "metadata": "P2PHANDSHAKE",
+            "protocol": "tcp",
+            "device": "",
+        }
+        self._client = mooncake._Client(settings, 20.0, None)
+        self._connection = mooncake._Connection(self._client, time.monotonic() + 20)
+
+    def has(self, name: bytes) -> bool:
+        return self._connection.ask([name], 20)[0]
+
+    def read(self, name: bytes, size: int) -> bytes:
+        into = memoryview(bytearray(size))
+        found = self._connection.load([name], [into], 20)
+        assert found == [size]
+        return bytes(into)
+
+    def write(self, name: bytes, value: bytes) -> None:
+        """Whatever there was."""
+        self._connection.forget([name], 20)
+        done = self._connection.store([name], [(value[:8], memoryview(value[8:]))], 20)
+        assert done == [None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._client.close()

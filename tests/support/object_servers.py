@@ -1,0 +1,141 @@
+"""Real object stores for tests: moto, which plays S3, on a port of its own."""
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.support.leaks import LASTING
+from tests.support.redis_servers import free_port
+
+_NEEDED = ("obstore", "moto", "flask")
+_MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+REFUSAL = f"{_MISSING[0]} is not installed" if _MISSING else ""
+
+
+class ObjectServer:
+    """One that has its buckets in memory; it can be stopped, killed and started again, empty."""
+
+    def __init__(self, **environment: str) -> None:
+        self._environment = os.environ | environment
+        self.port = free_port()
+        self.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of a tier on it."""
+        return {
+            "endpoint": self.endpoint,
+            "region": "us-east-1",
+            "access_key_id": "user",
+            "secret_access_key": "secret",
+            "client_options": {"allow_http": True},
+        }
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self._environment,
+        )
+        for _ in range(3000):
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            except OSError:
+                time.sleep(0.01)
+        raise TimeoutError("moto does not start")
+
+    def create(self, bucket: str) -> str:
+        """Makes a bucket, unless there is one. Returns its URL."""
+        self._request("PUT", f"/{bucket}")
+        return f"s3://{bucket}"
+
+    def remove(self, bucket: str) -> None:
+        self._request("DELETE", f"/{bucket}")
+
+    def allow(self, calls: int) -> None:
+        """From then on credentials are checked."""
+        self._request("POST", "/moto-api/reset-auth", str(calls).encode())
+
+    def _request(self, method: str, path: str, data: bytes | None = None) -> bytes:
+        request = urllib.request.Request(self.endpoint + path, data=data, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                found: bytes = answer.read()
+                return found
+        except urllib.error.HTTPError as error:
+            if error.code == 409:  # it is there already
+                return b""
+            raise
+
+    def stop(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Bucket:
+    """What is in one, seen without a tier. `url` and `options` are a tier's."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        import obstore
+
+        self._obstore = obstore
+        self._store = obstore.store.from_url(url, **options)
+
+    def names(self) -> list[str]:
+        return sorted(each["path"] for each in self._obstore.list(self._store).collect())
+
+    def read(self, name: str) -> bytes:
+        return bytes(self._obstore.get(self._store, name).bytes())
+
+    def write(self, name: str, value: bytes) -> None:
+        self._obstore.put(self._store, name, value)
+
+    def remove(self, *names: str) -> None:
+        self._obstore.delete(self._store, [*names])
+
+
+@contextmanager
+def object_server(**environment: str) -> Iterator[ObjectServer]:
+    """One until the end of the block."""
+    server = ObjectServer(**environment)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def lasting_server() -> Iterator[ObjectServer]:
+    """One for several tests. The threads and descriptors that obstore keeps are there, too."""
+    Bucket("memory:///").names()
+    with object_server() as server:
+        LASTING.add(server.pid)
+        try:
+            yield server
+        finally:
+            LASTING.discard(server.pid)
