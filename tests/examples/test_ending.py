@@ -221,7 +221,10 @@ def test_worker_may_be_ended_by_a_signal_of_its_own(many: str) -> None:
 def test_worker_without_shared_memory_says_so_through_the_scheduler(few: str) -> None:
     """There is enough for the store, and for none of the workers."""
     finished = subprocess.run(
-        [*private_shm("5m"), *command("--workers", "3", "--store-mib", "3", "--prompts", few)[1:]],
+        [
+            *private_shm("5m"),
+            *command(*("--workers", "3", "--store-mib", "3", "--no-offload", "--prompts", few))[1:],
+        ],
         env=environment(),
         capture_output=True,
         text=True,
@@ -237,7 +240,7 @@ def test_worker_without_shared_memory_says_so_through_the_scheduler(few: str) ->
 def test_too_few_files_are_one_clear_error(files: int, few: str) -> None:
     """In multiprocessing's own process, or in a worker."""
     finished = subprocess.run(
-        under(f"ulimit -n {files}", "--workers", "4", "--prompts", few),
+        under(f"ulimit -n {files}", "--workers", "4", "--no-offload", "--prompts", few),
         env=environment(),
         capture_output=True,
         text=True,
