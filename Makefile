@@ -39,7 +39,7 @@ check: $(VENV)/.tools
 
 # On two cores four at once, as many tests wait; the longest first.
 test: $(VENV)/.tools
-	$(MAKE) --no-print-directory -j4 --output-sync=line test-remote-queues test-remote-others test-fault test-crash test-engines test-examples test-sessions \
+	$(MAKE) --no-print-directory -j4 --output-sync=line test-remote-queues test-remote-others test-fault test-tiers test-crash test-engines test-examples test-sessions \
 	    native-test test-local fuzz-test test-unit test-property test-house test-docs
 
 # One folder of tests, with a /dev/shm of its own.

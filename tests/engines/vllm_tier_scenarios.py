@@ -49,6 +49,8 @@ from memlane.tiers.conformance import content
 from tests.support import PATIENCE
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
+RETRY = LookupResult.RETRY
+Where = Path | dict[str, Any]  # the folder of a disk tier, or the configuration of any
 MODULE = "memlane.engines.vllm.tiers"
 ROW = 4096
 STEP = ScheduleEndContext(new_req_ids=[], preempted_req_ids=())
@@ -100,9 +102,15 @@ def config(**changes: Any) -> Any:
     return dataclasses.replace(CONFIG, **parts, **rest)
 
 
+def keys_of(where: Where) -> dict[str, Any]:
+    if isinstance(where, dict):
+        return where
+    return {"type": "DiskTier", "path": str(where), "capacity": capacity_of(100)}
+
+
 def made(view: memoryview, spec: Any = CONFIG, **own: Any) -> Any:
     """A tier, as vLLM makes it of its configuration."""
-    configured = {"type": "DiskTier", "module_path": MODULE, **own}
+    configured = {"module_path": MODULE, **own}
     return SecondaryTierFactory.create_secondary_tier(
         configured, view, SimpleNamespace(config=spec)
     )
@@ -117,11 +125,10 @@ def folder() -> Iterator[Path]:
 class Alone:
     """A tier without vLLM's manager, over rows with the contents of their numbers."""
 
-    def __init__(self, path: Path, spec: Any = CONFIG, rows: int = 8, **own: Any) -> None:
+    def __init__(self, where: Where, spec: Any = CONFIG, rows: int = 8, **own: Any) -> None:
         self.rows = np.stack([content(number, ROW) for number in range(rows)])
         self.view = memoryview(self.rows)
-        own = {"path": str(path), "capacity": capacity_of(100), **own}
-        self.tier = made(self.view, spec, **own)
+        self.tier = made(self.view, spec, **{**keys_of(where), **own})
 
     def __enter__(self) -> Alone:
         return self
@@ -167,17 +174,23 @@ class Alone:
         raise TimeoutError(f"job {job.job_id} was not reported")
 
     def there(self, *numbers: int) -> list[int]:
-        """Those that `lookup` finds; the step ends, so that nothing stays held."""
-        context = ReqContext(req_id="request")
-        found = [number for number in numbers if self.tier.lookup(key(number), context) is HIT]
-        self.tier.on_schedule_end(STEP)
-        return found
+        """Those that `lookup` finds, in as many steps as it takes; nothing stays held."""
+        context = ReqContext(req_id=str(next(names)))
+        end = time.monotonic() + PATIENCE
+        while True:
+            found = {number: self.tier.lookup(key(number), context) for number in numbers}
+            self.tier.on_schedule_end(STEP)
+            if RETRY not in found.values():
+                self.tier.on_request_finished(context)
+                return [number for number, result in found.items() if result is HIT]
+            assert time.monotonic() < end
+            time.sleep(0.001)
 
 
 class Engine:
-    """vLLM's manager with memlane's policy and tier, and what a scheduler does with it."""
+    """vLLM's manager with memlane's policy and tiers, and what a scheduler does with it."""
 
-    def __init__(self, path: Path, rows: int = 4, **own: Any) -> None:
+    def __init__(self, where: Where, *others: Where, rows: int = 4, **own: Any) -> None:
         self.rows = np.zeros((rows, ROW), np.uint8)
         region: Any = SimpleNamespace(
             create_kv_memoryview=lambda: memoryview(self.rows), cleanup=lambda: None
@@ -188,9 +201,10 @@ class Engine:
             cache_policy="TunedPolicy",
             cache_policy_module_path=MODULE,
         )
-        own = {"path": str(path), "capacity": capacity_of(100), **own}
-        self.tier = made(self.primary.get_kv_memoryview(), **own)
-        self.manager = TieringOffloadingManager(self.primary, [self.tier])
+        view = self.primary.get_kv_memoryview()
+        self.tier = made(view, **{**keys_of(where), **own})
+        tiers = [self.tier, *(made(view, **keys_of(each)) for each in others)]
+        self.manager = TieringOffloadingManager(self.primary, tiers)
 
     @contextmanager
     def request(self) -> Iterator[Any]:
@@ -221,12 +235,17 @@ class Engine:
                 self.manager.complete_store(output.keys_to_store, context)
 
     def load(self, *numbers: int) -> list[int]:
-        """Those that a request for these blocks gets, with the right bytes."""
+        """Those that a request for these blocks gets, with the right bytes, in as many steps as it
+        takes."""
         with self.request() as context:
-            for number in numbers:
-                self.manager.lookup(key(number), context)
-            self.settle()
-            found = [at for at in numbers if self.manager.lookup(key(at), context) is HIT]
+            end = time.monotonic() + PATIENCE
+            while True:
+                results = {at: self.manager.lookup(key(at), context) for at in numbers}
+                if not {RETRY, PENDING} & set(results.values()):
+                    break
+                assert time.monotonic() < end
+                self.settle()
+            found = [at for at, result in results.items() if result is HIT]
             keys = [key(number) for number in found]
             chunks = self.manager.prepare_load(keys, context).chunk_ids
             for number, chunk in zip(found, chunks, strict=True):
@@ -289,16 +308,16 @@ def keys_of_its_configuration() -> None:
             ({"path": str(path)}, f"a DiskTier needs the key 'capacity'; it has {KEYS}"),
         ):
             with pytest.raises(InvalidArgument, match=re.escape(says)):
-                made(rows, **own)
+                made(rows, type="DiskTier", **own)
         assert list(path.iterdir()) == []
         more = {"policy": "lru", "timeout": 1.5, "direct": False, "opener": "a", "namespace": "n"}
-        tier = made(rows, **good, **more, locality="LOCAL")
+        tier = made(rows, type="DiskTier", **good, **more, locality="LOCAL")
         assert (tier.tier_type, tier.medium) == ("DiskTier", Medium.STORAGE)
         assert tier.locality is Locality.LOCAL
         assert {file.name for file in path.iterdir()} == {"a.data", "a.headers"}
         tier.shutdown()
         with pytest.raises(ValueError, match="Locality"):
-            made(rows, **good, locality="here")
+            made(rows, type="DiskTier", **good, locality="here")
 
 
 def store_and_load() -> None:

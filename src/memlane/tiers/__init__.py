@@ -13,9 +13,15 @@ if TYPE_CHECKING:
     from memlane.tiers.mooncake import MooncakeTier
     from memlane.tiers.objects import ObjectTier
     from memlane.tiers.redis import RedisTier
+    from memlane.tiers.replicas import ReplicaTier
 
 # They need extras, and bring modules that others do not want.
-_REMOTE = {"MooncakeTier": "mooncake", "ObjectTier": "objects", "RedisTier": "redis"}
+_REMOTE = {
+    "MooncakeTier": "mooncake",
+    "ObjectTier": "objects",
+    "RedisTier": "redis",
+    "ReplicaTier": "replicas",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -43,6 +49,7 @@ __all__ = [
     "RedisTier",
     "RemoteHold",
     "RemoteStatistics",
+    "ReplicaTier",
     "Reservation",
     "Ticket",
     "Tier",

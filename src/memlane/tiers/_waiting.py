@@ -58,6 +58,11 @@ class Outage:
         """It works."""
         self._pause = self.until = 0.0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has failed, and has not worked since."""
+        return self._pause > 0.0
+
     def lasts(self, now: float) -> bool:
         """Whether it is to be left alone."""
         return self.until > now

@@ -126,6 +126,7 @@ class _Link:
         self.tier = tier
         self.place = place
         self.name = type(tier).__name__
+        self.is_read_only = getattr(tier, "is_read_only", False)
         self.jobs: dict[Ticket, _Store | _Load] = {}
         # Jobs whose call an exception has ended: nobody knows whether the tier has begun them.
         self.unknown: list[_Store | _Load] = []
@@ -614,6 +615,8 @@ class TierChain:
             wanted = [each for each in evicted if self._admission.admits(each[0])]
             self._counts["declined"] += len(evicted) - len(wanted)
         for link in self._links:
+            if link.is_read_only:
+                continue
             room = self._spare
             if link.storing and len(self._links) > 1:  # it must leave some to the others
                 room = max(0, self._spare // 2 - link.storing)

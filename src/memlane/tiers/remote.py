@@ -39,10 +39,12 @@ from memlane.tiers._waiting import Bell, Outage
 from memlane.tiers.tier import CHANGED, Done, Namespace, Rows, Ticket
 
 HEADER = struct.Struct("<4sIII")  # magic, bytes of the row, CRC, reserved
-_MAGIC = b"MLT1"
+MAGIC = b"MLT1"
 _BATCH_BYTES = 4 << 20
 _MOST_BLOCKS = 32  # of a batch
 _REMEMBERED = 1.0  # seconds that an answer about a key is believed
+_UNREAD = 10.0  # the same, until somebody has read it: an engine's step may take long
+_MOST_QUESTIONS = 1000  # that are asked together
 _LONGEST_CALL = 3600.0  # seconds that a server may take, whatever the deadline
 _GRACE = 0.05  # seconds, for the desk to say that nothing is under way
 _FAIR = 1.0  # seconds that a server is given before it counts as silent
@@ -174,6 +176,26 @@ class _Query:
         return False
 
 
+@dataclass(eq=False, slots=True)
+class _Answer:
+    """Whether a key is there, since when that is known, and until when it is believed."""
+
+    is_there: bool
+    since: float
+    until: float
+
+    @classmethod
+    def of(cls, is_there: bool, now: float, seconds: float = _REMEMBERED) -> _Answer:
+        return cls(is_there, now, now + seconds)
+
+    def read(self, now: float) -> bool | None:
+        """The answer, if it is believed still: for a second from now on."""
+        if self.until <= now:
+            return None
+        self.until = min(self.until, now + _REMEMBERED)
+        return self.is_there
+
+
 @dataclass(eq=False)
 class _Batch:
     """What a carrier does at once, and what became of it."""
@@ -201,6 +223,7 @@ class RemoteTier:
     """
 
     what = "a remote tier"
+    is_read_only = False
 
     def __init__(
         self,
@@ -212,7 +235,11 @@ class RemoteTier:
         namespace: str | bytes,
         timeout: float,
         connections: int,
+        crc_of_key: Callable[[bytes], int] = _native.crc32c,
+        mismatch: Literal[False] | str = CHANGED,
     ) -> None:
+        """`crc_of_key`: of a digest, what a block's CRC begins with. `mismatch`: what becomes of a
+        load of other bytes than were stored: an error, or a mere miss."""
         held = Rows(rows)
         self._namespace = Namespace(namespace)
         self._timeout = seconds_of(timeout)
@@ -222,6 +249,7 @@ class RemoteTier:
         self._desk = _Desk(
             rows, held, connect, prefix + self._namespace.id.hex().encode() + b":", self.what
         )
+        self._desk.crc_of_key, self._desk.mismatch = crc_of_key, mismatch
         self._desk.start(connections, first)
         self._tickets = iter(range(1, 1 << 62))
         self._claims: dict[int, tuple[list[Ticket], bool]] = {}  # by thread: what polls returned
@@ -238,8 +266,9 @@ class RemoteTier:
     # Keys ----------------------------------------------------------------------------------------
 
     def has(self, keys: Sequence[bytes]) -> list[bool | None]:
-        """Whether each is there, as far as it is known; None: it is being asked for. Nothing is,
-        while the server does not answer.
+        """Whether each is there, as far as it is known; None: it is being asked for, and the answer
+        comes within the tier's timeout. Nothing is, from when the server has not answered until it
+        does.
 
         Raises:
             InvalidType, InvalidArgument: a key is not 1 to 255 bytes, or comes twice.
@@ -249,16 +278,20 @@ class RemoteTier:
         digests = self._namespace.digests(keys)
         if self._desk.is_stalled:
             return [False] * len(digests)
-        known = self._desk.known
+        known, asking = self._desk.known, self._desk.asking
         now = time.monotonic()
         found: list[bool | None] = []
+        unknown = []
         for digest in digests:
-            answer, until = known.get(digest, (None, inf))
-            found.append(answer if until > now else None)
-        if unknown := [
-            digest for digest, is_there in zip(digests, found, strict=True) if is_there is None
-        ]:
+            answer = known.get(digest)
+            is_there = None if answer is None else answer.read(now)
+            if is_there is None and digest not in asking:
+                unknown.append(digest)
+            found.append(is_there)
+        if unknown:
             self._desk.inbox.put(_Query("ask", unknown, now + self._timeout))
+        if self._desk.is_out:  # then nobody waits for the answer
+            return [is_there is True for is_there in found]
         return found
 
     def hold(self, keys: Sequence[bytes]) -> RemoteHold:
@@ -522,11 +555,16 @@ class _Desk:
     Attributes:
         inbox: of calls, queries, finished batches, and the end.
         done: reports that were not taken, by ticket.
-        known: whether a key is there, and until when that is believed.
+        known: whether a key is there, as far as was heard.
+        asking: keys whose answers are under way.
         bell: rings when there is a report.
         is_ended: nothing is taken from the inbox any more.
         under_way: blocks of calls.
+        crc_of_key, mismatch: as of `RemoteTier`.
     """
+
+    crc_of_key: Callable[[bytes], int]
+    mismatch: Literal[False] | str
 
     def __init__(
         self,
@@ -538,7 +576,8 @@ class _Desk:
     ) -> None:
         self.inbox: SimpleQueue[_Call | _Query | _Batch | _Stop] = SimpleQueue()
         self.done: dict[Ticket, Done] = {}
-        self.known: dict[bytes, tuple[bool, float]] = {}
+        self.known: dict[bytes, _Answer] = {}
+        self.asking: set[bytes] = set()
         self.counts: Counter[str] = Counter()
         self.under_way = 0
         self.bell = Bell()
@@ -557,7 +596,7 @@ class _Desk:
         self._open: dict[Ticket, _Call] = {}  # not reported
         self._deadlines: list[tuple[float, Ticket]] = []  # a heap of those, and of others
         self._storing: Counter[bytes] = Counter()
-        self._asking: set[bytes] = set()
+        self._questions: list[_Query] = []  # that nobody was asked yet
         self._waiting: deque[_Query] = deque()  # for stores to end, or for all
         self._batches = 0  # with the carriers
         self._outage = Outage()
@@ -566,6 +605,11 @@ class _Desk:
     @property
     def is_stalled(self) -> bool:
         return self._outage.lasts(time.monotonic())
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the server has not answered, and nothing has been heard of it since."""
+        return self._outage.is_open
 
     def start(self, carriers: int, first: Carrier) -> None:
         """`first`: the connection of the first carrier; the others connect when they have work."""
@@ -631,6 +675,7 @@ class _Desk:
                 _, ticket = heappop(self._deadlines)
                 if ticket in self._open:
                     self._expire(self._open[ticket], now)
+            self._ask_all()
             self._serve_waiting()
 
     def _stop(self) -> None:
@@ -666,13 +711,20 @@ class _Desk:
 
     def _take(self, query: _Query) -> None:
         if query.kind == "ask" and query.digests:
-            fresh = [digest for digest in query.digests if digest not in self._asking]
-            self._asking.update(fresh)
-            if fresh:
-                query.digests = fresh
-                self._hand_out(query)
+            query.digests = [digest for digest in query.digests if digest not in self.asking]
+            self.asking.update(query.digests)
+            if query.digests:
+                self._questions.append(query)
         else:
             self._waiting.append(query)
+
+    def _ask_all(self) -> None:
+        """Engines ask for one key at a time: what has come together goes together."""
+        questions = self._questions
+        if questions and (self.inbox.empty() or len(questions) >= _MOST_QUESTIONS):
+            self._questions = []
+            digests = [digest for query in questions for digest in query.digests]
+            self._hand_out(_Query("ask", digests, questions[0].deadline))
 
     def _hand_out(self, of: _Call | _Query) -> None:
         blocks = max(1, len(of.digests))
@@ -688,7 +740,7 @@ class _Desk:
         for _ in range(len(self._waiting)):
             query = self._waiting.popleft()
             if query.kind == "ask":
-                is_due = not self._batches
+                is_due = not self._batches and not self._questions
             elif query.kind == "clear":
                 is_due = not self._storing
             else:
@@ -719,12 +771,9 @@ class _Desk:
                 self._storing[digest] -= 1
                 if not self._storing[digest]:
                     del self._storing[digest]
-        until = now + _REMEMBERED
         for place, outcome in zip(batch.places, batch.outcomes, strict=True):
-            if outcome is True:
-                self.known[of.digests[place]] = (True, until)
-            elif outcome is False or outcome == CHANGED:
-                self.known[of.digests[place]] = (False, until)
+            if outcome is True or outcome is False or outcome == CHANGED:
+                self.known[of.digests[place]] = _Answer.of(outcome is True, now)
             self._count(of.kind, outcome)
             if of.is_over:
                 continue
@@ -749,12 +798,14 @@ class _Desk:
 
     def _answer(self, query: _Query, batch: _Batch, now: float) -> None:
         if query.kind == "ask":
-            self._asking.difference_update(query.digests)
-            for digest, outcome in zip(query.digests, batch.outcomes, strict=False):
+            # A question without an answer is answered, too: whoever asks must not wait for ever.
+            outcomes = batch.outcomes if batch.refused is None else [False] * len(query.digests)
+            for digest, outcome in zip(query.digests, outcomes, strict=True):
+                known = self.known.get(digest)
                 # What was stored or forgotten since the question was put is known better.
-                is_news = self.known.get(digest, (False, 0.0))[1] - _REMEMBERED < query.begun
-                if not isinstance(outcome, str) and is_news:
-                    self.known[digest] = (outcome, now + _REMEMBERED)
+                if known is None or known.since < query.begun:
+                    self.known[digest] = _Answer.of(outcome is True, now, _UNREAD)
+            self.asking.difference_update(query.digests)
             self._forget_old(now)
             return
         error = batch.unanswered or batch.refused
@@ -764,7 +815,7 @@ class _Desk:
             if query.kind == "clear":
                 self.known.clear()
             for digest in query.digests:
-                self.known[digest] = (False, now + _REMEMBERED)
+                self.known[digest] = _Answer.of(False, now)
         query.error = error
         query.done.put(None)
 
@@ -785,7 +836,7 @@ class _Desk:
     def _forget_old(self, now: float) -> None:
         if len(self.known) > 4096 and now >= self._tidied + _REMEMBERED:
             self._tidied = now
-            self.known = {key: each for key, each in self.known.items() if each[1] > now}
+            self.known = {key: each for key, each in self.known.items() if each.until > now}
 
     # The carriers' threads -----------------------------------------------------------------------
 
@@ -873,8 +924,8 @@ class _Desk:
         values = []
         for place, digest in zip(batch.places, batch.digests, strict=True):
             row = self._row(call, place)  # type: ignore[arg-type]
-            crc = _native.crc32c(row, _native.crc32c(digest))
-            values.append((HEADER.pack(_MAGIC, self._row_bytes, crc, 0), row))
+            crc = _native.crc32c(row, self.crc_of_key(digest))
+            values.append((HEADER.pack(MAGIC, self._row_bytes, crc, 0), row))
         refusals = carrier.store(names, values, self._left(batch))
         return [True if refusal is None else str(refusal) for refusal in refusals]
 
@@ -897,7 +948,7 @@ class _Desk:
             elif got < 0:
                 outcomes.append(False)
             elif got != size or not self._is_right(value, digest):
-                outcomes.append(CHANGED)
+                outcomes.append(self.mismatch)
             else:
                 outcomes.append(self._copy(call, place, value))  # type: ignore[arg-type]
         if changed := [name for name, each in zip(names, outcomes, strict=True) if each == CHANGED]:
@@ -907,8 +958,8 @@ class _Desk:
 
     def _is_right(self, value: memoryview, digest: bytes) -> bool:
         magic, nbytes, crc, _ = HEADER.unpack_from(value)
-        return (magic, nbytes) == (_MAGIC, self._row_bytes) and crc == _native.crc32c(
-            value[HEADER.size :], _native.crc32c(digest)
+        return (magic, nbytes) == (MAGIC, self._row_bytes) and crc == _native.crc32c(
+            value[HEADER.size :], self.crc_of_key(digest)
         )
 
     def _copy(self, call: _Call, place: int, value: memoryview) -> bool | str:

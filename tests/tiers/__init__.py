@@ -1,0 +1,1 @@
+"""Pools, tiers and the chain, on real disks and servers."""
