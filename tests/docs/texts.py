@@ -27,6 +27,9 @@ SILENT = {
     "can't start new thread",  # Python's own text, looked for
     "it was closed",  # for a caller within memlane, which handles it
     "Callable[[Any, int], int]",  # a type
+    r"non-2xx status code: (\d{3})",  # looked for in obstore's texts
+    "an object tier",  # a part of texts, as for all tiers
+    "module {__name__!r} has no attribute {name!r}",  # as of any module
     "lazily computed",  # within another text, which is listed whole
     "and no",  # the same
     "memlane/{store.add(f'memlane/calls/{rank}', 1)}",  # a key

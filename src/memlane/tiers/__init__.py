@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memlane.tiers.chain import Admission, ChainStatistics, TierChain, TierUse
+from memlane.tiers.chain import ChainStatistics, TierChain, TierUse
 from memlane.tiers.disk import DiskStatistics, DiskTier, Hold, Latency
 from memlane.tiers.pool import BlockPool, Forecast, Pin, Policy, PoolStatistics, Reservation
 from memlane.tiers.remote import RemoteHold, RemoteStatistics
@@ -31,7 +31,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Admission",
     "BlockPool",
     "ChainStatistics",
     "DiskStatistics",

@@ -58,7 +58,7 @@ class TierUse:
         missed: blocks that were asked for, and were not there in time, or not as they were stored.
         failed: blocks that it did not store, or declined.
         skipped: blocks that it was not asked to store, because it was busy with others.
-        bytes_stored, bytes_loaded: of blocks.
+        bytes_stored, bytes_loaded: of blocks, in bytes.
         storing_seconds, loading_seconds: that something was under way.
         is_left_out: whether it has failed, and is not asked for now, to store or to load.
     """

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.memlane")  # formatted and filtered as vLLM's
 
+_GRACE = 1.0  # seconds, at the end, beyond the deadline of whatever is under way
 _XXHASH_KEY = 20  # bytes: 16 of the hash, 4 of the group
 
 # Parts of vLLM's configuration that say nothing about the bytes of a block.
@@ -194,7 +195,7 @@ class TierManager(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not he
         """Raises:
         TimedOut: something does not answer; vLLM then keeps the memory that it may write to.
         """
-        self._tier.close()
+        self._tier.close(self._timeout + _GRACE)
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
