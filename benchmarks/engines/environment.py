@@ -58,7 +58,7 @@ def set_up(release: str) -> dict[str, str]:
         _pip("install", "torch==2.13.0", *_requirements(wheel))
         _pip("install", "--no-deps", wheel)
         done.touch()
-    _pip("install", "scikit-build-core", "nanobind", "cmake", "ninja")
+    _pip("install", "scikit-build-core", "nanobind", "cmake", "ninja", "redis", "hiredis")
     if not (SEER / "processor_config.json").exists():
         SEER.mkdir(exist_ok=True)
         _run(PYTHON, Path(__file__).with_name("seer.py"), SEER)

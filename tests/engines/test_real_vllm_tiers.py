@@ -22,6 +22,7 @@ from benchmarks.engines import environment
 
 from memlane._base.processes import holders_in
 from tests.engines.running import RELEASES, ROOT
+from tests.support import redis_servers
 
 SCRIPT = ROOT / "tests/engines/tiered_vllm.py"
 PROMPTS, BLOCKS, ROW = 6, 90, 262_144  # that the prompts have together; bytes of a block
@@ -259,6 +260,33 @@ def test_a_disk_that_does_not_answer(place: Path, disk: Path) -> None:
     assert [each["tokens"] for each in rounds] == [expected] * 3
     assert last["metrics"]["vllm:memlane_disk_tier_expired"] > 0
     assert last["metrics"]["vllm:memlane_disk_tier_stalled"] == 0
+
+
+@pytest.mark.skipif(bool(redis_servers.REFUSAL), reason=redis_servers.REFUSAL)
+@RELEASES
+def test_a_redis_server_that_engines_share(place: Path, release: str) -> None:
+    """An engine finds what one before it has computed. Without the server it goes on, with right
+    tokens; and with another one, that begins empty."""
+    expected = tokens(place, 1)
+    with redis_servers.redis_server(place / f"redis-{release}") as server:
+        tier = {"type": "RedisTier", "url": server.url, "timeout": 2.0}
+        with engine(place, release, tier=tier) as first:
+            (alone,) = first.answers(1)
+            assert alone == {"tokens": expected, "cached": [0] * PROMPTS}
+        with engine(place, release, 3, tier=tier) as second:
+            (after,) = second.answers(1)
+            assert after["tokens"] == expected
+            assert min(after["cached"]) > 0
+            server.kill()
+            began = time.monotonic()
+            second.answers(2)
+            assert time.monotonic() - began < 60
+            server.start()
+            *rounds, last = second.answers()
+            assert "is left out until it answers" in second.output
+    assert [each["tokens"] for each in rounds] == [expected] * 3
+    assert last["metrics"]["vllm:memlane_redis_tier_loaded"] > 0
+    assert last["metrics"]["vllm:memlane_redis_tier_corrupt"] == 0
 
 
 @RELEASES

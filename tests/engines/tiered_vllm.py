@@ -2,9 +2,10 @@
 
 MODEL is a folder with a `config.json`; it gets weights if it has none. OPTIONS is JSON:
 `tensor_parallel_size`, `data_parallel_size` (each replica gets every prompt), `tier` (the
-configuration of the disk tier, or null), `policy` (of the primary tier). Prints `@@` and JSON: the
-tokens of each round, and how many of each prompt's tokens were cached; at last the tier's metrics.
-It waits for a line on standard input between rounds and at the end, and ends as vLLM does.
+configuration of the tier, by default a disk tier, or null), `policy` (of the primary tier). Prints
+`@@` and JSON: the tokens of each round, and how many of each prompt's tokens were cached; at last
+the tier's metrics. It waits for a line on standard input between rounds and at the end, and ends as
+vLLM does.
 """
 
 from __future__ import annotations

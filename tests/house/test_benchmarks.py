@@ -22,6 +22,7 @@ ALL = [
     "gathering",
     "latest",
     "tiers",
+    "tiers.chain",
     "tiers.redis",
     "tiers.mooncake",
     "tiers.objects",
