@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <span>
@@ -96,7 +97,13 @@ public:
         std::vector<Block> blocks;
         blocks.reserve(asked.size());
         admissions_.resize(pins_.size());
-        oldest_aside_ = aside_.size();
+        struct Settled {  // also if it throws
+            BlockPool& pool;
+            ~Settled() {
+                pool.aside_.insert(pool.aside_.end(), pool.fresh_aside_.begin(), pool.fresh_aside_.end());
+                pool.fresh_aside_.clear();
+            }
+        } const settled{*this};
         try {
             for (std::size_t at = 0; at < asked.size(); ++at) {
                 if (at + kAhead < asked.size()) index_.prefetch(asked[at + kAhead].hash);
@@ -383,14 +390,14 @@ private:
         if (!spare_.empty()) {
             instead = spare_.back();
             spare_.pop_back();
-        } else if (oldest_aside_ < aside_.size()) {
-            instead = aside_[oldest_aside_];
-            aside_.erase(aside_.begin() + static_cast<std::ptrdiff_t>(oldest_aside_));
+        } else if (!fresh_aside_.empty()) {
+            instead = fresh_aside_.front();
+            fresh_aside_.pop_front();
         } else {
             return evicted;
         }
         states_[evicted] = State::kAside;
-        aside_.push_back(evicted);
+        fresh_aside_.push_back(evicted);
         return instead;
     }
 
@@ -429,8 +436,8 @@ private:
     std::vector<Admission> admissions_;  // of reserved blocks
     std::vector<Block> free_;
     std::vector<Block> spare_;
-    std::vector<Block> aside_;       // the oldest first
-    std::size_t oldest_aside_ = 0;  // of this call
+    std::vector<Block> aside_;
+    std::deque<Block> fresh_aside_;  // of this call, the oldest first
     PoolStatistics counts_;
 };
 

@@ -1,5 +1,6 @@
 """The native core of memlane: shared memory, atomics, waiting, liveness."""
 
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -844,22 +845,33 @@ class CudaCopies:
     ) -> tuple[int, int, int]:
         """Returns the bytes, the number of queued copies, and CUDA's error."""
 
+class PinnedBlocks:
+    """`memlane.tiers.Pin`."""
+
+    def blocks(self) -> bytes: ...
+    def take(self, other: PinnedBlocks) -> None:
+        """Those of the other, too, which has none from now on."""
+
+    def release(self) -> None: ...
+
+class ReservedBlocks:
+    """`memlane.tiers.Reservation`."""
+
+    def blocks(self) -> bytes: ...
+    def commit(self, mask: bytes) -> None: ...
+    def release(self) -> None: ...
+
 class BlockPool:
     """
     Which key is in which block; `memlane.tiers.BlockPool` checks its arguments.
     """
 
     def __init__(self, blocks: int, policy: object) -> None: ...
-    def pin(self, keys: object) -> bytes: ...
-    def unpin(self, blocks: bytes) -> None:
-        """
-        Also while another call is under way: a pin may be dropped at any time.
-        """
-
+    def pin(self, keys: object) -> PinnedBlocks: ...
     def touch(self, keys: object) -> None: ...
-    def reserve(self, keys: object) -> tuple[bytes, list[bytes], bytes]:
+    def reserve(self, keys: object) -> tuple[ReservedBlocks, bytes, list[bytes], bytes]:
         """
-        The block of each key, -1 if it was skipped; what was evicted; where that is aside, or -1.
+        Blocks; of each key, -1 if it was skipped; what was evicted; where that is aside, or -1.
         """
 
     def has(self, keys: object) -> list[bool]: ...
@@ -871,12 +883,6 @@ class BlockPool:
 
     def reuse(self, blocks: bytes) -> None:
         """Those that are aside are spare."""
-
-    def commit(self, blocks: bytes, mask: bytes) -> None: ...
-    def give_back(self, blocks: bytes) -> None:
-        """
-        What was reserved and will not be committed; also while another call is under way.
-        """
 
     def insert(self, keys: object) -> None:
         """Stores and pins keys that are not there, in blocks that are free."""
@@ -978,6 +984,33 @@ class DiskTier:
     def statistics(self) -> dict[str, Any]: ...
     def close(self) -> bool:
         """Whether nothing was under way."""
+
+class RespFault(enum.Enum):
+    """What is wrong with a connection to a Redis server."""
+
+    NONE = 0
+
+    LATE = 1
+
+    CLOSED = 2
+
+    SYSTEM = 3
+
+    NONSENSE = 4
+
+def read_bulk(
+    socket: int, seconds: float, left: bytes, into: Sequence[object]
+) -> tuple[list[object], bytes, RespFault, int, bytes]:
+    """
+    Reads a bulk string for each buffer: sizes, -1 for none, or refusals; what came behind; faults.
+    """
+
+def place_blocks(
+    values: Sequence[object], crcs: Sequence[int], rows: object, row_bytes: int, ids: Sequence[int]
+) -> list[bool]:
+    """
+    Copies values, headers and rows, into those rows; whether each fits the CRC of its key.
+    """
 
 def sweep_dead_segments() -> list[str]:
     """

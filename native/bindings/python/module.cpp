@@ -41,6 +41,7 @@ NB_MODULE(_native, m) {
     bindings::bind_copy_blocks(m);
     bindings::bind_tiers(m);
     bindings::bind_disk(m);
+    bindings::bind_remote_tiers(m);
 #if defined(MEMLANE_SYNC_HOOKS)
     bindings::bind_sync_hooks(m);
 #endif

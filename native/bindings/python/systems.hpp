@@ -16,5 +16,6 @@ void bind_offload(nanobind::module_& m);
 void bind_copy_blocks(nanobind::module_& m);
 void bind_tiers(nanobind::module_& m);
 void bind_disk(nanobind::module_& m);
+void bind_remote_tiers(nanobind::module_& m);
 
 }  // namespace memlane::bindings

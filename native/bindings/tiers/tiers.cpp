@@ -71,6 +71,71 @@ private:
     std::vector<tiers::Block> blocks_;
 };
 
+// Blocks of a pool that somebody holds, until this object is gone at the latest. It exists as soon as they are held, and
+// holds none as soon as they are given back: a signal's handler that raises comes before, or after.
+class HeldBlocks {
+public:
+    HeldBlocks(nb::object pool, std::vector<tiers::Block> blocks) : pool_(std::move(pool)), blocks_(std::move(blocks)) {
+        std::erase(blocks_, tiers::kNoBlock);
+    }
+
+    nb::bytes blocks() const { return as_bytes(blocks_); }
+
+protected:
+    // In a forked child there is nothing to give back.
+    bool is_own() const noexcept { return generation_ == os::fork_generation().load(); }
+    PoolObject& pool() const { return *nb::inst_ptr<PoolObject>(pool_); }
+    std::vector<tiers::Block> taken() noexcept { return std::exchange(blocks_, {}); }
+
+    nb::object pool_;
+    std::vector<tiers::Block> blocks_;
+
+private:
+    std::uint64_t generation_ = os::fork_generation().load();
+};
+
+class PinnedBlocks : public HeldBlocks {
+public:
+    using HeldBlocks::HeldBlocks;
+    PinnedBlocks(PinnedBlocks&&) = default;
+    ~PinnedBlocks() { release(); }
+
+    void release() {
+        if (is_own() && !blocks_.empty()) pool().pool().unpin(taken());
+    }
+    void take(PinnedBlocks& other) {
+        if (&other == this) return;
+        blocks_.insert(blocks_.end(), other.blocks_.begin(), other.blocks_.end());
+        other.blocks_.clear();
+    }
+};
+
+class ReservedBlocks : public HeldBlocks {
+public:
+    using HeldBlocks::HeldBlocks;
+    ReservedBlocks(ReservedBlocks&&) = default;
+    ~ReservedBlocks() { release(); }
+
+    void commit(const nb::bytes& mask) {
+        if (!is_open_) {
+            raise_error(Error::InvalidArgument, nb::str("this reservation has been committed or given back already"));
+        }
+        const auto* const flags = reinterpret_cast<const bool*>(mask.c_str());
+        pool().call([&](tiers::BlockPool& pool) {
+            is_open_ = false;
+            const std::vector<tiers::Block> all = taken();
+            pool.commit(all, {flags, mask.size()});
+        });
+    }
+    void release() {
+        is_open_ = false;
+        if (is_own() && !blocks_.empty()) pool().pool().give_back(taken());
+    }
+
+private:
+    bool is_open_ = true;
+};
+
 Counted statistics(const tiers::BlockPool& pool) {
     const tiers::PoolStatistics counts = pool.statistics();
     Counted made;
@@ -91,23 +156,27 @@ Counted statistics(const tiers::BlockPool& pool) {
 
 void bind_tiers(nb::module_& m) {
     using tiers::BlockPool;
+    nb::class_<PinnedBlocks>(m, "PinnedBlocks", "`memlane.tiers.Pin`.")
+        .def("blocks", &PinnedBlocks::blocks)
+        .def("take", &PinnedBlocks::take, "other"_a, "Those of the other, too, which has none from now on.")
+        .def("release", &PinnedBlocks::release);
+    nb::class_<ReservedBlocks>(m, "ReservedBlocks", "`memlane.tiers.Reservation`.")
+        .def("blocks", &ReservedBlocks::blocks)
+        .def("commit", &ReservedBlocks::commit, "mask"_a)
+        .def("release", &ReservedBlocks::release);
+
     static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&PoolObject::traverse)}, {0, nullptr}};
     nb::class_<PoolObject>(m, "BlockPool", nb::type_slots(slots),
                            "Which key is in which block; `memlane.tiers.BlockPool` checks its arguments.")
         .def(nb::init<std::uint32_t, nb::object>(), "blocks"_a, "policy"_a)
         .def(
             "pin",
-            [](PoolObject& self, nb::handle keys) {
+            [](nb::handle_t<PoolObject> self, nb::handle keys) {
                 const AskedKeys asked(keys);
-                return as_bytes(self.call([&](BlockPool& pool) { return pool.pin(asked.asked()); }));
+                PoolObject& own = *nb::inst_ptr<PoolObject>(self);
+                return PinnedBlocks(nb::borrow(self), own.call([&](BlockPool& pool) { return pool.pin(asked.asked()); }));
             },
             "keys"_a)
-        .def(
-            "unpin",
-            [](PoolObject& self, const nb::bytes& blocks) {
-                self.pool().unpin(blocks_in(blocks));
-            },
-            "blocks"_a, "Also while another call is under way: a pin may be dropped at any time.")
         .def(
             "touch",
             [](PoolObject& self, nb::handle keys) {
@@ -117,14 +186,16 @@ void bind_tiers(nb::module_& m) {
             "keys"_a)
         .def(
             "reserve",
-            [](PoolObject& self, nb::handle keys) {
+            [](nb::handle_t<PoolObject> self, nb::handle keys) {
                 const AskedKeys asked(keys);
+                PoolObject& own = *nb::inst_ptr<PoolObject>(self);
                 Evicted evicted;
-                const auto blocks = self.call([&](BlockPool& pool) { return pool.reserve(asked.asked(), evicted.into()); });
-                return std::tuple(as_bytes(blocks), evicted.list(), as_bytes(evicted.aside(self.pool())));
+                const auto blocks = own.call([&](BlockPool& pool) { return pool.reserve(asked.asked(), evicted.into()); });
+                return std::tuple(ReservedBlocks(nb::borrow(self), blocks), as_bytes(blocks), evicted.list(),
+                                  as_bytes(evicted.aside(own.pool())));
             },
             "keys"_a,
-            "The block of each key, -1 if it was skipped; what was evicted; where that is aside, or -1.")
+            "Blocks; of each key, -1 if it was skipped; what was evicted; where that is aside, or -1.")
         .def(
             "has",
             [](PoolObject& self, nb::handle keys) {
@@ -155,16 +226,6 @@ void bind_tiers(nb::module_& m) {
                 self.call([&](BlockPool& pool) { pool.reuse(blocks_in(blocks)); });
             },
             "blocks"_a, "Those that are aside are spare.")
-        .def(
-            "commit",
-            [](PoolObject& self, const nb::bytes& blocks, const nb::bytes& mask) {
-                const auto* const flags = reinterpret_cast<const bool*>(mask.c_str());
-                self.call([&](BlockPool& pool) { pool.commit(blocks_in(blocks), {flags, mask.size()}); });
-            },
-            "blocks"_a, "mask"_a)
-        .def(
-            "give_back", [](PoolObject& self, const nb::bytes& blocks) { self.pool().give_back(blocks_in(blocks)); },
-            "blocks"_a, "What was reserved and will not be committed; also while another call is under way.")
         .def(
             "insert",
             [](PoolObject& self, nb::handle keys) {

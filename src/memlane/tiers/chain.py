@@ -1,11 +1,13 @@
 """A pool and the tiers behind it: what is evicted is stored, and what is missing is loaded.
 
 The chain has no thread. Tiers work by themselves; the chain takes their reports in its own calls
-and in the pool's `reserve`, and all that follows from them happens there. Its state changes under
-one lock, which is never held while something is waited for.
+and in the pool's `reserve`, and all that follows from them happens there, under one lock.
 
 An evicted block is not copied. The pool has spare blocks: it hands one of them to the new key, and
 the evicted block stays aside, with its bytes, until the tiers have reported it; then it is spare.
+
+A signal's handler may raise anywhere, so nothing is counted that could be wrong afterwards: what is
+under way is what the jobs say, and a job ends last.
 """
 
 from __future__ import annotations
@@ -18,17 +20,20 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from operator import itemgetter
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from memlane._base.arguments import integer_from
-from memlane._base.deadline import Deadline
+from memlane._base.deadline import Deadline, seconds_of
 from memlane._base.diagnosis import warn
 from memlane.errors import (
     Closed,
+    ConcurrentUse,
     InvalidArgument,
     InvalidType,
     MemlaneError,
@@ -42,10 +47,13 @@ from memlane.tiers.tier import CHANGED, Done, Rows, Ticket, Tier
 
 Admission = Literal["all", "second"]
 Kind = Literal["store", "load"]
+Flags = npt.NDArray[np.bool_]
 
 _AT_A_TIME = 64  # blocks of a load; what it has loaded is found when all of them are reported
-_REMEMBERED = 20  # times the pool: keys of which `second` knows that they were evicted once
+_REMEMBERED = 4  # times the pool: keys of which `second` knows that they were evicted once
 _MOST_WAIT = 3600.0  # seconds, of one wait
+_FOREVER = float("inf")
+_GRACE = 1.0  # seconds after its deadline that a tier has for its report
 
 
 @dataclass(frozen=True)
@@ -103,60 +111,56 @@ class ChainStatistics:
 
 
 @dataclass(eq=False)
-class _Store:
-    """Of blocks that are aside."""
+class _Job:
+    """What a tier was asked for. Its rows are its own until it ends: those of a store are aside in
+    the pool, those of a load reserved."""
 
+    kind: Kind
+    keys: list[bytes]
     rows: list[int]
     begun: float
-
-
-@dataclass(eq=False)
-class _Load:
-    """Into blocks that are reserved."""
-
-    reservation: Reservation
-    begun: float
+    reservation: Reservation | None = None
     revoked: set[bytes] = field(default_factory=set)  # keys that were forgotten meanwhile
+    is_ended: bool = False  # the tier is done with its rows
 
 
 class _Link:
-    """One of the tiers, and what it was asked for."""
+    """One of the tiers, and what it was asked for.
 
-    def __init__(self, tier: Tier, place: int) -> None:
+    Attributes:
+        jobs: by ticket.
+        orphans: jobs whose call has raised, so that there is no ticket: perhaps the tier has begun
+            them.
+    """
+
+    def __init__(self, tier: Tier, place: int, timeout: float) -> None:
         self.tier = tier
         self.place = place
         self.name = type(tier).__name__
         self.is_read_only = getattr(tier, "is_read_only", False)
-        self.jobs: dict[Ticket, _Store | _Load] = {}
-        # Jobs whose call an exception has ended: nobody knows whether the tier has begun them.
-        self.unknown: list[_Store | _Load] = []
-        self.storing = 0  # blocks
+        self.jobs: dict[Ticket, _Job] = {}
+        self.orphans: list[_Job] = []
+        self.reports: deque[Done] = deque()
         self.counts: Counter[str] = Counter()
         self.seconds: dict[Kind, float] = {"store": 0.0, "load": 0.0}
-        self._until: dict[Kind, float] = {"store": 0.0, "load": 0.0}  # those that are counted
         # A disk that is full can still be read.
         self.outages: dict[Kind, Outage] = {"store": Outage(), "load": Outage()}
-        self.deafness = Outage()  # of `poll`
-        self._reports: deque[Done] = deque()
+        self.poll_outage = Outage()
+        self._timeout = timeout
+        self._counted: dict[Kind, float] = {"store": 0.0, "load": 0.0}  # until then, in `seconds`
 
     @property
-    def is_at_work(self) -> bool:
-        return bool(self.jobs or self.unknown)
+    def all_jobs(self) -> list[_Job]:
+        return [job for job in (*self.jobs.values(), *self.orphans) if not job.is_ended]
 
-    def has_failed(self, kind: Kind, why: str, now: float) -> None:
+    def storing(self) -> int:
+        return sum(len(job.rows) for job in self.all_jobs if job.kind == "store")
+
+    def fail(self, kind: Kind, why: str, now: float) -> None:
         is_out = any(each.lasts(now) for each in self.outages.values())
         if self.outages[kind].begin(now) and not is_out and not isinstance(self.tier, RemoteTier):
             # A remote tier says so itself.
-            warn("a chain leaves out its %s until it answers: %s", self.name, why)
-
-    def judge(self, kind: Kind, begun: float, done: Done, now: float) -> None:
-        ended = begun + done.seconds
-        self.seconds[kind] += max(0.0, ended - max(begun, self._until[kind]))
-        self._until[kind] = max(ended, self._until[kind])
-        if done.error is None or done.ok.any():
-            self.outages[kind].end()
-        elif done.error != CHANGED:
-            self.has_failed(kind, done.error, now)
+            warn("%s of a tier chain has failed, and is left out for a while: %s", self.name, why)
 
     def has(self, keys: list[bytes], kind: Kind, now: float) -> list[bool | None]:
         """As the tier's; nothing is there while it is left out."""
@@ -166,66 +170,80 @@ class _Link:
         try:
             found = [*self.tier.has(keys)]
         except Exception as error:
-            self.has_failed(kind, _text(error), now)
+            self.fail(kind, _text(error), now)
             return absent
         return found if len(found) == len(keys) else absent
 
     def hold(self, keys: list[bytes], until: ExitStack, now: float) -> None:
-        """What is there, as far as the tier can."""
+        """Keeps what is there from eviction, as far as the tier can."""
         try:
             until.enter_context(self.tier.hold(keys))
         except Exception as error:
-            self.has_failed("load", _text(error), now)
+            self.fail("load", _text(error), now)
 
-    def begin(
-        self, kind: Kind, job: _Store | _Load, keys: list[bytes], rows: Any, now: float
-    ) -> bool:
-        """Whether the tier has begun it, or perhaps has."""
-        self.unknown.append(job)
+    def begin(self, job: _Job) -> bool:
+        """False: it has raised."""
+        self.orphans.append(job)
+        begin = self.tier.store if job.kind == "store" else self.tier.load
         try:
-            ticket = getattr(self.tier, kind)(keys, rows)
+            ticket = begin(job.keys, job.rows, self._timeout)
         except Exception as error:
-            self.has_failed(kind, _text(error), now)
-            if not isinstance(error, MemlaneError):
-                return True
-            self.unknown.remove(job)  # it was refused
+            self.fail(job.kind, _text(error), job.begun)
             return False
-        self.jobs[ticket] = job
-        self.unknown.remove(job)
+        if ticket not in self.jobs:
+            self.jobs[ticket] = job
+            self.orphans.remove(job)
         return True
 
-    def next_report(self) -> tuple[_Store | _Load, Done] | None:
-        while self._reports:
-            done = self._reports.popleft()
-            if (job := self.jobs.pop(done.ticket, None)) is not None:
-                return job, done
-        return None
-
-    def listen(self, now: float) -> None:
+    def collect(self, now: float) -> None:
         """Takes reports from the tier."""
-        if not self.is_at_work or self.deafness.lasts(now):
+        if self.poll_outage.lasts(now):
             return
         try:
-            self._reports.extend(self.tier.poll())
-            self.deafness.end()
-            if self.unknown and self.tier.drain(0):
-                for job in self.unknown:
-                    self.jobs[Ticket(-1 - len(self.jobs))] = job
-                self.unknown = []
-                self._reports.extend(self._failures(lambda ticket: ticket < 0))
-        except Closed:  # so it has nothing under way
-            self._reports.extend(self._failures(lambda _: True))
+            self.reports.extend(self.tier.poll())
+            self.poll_outage.end()
+        except Closed as error:  # it has nothing under way
+            self._end_all([*self.jobs], str(error))
+            for job in self.orphans:
+                job.begun = -_MOST_WAIT
         except Exception as error:
-            self.deafness.begin(now)
+            self.poll_outage.begin(now)
             for kind in get_args(Kind):
-                self.has_failed(kind, _text(error), now)
+                self.fail(kind, _text(error), now)
 
-    def _failures(self, of: Callable[[Ticket], bool]) -> list[Done]:
-        return [
-            Done(ticket, np.zeros(_blocks_of(job), np.bool_), "it is closed", 0, 0.0)
-            for ticket, job in self.jobs.items()
-            if of(ticket)
-        ]
+    def _end_all(self, tickets: list[Ticket], why: str) -> None:
+        for ticket in tickets:
+            nothing = np.zeros(len(self.jobs[ticket].keys), np.bool_)
+            self.reports.append(Done(ticket, nothing, why, 0, 0.0))
+
+    def overdue(self, now: float) -> list[_Job]:
+        """Jobs without a report, as all orphans are, and those whose report an exception has lost:
+        after its deadline a tier is done with rows."""
+        return [job for job in self.all_jobs if job.begun + self._timeout + _GRACE <= now]
+
+    def remove(self, job: _Job) -> None:
+        self.jobs = {ticket: each for ticket, each in self.jobs.items() if each is not job}
+        self.orphans = [each for each in self.orphans if each is not job]
+
+    def wakes_at(self) -> float:
+        """When there may be something to do without a report."""
+        ends = [job.begun + self._timeout + _GRACE for job in self.all_jobs]
+        return min([*ends, self.poll_outage.until or _FOREVER], default=_FOREVER)
+
+    def record(self, job: _Job, ok: Flags, done: Done, now: float) -> None:
+        """What came of it."""
+        ended = job.begun + done.seconds
+        self.seconds[job.kind] += max(0.0, ended - max(job.begun, self._counted[job.kind]))
+        self._counted[job.kind] = max(ended, self._counted[job.kind])
+        good = int(ok.sum())
+        is_store = job.kind == "store"
+        self.counts["stored" if is_store else "loaded"] += good
+        self.counts["failed" if is_store else "missed"] += len(ok) - good
+        self.counts["bytes_stored" if is_store else "bytes_loaded"] += done.bytes
+        if done.error is None or good:
+            self.outages[job.kind].end()
+        elif done.error != CHANGED:
+            self.fail(job.kind, done.error, now)
 
 
 def _text(error: Exception) -> str:
@@ -233,22 +251,19 @@ def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _blocks_of(job: _Store | _Load) -> int:
-    return len(job.rows if isinstance(job, _Store) else job.reservation.keys)
-
-
 class _SecondTime:
     """Admits a key that was evicted before, not too long ago."""
 
     def __init__(self, most: int) -> None:
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[int, None] = OrderedDict()  # hashes
         self._most = most
 
     def admits(self, key: bytes) -> bool:
-        if key in self._seen:
-            self._seen.move_to_end(key)
+        number = hash(key)
+        if number in self._seen:
+            self._seen.move_to_end(number)
             return True
-        self._seen[key] = None
+        self._seen[number] = None
         if len(self._seen) > self._most:
             self._seen.popitem(last=False)
         return False
@@ -278,7 +293,9 @@ class TierChain:
     apart. A block is loaded from the first tier that has it, and stored in all that have not.
 
     The tiers must have been opened on the same rows, and are the chain's until it is closed: nobody
-    else polls them. It does not close them. Everything is for one process; threads take turns.
+    else polls them. It does not close them. Everything is for one process; threads take turns, but
+    with a policy of your own the pool refuses a call beside another. A handler that calls the chain
+    while it interrupts it gets what is in the pool, and begins nothing.
     """
 
     def __init__(
@@ -289,6 +306,7 @@ class TierChain:
         *,
         spare: int | None = None,
         admission: Admission = "all",
+        timeout: float = 5.0,
     ) -> None:
         """Args:
             pool: whose blocks are the first rows.
@@ -297,16 +315,20 @@ class TierChain:
             spare: blocks of the pool that evicted blocks stay in while they are stored. What one
                 `reserve` evicts beyond them is lost. None: an eighth of the pool.
             admission: which evicted blocks are stored: "all", or those that are evicted for the
-                "second" time, where writing is dear.
+                "second" time, where writing is dear. That remembers keys of four times the pool, in
+                some 150 bytes each.
+            timeout: of each store and load of a tier, in seconds.
 
         Raises:
             InvalidType, InvalidArgument: an argument is none; the pool has another chain, more
                 blocks than there are rows, or none that is free to be spare.
+            Closed: a tier is.
             WrongProcess: the pool is another process's.
         """
         if not isinstance(pool, BlockPool):
             raise InvalidType(f"pool must be a BlockPool, not {type(pool).__name__}")
-        self._links = [_Link(tier, place) for place, tier in enumerate(tiers)]
+        seconds = seconds_of(timeout)
+        self._links = [_Link(tier, place, seconds) for place, tier in enumerate(tiers)]
         for link in self._links:
             if not isinstance(link.tier, Tier):
                 raise InvalidType(f"tiers must be Tiers, not {link.name}")
@@ -325,9 +347,6 @@ class TierChain:
             wanted = integer_from("spare", spare, 1, max(1, blocks - 1))
         if pool._keeper is not None:
             raise InvalidArgument("pool has a chain already")
-        if blocks < 2 or pool._own().set_aside(wanted) < wanted:
-            pool._own().set_aside(0)
-            raise InvalidArgument(f"pool must have {wanted} free blocks, and one more, for a chain")
         self._memory = np.frombuffer(memoryview(rows).cast("B"), np.uint8).reshape(held.count, -1)
         self._pool = pool
         self._blocks = blocks
@@ -335,16 +354,22 @@ class TierChain:
         self._admission = _SecondTime(_REMEMBERED * blocks) if admission == "second" else None
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._is_busy = False  # whoever has the lock is in the middle of a change
+        self._owner = 0  # the thread that is in the middle of a change
         self._counts: Counter[str] = Counter()
-        self._aside: Counter[int] = Counter()  # by block: how many tiers are storing it
-        self._leaving: dict[bytes, int] = {}  # where a key is aside
-        self._loading: set[bytes] = set()
-        self._waiting: list[Bell] = []  # of threads in `fetch` and `close`
+        self._forgetting: list[set[bytes] | None] = []  # keys, or all, by calls under way
+        self._waiting: list[Bell] = []  # of threads that wait
         self._is_closing = self._is_closed = False
         self._ready = select.epoll()
-        for link in self._links:
-            self._ready.register(link.tier.fileno(), select.EPOLLIN)
+        try:
+            for link in self._links:
+                self._ready.register(link.tier.fileno(), select.EPOLLIN)
+            if blocks < 2 or pool._own().set_aside(wanted) < wanted:
+                pool._own().set_aside(0)
+                text = f"pool must have {wanted} free blocks, and one more, for a chain"
+                raise InvalidArgument(text)
+        except BaseException:
+            self._ready.close()
+            raise
         pool._keeper = self._reserve
 
     # Calls -----------------------------------------------------------------------------------
@@ -358,7 +383,7 @@ class TierChain:
         Args:
             keys: as of `pool.pin`.
             timeout: seconds to wait for the tiers; None: until they have answered, or missed their
-                own deadlines.
+                deadlines.
 
         Raises:
             InvalidType, InvalidArgument: a key is not bytes, or too long; `timeout` is no number.
@@ -368,30 +393,31 @@ class TierChain:
         self.poll()
         pin = self._pool.pin(keys)
         self._counts["hits"] += len(pin.ids)
-        if not pin.missing:
-            return pin
         try:
-            with self._undisturbed() as now:
-                run = self._begin(pin.missing, self._links, now)
-            if run:
-                self._wait(lambda now: self._is_loaded(run, now), deadline)
+            has_grown = bool(pin.missing)
+            while has_grown:  # half of the pool at a time
+                run = self._begin(pin.missing, self._links)
+                if not run:
+                    break
+                is_in_time = self._wait(partial(self._is_loaded, run), deadline)
                 stored = zip(run, self._pool.has(run), strict=True)
                 loaded = [key for key, _ in takewhile(itemgetter(1), stored)]
                 pin.extend(self._pool.pin(loaded))
+                has_grown = is_in_time and loaded == run and bool(pin.missing)
             return pin
         except BaseException:
             pin.release()
             raise
 
     def prefetch(self, keys: Sequence[bytes]) -> None:
-        """Begins to load what is missing of these keys, at most half of the pool. No access.
+        """Begins to load what is missing of these keys, at most half of the pool at a time. No
+        access.
 
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `fetch`.
         """
         self.poll()
-        with self._undisturbed() as now:
-            self._begin(list(keys), self._links, now)
+        self._begin(list(keys), self._links)
 
     def poll(self) -> None:
         """Takes what the tiers report. Does not wait. Every other call begins with it: it is for
@@ -401,7 +427,7 @@ class TierChain:
             Closed, WrongProcess: as `fetch`.
         """
         self._check()
-        self._advance()
+        self._advance(self._links)
 
     def fileno(self) -> int:
         """A descriptor that is readable while `poll` has something to do. It is the chain's: never
@@ -419,11 +445,13 @@ class TierChain:
 
         Raises:
             InvalidType, InvalidArgument, Closed, WrongProcess: as `fetch`.
+            ConcurrentUse: a signal's handler has called it in the middle of another call.
             SystemFault: a tier does not answer; the keys are forgotten everywhere else.
         """
         self._check()
-        asked = list(keys)
-        self._forget(asked, self._pool.forget, lambda tier: tier.forget(asked))
+        asked = [*dict.fromkeys(keys)]
+        self._pool.has(asked)  # checks them
+        self._forget(set(asked), self._pool.forget, lambda tier: tier.forget(asked))
 
     def clear(self) -> None:
         """Nobody finds anything any more, neither in the pool nor in a tier: for new weights. Waits
@@ -431,6 +459,7 @@ class TierChain:
 
         Raises:
             Closed, WrongProcess: as `fetch`.
+            ConcurrentUse: as `forget`.
             SystemFault: a tier does not answer; all others are empty.
         """
         self._check()
@@ -444,15 +473,16 @@ class TierChain:
         """
         self._check()
         with self._undisturbed() as now:
+            storing = len(self._storing_rows())
             return ChainStatistics(
                 hits=self._counts["hits"],
                 loaded=sum(link.counts["loaded"] for link in self._links),
                 recalled=self._counts["recalled"],
                 dropped=self._counts["dropped"],
                 declined=self._counts["declined"],
-                spare=self._spare - len(self._aside),
-                storing=len(self._aside),
-                loading=len(self._loading),
+                spare=self._spare - storing,
+                storing=storing,
+                loading=len(self._loading()),
                 tiers=tuple(
                     TierUse(
                         name=link.name,
@@ -476,7 +506,7 @@ class TierChain:
         the caller's. Closing it again does nothing.
 
         Args:
-            timeout: in seconds; None: until the tiers have answered, or missed their own deadlines.
+            timeout: in seconds; None: until the tiers have answered, or missed their deadlines.
 
         Raises:
             TimedOut: something is still under way; the rows must stay. Nothing is stored or loaded
@@ -490,25 +520,14 @@ class TierChain:
             self._is_closing = True
             self._pool._keeper = None
             self._pool._own().set_aside(0)
-        if not self._wait(
-            lambda _: not any(link.jobs or link.unknown for link in self._links), deadline
-        ):
+        if not self._wait(lambda: not any(link.all_jobs for link in self._links), deadline):
             raise TimedOut("a tier chain has blocks under way; its rows must not be freed", timeout)
         with self._lock:
-            if self._is_closed:
-                return
-            native = self._pool._own()
-            native.reuse(native.aside())
-            native.set_aside(0)
-            self._is_closed = True
-            self._memory = self._memory[:0, :0].copy()
-            self._ready.close()
-
-    def _is_loaded(self, keys: list[bytes], now: float) -> bool:
-        """Or there is nobody who could say so."""
-        if self._loading.isdisjoint(keys):
-            return True
-        return all(link.deafness.lasts(now) for link in self._links if link.jobs)
+            if not self._is_closed:
+                self._reclaim()
+                self._is_closed = True
+                self._memory = self._memory[:0, :0].copy()
+                self._ready.close()
 
     def __enter__(self) -> Self:
         return self
@@ -522,28 +541,77 @@ class TierChain:
         if self._is_closing:
             raise Closed("this chain is closed")
 
-    # Waiting ---------------------------------------------------------------------------------
+    # What is under way -------------------------------------------------------------------------
+
+    def _jobs(self, kind: Kind) -> list[_Job]:
+        return [job for link in self._links for job in link.all_jobs if job.kind == kind]
+
+    def _storing_rows(self) -> set[int]:
+        return {row for job in self._jobs("store") for row in job.rows}
+
+    def _loading(self) -> set[bytes]:
+        return {key for job in self._jobs("load") for key in job.keys}
+
+    def _aside(self) -> dict[bytes, int]:
+        """Where a block is that was evicted, and is being stored."""
+        return {
+            key: row
+            for job in self._jobs("store")
+            for key, row in zip(job.keys, job.rows, strict=True)
+            if key not in job.revoked
+        }
+
+    def _is_loaded(self, keys: list[bytes]) -> bool:
+        """Or no tier says any more whether it is."""
+        now = time.monotonic()
+        wanted = set(keys)
+        return not any(
+            not wanted.isdisjoint(job.keys)
+            for link in self._links
+            if not link.poll_outage.lasts(now)
+            for job in link.all_jobs
+            if job.kind == "load" and not wanted.isdisjoint(job.keys)
+        )
+
+    def _reclaim(self) -> None:
+        """What nobody stores any more is spare again."""
+        native = self._pool._own()
+        aside = {*np.frombuffer(native.aside(), np.int32).tolist()} - self._storing_rows()
+        if aside:
+            native.reuse(np.fromiter(aside, np.int32).tobytes())
+        if self._is_closing:
+            native.set_aside(0)
+
+    # Waiting -----------------------------------------------------------------------------------
 
     @contextmanager
     def _undisturbed(self) -> Iterator[float]:
-        """The chain's state is one call's, and no report is taken, not even by a signal's handler.
-        Gives the time."""
+        """This thread alone changes something; a handler that interrupts it does not. Gives the
+        time."""
         with self._lock:
-            was_busy, self._is_busy = self._is_busy, True
+            before, self._owner = self._owner, threading.get_ident()
             try:
                 yield time.monotonic()
             finally:
-                self._is_busy = was_busy
+                self._owner = before
 
-    def _wait(self, is_done: Callable[[float], bool], deadline: Deadline) -> bool:
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether this is called by a signal's handler, or by a tier, in the middle of a change."""
+        return self._owner == threading.get_ident()
+
+    def _wait(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
         """Takes reports until that is so, or the deadline."""
+        if self._is_interrupted:
+            return is_done()
         bell: Bell | None = None
         try:
             while True:
-                self._advance()
+                self._advance(self._links)
+                with self._lock:
+                    if is_done():
+                        return True
                 now = time.monotonic()
-                if is_done(now):
-                    return True
                 if deadline.end <= now:
                     return False
                 if bell is None:
@@ -552,144 +620,158 @@ class TierChain:
                     continue  # for what another thread took before there was a bell
                 ready = select.poll()
                 ready.register(bell.descriptor, select.POLLIN)
-                most = min(_MOST_WAIT, deadline.end - now)
                 for link in self._links:
-                    if link.deafness.lasts(now):
-                        most = min(most, link.deafness.until - now)
-                        continue
-                    with suppress(MemlaneError):  # it is closed: the next turn ends its jobs
-                        ready.register(link.tier.fileno(), select.POLLIN)
-                ready.poll(1000 * most)
+                    if link.all_jobs and not link.poll_outage.lasts(now):
+                        with suppress(MemlaneError):  # it is closed: the next turn ends its jobs
+                            ready.register(link.tier.fileno(), select.POLLIN)
+                until = min([deadline.end, *(link.wakes_at() for link in self._links)])
+                ready.poll(1000 * min(_MOST_WAIT, max(0.0, until - now)))
                 bell.quiet()
         finally:
             if bell is not None:
                 self._waiting.remove(bell)
 
-    def _advance(self) -> None:
-        """Takes the reports of all tiers, unless another call is at it."""
-        with self._lock:
-            if self._is_busy:
-                return
-            with self._undisturbed() as now:
-                has_any = sum(self._take_reports(link, now) for link in self._links)
-                self._adopt()
-        if has_any:
-            for bell in [*self._waiting]:
-                bell.ring()
-
-    def _take_reports(self, link: _Link, now: float) -> bool:
-        link.listen(now)
+    def _advance(self, links: list[_Link]) -> None:
+        """Takes the reports of these tiers."""
+        if self._is_interrupted:
+            return
         has_any = False
-        while (report := link.next_report()) is not None:
-            has_any = True
-            job, done = report
-            if isinstance(job, _Store):
-                self._end_store(link, job, done, now)
-            else:
-                self._end_load(link, job, done, now)
-        return has_any
+        try:
+            with self._undisturbed() as now:
+                for link in links:
+                    link.collect(now)
+                    while link.reports:
+                        has_any = True
+                        self._take(link, link.reports[0], now)
+                        link.reports.popleft()
+                    for job in link.overdue(now):
+                        has_any = True
+                        link.fail(job.kind, "it has not reported at its deadline", now)
+                        self._end(link, job, np.zeros(len(job.keys), np.bool_), now)
+                        link.remove(job)
+                aside = len(self._pool._own().aside()) // 4
+                if has_any or (aside and aside != len(self._storing_rows())):
+                    self._reclaim()
+        finally:
+            if has_any:
+                for bell in [*self._waiting]:
+                    bell.ring()
 
-    # Storing ---------------------------------------------------------------------------------
+    def _take(self, link: _Link, done: Done, now: float) -> None:
+        job = link.jobs.get(done.ticket)
+        if job is None:
+            return
+        if not job.is_ended:
+            ok = np.zeros(len(job.keys), np.bool_)
+            if np.shape(done.ok) == ok.shape:
+                ok = np.asarray(done.ok, np.bool_)
+                link.record(job, ok, done, now)
+            else:
+                link.fail(job.kind, "a report has another length than its call", now)
+            self._end(link, job, ok, now)
+        link.jobs.pop(done.ticket, None)  # last: until then it may be taken again
+
+    def _end(self, link: _Link, job: _Job, ok: Flags, now: float) -> None:
+        """The tier is done with the rows of the job."""
+        if job.reservation is None or not job.keys:
+            job.is_ended = True
+            if job.reservation is not None:
+                job.reservation.release()
+            return
+        wanted = np.array([not self._is_forgotten(job, key) for key in job.keys], np.bool_)
+        with suppress(InvalidArgument):  # it was committed, and then interrupted
+            job.reservation.commit(ok & wanted)
+        job.is_ended = True
+        missing = [job.keys[at] for at in np.flatnonzero(wanted & ~ok)]
+        if missing:
+            self._load_run(missing, self._links[link.place + 1 :], now)
+
+    def _is_forgotten(self, job: _Job, key: bytes) -> bool:
+        return key in job.revoked or self._is_banned(key)
+
+    def _is_banned(self, key: bytes) -> bool:
+        return any(keys is None or key in keys for keys in self._forgetting)
+
+    # Storing -----------------------------------------------------------------------------------
 
     def _reserve(self, keys: list[bytes]) -> Reservation:
         """The pool's."""
-        native = self._pool._own()
-        self._advance()
+        is_interrupted = self._is_interrupted
+        self._advance([link for link in self._links if link.all_jobs])
         with self._undisturbed() as now:
-            blocks, evicted, aside = native.reserve(keys)
-            made = Reservation(self._pool, keys, np.frombuffer(blocks, np.int32), evicted)
-            if evicted:
-                self._put_aside(evicted, np.frombuffer(aside, np.int32).tolist(), now)
+            # What is evicted in the middle of another change is lost, and spare later.
+            return self._reserve_now(keys, None if is_interrupted else now)
+
+    def _reserve_now(self, keys: list[bytes], now: float | None) -> Reservation:
+        held, blocks, evicted, aside = self._pool._own().reserve(keys)
+        made = Reservation(self._pool, keys, held, np.frombuffer(blocks, np.int32), evicted)
+        if evicted and now is not None:
+            self._store_evicted(evicted, np.frombuffer(aside, np.int32).tolist(), now)
         return made
 
-    def _put_aside(self, keys: list[bytes], rows: list[int], now: float) -> None:
+    def _store_evicted(self, keys: list[bytes], rows: list[int], now: float) -> None:
         """What was evicted, and where its bytes are; -1: nowhere any more."""
-        evicted = [(key, row) for key, row in zip(keys, rows, strict=True) if row >= 0]
-        wanted = evicted
+        kept = [each for each in zip(keys, rows, strict=True) if each[1] >= 0]
         dropped = [key for key, row in zip(keys, rows, strict=True) if row < 0]
-        for link in self._links:
+        for link in self._links if dropped else ():
             known = link.has(dropped, "store", now)
             dropped = [key for key, has in zip(dropped, known, strict=True) if has is not True]
         self._counts["dropped"] += len(dropped)
+        wanted = [each for each in kept if not self._is_banned(each[0])]
         if self._admission is not None:
-            wanted = [each for each in evicted if self._admission.admits(each[0])]
-            self._counts["declined"] += len(evicted) - len(wanted)
+            wanted = [each for each in wanted if self._admission.admits(each[0])]
+            self._counts["declined"] += len(kept) - len(wanted)
         for link in self._links:
             if link.is_read_only:
                 continue
             room = self._spare
-            if link.storing and len(self._links) > 1:  # it must leave some to the others
-                room = max(0, self._spare // 2 - link.storing)
+            if len(self._links) > 1 and (
+                busy := link.storing()
+            ):  # it must leave some to the others
+                room = max(0, self._spare // 2 - busy)
             link.counts["skipped"] += max(0, len(wanted) - room)
             self._store(link, wanted[-room:] if room else [], now)
-        self._reuse([row for _, row in evicted if not self._aside[row]])
+        if len(wanted) < len(kept) or not self._links[0].all_jobs:
+            self._reclaim()
 
     def _store(self, link: _Link, evicted: list[tuple[bytes, int]], now: float) -> None:
-        known = link.has([key for key, _ in evicted], "store", now)
-        wanted = [each for each, has in zip(evicted, known, strict=True) if has is not True]
-        if not wanted or link.outages["store"].lasts(now):
+        if link.outages["store"].lasts(now):
             return
-        rows = [row for _, row in wanted]
-        self._aside.update(rows)
-        if link.begin("store", _Store(rows, now), [key for key, _ in wanted], rows, now):
-            link.storing += len(rows)
-            self._leaving.update(wanted)
-        else:
-            self._aside.subtract(rows)
+        if not isinstance(link.tier, RemoteTier):  # which asks before it sends
+            known = link.has([key for key, _ in evicted], "store", now)
+            evicted = [each for each, has in zip(evicted, known, strict=True) if has is not True]
+        if evicted and not link.outages["store"].lasts(now):
+            keys, rows = [key for key, _ in evicted], [row for _, row in evicted]
+            link.begin(_Job("store", keys, rows, now))
 
-    def _end_store(self, link: _Link, job: _Store, done: Done, now: float) -> None:
-        link.storing -= len(job.rows)
-        self._aside.subtract(job.rows)
-        link.counts["stored"] += int(done.ok.sum())
-        link.counts["failed"] += int((~done.ok).sum())
-        link.counts["bytes_stored"] += done.bytes
-        link.judge("store", job.begun, done, now)
-        self._reuse([row for row in job.rows if not self._aside[row]])
+    # Loading -----------------------------------------------------------------------------------
 
-    def _reuse(self, rows: list[int]) -> None:
-        """Nobody stores them any more."""
-        if not rows:
-            return
-        free = {*rows}
-        for row in free:
-            del self._aside[row]
-        self._leaving = {key: row for key, row in self._leaving.items() if row not in free}
-        native = self._pool._own()
-        native.reuse(np.array(rows, np.int32).tobytes())
-        if self._is_closing:
-            native.set_aside(0)
+    def _begin(self, keys: list[bytes], links: list[_Link]) -> list[bytes]:
+        """As `_load_run`, but nothing in the middle of another change."""
+        if self._is_interrupted or self._is_closing:
+            return []
+        with self._undisturbed() as now:
+            return self._load_run(keys, links, now)
 
-    def _adopt(self) -> None:
-        """Blocks that are aside because of a call that an exception has ended are spare again."""
-        aside = self._pool._own().aside()
-        if len(aside) // 4 > len(self._aside):
-            self._reuse(
-                [row for row in np.frombuffer(aside, np.int32).tolist() if not self._aside[row]]
-            )
-
-    # Loading ---------------------------------------------------------------------------------
-
-    def _begin(self, keys: list[bytes], links: list[_Link], now: float) -> list[bytes]:
+    def _load_run(self, keys: list[bytes], links: list[_Link], now: float) -> list[bytes]:
         """Begins to load what is missing of the leading run of keys that are in the pool, on their
         way to it, or perhaps in one of these tiers. Returns that run."""
-        if self._is_closing:
-            return []
+        loading = self._loading()
         stored = {key for key, is_there in zip(keys, self._pool.has(keys), strict=True) if is_there}
-        missing = [key for key in keys if key not in stored and key not in self._loading]
-        room = max(1, self._blocks // 2 - len(self._loading))
+        coming = loading | stored
+        missing = [*dict.fromkeys(key for key in keys if key not in coming)]
+        room = max(0, max(1, self._blocks // 2) - len(loading))
         sources = self._sources(missing[:room], links, now)
-        run = [
-            *takewhile(lambda key: key in stored or key in self._loading or key in sources, keys)
-        ]
+        run = [*takewhile(lambda key: key in coming or key in sources, keys)]
         wanted: dict[_Link | None, list[bytes]] = {}
-        for key in run:
+        for key in dict.fromkeys(run):
             if key in sources:
                 wanted.setdefault(sources[key], []).append(key)
         with ExitStack() as held:  # else what is evicted now could be stored in their place
             for link, of_link in wanted.items():
                 if link is not None:
                     link.hold(of_link, held, now)
-            self._recall(wanted.pop(None, []))
+            self._recall(wanted.pop(None, []), now)
             for link, of_link in wanted.items():
                 if link is not None:
                     for at in range(0, len(of_link), _AT_A_TIME):
@@ -700,7 +782,9 @@ class TierChain:
         self, keys: list[bytes], links: list[_Link], now: float
     ) -> dict[bytes, _Link | None]:
         """The first tier that has a key, or else may have it; None if the block is still aside."""
-        sources: dict[bytes, _Link | None] = {key: None for key in keys if key in self._leaving}
+        keys = [key for key in keys if not self._is_banned(key)]
+        aside = self._aside() if keys else {}
+        sources: dict[bytes, _Link | None] = {key: None for key in keys if key in aside}
         perhaps: dict[bytes, _Link | None] = {}
         for link in links:
             left = [key for key in keys if key not in sources]
@@ -711,65 +795,52 @@ class TierChain:
                     perhaps.setdefault(key, link)
         return {**perhaps, **sources}
 
-    def _recall(self, keys: list[bytes]) -> None:
+    def _recall(self, keys: list[bytes], now: float) -> None:
         """Copies blocks back that are aside."""
         if not keys:
             return
-        with self._reserve(keys) as made:
+        aside = self._aside()
+        with self._reserve_now(keys, now) as made:
             for key, block in zip(made.keys, made.ids.tolist(), strict=True):
-                self._memory[block] = self._memory[self._leaving[key]]
+                self._memory[block] = self._memory[aside[key]]
             made.commit()
             self._counts["recalled"] += len(made.keys)
 
     def _load(self, link: _Link, keys: list[bytes], now: float) -> None:
-        made = self._reserve(keys)
+        made = self._reserve_now(keys, now)
         if not made.keys:  # the policy declines them, or all blocks are pinned
             return
-        self._loading.update(made.keys)
-        if not link.begin("load", _Load(made, now), made.keys, made.ids, now):
-            self._loading.difference_update(made.keys)
-            made.commit(np.zeros(len(made.keys), np.bool_))
+        job = _Job("load", made.keys, made.ids.tolist(), now, made)
+        if not link.begin(job):
+            keys, job.keys = job.keys, []  # of which it may still write to the rows
+            self._pool.forget(keys)
+            self._load_run(keys, self._links[link.place + 1 :], now)
 
-    def _end_load(self, link: _Link, job: _Load, done: Done, now: float) -> None:
-        keys = job.reservation.keys
-        self._loading.difference_update(keys)
-        ok = done.ok & [key not in job.revoked for key in keys]
-        link.counts["loaded"] += int(ok.sum())
-        link.counts["missed"] += int((~done.ok).sum())
-        link.counts["bytes_loaded"] += done.bytes
-        link.judge("load", job.begun, done, now)
-        job.reservation.commit(ok)
-        left = [key for key, has in zip(keys, done.ok, strict=True) if not has]
-        if elsewhere := [key for key in left if key not in job.revoked]:
-            self._begin(elsewhere, self._links[link.place + 1 :], now)
-
-    # Forgetting ------------------------------------------------------------------------------
+    # Forgetting --------------------------------------------------------------------------------
 
     def _forget(
         self,
-        keys: list[bytes] | None,
+        keys: set[bytes] | None,
         of_pool: Callable[[list[bytes]], None],
         of_tier: Callable[[Tier], None],
     ) -> None:
-        """None: all keys."""
-        failed: MemlaneError | None = None
-        self._revoke(keys, of_pool)
-        for link in self._links:
-            try:
-                of_tier(link.tier)
-            except MemlaneError as error:
-                failed = failed or error
-        self._revoke(keys, of_pool)  # what another thread has loaded meanwhile
+        """None: all keys. Until it is over they are neither stored nor loaded."""
+        if self._is_interrupted:
+            raise ConcurrentUse("this chain is in the middle of another call of this thread")
+        failed: Exception | None = None
+        self._forgetting.append(keys)
+        try:
+            with self._undisturbed():
+                of_pool([*(keys or ())])
+                for link in self._links:
+                    for job in link.all_jobs:
+                        job.revoked.update(job.keys if keys is None else keys)
+            for link in self._links:
+                try:
+                    of_tier(link.tier)
+                except Exception as error:
+                    failed = failed or error
+        finally:
+            self._forgetting.remove(keys)
         if failed is not None:
             raise failed
-
-    def _revoke(self, keys: list[bytes] | None, of_pool: Callable[[list[bytes]], None]) -> None:
-        """In the pool, and on the way to it."""
-        with self._undisturbed():
-            of_pool(keys or [])
-            for key in [*self._leaving] if keys is None else keys:
-                self._leaving.pop(key, None)
-            for link in self._links:
-                for job in [*link.jobs.values(), *link.unknown]:
-                    if isinstance(job, _Load):
-                        job.revoked.update(job.reservation.keys if keys is None else keys)

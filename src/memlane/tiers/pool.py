@@ -153,7 +153,7 @@ class BlockPool:
             WrongProcess: in a forked child.
         """
         asked = list(keys)
-        return Pin(self, asked, self._own().pin(asked))
+        return Pin(asked, self._own().pin(asked))
 
     def reserve(self, keys: Sequence[bytes]) -> Reservation:
         """Reserves a block for each key that has none, evicting others as long as some are neither
@@ -166,8 +166,8 @@ class BlockPool:
         asked = list(keys)
         if self._keeper is not None:
             return self._keeper(asked)
-        blocks, evicted, _ = self._own().reserve(asked)
-        return Reservation(self, asked, np.frombuffer(blocks, np.int32), evicted)
+        held, blocks, evicted, _ = self._own().reserve(asked)
+        return Reservation(self, asked, held, np.frombuffer(blocks, np.int32), evicted)
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each is stored. No access.
@@ -235,15 +235,6 @@ class BlockPool:
             raise WrongProcess("this pool belongs to the process that made it")
         return self._native
 
-    def _release(self, blocks: bytes) -> None:
-        """In a forked child there is nothing to release."""
-        if self._generation == _native.fork_generation():
-            self._native.unpin(blocks)
-
-    def _give_back(self, blocks: bytes) -> None:
-        if self._generation == _native.fork_generation():
-            self._native.give_back(blocks)
-
 
 def show(native: _native.BlockPool | _native.DiskTier) -> None:
     """Lets `memlane.inspect` see its counters."""
@@ -283,33 +274,27 @@ class Pin:
     ids: Ids
     missing: list[bytes]
 
-    def __init__(self, pool: BlockPool, keys: list[bytes], blocks: bytes) -> None:
-        self._pool = pool
-        self._blocks = blocks
-        self.ids = np.frombuffer(blocks, np.int32)
+    def __init__(self, keys: list[bytes], held: _native.PinnedBlocks) -> None:
+        self._held = held  # releases them, at the latest when it is dropped
+        self.ids = np.frombuffer(held.blocks(), np.int32)
         self.missing = keys[len(self.ids) :]
 
     def release(self) -> None:
         """Ends the pin. Never raises; calling it again does nothing."""
-        blocks, self._blocks = self._blocks, b""
-        self._pool._release(blocks)
+        self._held.release()
 
     def extend(self, other: Pin) -> None:
         """Takes over the blocks of a pin of the keys that are missing here, or of the first of
         them. Never raises."""
+        self._held.take(other._held)
         self.missing = self.missing[len(other.ids) :]
-        self._blocks, other._blocks = self._blocks + other._blocks, b""
-        self.ids = np.frombuffer(self._blocks, np.int32)
+        self.ids = np.concatenate((self.ids, other.ids))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-    def __del__(self) -> None:
-        if getattr(self, "_blocks", b""):
-            self.release()
 
 
 class Reservation:
@@ -329,15 +314,20 @@ class Reservation:
     evicted: list[bytes]
 
     def __init__(
-        self, pool: BlockPool, keys: list[bytes], blocks: Ids, evicted: list[bytes]
+        self,
+        pool: BlockPool,
+        keys: list[bytes],
+        held: _native.ReservedBlocks,
+        blocks: Ids,
+        evicted: list[bytes],
     ) -> None:
         self._pool = pool
+        self._held = held  # gives them back, at the latest when it is dropped
         is_reserved = blocks >= 0
         self.ids = blocks[is_reserved]
         self.keys = [key for key, has in zip(keys, is_reserved, strict=True) if has]
         self.skipped = [key for key, has in zip(keys, is_reserved, strict=True) if not has]
         self.evicted = evicted
-        self._is_open = True
 
     def commit(self, ok: npt.ArrayLike | None = None) -> None:
         """Publishes the blocks; once only.
@@ -355,10 +345,12 @@ class Reservation:
             raise InvalidType(f"ok must be an array of bools, not of {mask.dtype}")
         if mask.shape != self.ids.shape:
             raise InvalidArgument(f"ok must have {len(self.ids)} values, not shape {mask.shape}")
-        if not self._is_open:
-            raise InvalidArgument("this reservation has been committed or given back already")
-        self._pool._own().commit(self.ids.tobytes(), mask.astype(np.bool_).tobytes())
-        self._is_open = False
+        self._pool._own()
+        self._held.commit(mask.astype(np.bool_).tobytes())
+
+    def release(self) -> None:
+        """Gives back what was not committed. Never raises; calling it again does nothing."""
+        self._held.release()
 
     def __enter__(self) -> Self:
         return self
@@ -366,13 +358,4 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._give_back()
-
-    def __del__(self) -> None:
-        if getattr(self, "_is_open", False):
-            self._give_back()
-
-    def _give_back(self) -> None:
-        is_open, self._is_open = self._is_open, False
-        if is_open:
-            self._pool._give_back(self.ids.tobytes())
+        self.release()

@@ -8,14 +8,16 @@ byte is copied by the interpreter.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
+from memlane import _native
 from memlane._base.arguments import integer_from
 from memlane.errors import AccessRefused, InvalidArgument, InvalidType, Unsupported, system_fault
 from memlane.tiers.remote import Cut, Late, Refusal, Refused, RemoteTier, Unanswered
@@ -202,7 +204,32 @@ class _Connection:
     ) -> list[int | Refusal]:
         self._end = time.monotonic() + timeout
         self._send([b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name) for name in names])
+        if self._is_plain:
+            return self._bulk(into)
         return [self._value(memory) for memory in into]
+
+    def _bulk(self, into: Sequence[memoryview]) -> list[int | Refusal]:
+        """All replies by one call, without the interpreter's lock."""
+        left = self._end - time.monotonic()
+        found, rest, fault, number, line = _native.read_bulk(
+            self._socket.fileno(), max(0.0, left), bytes(self._have), list(into)
+        )
+        self._have = self._scratch[: len(rest)]
+        self._have[:] = rest
+        match fault:
+            case _native.RespFault.NONE:
+                return [
+                    Refusal(_text(each)) if isinstance(each, bytes) else each
+                    for each in cast("list[int | bytes]", found)
+                ]
+            case _native.RespFault.LATE:
+                raise Late("it did not answer in time")
+            case _native.RespFault.CLOSED:
+                raise Cut("it has closed the connection")
+            case _native.RespFault.SYSTEM:
+                raise Cut(os.strerror(number))
+            case _:
+                raise Unanswered(f"it answers {line[:40]!r}: it is no Redis server")
 
     def _value(self, memory: memoryview) -> int | Refusal:
         line = self._line()
@@ -221,7 +248,11 @@ class _Connection:
     def ask(self, names: Sequence[bytes], timeout: float) -> list[bool]:
         self._end = time.monotonic() + timeout
         self._send([b"*2\r\n$6\r\nEXISTS\r\n$%d\r\n%b\r\n" % (len(name), name) for name in names])
-        return [self._number(self._checked_line(), b":") > 0 for _ in names]
+        lines = [self._line() for _ in names]  # all of them, also behind a refusal
+        for line in lines:
+            if line[:1] == b"-":
+                raise Refused(_text(line[1:]))
+        return [self._number(line, b":") > 0 for line in lines]
 
     def forget(self, names: Sequence[bytes], timeout: float) -> None:
         self._end = time.monotonic() + timeout

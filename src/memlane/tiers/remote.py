@@ -51,7 +51,6 @@ _FAIR = 1.0  # seconds that a server is given before it counts as silent
 _AHEAD = 64  # batches of stores that a load may overtake
 _LATE = "the deadline has passed"
 
-Blocks = npt.NDArray[np.uint8]
 Kind = Literal["store", "load", "ask", "forget", "clear"]
 
 
@@ -940,32 +939,29 @@ class _Desk:
         memory = memoryview(staging)
         into = [memory[at * size : (at + 1) * size] for at in range(len(names))]
         found = carrier.load(names, into, self._left(batch))
-        outcomes: list[bool | str] = []
+        outcomes: list[bool | str] = [
+            str(got) if isinstance(got, str) else False if got < 0 else self.mismatch
+            for got in found
+        ]
+        whole = [at for at, got in enumerate(found) if got == size]
         call = batch.of
-        for place, digest, value, got in zip(batch.places, batch.digests, into, found, strict=True):
-            if isinstance(got, str):
-                outcomes.append(str(got))
-            elif got < 0:
-                outcomes.append(False)
-            elif got != size or not self._is_right(value, digest):
-                outcomes.append(self.mismatch)
+        with call.lock:  # type: ignore[union-attr]
+            if call.is_over:  # type: ignore[union-attr]
+                right: list[bool | str] = [_LATE] * len(whole)
             else:
-                outcomes.append(self._copy(call, place, value))  # type: ignore[arg-type]
+                right = [
+                    is_right or self.mismatch
+                    for is_right in _native.place_blocks(
+                        [into[at] for at in whole],
+                        [self.crc_of_key(batch.digests[at]) for at in whole],
+                        self._memory,
+                        self._row_bytes,
+                        [int(call.rows[batch.places[at]]) for at in whole],  # type: ignore[union-attr]
+                    )
+                ]
+        for at, outcome in zip(whole, right, strict=True):
+            outcomes[at] = outcome
         if changed := [name for name, each in zip(names, outcomes, strict=True) if each == CHANGED]:
             with suppress(Refused):  # else they could not be stored again
                 carrier.forget(changed, self._left(batch))
         return outcomes
-
-    def _is_right(self, value: memoryview, digest: bytes) -> bool:
-        magic, nbytes, crc, _ = HEADER.unpack_from(value)
-        return (magic, nbytes) == (MAGIC, self._row_bytes) and crc == _native.crc32c(
-            value[HEADER.size :], self.crc_of_key(digest)
-        )
-
-    def _copy(self, call: _Call, place: int, value: memoryview) -> bool | str:
-        with call.lock:
-            if call.is_over:
-                return _LATE
-            to = np.frombuffer(self._row(call, place), np.uint8)
-            np.copyto(to, np.frombuffer(value[HEADER.size :], np.uint8))
-        return True

@@ -1,0 +1,89 @@
+// What remote tiers do with many blocks at once, without the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "bindings/python/buffer.hpp"
+#include "bindings/python/failures.hpp"
+#include "bindings/python/gil.hpp"
+#include "bindings/python/systems.hpp"
+#include "tiers/resp.hpp"
+#include "tiers/staged_block.hpp"
+
+namespace memlane::bindings {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+std::span<std::byte> bytes_of(const HeldBuffer& held) { return {static_cast<std::byte*>(held.data()), held.size()}; }
+
+}  // namespace
+
+void bind_remote_tiers(nb::module_& m) {
+    using tiers::RespReader;
+    nb::enum_<RespReader::Fault>(m, "RespFault", "What is wrong with a connection to a Redis server.")
+        .value("NONE", RespReader::Fault::kNone)
+        .value("LATE", RespReader::Fault::kLate)
+        .value("CLOSED", RespReader::Fault::kClosed)
+        .value("SYSTEM", RespReader::Fault::kSystem)
+        .value("NONSENSE", RespReader::Fault::kNonsense);
+    m.def(
+        "read_bulk",
+        [](int socket, double seconds, nb::bytes left, const std::vector<nb::object>& into) {
+            std::vector<HeldBuffer> memory;
+            memory.reserve(into.size());
+            for (const nb::object& each : into) memory.emplace_back(each, PyBUF_WRITABLE);
+            RespReader reader(socket, {left.c_str(), left.size()},
+                              os::Deadline::after(static_cast<os::Nanoseconds>(seconds * 1e9)));
+            std::vector<tiers::BulkReply> replies(into.size());
+            without_gil([&] {
+                for (std::size_t at = 0; at < into.size(); ++at)
+                    if (!reader.read(bytes_of(memory[at]), replies[at])) return;
+            });
+            nb::typed<nb::list, nb::object> found;
+            for (const tiers::BulkReply& reply : replies) {
+                if (reply.refusal.empty()) {
+                    found.append(nb::int_(reply.size));
+                } else {
+                    found.append(nb::bytes(reply.refusal.data(), reply.refusal.size()));
+                }
+            }
+            const std::string_view rest = reader.left();
+            const std::string& line = reader.nonsense();
+            return std::tuple(found, nb::bytes(rest.data(), rest.size()), reader.fault(), reader.error(),
+                              nb::bytes(line.data(), line.size()));
+        },
+        "socket"_a, "seconds"_a, "left"_a, "into"_a,
+        "Reads a bulk string for each buffer: sizes, -1 for none, or refusals; what came behind; faults.");
+    m.def(
+        "place_blocks",
+        [](const std::vector<nb::object>& values, const std::vector<std::uint32_t>& crcs, nb::handle rows, std::size_t row_bytes,
+           const std::vector<std::size_t>& ids) {
+            std::vector<HeldBuffer> held;
+            held.reserve(values.size());
+            for (const nb::object& value : values) held.emplace_back(value, PyBUF_SIMPLE);
+            const HeldBuffer memory(rows, PyBUF_WRITABLE);
+            const bool fits = crcs.size() == values.size() && ids.size() == values.size() && row_bytes > 0;
+            for (const std::size_t id : ids)
+                if (!fits || id >= memory.size() / row_bytes) raise_error(Error::InvalidArgument, nb::str("no such row"));
+            return without_gil([&] {
+                std::vector<bool> right(values.size());
+                for (std::size_t at = 0; at < values.size(); ++at)
+                    right[at] = tiers::place(bytes_of(held[at]), crcs[at], bytes_of(memory).subspan(ids[at] * row_bytes, row_bytes));
+                return right;
+            });
+        },
+        "values"_a, "crcs"_a, "rows"_a, "row_bytes"_a, "ids"_a,
+        "Copies values, headers and rows, into those rows; whether each fits the CRC of its key.");
+}
+
+}  // namespace memlane::bindings
