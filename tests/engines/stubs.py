@@ -60,6 +60,9 @@ REAL = {
     "sglang.srt.environ",
     "sglang.srt.plugins",
     "sglang.srt.distributed.device_communicators.shm_broadcast",
+    "sglang.srt.mem_cache.hicache_storage",
+    "sglang.srt.mem_cache.pool_host",
+    "sglang.srt.mem_cache.storage.backend_factory",
     "sglang.srt.utils.network",
     "sglang.srt.utils.stale_shm_cleanup",
 }
@@ -158,6 +161,9 @@ def install(folder: Path, version: str) -> None:
         "pybase64": {"urlsafe_b64encode": base64.urlsafe_b64encode},
         "pydantic_core": {"core_schema": SimpleNamespace(CoreSchema=object)},
         "sglang": {"__version__": version},
+        "sglang.srt.utils": {
+            f"is_{device}": lambda: False for device in ("cuda", "hip", "mps", "musa", "npu", "xpu")
+        },
         "sglang.srt.distributed.parallel_state": {
             # All ranks of a test share their memory.
             "in_the_same_node_as": lambda pg, source_rank: [True] * dist.get_world_size(pg)

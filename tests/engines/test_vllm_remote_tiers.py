@@ -24,8 +24,9 @@ def _clients() -> None:
 def test_a_redis_tier_alone(release: str) -> None:
     """Its configuration, jobs, questions, figures and end, without vLLM's manager."""
     run(
-        *("keys_of_each_configuration", "secrets", "one_server_for_several_engines", "on_redis"),
-        *("questions_go_together", "steps_that_take_long", "answers_that_never_come"),
+        *("what_front_ends_import", "keys_of_each_configuration", "secrets"),
+        *("one_server_for_several_engines", "on_redis", "questions_go_together"),
+        *("steps_that_take_long", "answers_that_never_come"),
         *("questions_that_are_refused", "evicted_before_it_is_loaded", "wrong_values"),
         "the_end_of_it",
         release=release,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +88,24 @@ def overwrite(running: RedisServer, value: bytes) -> None:
 
 
 # The configuration ---------------------------------------------------------------------------
+
+
+LIGHT = """
+import sys
+from tests.engines import scenario
+scenario.prepare(sys.argv[1])
+from memlane.engines.vllm import tiers
+for each in (tiers.DiskTier, tiers.RedisTier, tiers.ObjectTier, tiers.MooncakeTier):
+    assert each.build_metric_definitions({})
+print(*sorted({"redis", "obstore", "mooncake", "memlane.tiers"} & set(sys.modules)))
+"""
+
+
+def what_front_ends_import() -> None:
+    """For the metrics of all tiers: none of their libraries."""
+    command = [sys.executable, "-c", LIGHT, os.environ["TEST_RELEASE"]]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == "\n"
 
 
 def keys_of_each_configuration() -> None:

@@ -354,6 +354,17 @@ def test_a_server_that_is_none(answers: tuple[bytes, ...]) -> None:
         liar.close()
 
 
+def test_a_question_that_is_refused(server: RedisServer) -> None:
+    """The answers behind the first are not taken for those of what is asked next."""
+    rows = rows_of(8)
+    with RedisTier(server.url, rows, connections=1) as tier:
+        server.call("ACL", "SETUSER", "default", "-exists")
+        tier.has([key(number) for number in range(8)])
+        assert store(tier, *range(8)).ok.all()
+        assert load(tier, *range(8)).ok.all()
+        assert not tier.statistics().stalled
+
+
 # Who may use it -----------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import Closed, InvalidArgument, InvalidType, SystemFault, TimedOut, WrongProcess
+from memlane import (
+    Closed,
+    ConcurrentUse,
+    InvalidArgument,
+    InvalidType,
+    SystemFault,
+    TimedOut,
+    WrongProcess,
+)
 from memlane.tiers import BlockPool, DiskTier
 from memlane.tiers._waiting import Outage
 from memlane.tiers.chain import TierChain
 from memlane.tiers.conformance import content, key
 from memlane.tiers.pool import PolicyName
-from memlane.tiers.tier import CHANGED
+from memlane.tiers.tier import CHANGED, Done
 from tests.support import until
 from tests.support.lying_tiers import MemoryTier
 from tests.support.redis_servers import REFUSAL, RedisServer
@@ -666,3 +675,221 @@ def test_bad_arguments() -> None:
         new.commit()
     with pytest.raises(InvalidArgument, match="free blocks"):
         TierChain(full, rows, [tier])
+
+
+# What must not happen ---------------------------------------------------------------------------
+
+
+class Interrupting(MemoryTier):
+    """A signal comes at the end of these calls."""
+
+    calls: tuple[str, ...] = ()
+
+    def _begin(self, kind: str, keys: Sequence[bytes], ids: Any) -> Any:
+        ticket = super()._begin(kind, keys, ids)
+        if kind in self.calls:
+            signal.raise_signal(signal.SIGUSR1)
+        return ticket
+
+    def has(self, keys: Sequence[bytes]) -> Any:
+        if "has" in self.calls:
+            signal.raise_signal(signal.SIGUSR1)
+        return super().has(keys)
+
+
+@contextlib.contextmanager
+def handling(work: Callable[[], object]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, lambda *_: work())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("kind", ["load", "store"])
+def test_a_handler_that_raises_within_a_call_of_a_tier(kind: str) -> None:
+    """The tier has begun all the same: its rows are nobody else's until it is done."""
+    rows = np.zeros((8, ROW), np.uint8)
+    pool = BlockPool(8, "lru")
+    tier = Interrupting(rows)
+    tier.blocks = {key(50): content(50, ROW).tobytes()}
+    tier.is_silent = True
+
+    def end_soon() -> None:
+        raise TimedOut("the program is to end", 0.1)
+
+    with TierChain(pool, rows, [tier], spare=1, timeout=0.5) as chain:
+        one = Engine(rows, pool, chain)
+        one.compute(*range(7))
+        with handling(end_soon):
+            tier.calls = (kind,)
+            if kind == "load":
+                one.find(50, timeout=0)
+            else:
+                one.compute(7)
+        tier.calls = ()
+        one.compute(*range(100, 107))
+        tier.speak()
+        for number in range(100, 107):
+            if pool.has([key(number)])[0]:
+                assert one.find(number, timeout=0) == 1
+        for each, stored in tier.blocks.items():
+            assert stored == content(int.from_bytes(each, "big"), ROW).tobytes()
+        until(lambda: (poll_of(chain).spare, pool.statistics().reserved) == (1, 1), "idle")
+
+
+def test_a_handler_that_calls_the_chain() -> None:
+    """In the middle of one of its calls: it gets what is there, at once, and costs no time."""
+    rows = np.zeros((8, ROW), np.uint8)
+    pool = BlockPool(8, "lru")
+    tier = Interrupting(rows)
+    tier.blocks = {key(50): content(50, ROW).tobytes()}
+    seen: list[object] = []
+
+    with TierChain(pool, rows, [tier], spare=1) as chain:
+        one = Engine(rows, pool, chain)
+
+        def work() -> None:
+            seen.append(one.find(50, 3, timeout=20))
+            chain.prefetch([key(60)])
+            one.compute(3)
+            for call in (partial(chain.forget, [key(4)]), chain.clear):
+                with pytest.raises(ConcurrentUse):
+                    call()
+
+        begun, cpu = time.monotonic(), time.process_time()
+        with handling(work):
+            tier.calls = ("has",)
+            assert one.find(50) == 1
+            tier.calls = ()
+        assert time.monotonic() - begun < 5
+        assert time.process_time() - cpu < 2
+        assert seen == [0]
+        assert one.find(3, timeout=0) == 1
+
+
+def test_new_weights_while_another_thread_works() -> None:
+    """It would load an old block from one tier, and evict it to another that is empty already."""
+    with in_memory(blocks=8, spare=2, tiers=2) as (one, first, second):
+        for tier in (first, second):
+            tier.blocks = {key(1): content(1, ROW).tobytes()}
+        clear = second.clear
+
+        def late() -> None:
+            def work() -> None:
+                one.find(1)
+                one.compute(*range(20, 30))
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            clear()
+
+        second.clear = late
+        one.chain.clear()
+        assert one.find(1) == 0
+        assert key(1) not in first.blocks
+
+
+def test_a_tier_that_raises_does_not_keep_the_others_from_forgetting() -> None:
+    with in_memory(tiers=2) as (one, first, second):
+        second.blocks = {key(1): content(1, ROW).tobytes()}
+        first.raises["clear"] = RuntimeError("it is broken")
+        with pytest.raises(RuntimeError):
+            one.chain.clear()
+        assert second.blocks == {}
+
+
+def test_a_closed_tier_with_a_call_that_has_failed() -> None:
+    with in_memory(blocks=8, spare=2) as (one, tier):
+        one.compute(*range(6))
+        tier.raises["store"] = RuntimeError("it is broken")
+        one.compute(20)
+        for call in ("poll", "store", "load", "has"):
+            tier.raises[call] = Closed("this tier is closed")
+        begun = time.monotonic()
+        one.chain.close(5)
+        assert time.monotonic() - begun < 2
+
+
+def test_a_key_that_comes_twice_is_no_fault_of_a_disk(tmp_path: Path) -> None:
+    rows = np.zeros((8, ROW), np.uint8)
+    pool = BlockPool(8, "lru")
+    with (
+        DiskTier(tmp_path / "disk", rows, "1MiB", policy="lru") as disk,
+        TierChain(pool, rows, [disk], spare=2) as chain,
+    ):
+        one = Engine(rows, pool, chain)
+        for number in range(12):
+            one.compute(number)
+            until(lambda: not poll_of(chain).storing, "stored")
+        assert one.find(1, 1, 2, 1) == 4
+        assert not chain.statistics().tiers[0].is_left_out
+        chain.forget([key(1), key(1)])
+        assert disk.has([key(1)]) == [False]
+
+
+def test_more_than_half_of_the_pool() -> None:
+    with in_memory(blocks=16, spare=1) as (one, tier):
+        tier.blocks = {key(number): content(number, ROW).tobytes() for number in range(12)}
+        assert one.find(*range(12)) == 12
+        tier.is_silent = True
+        for number in range(100, 140, 2):
+            tier.knows = lambda _: True
+            one.chain.prefetch([key(number), key(number + 1)])
+        assert one.chain.statistics().loading <= 8
+
+
+def test_a_chain_that_cannot_be_made_takes_no_blocks(tmp_path: Path) -> None:
+    rows = np.zeros((8, ROW), np.uint8)
+    pool = BlockPool(8, "lru")
+    disk = DiskTier(tmp_path / "disk", rows, "1MiB")
+    disk.close()
+    with pytest.raises(Closed):
+        TierChain(pool, rows, [disk], spare=4)
+    assert pool.statistics().reserved == 0
+    with TierChain(pool, rows, [MemoryTier(rows)]):
+        pass
+
+
+@pytest.mark.parametrize("wrong", ["short", "twice", "never", "raises"])
+def test_reports_that_are_none(wrong: str) -> None:
+    """The calls end, nothing raises, no block is lost, and no time is spent."""
+    with in_memory(blocks=8, spare=2, timeout=0.3) as (one, tier):
+        poll = tier.poll
+
+        def lie() -> list[Done]:
+            if wrong == "raises":
+                raise RuntimeError("it is broken")
+            done = poll()
+            if wrong == "never":
+                return []
+            if wrong == "twice":
+                return done * 2
+            return [replace(each, ok=each.ok[:-1]) for each in done]
+
+        tier.poll = lie
+        tier.blocks = {key(50): content(50, ROW).tobytes()}
+        cpu = time.process_time()
+        one.compute(*range(6))
+        one.compute(6)
+        assert one.find(50, timeout=2) == (wrong == "twice")
+        assert time.process_time() - cpu < 1
+        tier.poll = poll
+        until(lambda: not poll_of(one.chain).loading + poll_of(one.chain).storing, "idle")
+        assert (poll_of(one.chain).spare, one.pool.statistics().reserved) == (2, 2)
+
+
+def test_many_spare_blocks() -> None:
+    """The time of a report does not grow with what else is under way."""
+    with in_memory(blocks=9000, spare=4000) as (one, tier):
+        tier.is_silent = True
+        one.rows[:] = 0
+        for first in range(0, 9000, 8):
+            with one.pool.reserve([key(number) for number in range(first, first + 8)]) as new:
+                new.commit()
+        assert one.chain.statistics().storing > 3000
+        tier.speak()
+        begun = time.process_time()
+        one.chain.poll()
+        assert time.process_time() - begun < 1
