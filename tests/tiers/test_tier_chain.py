@@ -389,7 +389,7 @@ def test_when_to_try_again() -> None:
 @pytest.mark.parametrize("call", ["store", "load", "has", "poll", "reports"])
 def test_a_tier_that_fails(call: str, warnings: Callable[[], list[str]]) -> None:
     """Is left out, with one line; the other one serves; later it is tried again."""
-    with in_memory(blocks=8, spare=2, tiers=2) as (one, bad, good):
+    with in_memory(blocks=8, spare=2, tiers=2, timeout=0.3) as (one, bad, good):
         good.blocks = {key(50): content(50, ROW).tobytes()}
         bad.blocks = {**good.blocks, key(51): content(51, ROW).tobytes()}
         if call == "reports":
