@@ -40,7 +40,8 @@ def test_behind_vllms_manager(release: str) -> None:
     it, too."""
     run(
         *("evicted_from_memory", "killed_in_the_middle", "stopped_in_the_middle"),
-        *("wrong_and_promoted", "a_disk_and_a_server", "reset_while_blocks_are_under_way"),
+        *("loads_that_are_refused", "wrong_and_promoted", "a_disk_and_a_server"),
+        "reset_while_blocks_are_under_way",
         release=release,
     )
 

@@ -326,6 +326,22 @@ def evicted_before_it_is_loaded() -> None:
         assert alone.there(0, 1) == [0]
 
 
+def loads_that_are_refused() -> None:
+    """By a server that says the block is there: nobody asks at once, but when it is stored."""
+    with server() as running:
+        engine = Engine(on(running))
+        engine.store(0, 1)
+        assert running.call("ACL", "SETUSER", "default", "-get") == b"+OK\r\n"
+        engine.store(4, 5, 6, 7)
+        assert engine.load(0, 1) == []
+        assert running.call("ACL", "SETUSER", "default", "+get") == b"+OK\r\n"
+        assert engine.tier.lookup(key(0), request("request")) is MISS
+        engine.store(0)
+        engine.store(4, 5, 6, 7)
+        assert engine.load(0, 1) == [0]
+        engine.manager.shutdown()
+
+
 def wrong_values() -> None:
     """Of another length, or with other bytes: each is a miss until it is stored again."""
     for value in (b"", b"x" * ROW, b"MLT1" + bytes(ROW + 12)):

@@ -41,6 +41,20 @@ log = logging.getLogger("vllm.memlane")  # formatted and filtered as vLLM's
 _GRACE = 1.0  # seconds, at the end, beyond the deadline of whatever is under way
 _XXHASH_KEY = 20  # bytes: 16 of the hash, 4 of the group
 
+# Of all tiers on servers.
+_COUNTERS = {
+    "stored": "Blocks that were stored.",
+    "loaded": "Blocks that were loaded.",
+    "missed": "Loads of blocks that were not there any more.",
+    "errors": "Blocks that the server refused, or did not answer about.",
+    "corrupt": "Blocks that were not what was stored.",
+    "expired": "Blocks that missed their deadline.",
+}
+_GAUGES = {
+    "queue": "Blocks that wait for the server.",
+    "stalled": "1 while the server does not answer, and is left alone.",
+}
+
 # Parts of vLLM's configuration that say nothing about the bytes of a block.
 _NOT_OF_BLOCKS = ("engine_id", "extra_config", "enable_kv_cache_events")
 _NOT_OF_MODELS = ("max_model_len",)
@@ -237,18 +251,8 @@ class RemoteTierManager(TierManager):
 
     default_locality = "REMOTE"
     tier = ""
-    counters: ClassVar[Mapping[str, str]] = {
-        "stored": "Blocks that were stored.",
-        "loaded": "Blocks that were loaded.",
-        "missed": "Loads of blocks that were not there any more.",
-        "errors": "Blocks that the server refused, or did not answer about.",
-        "corrupt": "Blocks that were not what was stored.",
-        "expired": "Blocks that missed their deadline.",
-    }
-    gauges: ClassVar[Mapping[str, str]] = {
-        "queue": "Blocks that wait for the server.",
-        "stalled": "1 while the server does not answer, and is left alone.",
-    }
+    counters = _COUNTERS
+    gauges = _GAUGES
 
     def _open(self, config: Any, rows: memoryview, own: dict[str, Any]) -> Any:
         from memlane import tiers

@@ -12,8 +12,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
@@ -25,6 +25,27 @@ if TYPE_CHECKING:
 
 _LATENCIES = ("store", "load")
 _QUANTILES = ("p50", "p99")
+_COUNTERS = {
+    "stored": "Blocks that were stored.",
+    "loaded": "Blocks that were loaded.",
+    "missed": "Loads of blocks that were not there any more.",
+    "declined": "Blocks that the policy did not want, or for which there was no room.",
+    "evicted": "Blocks that made room for others.",
+    "errors": "Reads and writes that the system refused.",
+    "corrupt": "Blocks that were not what was stored.",
+    "expired": "Blocks that missed their deadline.",
+}
+_GAUGES = {
+    "used": "Bytes of the blocks that are stored.",
+    "capacity": "Bytes of blocks that fit.",
+    "queue": "Blocks that wait for the disk.",
+    "stalled": "1 while the disk does not answer.",
+    **{
+        f"{what}_seconds_{quantile}": f"Seconds until a block is done, {what}, {quantile}."
+        for what in _LATENCIES
+        for quantile in _QUANTILES
+    },
+}
 
 
 class DiskTier(TierManager):
@@ -38,27 +59,8 @@ class DiskTier(TierManager):
     needed = ("path", "capacity")
     optional = ("namespace", "policy", "timeout", "direct", "opener")
     prefix = "vllm:memlane_disk_tier_"
-    counters: ClassVar[Mapping[str, str]] = {
-        "stored": "Blocks that were stored.",
-        "loaded": "Blocks that were loaded.",
-        "missed": "Loads of blocks that were not there any more.",
-        "declined": "Blocks that the policy did not want, or for which there was no room.",
-        "evicted": "Blocks that made room for others.",
-        "errors": "Reads and writes that the system refused.",
-        "corrupt": "Blocks that were not what was stored.",
-        "expired": "Blocks that missed their deadline.",
-    }
-    gauges: ClassVar[Mapping[str, str]] = {
-        "used": "Bytes of the blocks that are stored.",
-        "capacity": "Bytes of blocks that fit.",
-        "queue": "Blocks that wait for the disk.",
-        "stalled": "1 while the disk does not answer.",
-        **{
-            f"{what}_seconds_{quantile}": f"Seconds until a block is done, {what}, {quantile}."
-            for what in _LATENCIES
-            for quantile in _QUANTILES
-        },
-    }
+    counters = _COUNTERS
+    gauges = _GAUGES
 
     def _open(self, config: Any, rows: memoryview, own: dict[str, Any]) -> Any:
         from memlane.tiers import DiskTier as Disk
