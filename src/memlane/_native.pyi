@@ -986,7 +986,7 @@ class DiskTier:
         """Whether nothing was under way."""
 
 class RespFault(enum.Enum):
-    """What is wrong with a connection to a Redis server."""
+    """Of a connection."""
 
     NONE = 0
 

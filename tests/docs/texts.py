@@ -27,6 +27,7 @@ SILENT = {
     "can't start new thread",  # Python's own text, looked for
     "it was closed",  # for a caller within memlane, which handles it
     "Callable[[Any, int], int]",  # a type
+    "list[int | bytes]",  # the same
     r"non-2xx status code: (\d{3})",  # looked for in obstore's texts
     "an object tier",  # a part of texts, as for all tiers
     "module {__name__!r} has no attribute {name!r}",  # as of any module

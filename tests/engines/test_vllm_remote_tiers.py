@@ -47,6 +47,11 @@ def test_behind_vllms_manager(release: str) -> None:
 
 
 @RELEASES
+def test_replicas(release: str) -> None:
+    run("replicas_that_share_a_folder", release=release)
+
+
+@RELEASES
 def test_an_object_tier(release: str) -> None:
     run("in_a_bucket", release=release)
 

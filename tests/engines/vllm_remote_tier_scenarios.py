@@ -95,7 +95,8 @@ import sys
 from tests.engines import scenario
 scenario.prepare(sys.argv[1])
 from memlane.engines.vllm import tiers
-for each in (tiers.DiskTier, tiers.RedisTier, tiers.ObjectTier, tiers.MooncakeTier):
+of_servers = (tiers.RedisTier, tiers.ObjectTier, tiers.MooncakeTier, tiers.ReplicaTier)
+for each in (tiers.DiskTier, *of_servers):
     assert each.build_metric_definitions({})
 print(*sorted({"redis", "obstore", "mooncake", "memlane.tiers"} & set(sys.modules)))
 """
@@ -504,6 +505,32 @@ def a_disk_and_a_server() -> None:
         assert engine.load(24, 25, 26, 27) == [24, 25, 26, 27]
         assert engine.load(0, 1) == []
         engine.manager.shutdown()
+
+
+def replicas_that_share_a_folder() -> None:
+    """What one has computed the other one loads; each stores in files of its own alone."""
+    with folder() as path:
+        disk = {
+            "type": "DiskTier",
+            "path": str(path),
+            "capacity": capacity_of(32),
+            "policy": "lru",
+            "direct": False,
+        }
+        others = {"type": "ReplicaTier", "path": str(path)}
+        first = Engine({**disk, "opener": "0"}, {**others, "own": "0"})
+        second = Engine({**disk, "opener": "1"}, {**others, "own": "1"})
+        first.store(0, 1, 2, 3)
+        assert second.load(0, 1, 2, 3) == [0, 1, 2, 3]
+        second.store(10, 11)
+        time.sleep(1.1)  # until it looks again
+        assert first.load(10, 11) == [10, 11]
+        assert first.load(20, 21) == []
+        for engine, loaded in ((first, 2), (second, 4)):
+            figures = engine.manager.get_stats().reduce()
+            assert figures["vllm:memlane_replica_tier_loaded"] == loaded
+            assert figures["vllm:memlane_replica_tier_stored"] == 0
+            engine.manager.shutdown()
 
 
 def reset_while_blocks_are_under_way() -> None:

@@ -249,7 +249,7 @@ class RemoteTierManager(TierManager):
         tier: the name of its class in `memlane.tiers`.
     """
 
-    default_locality = "REMOTE"
+    default_locality: ClassVar[str | None] = "REMOTE"
     tier = ""
     counters = _COUNTERS
     gauges = _GAUGES

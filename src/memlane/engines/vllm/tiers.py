@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
+from vllm.v1.kv_offload.tiering.base import JobResult
 
 from memlane.engines.vllm._tier_manager import RemoteTierManager, TierManager, log
 
@@ -149,6 +150,31 @@ class MooncakeTier(RemoteTierManager):
         *("device", "host", "log"),
     )
     prefix = "vllm:memlane_mooncake_tier_"
+
+
+class ReplicaTier(RemoteTierManager):
+    """`memlane.tiers.ReplicaTier`: what other data-parallel replicas of this host have stored by a
+    `DiskTier` in the same folder. Whatever vLLM offers it counts as stored: it only reads. `own` is
+    by default the data-parallel index, as is the `opener` of the disk."""
+
+    what = "a ReplicaTier"
+    tier = "ReplicaTier"
+    needed = ("path",)
+    optional = ("own", "namespace", "timeout", "threads")
+    default_locality = None
+    prefix = "vllm:memlane_replica_tier_"
+
+    def _open(self, config: Any, rows: memoryview, own: dict[str, Any]) -> Any:
+        self._offered: list[JobResult] = []
+        own.setdefault("own", str(config.parallel.data_parallel_index))
+        return super()._open(config, rows, own)
+
+    def submit_store(self, job_metadata: Any) -> None:
+        self._offered.append(JobResult(job_metadata.job_id, True, None, 0.0, 0))
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        offered, self._offered = self._offered, []
+        return [*super().get_finished_jobs(), *offered]
 
 
 class TunedPolicy(CachePolicy):  # type: ignore[misc]  # vLLM is not here
