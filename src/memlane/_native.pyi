@@ -986,8 +986,6 @@ class DiskTier:
         """Whether nothing was under way."""
 
 class RespFault(enum.Enum):
-    """Of a connection."""
-
     NONE = 0
 
     LATE = 1

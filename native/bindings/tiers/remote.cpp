@@ -30,7 +30,7 @@ std::span<std::byte> bytes_of(const HeldBuffer& held) { return {static_cast<std:
 
 void bind_remote_tiers(nb::module_& m) {
     using tiers::RespReader;
-    nb::enum_<RespReader::Fault>(m, "RespFault", "Of a connection.")
+    nb::enum_<RespReader::Fault>(m, "RespFault")
         .value("NONE", RespReader::Fault::kNone)
         .value("LATE", RespReader::Fault::kLate)
         .value("CLOSED", RespReader::Fault::kClosed)
@@ -74,7 +74,7 @@ void bind_remote_tiers(nb::module_& m) {
             const HeldBuffer memory(rows, PyBUF_WRITABLE);
             const bool fits = crcs.size() == values.size() && ids.size() == values.size() && row_bytes > 0;
             for (const std::size_t id : ids)
-                if (!fits || id >= memory.size() / row_bytes) raise_error(Error::InvalidArgument, nb::str("no row"));
+                if (!fits || id >= memory.size() / row_bytes) raise_error(Error::InvalidArgument, nb::str("row"));
             return without_gil([&] {
                 std::vector<bool> right(values.size());
                 for (std::size_t at = 0; at < values.size(); ++at)
