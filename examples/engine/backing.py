@@ -8,8 +8,9 @@ block of all workers, so a tier stores and loads whole rows.
 """
 
 import os
+import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -36,6 +37,10 @@ DISK_ROWS = 16
 """Times the rows of the region that a disk has room for."""
 
 
+FOLDERS = "memlane-demo-"
+"""How the names of temporary folders begin; a process id follows."""
+
+
 class BackingStatistics(NamedTuple):
     """What was found where."""
 
@@ -47,10 +52,12 @@ def open_tier(place: str | None, rows: memoryview, namespace: str) -> Tier:
     """Open a tier by its URL: `redis://`, `rediss://` or `unix://`, or one of a bucket.
 
     None: on a disk, in a temporary folder whose files have no name once they are open, so that they
-    end with the process, however it ends.
+    end with the process. What one that was killed while it opened them has left is removed.
     """
     if place is None:
-        with tempfile.TemporaryDirectory(prefix="memlane-demo-", dir=_disk()) as folder:
+        _sweep()
+        prefix = f"{FOLDERS}{os.getpid()}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=_disk()) as folder:
             return DiskTier(Path(folder), rows, DISK_ROWS * rows.nbytes, namespace=namespace)
     if place.startswith(("redis://", "rediss://", "unix://")):
         from memlane.tiers import RedisTier
@@ -61,17 +68,30 @@ def open_tier(place: str | None, rows: memoryview, namespace: str) -> Tier:
     return ObjectTier(place, rows, namespace=namespace)
 
 
+def check_tier(place: str) -> None:
+    """Raise what opening that tier would raise."""
+    with closing(open_tier(place, memoryview(bytearray(1)).cast("B", (1, 1)), "")):
+        pass
+
+
 def _disk() -> str | None:
     """Return where temporary files are on a disk, which those in /tmp often are not."""
     place = os.environ.get("TMPDIR", "/var/tmp")
     return place if os.access(place, os.W_OK) else None
 
 
+def _sweep() -> None:
+    for folder in Path(_disk() or tempfile.gettempdir()).glob(f"{FOLDERS}*-*"):
+        pid = folder.name.removeprefix(FOLDERS).partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)  # if it is ours
+
+
 class Backing:
     """A `BlockCache` of the region's rows, and a tier. It belongs to the scheduler."""
 
     def __init__(self, plan: RegionPlan, place: str | None, model: str) -> None:
-        """Create the region, which the workers join.
+        """Join the region of the workers, as the last one: it has no name from then on.
 
         `model` tells whose blocks these are: others find none of them.
         """

@@ -292,7 +292,9 @@ class Batcher:
 
     def _has_had_its_turn(self, number: int) -> bool:
         sequence = self.sequences[number]
-        return self.blocks.is_on_device(number) and sequence.computed >= sequence.owed
+        # It must have got further than it was, or it would lose and compute the same for ever.
+        has_got_on = sequence.owed == 0 or sequence.computed > sequence.owed
+        return self.blocks.is_on_device(number) and has_got_on
 
     def _choose(self) -> tuple[list[Run], dict[int, list[int]]]:
         """Choose runs from the front that fit the step; stop when the device is full. Also returns

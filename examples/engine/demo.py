@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from memlane import MemlaneError
 
 from .arguments import parse_arguments
+from .backing import check_tier
 from .batching import Batcher
 from .crew import WorkerDied
 from .ending import check, complain, interruptible, say
@@ -230,6 +231,8 @@ def _print_start(crew: LocalCrew, arguments: argparse.Namespace) -> None:
 
 
 def _crew(config: ModelConfig, arguments: argparse.Namespace) -> LocalCrew:
+    if arguments.tier is not None:
+        check_tier(arguments.tier)  # before there are workers that would have to end
     store_bytes = _store_bytes(arguments)
     return LocalCrew(config, arguments.workers, arguments.pools, store_bytes, arguments.tier)
 

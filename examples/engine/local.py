@@ -127,11 +127,12 @@ class LocalCrew(Crew):
             if pools.region:
                 instance, cell_bytes = secrets.token_hex(16), block_bytes(config, workers)
                 self.region = RegionPlan(instance, pools.region, workers, cell_bytes)
-                self.backing = Backing(self.region, tier, repr(config))
             ranks = range(workers)
             self._start([self._assignment(r, self.broadcast.export_handle(r)) for r in ranks])
             with interruptible():
                 self._connect()
+                if self.region is not None:
+                    self.backing = Backing(self.region, tier, repr(config))
                 self.wait_until_ready()
         except BaseException:
             self.close(in_order=False)
@@ -145,15 +146,15 @@ class LocalCrew(Crew):
         self.broadcast.release_reader(rank)
         handle = self.broadcast.readmit(rank)
         self.answers.pop(rank).close()
-        if self.region is not None and self.backing is not None:
-            # The old one has no name by which it could join.
+        if self.region is not None:  # the old one has no name by which it could join
             self.region = self.region._replace(instance=secrets.token_hex(16))
-            self.backing.restart(self.region)
         started = time.monotonic()
         self._start([self._assignment(rank, handle)])
         self._begin_to_watch()
         self.send(Restart(self.region))
         self._connect()
+        if self.region is not None and self.backing is not None:
+            self.backing.restart(self.region)
         seconds = time.monotonic() - started
         with self._naming(rank):
             self.answers[rank].wait_until_ready(START_SECONDS)

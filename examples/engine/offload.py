@@ -48,7 +48,7 @@ class RegionStart(NamedTuple):
 
     path: str
     seconds: float
-    """Time to join it, and to populate the worker's own cells."""
+    """Time to create or join it, and to populate the worker's own cells."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Offload:
     """One worker's cells of the region and its device pool; measures each move."""
 
     def __init__(self, plan: RegionPlan, rank: int, device: Array) -> None:
-        """Join the region; the first axis of `device` counts its blocks.
+        """Create the region, or join it; the first axis of `device` counts its blocks.
 
         Because all workers and the scheduler are `participants`, the file's name is unlinked once
         all of them have mapped it: nothing is left behind, however they end.

@@ -21,15 +21,15 @@ inline std::ptrdiff_t receive(int socket, std::span<iovec> into, Deadline deadli
     message.msg_iov = into.data();
     message.msg_iovlen = into.size();
     for (;;) {
+        if (deadline.passed(monotonic_now())) {  // also if there is always more to read
+            errno = ETIMEDOUT;
+            return -1;
+        }
         const ssize_t got = ::recvmsg(socket, &message, MSG_DONTWAIT);
         if (got >= 0) return got;
         if (errno == EINTR) continue;
         if (errno != EAGAIN) return -1;
-        const Nanoseconds left = deadline.at() - monotonic_now();
-        if (left <= 0) {
-            errno = ETIMEDOUT;
-            return -1;
-        }
+        const Nanoseconds left = std::max<Nanoseconds>(0, deadline.at() - monotonic_now());
         constexpr Nanoseconds kLongest = 60 * kSecond;
         pollfd ready{socket, POLLIN, 0};
         ::poll(&ready, 1, static_cast<int>((std::min(left, kLongest) + kMillisecond - 1) / kMillisecond));

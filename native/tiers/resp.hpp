@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,7 +21,7 @@ namespace memlane::tiers {
 
 struct BulkReply {
     std::int64_t size = -1;  // -1: there is no value. One of another size than its memory is not in the memory.
-    std::string refusal;     // the server's, if it is one
+    std::optional<std::string> refusal;  // the server's
 };
 
 class RespReader {
@@ -49,9 +50,10 @@ public:
             nonsense_ = line;
             return fail(Fault::kNonsense);
         }
+        if (reply.size == -1) return true;
         if (reply.size < 0) {
-            reply.size = -1;
-            return true;
+            nonsense_ = line;
+            return fail(Fault::kNonsense);
         }
         const auto size = static_cast<std::uint64_t>(reply.size);
         return (size == into.size() ? read_into(into) : skip(size)) && skip(2);

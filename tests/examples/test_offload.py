@@ -307,6 +307,44 @@ def test_every_table_has_its_tokens_and_nobody_starves(seed: int) -> None:
     assert batches.blocks.used == 0
 
 
+class Nothing:
+    """A `BlockCache` that has lost whatever it was given."""
+
+    def find(self, keys: list[bytes]) -> list[int]:
+        return []
+
+    def prefetch(self, keys: list[bytes]) -> None:
+        pass
+
+    def save(self, keys: list[bytes]) -> dict[bytes, int]:
+        return {}
+
+    def settle(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_cache_that_loses_everything(seed: int) -> None:
+    """Costs time, but all sequences get on."""
+    chance = random.Random(seed)
+    requests = [
+        Request(chance.randbytes(chance.randint(1, 70)), chance.randint(1, 60), may_end_early=False)
+        for _ in range(6)
+    ]
+    least = pools_for(requests, 1, offload=False).device
+    batches = Batcher(
+        requests,
+        max_batch=chance.randint(2, 4),
+        max_step_tokens=128,
+        pools=Pools(least, LEAST_REGION),
+        cache=Nothing(),
+    )
+    while (step := batches.decide(0.0)) is not None:
+        assert step["step"] < 20_000
+        batches.accept(step, [chance.randrange(256) for _ in step["run"]])
+    assert all(sequence.is_finished for sequence in batches.sequences)
+
+
 def test_keys_of_blocks() -> None:
     """Differ by image, by all tokens so far, and, behind what is shared, by the prompt's length."""
     tokens = bytes(range(50))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane import AccessRefused, Closed, InvalidArgument, InvalidType, SystemFault
+from memlane import AccessRefused, Closed, InvalidArgument, InvalidType, SystemFault, _native
 from memlane.tiers.conformance import TierConformance, content, key, wait_for
 from memlane.tiers.tier import Done
 from tests.support import until
@@ -352,6 +352,38 @@ def test_a_server_that_is_none(answers: tuple[bytes, ...]) -> None:
             assert tier.drain(10)
     finally:
         liar.close()
+
+
+def test_a_server_that_floods() -> None:
+    """A value without an end, as fast as it can be read, ends at the deadline all the same."""
+    ours, theirs = socket.socketpair()
+    flood = subprocess.Popen(["cat", "/dev/zero"], stdout=theirs, stderr=subprocess.DEVNULL)
+    try:
+        theirs.sendall(b"$9223372036854775807\r\n")
+        begun = time.monotonic()
+        fault = _native.read_bulk(ours.fileno(), 0.3, b"$99999999999\r\n", [bytearray(ROW)])[2]
+        assert fault is _native.RespFault.LATE
+        assert time.monotonic() - begun < 2
+    finally:
+        flood.kill()
+        flood.wait()
+        ours.close()
+        theirs.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [(b"-\r\n", [b""]), (b"-ERR no\r\n", [b"ERR no"]), (b"$-1\r\n", [-1]), (b"$-5\r\n", None)],
+)
+def test_replies(reply: bytes, found: list[object] | None) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(reply)
+        seen, left, fault, _, line = _native.read_bulk(ours.fileno(), 5, b"", [bytearray(16)])
+        if found is None:
+            assert (fault, line) == (_native.RespFault.NONSENSE, reply.strip())
+        else:
+            assert (seen, left, fault) == (found, b"", _native.RespFault.NONE)
 
 
 def test_a_question_that_is_refused(server: RedisServer) -> None:

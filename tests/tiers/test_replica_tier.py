@@ -163,8 +163,86 @@ def test_files_that_are_others(tmp_path: Path, soon: None) -> None:
         (tmp_path / "d.headers").write_bytes(b"x" * 5000)
         (tmp_path / "e.headers").symlink_to(tmp_path / "a.headers")
         (tmp_path / "f.headers").mkdir()
+        (tmp_path / "f.data").write_bytes(b"")
+        os.mkfifo(tmp_path / "g.headers")
+        (tmp_path / "g.data").write_bytes(b"")
         with ReplicaTier(tmp_path, rows, own="9", namespace="model") as others:
             assert found(others, rows, 0, 1, 2) == [0]
+
+
+def test_headers_that_are_damaged_or_twice(tmp_path: Path, soon: None) -> None:
+    """Say nothing of what comes later, and a key is forgotten in all its slots."""
+    rows = np.zeros((4, ROW), np.uint8)
+    with (
+        tier_on(tmp_path, rows, 64, direct=False) as tier,
+        ReplicaTier(tmp_path, rows, own="9") as others,
+    ):
+        store(tier, rows, 1)
+        assert found(others, rows, 1) == [1]
+        headers = os.open(tmp_path / "0.headers", os.O_RDWR)
+        slot = next(at for at in range(64) if os.pread(headers, 64, 4096 + 64 * at) != bytes(64))
+        os.pwrite(headers, b"\xff" * 64, 4096 + 64 * (slot ^ 1))
+        os.pwrite(headers, os.pread(headers, 64, 4096 + 64 * slot), 4096 + 64 * (slot ^ 2))
+        os.close(headers)
+        others.forget([key(1)])
+        assert found(others, rows, 1) == []
+        others.clear()
+        store(tier, rows, 2)
+        assert found(others, rows, 1, 2) == [2]
+
+
+def test_marks_end_with_the_files(tmp_path: Path, soon: None) -> None:
+    """A new pair of files numbers its blocks anew."""
+    rows = np.zeros((4, ROW), np.uint8)
+    with ReplicaTier(tmp_path / "x", rows, own="9") as others:
+        for number in range(3):
+            with tier_on(tmp_path / "x", rows, 16) as tier:
+                store(tier, rows, *range(10 * number, 10 * number + 5))
+                assert len(found(others, rows, *range(30))) == 5
+                others.clear()
+                assert found(others, rows, *range(30)) == []
+            shutil.rmtree(tmp_path / "x")
+            assert found(others, rows, 0) == []
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    rows = np.zeros((4, ROW), np.uint8)
+    with tier_on(tmp_path, rows, 16) as tier:
+        store(tier, rows, 1)
+        before = len(os.listdir("/proc/self/fd"))
+        others = ReplicaTier(tmp_path, rows, own="9")
+        assert found(others, rows, 1) == [1]
+        others.close()
+        folder = os.path.realpath(tmp_path)
+        names = [str(each.resolve()) for each in Path("/proc/self/fd").iterdir()]
+        assert sum(name.startswith(folder) and name.endswith(".data") for name in names) == 1
+        assert len(os.listdir("/proc/self/fd")) <= before + 1  # that of its reports
+
+
+def test_a_pair_that_cannot_be_read_for_a_while(
+    tmp_path: Path, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is tried again; the others serve."""
+    monkeypatch.setattr("memlane.tiers.replicas._RETRIED", 0.1)
+    rows = np.zeros((4, ROW), np.uint8)
+    with (
+        tier_on(tmp_path, rows, 8, opener="a") as first,
+        tier_on(tmp_path, rows, 8, opener="b") as second,
+        ReplicaTier(tmp_path, rows, own="9") as others,
+    ):
+        store(first, rows, 1)
+        store(second, rows, 2)
+        with monkeypatch.context() as patch:
+            opened = os.open
+
+            def fail(path: Any, *arguments: Any) -> int:
+                if str(path).endswith("a.headers"):
+                    raise OSError(24, "too many open files")
+                return opened(path, *arguments)
+
+            patch.setattr("memlane.tiers.replicas.os.open", fail)
+            assert found(others, rows, 1, 2) == [2]
+        until(lambda: found(others, rows, 1, 2) == [1, 2], "read again")
 
 
 def test_a_pair_that_is_made_anew(tmp_path: Path, soon: None) -> None:

@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -51,10 +52,10 @@ void bind_remote_tiers(nb::module_& m) {
             });
             nb::typed<nb::list, nb::object> found;
             for (const tiers::BulkReply& reply : replies) {
-                if (reply.refusal.empty()) {
-                    found.append(nb::int_(reply.size));
+                if (reply.refusal) {
+                    found.append(nb::bytes(reply.refusal->data(), reply.refusal->size()));
                 } else {
-                    found.append(nb::bytes(reply.refusal.data(), reply.refusal.size()));
+                    found.append(nb::int_(reply.size));
                 }
             }
             const std::string_view rest = reader.left();
@@ -72,9 +73,10 @@ void bind_remote_tiers(nb::module_& m) {
             held.reserve(values.size());
             for (const nb::object& value : values) held.emplace_back(value, PyBUF_SIMPLE);
             const HeldBuffer memory(rows, PyBUF_WRITABLE);
-            const bool fits = crcs.size() == values.size() && ids.size() == values.size() && row_bytes > 0;
-            for (const std::size_t id : ids)
-                if (!fits || id >= memory.size() / row_bytes) raise_error(Error::InvalidArgument, nb::str("row"));
+            const auto is_row = [&](std::size_t id) { return id < memory.size() / row_bytes; };
+            const bool fits = crcs.size() == values.size() && ids.size() == values.size() && row_bytes > 0 &&
+                              std::ranges::all_of(ids, is_row);
+            if (!fits) raise_error(Error::InvalidArgument, nb::str("row"));
             return without_gil([&] {
                 std::vector<bool> right(values.size());
                 for (std::size_t at = 0; at < values.size(); ++at)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import struct
 import threading
 import time
@@ -26,6 +27,7 @@ from memlane.errors import InvalidType
 from memlane.tiers.remote import HEADER, MAGIC, Refusal, RemoteTier
 from memlane.tiers.tier import Namespace, Rows
 
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PAIR = struct.Struct(
     "<8sII3Q"
 )  # magic, version, CRC of the rest; row bytes, slots, first sequence
@@ -36,6 +38,7 @@ _PAGE = 4096
 _AT_A_TIME = 1 << 16  # headers of one read
 _EVERY = 1.0  # seconds between two looks at what is new, at least
 _TICK = 50_000_000  # nanoseconds, more than the clock of a file system steps by
+_RETRIED = 10.0  # seconds, after which a pair that cannot be read is tried again
 _SHARE = 50  # the time between two looks is so many times what one takes, at least
 
 Slots = npt.NDArray[np.int64]
@@ -55,7 +58,8 @@ class ReplicaTier(RemoteTier):
     tier knows what is new within a second, or later where it must read very many headers for it. A
     block that its owner replaces meanwhile is a miss, and so is one that is not what was stored: it
     is the owner's to count. Nothing is stored: each block is reported as failed. `forget` and
-    `clear` hold for this object; the owners' tiers must do the same.
+    `clear` hold for this object; the owners' tiers must do the same. An answer of `has` that nobody
+    has read may be ten seconds old.
 
     A block costs four system calls, and goes through the page cache; a slot of another opener 16
     bytes of memory. Timeouts are in seconds.
@@ -119,22 +123,20 @@ class _Pair:
         self._read_at: tuple[int, ...] = ()  # what the files were like
 
     @classmethod
-    def opened(cls, path: Path, row_bytes: int, name: bytes) -> _Pair | None:
-        """None: it is none, or not this user's. Raises FileNotFoundError."""
+    def opened(cls, path: Path, row_bytes: int, name: bytes) -> _Pair:
+        """Raises OSError: it is none, or not this user's."""
         files: list[int] = []
         try:
             for end in (".headers", ".data"):
-                files.append(os.open(f"{path}{end}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
-            if any(os.fstat(file).st_uid != os.geteuid() for file in files):
-                raise PermissionError(errno.EPERM, "another user's")
+                files.append(os.open(f"{path}{end}", _FLAGS))
+                facts = os.fstat(files[-1])
+                if facts.st_uid != os.geteuid() or not stat.S_ISREG(facts.st_mode):
+                    raise PermissionError(errno.EPERM, "another user's")
             return cls(files[0], files[1], row_bytes, name)
-        except OSError as error:
+        except OSError:
             for file in files:
                 os.close(file)
-            if isinstance(error, FileNotFoundError):  # its owner is about to make it
-                raise
-            warn("a replica tier leaves out %s: %s", path, os.strerror(error.errno or 0))
-            return None
+            raise
 
     def facts(self) -> tuple[int, int] | None:
         """Slots, and the first sequence that counts; None: it has no blocks for us."""
@@ -145,35 +147,57 @@ class _Pair:
         is_pair = (magic, version) == (_PAIR_MAGIC, _VERSION) and crc == _native.crc32c(page[16:])
         return (slots, first) if is_pair and row_bytes == self._row_bytes else None
 
-    def read(self) -> None:
+    def first_sequence(self) -> int | None:
+        """Of those that its owner has not cleared; None: it has no blocks for us."""
+        try:
+            facts = self.facts()
+        except OSError:
+            return None
+        return None if facts is None else facts[1]
+
+    def read(self, *, fully: bool = False) -> None:
         """Which keys there are, if anything has changed."""
+        begun = time.time_ns()
         now = os.fstat(self._headers)
         state = (now.st_mtime_ns, now.st_ctime_ns, now.st_size)
-        if state == self._read_at:
+        if state == self._read_at and not fully:
             return
         facts = self.facts()
         keys, slots = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+        sequences = [np.empty(0, np.uint64)]
+        self.last_sequence = 0
         if facts is not None:
-            count, first = facts
+            count = min(facts[0], (now.st_size - _FIRST_SLOT) // _SLOT.size)
+            first = facts[1]
             wanted = np.frombuffer(self._name, np.uint64)
             for at in range(0, count, _AT_A_TIME):
                 size = min(_AT_A_TIME, count - at) * _SLOT.size
                 found = os.pread(self._headers, size, _FIRST_SLOT + at * _SLOT.size)
                 words = np.frombuffer(found[: len(found) // _SLOT.size * _SLOT.size], np.uint64)
                 words = words.reshape(-1, 8)
-                if len(words):
-                    self.last_sequence = max(self.last_sequence, int(words[:, 5].max()))
+                self._note_sequences(found, words[:, 5])
                 is_ours = (words[:, 3] == wanted[0]) & (words[:, 4] == wanted[1])
                 is_ours &= (words[:, 5] >= first) & (words[:, 6] & 0xFFFFFFFF == self._row_bytes)
                 places = np.flatnonzero(is_ours)
                 keys.append(words[places, 0])
                 slots.append(places + at)
+                sequences.append(words[places, 5])
         every = np.concatenate(keys)
-        order = np.argsort(every, kind="stable")
+        # Of two slots with one key the later one counts: it comes first.
+        order = np.lexsort((np.iinfo(np.uint64).max - np.concatenate(sequences), every))
         self._keys, self._slots = every[order], np.concatenate(slots)[order]
         # A write within the same tick of the file system's clock would not be seen.
-        is_recent = time.time_ns() - now.st_mtime_ns < _TICK
+        is_recent = begun - now.st_mtime_ns < _TICK
         self._read_at = () if is_recent else state
+
+    def _note_sequences(self, headers: bytes, sequences: npt.NDArray[np.uint64]) -> None:
+        for at in np.argsort(sequences)[::-1].tolist():
+            if sequences[at] <= self.last_sequence:
+                return
+            header = headers[at * _SLOT.size : (at + 1) * _SLOT.size]
+            if _SLOT.unpack(header)[-1] == _native.crc32c(header[:-4]):
+                self.last_sequence = int(sequences[at])
+                return
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
         """The slot of each; -1: none."""
@@ -189,7 +213,10 @@ class _Pair:
         step = -(-self._row_bytes // _PAGE) * _PAGE
         at = 0
         while at < self._row_bytes:
-            got = os.preadv(self._data, [into[at:]], slot * step + at)
+            try:
+                got = os.preadv(self._data, [into[at:]], slot * step + at)
+            except OSError:
+                return False
             if got == 0:
                 return False
             at += got
@@ -197,7 +224,10 @@ class _Pair:
 
     def header(self, slot: int, digest: bytes) -> tuple[int, int] | None:
         """Sequence, and CRC of the data; None: the slot has something else."""
-        found = os.pread(self._headers, _SLOT.size, _FIRST_SLOT + slot * _SLOT.size)
+        try:
+            found = os.pread(self._headers, _SLOT.size, _FIRST_SLOT + slot * _SLOT.size)
+        except OSError:  # of this file alone
+            return None
         if len(found) < _SLOT.size:
             return None
         own, name, sequence, size, data_crc, _, crc = _SLOT.unpack(found)
@@ -217,7 +247,8 @@ class _Folder:
         self._path, self._own = path, own
         self._row_bytes, self._name = row_bytes, name
         self._lock = threading.Lock()
-        self._pairs: dict[str, _Pair | None] = {}
+        self._pairs: dict[str, _Pair] = {}
+        self._left_out: dict[str, float] = {}  # until when
         self._next = 0.0  # when to look again
         # The last sequence that is not found, by file, and by file and key.
         self._cleared: dict[int, int] = {}
@@ -236,23 +267,50 @@ class _Folder:
             with suppress(FileNotFoundError):
                 names = {each.stem for each in self._path.glob("*.headers")} - {self._own}
             for name in self._pairs.keys() - names:
-                del self._pairs[name]
+                self._drop(name)
             for name in names:
-                pair = self._pairs.get(name)
-                with suppress(FileNotFoundError):
-                    number = os.stat(self._path / f"{name}.headers").st_ino
-                    if name not in self._pairs or (pair is not None and pair.number != number):
-                        pair = _Pair.opened(self._path / name, self._row_bytes, self._name)
-                        self._pairs[name] = pair
-                if pair is not None:
-                    pair.read()
+                if self._left_out.get(name, 0.0) <= begun or fully:
+                    try:
+                        self._look_at(name, fully)
+                    except FileNotFoundError:  # its owner makes it, or removes it
+                        self._drop(name)
+                    except OSError as error:
+                        self._drop(name)
+                        if name not in self._left_out:
+                            why = os.strerror(error.errno or 0)
+                            warn("a replica tier leaves out %s: %s", self._path / name, why)
+                        self._left_out[name] = begun + _RETRIED
             now = time.monotonic()
             self._next = now + max(_EVERY, _SHARE * (now - begun))
+
+    def _look_at(self, name: str, fully: bool) -> None:
+        pair = self._pairs.get(name)
+        if pair is None or pair.number != os.stat(self._path / f"{name}.headers").st_ino:
+            self._drop(name)
+            pair = _Pair.opened(self._path / name, self._row_bytes, self._name)
+        pair.read(fully=fully)
+        # A sequence that comes again, because an owner has started anew, is another block's.
+        if (last := self._cleared.get(pair.number, 0)) > pair.last_sequence:
+            self._cleared[pair.number] = min(last, pair.last_sequence)
+        for key in [key for key in self._forgotten if key[0] == pair.number]:
+            self._forgotten[key] = min(self._forgotten[key], pair.last_sequence)
+        self._pairs[name] = pair
+        self._left_out.pop(name, None)
+
+    def _drop(self, name: str) -> None:
+        if (pair := self._pairs.pop(name, None)) is not None:
+            self._cleared.pop(pair.number, None)
+            for key in [key for key in self._forgotten if key[0] == pair.number]:
+                del self._forgotten[key]
+
+    def close(self) -> None:
+        with self._lock:
+            self._pairs.clear()
 
     def places(self, digests: Sequence[bytes]) -> list[list[tuple[_Pair, int]]]:
         """Where each may be."""
         with self._lock:
-            pairs = [pair for pair in self._pairs.values() if pair is not None]
+            pairs = [*self._pairs.values()]
         found: list[list[tuple[_Pair, int]]] = [[] for _ in digests]
         for pair in pairs:
             for place, slot in zip(found, pair.find(digests), strict=True):
@@ -260,10 +318,12 @@ class _Folder:
                     place.append((pair, slot))
         return found
 
-    def header(self, pair: _Pair, slot: int, digest: bytes, first: int) -> tuple[int, int] | None:
-        """Of the slot, unless that is forgotten."""
-        header = pair.header(slot, digest)
-        if header is None:
+    def header(
+        self, pair: _Pair, slot: int, digest: bytes, first: int | None
+    ) -> tuple[int, int] | None:
+        """Of the slot, unless that is forgotten; `first`: the first sequence that counts."""
+        header = None if first is None else pair.header(slot, digest)
+        if header is None or first is None:
             return None
         last = max(
             first - 1,
@@ -274,17 +334,16 @@ class _Folder:
 
     def forget(self, digests: Sequence[bytes]) -> None:
         self.refresh(fully=True)
-        for digest, places in zip(digests, self.places(digests), strict=True):
-            for pair, slot in places:
-                if (header := pair.header(slot, digest)) is not None:
-                    self._forgotten[pair.number, digest] = header[0]
+        with self._lock:
+            for pair in self._pairs.values():
+                for digest in digests:
+                    self._forgotten[pair.number, digest] = pair.last_sequence
 
     def clear(self) -> None:
         self.refresh(fully=True)
         with self._lock:
             for pair in self._pairs.values():
-                if pair is not None:
-                    self._cleared[pair.number] = pair.last_sequence
+                self._cleared[pair.number] = pair.last_sequence
 
 
 class _Reader:
@@ -303,32 +362,39 @@ class _Reader:
     ) -> list[int | Refusal]:
         self._folder.refresh()
         digests = _digests(names)
-        firsts: dict[int, int | None] = {}  # what an owner has cleared must not be found
+        firsts: dict[_Pair, int | None] = {}
         found: list[int | Refusal] = []
+        read: list[tuple[int, _Pair, int]] = []
         for digest, memory, places in zip(digests, into, self._folder.places(digests), strict=True):
             size = -1
             for pair, slot in places:
-                if pair.number not in firsts:
-                    facts = pair.facts()
-                    firsts[pair.number] = None if facts is None else facts[1]
-                if (first := firsts[pair.number]) is None:
-                    continue
-                header = self._folder.header(pair, slot, digest, first)
+                if pair not in firsts:
+                    firsts[pair] = pair.first_sequence()
+                header = self._folder.header(pair, slot, digest, firsts[pair])
                 if header is None or not pair.load(slot, header, digest, memory[HEADER.size :]):
                     continue
                 HEADER.pack_into(memory, 0, MAGIC, memory.nbytes - HEADER.size, header[1], 0)
                 size = memory.nbytes
+                read.append((len(found), pair, header[0]))
                 break
             found.append(size)
+        now = {pair: pair.first_sequence() for pair in firsts}
+        for at, pair, sequence in read:
+            first = now[pair]
+            if first is None or sequence < first:  # its owner has cleared it meanwhile
+                found[at] = -1
         return found
 
     def ask(self, names: Sequence[bytes], timeout: float) -> list[bool]:
         self._folder.refresh()
         digests = _digests(names)
         return [
-            any(self._folder.header(*place, digest, 0) is not None for place in places)
+            any(self._is_there(pair, slot, digest) for pair, slot in places)
             for digest, places in zip(digests, self._folder.places(digests), strict=True)
         ]
+
+    def _is_there(self, pair: _Pair, slot: int, digest: bytes) -> bool:
+        return self._folder.header(pair, slot, digest, pair.first_sequence()) is not None
 
     def forget(self, names: Sequence[bytes], timeout: float) -> None:
         self._folder.forget(_digests(names))
@@ -337,7 +403,7 @@ class _Reader:
         self._folder.clear()
 
     def close(self) -> None:
-        pass
+        self._folder.close()
 
 
 def _digests(names: Sequence[bytes]) -> list[bytes]:
