@@ -565,12 +565,11 @@ class TierChain:
         """Or no tier says any more whether it is."""
         now = time.monotonic()
         wanted = set(keys)
-        return not any(
-            not wanted.isdisjoint(job.keys)
+        return all(
+            job.kind == "store" or wanted.isdisjoint(job.keys)
             for link in self._links
             if not link.poll_outage.lasts(now)
             for job in link.all_jobs
-            if job.kind == "load" and not wanted.isdisjoint(job.keys)
         )
 
     def _reclaim(self) -> None:
@@ -724,15 +723,12 @@ class TierChain:
         for link in self._links:
             if link.is_read_only:
                 continue
-            room = self._spare
-            if len(self._links) > 1 and (
-                busy := link.storing()
-            ):  # it must leave some to the others
-                room = max(0, self._spare // 2 - busy)
+            busy = link.storing() if len(self._links) > 1 else 0
+            # One that is slow must leave some to the others.
+            room = max(0, self._spare // 2 - busy) if busy else self._spare
             link.counts["skipped"] += max(0, len(wanted) - room)
             self._store(link, wanted[-room:] if room else [], now)
-        if len(wanted) < len(kept) or not self._links[0].all_jobs:
-            self._reclaim()
+        # Rows that no tier has taken are spare again with the next call.
 
     def _store(self, link: _Link, evicted: list[tuple[bytes, int]], now: float) -> None:
         if link.outages["store"].lasts(now):
